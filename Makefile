@@ -1,0 +1,61 @@
+# Everything here sets up .venv by itself: `make quickstart` works in a fresh clone.
+#   PYTHON=python3.12 make test      another interpreter
+#   TORCH='torch==2.12.0' make setup another torch (a ROCm build, say)
+
+PYTHON ?= python3
+# Without an NVIDIA GPU one torch version is pinned; with one pip chooses.
+TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+# Twice quiet: errors only.
+PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -q --durations=10
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lint format chaos clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP) ## install ringray and its tools into .venv
+
+# The stamp is written last, so a half-finished installation does not count.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: no '$(PYTHON)' here; install Python 3.11, 3.12 or 3.13," \
+	       "or name yours: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "make: '$(PYTHON)' is $$($(PYTHON) --version 2>&1), ringray needs Python 3.11, 3.12" \
+	       "or 3.13; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv || { \
+	  echo "make: '$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2; \
+	  exit 1; }
+	@echo "Installing ringray into .venv ($(TORCH)); the first time takes a few minutes."
+	@$(PIP) '$(TORCH)' -c constraints.txt
+	@$(PIP) -e '.[dev]' -c constraints.txt
+	@touch $@
+
+quickstart: $(STAMP) ## measure real rings on this machine, in four partitions
+	@$(BIN)/python -m ringray run experiments/quickstart.yaml
+
+test: $(STAMP) ## run the quick tests
+	@$(PYTEST) tests -m "not slow and not chaos and not gpu"
+
+# pytest ends with 5 when nothing is selected.
+chaos: $(STAMP) ## run the slow tests and those that kill processes
+	@$(PYTEST) tests -m "(chaos or slow) and not gpu" || test $$? -eq 5
+
+lint: $(STAMP) ## check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP) ## apply the style
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+clean: ## remove .venv, caches and build outputs
+	@rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf -- *.egg-info

@@ -1,0 +1,22 @@
+"""ringray_kernels: one rank's part of ring attention, on interval masks.
+
+``forward`` and ``backward`` compute attention in which each query row sees one contiguous range of
+key rows, merged with what earlier hops found. Needs torch (and triton for that backend) only;
+importing this package imports neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringray_kernels.api import State, backward, forward
+
+__all__ = ["State", "backward", "forward"]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return getattr(importlib.import_module("ringray_kernels.api"), name)
+    raise AttributeError(f"module 'ringray_kernels' has no attribute {name!r}")

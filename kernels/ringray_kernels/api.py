@@ -1,0 +1,246 @@
+"""One rank's part of ring attention: validated entry points that dispatch to a backend by name.
+
+Shapes: B batch, Hq query heads, Hkv key/value heads (Hq a multiple of Hkv), Sq query rows, Sk key
+rows, D head dim. All tensors may have any strides.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ringray_kernels.backends import BACKENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+
+
+class State(NamedTuple):
+    """Attention over the keys met so far.
+
+    ``out`` (B, Hq, Sq, D), normalised, fp32 between hops; ``lse`` (B, Hq, Sq), fp32, natural log,
+    -inf with ``out`` 0 on rows that have met no key.
+    """
+
+    out: Tensor
+    lse: Tensor
+
+
+class Backend(Protocol):
+    """What a backend module provides; ``reference.py`` is the readable example."""
+
+    def unsupported(self, q: Tensor) -> str | None:
+        """Why this backend cannot compute on tensors like ``q``, or None if it can."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        start: Tensor,
+        end: Tensor,
+        *,
+        scale: float,
+        state: State | None,
+        out_dtype: torch.dtype | None,
+        blocks: int | None,
+    ) -> State: ...
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None,
+        lse: Tensor,
+        delta: Tensor,
+        start: Tensor,
+        end: Tensor,
+        *,
+        scale: float,
+        dq: Tensor,
+        dk: Tensor,
+        dv: Tensor,
+        blocks: int | None,
+    ) -> None: ...
+
+
+def backend_names() -> tuple[str, ...]:
+    """Names accepted by ``backend=``, ``auto`` included."""
+    return ("auto", *BACKENDS)
+
+
+def resolve_backend(name: str, q: Tensor) -> str:
+    """The backend that ``name`` means for tensors like ``q``.
+
+    Raises:
+        ValueError: unknown name, or the named backend cannot compute such tensors.
+    """
+    if name != "auto":
+        if name not in BACKENDS:
+            close = difflib.get_close_matches(str(name), backend_names(), n=1)
+            raise ValueError(
+                f"backend: got {name!r}, expected one of {', '.join(backend_names())}"
+                + (f"; did you mean {close[0]!r}?" if close else "")
+            )
+        reason = load_backend(name).unsupported(q)
+        if reason:
+            raise ValueError(f"backend {name!r}: {reason}")
+        return name
+    usable = [name for name in BACKENDS if load_backend(name).unsupported(q) is None]
+    if not usable:
+        raise ValueError(f"no backend computes {q.dtype} on {q.device.type} with head dim {q.shape[-1]}")
+    return usable[0]
+
+
+def load_backend(name: str) -> Backend:
+    """Import a registered backend's module."""
+    return cast("Backend", importlib.import_module(BACKENDS[name]))
+
+
+def _expect(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype | None) -> None:
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+    if dtype is not None and tensor.dtype != dtype:
+        raise ValueError(f"{name}: got {tensor.dtype}, expected {dtype}")
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Shapes, dtypes, devices and head counts of one attention problem.
+
+    Raises:
+        ValueError: what was given and what is expected.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name}: got {type(tensor).__name__}, expected a tensor")
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, expected 4 dimensions (B, H, S, D)"
+            )
+        if tensor.dtype not in DTYPES:
+            raise ValueError(
+                f"{name}: got {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}"
+            )
+        if tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(
+                f"{name}: got {tensor.dtype} on {tensor.device}, expected q's {q.dtype} on {q.device}"
+            )
+        if 0 in tensor.shape:
+            raise ValueError(f"{name}: got an empty tensor of shape {tuple(tensor.shape)}")
+    batch, heads, _, head_dim = q.shape
+    kv_heads, key_rows = k.shape[1], k.shape[2]
+    _expect("k", k, (batch, kv_heads, key_rows, head_dim), None)
+    _expect("v", v, (batch, kv_heads, key_rows, head_dim), None)
+    if heads % kv_heads:
+        raise ValueError(
+            f"heads: got {heads} query heads and {kv_heads} key/value heads, "
+            "expected query heads to be a multiple of key/value heads"
+        )
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head dim: got {head_dim}, expected at most {MAX_HEAD_DIM}")
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, blocks: int | None) -> None:
+    check_qkv(q, k, v)
+    rows = (start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1, q.shape[2])
+    _expect("start", start, rows, torch.int32)
+    _expect("end", end, rows, torch.int32)
+    if blocks is not None and (not isinstance(blocks, int) or blocks < 1):
+        raise ValueError(f"blocks: got {blocks!r}, expected None or query rows per call, at least 1")
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    end: Tensor,
+    *,
+    scale: float,
+    state: State | None = None,
+    out_dtype: torch.dtype | None = None,
+    blocks: int | None = None,
+    backend: str = "auto",
+) -> State:
+    """Attention of ``q`` over the key rows ``[start, end)``, merged into ``state``.
+
+    Args:
+        q: (B, Hq, Sq, D), fp32, bf16 or fp16; ``k``, ``v``: (B, Hkv, Sk, D), the same dtype.
+        start, end: int32 (B or 1, Sq), half-open rows of k that each query row sees, each
+            non-decreasing along the rows.
+        scale: factor on q . k before the softmax.
+        state: what earlier hops found, fp32; it is consumed (its tensors may be reused).
+        out_dtype: dtype of the returned ``out``; None means fp32. Set it on the last hop.
+        blocks: query rows per fused call, for backends that have the choice; None is its default.
+        backend: ``auto`` or a name of ``ringray_kernels.backends``.
+
+    Returns:
+        State: out (B, Hq, Sq, D) in ``out_dtype``, lse (B, Hq, Sq) fp32.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, names, with what is expected.
+    """
+    _check(q, k, v, start, end, blocks)
+    if state is not None:
+        _expect("state.out", state.out, q.shape, torch.float32)
+        _expect("state.lse", state.lse, q.shape[:3], torch.float32)
+    module = load_backend(resolve_backend(backend, q))
+    return module.forward(
+        q, k, v, start, end, scale=scale, state=state, out_dtype=out_dtype, blocks=blocks
+    )
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    start: Tensor,
+    end: Tensor,
+    *,
+    scale: float,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    out: Tensor | None = None,
+    blocks: int | None = None,
+    backend: str = "auto",
+) -> None:
+    """Gradients of one hop, added into ``dq``, ``dk``, ``dv`` in place.
+
+    Args:
+        dout: (B, Hq, Sq, D), the gradient of the *global* output.
+        q, k, v, start, end, scale, blocks, backend: as in ``forward``.
+        lse, delta: fp32 (B, Hq, Sq), *global*: lse over all keys of the sequence, and
+            rowsum(dout * out). Rows with lse = -inf must have empty intervals.
+        dq: fp32 (B, Hq, Sq, D); ``dk``, ``dv``: fp32 (B, Hkv, Sk, D).
+        out: the global output in q's dtype, if at hand: fused calls that compute delta themselves
+            want it, and are given a stand-in made from ``delta`` otherwise.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, names, with what is expected.
+    """
+    _check(q, k, v, start, end, blocks)
+    _expect("dout", dout, q.shape, q.dtype)
+    if out is not None:
+        _expect("out", out, q.shape, q.dtype)
+    _expect("lse", lse, q.shape[:3], torch.float32)
+    _expect("delta", delta, q.shape[:3], torch.float32)
+    _expect("dq", dq, q.shape, torch.float32)
+    _expect("dk", dk, k.shape, torch.float32)
+    _expect("dv", dv, v.shape, torch.float32)
+    module = load_backend(resolve_backend(backend, q))
+    module.backward(
+        dout, q, k, v, out, lse, delta, start, end, scale=scale, dq=dq, dk=dk, dv=dv, blocks=blocks
+    )

@@ -1,0 +1,248 @@
+"""PyTorch's fused attention that returns lse, called on the dense pieces that cover the intervals.
+
+The fast default on CPU (``aten::_scaled_dot_product_flash_attention_for_cpu``) and the fallback on
+CUDA (``fused.py`` holds both). K/V heads are shared by a stride of 0, never copied. Pieces of one
+call's rows are merged in fp32; heads are taken a few at a time, which bounds what the fused calls
+allocate (packing, their output) to a fraction of one tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ringray_kernels.api import State
+from ringray_kernels.backends import fused
+from ringray_kernels.cover import Call, cover
+from ringray_kernels.merge import merge_
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ELEMENTS_PER_CALL = 1 << 20  # query elements: bounds temporaries, and keeps every core busy
+
+
+def unsupported(q: Tensor) -> str | None:
+    """Fused calls exist on CPU and CUDA."""
+    if q.device.type not in ("cpu", "cuda"):
+        return f"got tensors on {q.device.type}, expected cpu or cuda"
+    return None
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    """Fused calls read the last dimension as if its stride were 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _additive_mask(call: Call, start: Tensor, end: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """(rows, keys) of 0 and -inf for a masked call, None otherwise."""
+    if call.mode != "masked":
+        return None
+    keys = torch.arange(call.key, call.key_stop, dtype=torch.int32, device=start.device)
+    low = start[call.row : call.row_stop, None]
+    high = end[call.row : call.row_stop, None]
+    hidden = (keys < low) | (keys >= high)
+    return torch.zeros(hidden.shape, dtype=dtype, device=start.device).masked_fill_(
+        hidden, -torch.inf
+    )
+
+
+class _Work(NamedTuple):
+    """Batch entries that share their intervals, and the calls that cover them."""
+
+    batch: slice
+    start: Tensor
+    end: Tensor
+    calls: list[Call]
+
+
+def _work(start: Tensor, end: Tensor, batch: int, blocks: int | None) -> list[_Work]:
+    if start.shape[0] == 1 or end.shape[0] == 1:
+        assert start.shape[0] == end.shape[0], "start and end share their batch dimension"
+        return [_Work(slice(0, batch), start[0], end[0], cover(start[0], end[0], blocks))]
+    return [
+        _Work(slice(b, b + 1), start[b], end[b], cover(start[b], end[b], blocks))
+        for b in range(batch)
+    ]
+
+
+def _by_group(x: Tensor, kv_heads: int) -> Tensor:
+    """(B, H, S, D) seen as (B * Hkv, H / Hkv, S, D): one batch entry per key/value head."""
+    batch, heads, rows, width = x.shape
+    grouped = x.unflatten(1, (kv_heads, heads // kv_heads))
+    if batch == 1:
+        return grouped[0]
+    if x.stride(0) == x.stride(1) * heads:
+        return x.as_strided(
+            (batch * kv_heads, heads // kv_heads, rows, width),
+            (x.stride(1) * (heads // kv_heads), x.stride(1), x.stride(2), x.stride(3)),
+        )
+    return grouped.flatten(0, 1)
+
+
+def _viewable(x: Tensor) -> bool:
+    return x.shape[0] == 1 or x.stride(0) == x.stride(1) * x.shape[1]
+
+
+def _batch_slices(batch: slice, *tensors: Tensor) -> Iterator[slice]:
+    """The whole batch where every tensor can be grouped as a view, else one entry at a time."""
+    if all(_viewable(x[batch]) for x in tensors):
+        yield batch
+    else:
+        for b in range(batch.start, batch.stop):
+            yield slice(b, b + 1)
+
+
+def _head_slices(q: Tensor, rows: int) -> Iterator[slice]:
+    """Slices of the grouped heads, of at most ``ELEMENTS_PER_CALL`` query elements each."""
+    per_entry = q.shape[1] * rows * q.shape[3]
+    step = max(1, ELEMENTS_PER_CALL // per_entry)
+    for at in range(0, q.shape[0], step):
+        yield slice(at, min(at + step, q.shape[0]))
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    end: Tensor,
+    *,
+    scale: float,
+    state: State | None,
+    out_dtype: torch.dtype | None,
+    blocks: int | None = None,
+) -> State:
+    """Attention over the intervals, merged into ``state``; see ``ringray_kernels.api.forward``."""
+    q, k, v = (_unit_stride(x) for x in (q, k, v))
+    work = _work(start, end, q.shape[0], blocks)
+    out_dtype = out_dtype or torch.float32
+    # With no earlier state and one call per row, nothing is merged: write the final dtype at once.
+    direct = state is None and all(call.first for part in work for call in part.calls)
+    if state is None:
+        out = torch.zeros(q.shape, dtype=out_dtype if direct else torch.float32, device=q.device)
+        lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
+    else:
+        out, lse = state
+    for batch, starts, ends, calls in work:
+        for call in calls:
+            mask = _additive_mask(call, starts, ends, q.dtype)
+            for entry in _batch_slices(batch, q, k, v, out, lse):
+                _forward_call(
+                    call,
+                    *(x[entry] for x in (q, k, v, out, lse)),
+                    mask=mask,
+                    scale=scale,
+                    fresh=state is None and call.first,
+                )
+    return State(out if out.dtype == out_dtype else out.to(out_dtype), lse)
+
+
+def _forward_call(
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    mask: Tensor | None,
+    scale: float,
+    fresh: bool,
+) -> None:
+    rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
+    kv_heads = k.shape[1]
+    group = q.shape[1] // kv_heads
+    queries = _by_group(q, kv_heads)[:, :, rows]
+    keys_, values = (_by_group(x, kv_heads)[:, :, keys].expand(-1, group, -1, -1) for x in (k, v))
+    out_rows = _by_group(out, kv_heads)[:, :, rows]
+    lse_rows = _by_group(lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
+    for heads in _head_slices(queries, call.row_stop - call.row):
+        part, part_lse = fused.forward(
+            queries[heads], keys_[heads], values[heads], causal=call.mode == "causal",
+            mask=mask, scale=scale,
+        )
+        if fresh:
+            out_rows[heads].copy_(part)
+            lse_rows[heads].copy_(part_lse)
+        else:
+            merge_(out_rows[heads], lse_rows[heads], part, part_lse)
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor | None,
+    lse: Tensor,
+    delta: Tensor,
+    start: Tensor,
+    end: Tensor,
+    *,
+    scale: float,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    blocks: int | None = None,
+) -> None:
+    """Gradients of one hop, added in place; see ``ringray_kernels.api.backward``."""
+    if out is None:
+        # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
+        dout, q, k, v = (x.float() for x in (dout, q, k, v))
+        out = _stand_in(dout, delta)
+    q, k, v, dout, out = (_unit_stride(x) for x in (q, k, v, dout, out))
+    for batch, starts, ends, calls in _work(start, end, q.shape[0], blocks):
+        for call in calls:
+            mask = _additive_mask(call, starts, ends, q.dtype)
+            for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
+                _backward_call(
+                    call,
+                    *(x[entry] for x in (dout, q, k, v, out, lse, dq, dk, dv)),
+                    mask=mask,
+                    scale=scale,
+                )
+
+
+def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
+    """An output with ``rowsum(dout * out) == delta``: all that the fused backward takes from it."""
+    norm = dout.square().sum(-1, keepdim=True)
+    return dout * (delta.unsqueeze(-1) / norm.clamp_min(1e-30))
+
+
+def _backward_call(
+    call: Call,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    *,
+    mask: Tensor | None,
+    scale: float,
+) -> None:
+    rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
+    kv_heads = k.shape[1]
+    group = q.shape[1] // kv_heads
+    queries, dout_rows, out_rows, dq_rows = (
+        _by_group(x, kv_heads)[:, :, rows] for x in (q, dout, out, dq)
+    )
+    lse_rows = _by_group(lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
+    keys_, values = (_by_group(x, kv_heads)[:, :, keys].expand(-1, group, -1, -1) for x in (k, v))
+    dk_rows, dv_rows = (_by_group(x, kv_heads)[:, 0, keys] for x in (dk, dv))
+    for heads in _head_slices(queries, call.row_stop - call.row):
+        part_q, part_k, part_v = fused.backward(
+            dout_rows[heads], queries[heads], keys_[heads], values[heads], out_rows[heads],
+            lse_rows[heads], causal=call.mode == "causal", mask=mask, scale=scale,
+        )
+        dq_rows[heads] += part_q
+        for grad, part in ((dk_rows[heads], part_k), (dv_rows[heads], part_v)):
+            # One addition per query head in fp32: the parts share their K/V head.
+            for member in range(group):
+                grad += part[:, member]

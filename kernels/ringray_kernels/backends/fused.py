@@ -1,0 +1,99 @@
+"""PyTorch's fused attention calls that return lse, behind one pair of functions.
+
+Shapes as in SDPA, equal head counts (shared heads by stride 0), ``mask`` additive (Sq, Sk) or None.
+On CPU the flash kernel takes everything. On CUDA flash takes bf16/fp16 without a mask, and the
+memory-efficient kernel the rest.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.aten
+_HALF = (torch.bfloat16, torch.float16)
+_MASK_ALIGNMENT = 16  # elements: the memory-efficient kernel wants rows of its bias aligned
+_HEAD_DIM_ALIGNMENT = 8  # elements: CUDA's fused kernels take no other head dims
+_LSE_ALIGNMENT = 32  # rows: the memory-efficient kernel pads lse to this
+
+
+def _flash(q: Tensor, mask: Tensor | None) -> bool:
+    return mask is None and q.dtype in _HALF
+
+
+def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask as (B, H, Sq, Sk) with shared batch and heads and aligned rows."""
+    if mask is None:
+        return None
+    padding = -mask.shape[-1] % _MASK_ALIGNMENT
+    rows = torch.nn.functional.pad(mask, (0, padding))[:, : mask.shape[-1]]
+    return rows.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
+def _wide_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Head dims padded with zeros to what CUDA's kernels take; zeros change no product."""
+    padding = -tensors[0].shape[-1] % _HEAD_DIM_ALIGNMENT
+    if not padding:
+        return tensors
+    return tuple(torch.nn.functional.pad(x, (0, padding)) for x in tensors)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(out like q, lse fp32 (B, H, Sq) in natural log). Every row must see a key."""
+    if q.device.type == "cpu":
+        out, lse = _ops._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+        )
+        return out, lse
+    head_dim, rows = q.shape[-1], q.shape[2]
+    q, k, v = _wide_heads(q, k, v)
+    if _flash(q, mask):
+        out, lse, *_ = _ops._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, causal, False, scale=scale
+        )
+    else:
+        out, lse, *_ = _ops._scaled_dot_product_efficient_attention(
+            q, k, v, _aligned(mask, q, k), True, 0.0, causal, scale=scale
+        )
+    return out[..., :head_dim], lse[:, :, :rows]
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    mask: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) in q's dtype, with dk and dv per query head. ``lse``, ``out`` may be global."""
+    grads: tuple[Tensor, Tensor, Tensor]
+    if q.device.type == "cpu":
+        grads = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
+            dout, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
+        )
+        return grads
+    head_dim, rows = q.shape[-1], q.shape[2]
+    dout, q, k, v, out = _wide_heads(dout, q, k, v, out)
+    no_seed = torch.zeros((), dtype=torch.uint64, device=q.device)  # dropout is 0: unused
+    if _flash(q, mask):
+        no_lengths = torch.empty(0, dtype=torch.int32, device=q.device)
+        grads = _ops._scaled_dot_product_flash_attention_backward(
+            dout, q, k, v, out, lse.contiguous(), no_lengths, no_lengths, rows, k.shape[2], 0.0,
+            causal, no_seed, no_seed, scale=scale,
+        )
+    else:
+        lse = torch.nn.functional.pad(lse, (0, -rows % _LSE_ALIGNMENT), value=torch.inf)
+        *grads_, _ = _ops._scaled_dot_product_efficient_attention_backward(
+            dout, q, k, v, _aligned(mask, q, k), out, lse, no_seed, no_seed, 0.0,
+            [True, True, True, False], causal, scale=scale,
+        )
+        grads = tuple(grads_)
+    dq, dk, dv = (grad[..., :head_dim] for grad in grads)
+    return dq, dk, dv

@@ -1,0 +1,105 @@
+"""The oracle: attention written out, for any device and dtype, in fp32 or wider.
+
+For query row i and key rows j in ``[start_i, end_i)`` (Dao, FlashAttention-2, 2023, with the
+interval in place of the causal test)::
+
+    s_ij = scale * q_i . k_j          lse_i = log sum_j exp(s_ij)
+    p_ij = exp(s_ij - lse_i)          out_i = sum_j p_ij v_j
+
+    dv_j = sum_i p_ij dout_i          ds_ij = p_ij (dout_i . v_j - delta_i)
+    dq_i = scale sum_j ds_ij k_j      dk_j  = scale sum_i ds_ij q_i
+
+It materialises all scores, so it is for small sizes and for tests.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ringray_kernels.api import State
+from ringray_kernels.merge import merge_
+
+
+def unsupported(q: Tensor) -> str | None:
+    """Everything that ``api.check_qkv`` lets through is supported."""
+    return None
+
+
+def _visible(start: Tensor, end: Tensor, num_keys: int) -> Tensor:
+    """(B or 1, 1, Sq, Sk): which keys each row sees."""
+    keys = torch.arange(num_keys, device=start.device)
+    return ((keys >= start.unsqueeze(-1)) & (keys < end.unsqueeze(-1))).unsqueeze(1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _seen(x: Tensor, visible: Tensor) -> Tensor:
+    """K or V with rows that nobody sees zeroed: they may hold anything, and 0 * NaN is NaN."""
+    return _wide(x).masked_fill(~visible.any(2).unsqueeze(-1), 0.0)
+
+
+def _per_query_head(x: Tensor, heads: int) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    end: Tensor,
+    *,
+    scale: float,
+    state: State | None,
+    out_dtype: torch.dtype | None,
+    blocks: int | None = None,
+) -> State:
+    """Attention over the intervals, merged into ``state``; see ``ringray_kernels.api.forward``."""
+    visible = _visible(start, end, k.shape[2])
+    k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
+    scores = (_wide(q) @ k_wide.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+    out = (weights @ v_wide).masked_fill(~visible.any(-1).unsqueeze(-1), 0.0)
+    if state is not None:
+        merge_(state.out, state.lse, out, lse)
+        out, lse = state
+    return State(out if out_dtype is None else out.to(out_dtype), lse)
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor | None,
+    lse: Tensor,
+    delta: Tensor,
+    start: Tensor,
+    end: Tensor,
+    *,
+    scale: float,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    blocks: int | None = None,
+) -> None:
+    """Gradients of one hop, added in place; see ``ringray_kernels.api.backward``."""
+    visible = _visible(start, end, k.shape[2])
+    blind = ~visible.any(-1).unsqueeze(-1)
+    k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
+    q_wide, dout_wide = (_wide(x).masked_fill(blind, 0.0) for x in (q, dout))
+    delta = delta.masked_fill(blind.squeeze(-1), 0.0)
+    scores = (q_wide @ k_wide.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
+    p = torch.exp(scores - lse.masked_fill(blind.squeeze(-1), 0.0).unsqueeze(-1))
+    ds = p * (dout_wide @ v_wide.transpose(-1, -2) - delta.unsqueeze(-1)) * scale
+
+    def over_group(grad: Tensor, like: Tensor) -> Tensor:
+        return grad.unflatten(1, (like.shape[1], -1)).sum(2)
+
+    dq += ds @ k_wide
+    dk += over_group(ds.transpose(-1, -2) @ q_wide, dk)
+    dv += over_group(p.transpose(-1, -2) @ dout_wide, dv)

@@ -1,0 +1,110 @@
+"""Covering intervals with dense calls, for fused attention that knows only full, causal or a mask.
+
+The visible pairs of all rows are cut into calls over a block of query rows and a range of key rows:
+each pair lies in exactly one call, and every row of a call sees at least one key in it (fused
+kernels disagree about rows that see nothing).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Ints = NDArray[np.int64]
+
+MIN_RUN = 64  # rows; a shorter regular run is not worth a call of its own
+DEFAULT_BLOCK = 512  # query rows per masked call
+
+
+class Call(NamedTuple):
+    """Query rows ``[row, row_stop)`` against key rows ``[key, key_stop)``.
+
+    ``full``: every row sees every key. ``causal``: square, row i sees keys up to its own index.
+    ``masked``: the intervals decide. ``first``: no earlier call has these rows.
+    """
+
+    row: int
+    row_stop: int
+    key: int
+    key_stop: int
+    mode: Literal["full", "causal", "masked"]
+    first: bool
+
+
+def cover(start: Tensor, end: Tensor, block: int | None = None) -> list[Call]:
+    """Dense calls for one batch entry's intervals, ``start`` and ``end`` int32 (Sq,)."""
+    s, e = start.cpu().numpy().astype(np.int64), end.cpu().numpy().astype(np.int64)
+    return list(_cover(s, e, block or DEFAULT_BLOCK))
+
+
+def _run_stops(s: Ints, e: Ints) -> tuple[Ints, Ints]:
+    """Per row i: the step pattern from i to i+1, and the last row to which it goes on.
+
+    Patterns: 0 same interval, 1 one more key at the end, 2 anything else, 3 a row sees nothing.
+    """
+    ds, de = np.diff(s), np.diff(e)
+    pattern = np.where(ds == 0, np.where(de == 0, 0, np.where(de == 1, 1, 2)), 2)
+    empty = e <= s
+    pattern = np.append(np.where(empty[:-1] | empty[1:], 3, pattern), 3)
+    change = np.append(np.flatnonzero(np.diff(pattern)), len(pattern) - 1)
+    last = change[np.searchsorted(change, np.arange(len(pattern)))] + 1
+    return pattern, np.minimum(last, len(pattern) - 1)
+
+
+def _cover(s: Ints, e: Ints, block: int) -> Iterator[Call]:
+    pattern, last = _run_stops(s, e)
+    rows = len(s)
+    row = 0
+    irregular = 0  # first row not yet covered
+    while row < rows:
+        if e[row] <= s[row]:
+            yield from _masked(s, e, irregular, row, block)
+            # rows that see nothing come in runs: find the next row that sees something
+            ahead = np.flatnonzero(e[row:] > s[row:])
+            row = irregular = row + int(ahead[0]) if len(ahead) else rows
+        elif pattern[row] in (0, 1) and last[row] + 1 - row >= MIN_RUN:
+            yield from _masked(s, e, irregular, row, block)
+            stop = int(last[row]) + 1
+            yield from _regular(s, e, row, stop, bool(pattern[row]))
+            row = irregular = stop
+        else:
+            row = max(row + 1, int(last[row])) if pattern[row] != 3 else row + 1
+    yield from _masked(s, e, irregular, rows, block)
+
+
+def _regular(s: Ints, e: Ints, row: int, stop: int, rising: bool) -> Iterator[Call]:
+    """Rows that share their start, and their end too or an end that rises by one."""
+    low, high = int(s[row]), int(e[row])
+    if not rising:
+        yield Call(row, stop, low, high, "full", True)
+        return
+    if low < high - 1:
+        yield Call(row, stop, low, high - 1, "full", True)
+    yield Call(row, stop, high - 1, int(e[stop - 1]), "causal", low == high - 1)
+
+
+def _masked(s: Ints, e: Ints, row: int, stop: int, block: int) -> Iterator[Call]:
+    """Any rows that each see something: the part that all rows of a block see needs no mask."""
+    for at in range(row, stop, block):
+        to = min(at + block, stop)
+        low, low_all, high_all, high = int(s[at]), int(s[to - 1]), int(e[at]), int(e[to - 1])
+        if low == low_all and high == high_all:
+            yield Call(at, to, low, high, "full", True)
+            continue
+        # Edges overlap the common part by one key, so that each row sees a key in each call.
+        inner = (low_all + 1 if low < low_all else low, high_all - 1 if high_all < high else high)
+        if inner[1] - inner[0] < block:
+            yield Call(at, to, low, high, "masked", True)
+            continue
+        yield Call(at, to, *inner, "full", True)
+        if low < inner[0]:
+            yield Call(at, to, low, inner[0], "masked", False)
+        if inner[1] < high:
+            yield Call(at, to, inner[1], high, "masked", False)

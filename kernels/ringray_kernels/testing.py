@@ -1,0 +1,121 @@
+"""What correctness means here: inputs, the fp64 oracle, the yardstick, and the error budget.
+
+Used by the tests, by the ``correctness`` kind and by the benchmark, so that all three ask the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ringray_kernels.intervals import visible_range
+
+BUDGET_FACTOR = 2.0
+BUDGET_FLOOR = 1e-6
+
+
+class Gradients(NamedTuple):
+    """Output and gradients of one attention: out, dq (B, Hq, S, D), dk, dv (B, Hkv, S, D)."""
+
+    out: Tensor
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
+
+
+def make_inputs(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    seq_len: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, dout of standard normal values, the same for a seed on every rank and device."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [heads, kv_heads, kv_heads, heads]
+    q, k, v, dout = (
+        torch.randn(batch, h, seq_len, head_dim, generator=generator).to(dtype).to(device)
+        for h in shapes
+    )
+    return q, k, v, dout
+
+
+def visible(
+    seq_len: int,
+    *,
+    causal: bool,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    device: str | torch.device = "cpu",
+) -> Tensor:
+    """(S, S) bool: which keys each query sees."""
+    positions = torch.arange(seq_len, device=device)
+    low, high = visible_range(
+        positions, seq_len, causal=causal, window=window, cu_seqlens=cu_seqlens
+    )
+    return (positions >= low[:, None]) & (positions < high[:, None])
+
+
+def _grouped(x: Tensor, heads: int) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def oracle(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float
+) -> Gradients:
+    """Attention and its gradients in fp64 by autograd; ``seen`` (S, S) as from ``visible``."""
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    wide_k, wide_v = (_grouped(x, q.shape[1]) for x in leaves[1:])
+    scores = (leaves[0] @ wide_k.transpose(-1, -2) * scale).masked_fill(~seen, -math.inf)
+    blind = ~seen.any(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
+    out = weights @ wide_v
+    if dout is None:
+        return Gradients(out.detach(), None, None, None)
+    return Gradients(out.detach(), *torch.autograd.grad(out, leaves, dout.double()))
+
+
+def yardstick(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float, causal: bool
+) -> Gradients:
+    """Single-process *flash* SDPA on the same inputs in the same dtype (never its math path)."""
+    leaves = [
+        x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(dout is not None)
+        for x in (q, k, v)
+    ]
+    wide_k, wide_v = (_grouped(x, q.shape[1]) for x in leaves[1:])
+    plain = bool(seen.all()) or (causal and bool((seen == torch.ones_like(seen).tril()).all()))
+    mask = None
+    if not plain:
+        mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, -math.inf)
+    backends = [torch.nn.attention.SDPBackend.FLASH_ATTENTION]
+    if q.is_cuda:  # CUDA's flash takes neither masks nor fp32
+        backends.append(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION)
+    with torch.nn.attention.sdpa_kernel(backends):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            leaves[0], wide_k, wide_v, attn_mask=mask, is_causal=plain and causal, scale=scale
+        )
+        if dout is None:
+            return Gradients(out.detach(), None, None, None)
+        return Gradients(out.detach(), *torch.autograd.grad(out, leaves, dout))
+
+
+def budget_share(got: Tensor, want: Tensor, reference: Tensor, dout: Tensor) -> float:
+    """Error of ``got`` as a share of its budget: at most 1 is within it; NaN and inf never are.
+
+    The budget is ``2 * |reference - want| / |want| + 1e-6`` in norms over the whole tensor, where
+    ``want`` is the oracle and ``reference`` the yardstick; where the oracle is zero, the norm of
+    ``dout`` takes its place.
+    """
+    norm = float(want.double().norm()) or float(dout.double().norm()) or 1.0
+    error = float((got.double() - want.double()).norm()) / norm
+    allowed = BUDGET_FACTOR * float((reference.double() - want.double()).norm()) / norm
+    share = error / (allowed + BUDGET_FLOOR)
+    return share if math.isfinite(share) else math.inf

@@ -1,0 +1,215 @@
+"""``ring_attention``: exact attention over a sequence that is sharded over a ring of ranks.
+
+Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from ringray import partition as partitions
+from ringray.agreement import agree
+from ringray.comm import connect
+from ringray.errors import nearest
+from ringray.geometry import Mask
+from ringray.job import Job
+from ringray.transport import TRANSPORTS
+from ringray_kernels.api import check_qkv, resolve_backend
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch.distributed as dist
+
+    from ringray.comm import Comm
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    partition: str = "zigzag",
+    causal: bool = True,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    seq_len: int | None = None,
+    scale: float | None = None,
+    transport: str = "ring",
+    backend: str = "auto",
+    blocks: int | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact softmax attention of this rank's queries over the keys of all ranks of a ring.
+
+    Every rank of ``group`` calls it with its shard, as dealt by ``ringray.shard``.
+
+    Args:
+        q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 256.
+        k, v: (B, Hkv, S, D), the same dtype and D; Hq is a multiple of Hkv, and only the Hkv heads
+            travel.
+        group: process group of the ring; None is the default group if one is initialised, otherwise
+            this process alone.
+        partition: how positions are dealt to ranks, a name of ``ringray.partition.PARTITIONS``.
+        causal: a query sees no key after it.
+        window: a query at p sees keys ``[p - window, p]``, window + 1 of them; needs ``causal``.
+        cu_seqlens: boundaries of packed documents, 1-D integers from 0 to the sequence length, not
+            decreasing, on any device, shared by all batch rows. A query sees its own document.
+        seq_len: true global length (tokens) when the shards hold padding; None means N * S.
+        scale: factor on q . k before the softmax; None is 1 / sqrt(D).
+        transport: how K/V reach the other ranks, a name of ``ringray.transport.TRANSPORTS``.
+        backend: what computes on this rank: ``auto`` or a name of ``ringray_kernels.backends``.
+        blocks: query rows per fused call, for backends that have the choice; None is the default.
+        return_lse: also return the log-sum-exp.
+
+    Returns:
+        out (B, Hq, S, D) in q's dtype, accumulated in fp32; with ``return_lse`` a tuple (out, lse),
+        lse fp32 (B, Hq, S), natural log, not differentiable. Rows that see no key (padding) have out
+        0, lse -inf and gradient 0. dQ, dK and dV are accumulated in fp32 over all hops.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on every
+            rank, before anything is sent.
+    """
+    comm = connect(group)
+    try:
+        job = _job(
+            q, k, v, comm, partition, causal, window, cu_seqlens, seq_len, scale, transport,
+            backend, blocks,
+        )
+    except ValueError as error:
+        agree(comm, None, error, device=getattr(q, "device", torch.device("cpu")))
+        raise
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    agree(comm, _signature(job, q, k, transport, needs_grad), None, device=q.device)
+    out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, job, comm, transport))
+    return (out, lse) if return_lse else out
+
+
+def _job(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    comm: Comm,
+    partition: str,
+    causal: bool,
+    window: int | None,
+    cu_seqlens: Tensor | None,
+    seq_len: int | None,
+    scale: float | None,
+    transport: str,
+    backend: str,
+    blocks: int | None,
+) -> Job:
+    """The validated problem; ValueError says what was given and what is expected."""
+    check_qkv(q, k, v)
+    if k.shape[2] != q.shape[2]:
+        raise ValueError(f"k: got {k.shape[2]} rows, expected q's {q.shape[2]}: shards are equal")
+    check_transport(transport)
+    for name, value, least in (("window", window, 0), ("seq_len", seq_len, 1), ("blocks", blocks, 1)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise ValueError(f"{name}: got {value!r}, expected None or an integer of at least {least}")
+    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+        raise ValueError(f"scale: got {scale!r}, expected None or a finite number")
+    padded = comm.world_size * q.shape[2]
+    length = padded if seq_len is None else seq_len
+    expected = partitions.padded_length(partition, length, comm.world_size)
+    if expected != padded:
+        raise ValueError(
+            f"seq_len: {comm.world_size} ranks x {q.shape[2]} rows = {padded} positions, but "
+            f"partition {partition!r} deals {length} tokens as {expected} "
+            f"({expected // comm.world_size} rows a rank); pad and deal with ringray.shard"
+        )
+    return Job(
+        partition=partition,
+        padded=padded,
+        world_size=comm.world_size,
+        rank=comm.rank,
+        mask=Mask(length, bool(causal), window, document_boundaries(cu_seqlens, length)),
+        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+        backend=resolve_backend(backend, q),
+        blocks=blocks,
+        itemsize=q.element_size(),
+    )
+
+
+def check_transport(name: str) -> None:
+    """ValueError unless ``name`` is a registered transport."""
+    if name not in TRANSPORTS:
+        hint = nearest(str(name), TRANSPORTS)
+        raise ValueError(
+            f"transport: got {name!r}, expected one of {', '.join(TRANSPORTS)}"
+            + (f"; did you mean {hint!r}?" if hint else "")
+        )
+
+
+def document_boundaries(cu_seqlens: Tensor | None, seq_len: int) -> tuple[int, ...] | None:
+    """``cu_seqlens`` as a tuple; ``Mask`` checks its values against ``seq_len``."""
+    if cu_seqlens is None:
+        return None
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+        given = (
+            f"{cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
+            if isinstance(cu_seqlens, Tensor)
+            else type(cu_seqlens).__name__
+        )
+        raise ValueError(f"cu_seqlens: got {given}, expected a 1-D tensor of integers")
+    return tuple(cu_seqlens.tolist())
+
+
+def _signature(job: Job, q: Tensor, k: Tensor, transport: str, needs_grad: bool) -> dict[str, Any]:
+    """Everything that all ranks must have in common."""
+    return {
+        "batch": q.shape[0],
+        "heads": q.shape[1],
+        "kv_heads": k.shape[1],
+        "rows per rank": q.shape[2],
+        "head_dim": q.shape[3],
+        "dtype": str(q.dtype).removeprefix("torch."),
+        "partition": job.partition,
+        "causal": job.mask.causal,
+        "window": job.mask.window,
+        "seq_len": job.mask.seq_len,
+        "cu_seqlens": job.mask.documents,
+        "scale": job.scale,
+        "transport": transport,
+        "backend": job.backend,
+        "blocks": job.blocks,
+        "requires_grad": needs_grad,
+    }
+
+
+def _transport(name: str) -> ModuleType:
+    return importlib.import_module(TRANSPORTS[name])
+
+
+class _RingAttention(torch.autograd.Function):
+    """Saves this rank's inputs, its output and lse; nothing of other ranks is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm, transport: str
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = _transport(transport).forward(q, k, v, job, comm)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.job, ctx.comm, ctx.transport = job, comm, transport
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        if dout is None:  # only lse was used, and it carries no gradient
+            dout = torch.zeros_like(out)
+        dq, dk, dv = _transport(ctx.transport).backward(
+            dout.to(q.dtype), q, k, v, out, lse, ctx.job, ctx.comm
+        )
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None

@@ -1,0 +1,72 @@
+"""What ringray raises when something outside its own code is wrong.
+
+Every message is complete on its own: what was given, what is expected, the way out.
+The command line prints it without a traceback and exits with ``exit_code``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class RingrayError(Exception):
+    """Base of all errors that a user can be told about."""
+
+    exit_code = 1
+
+
+class UserError(RingrayError):
+    """The command line, a name or a file is wrong."""
+
+    exit_code = 2
+
+
+class PlaceError(UserError):
+    """The place to run is wrong: a store, a tracking server or a cluster that cannot be used."""
+
+
+class SpecError(UserError):
+    """A spec is wrong. ``str()`` is ``FILE:LINE: FIELD: message``, one line per mistake.
+
+    Attributes:
+        path: the file, as it was given.
+        line: 1-based, None when the mistake is not at one place.
+        field: dotted, as in ``problem.heads``; None when it is about the file as a whole.
+        message: what was given, what is expected.
+        errors: every mistake of the file, in the order of its lines. The attributes above are
+            those of the first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        line: int | None = None,
+        field: str | None = None,
+        others: Sequence[SpecError] = (),
+    ) -> None:
+        self.path = path
+        self.line = line
+        self.field = field
+        self.message = message
+        self.errors: tuple[SpecError, ...] = (self, *others)
+        place = path if line is None else f"{path}:{line}"
+        own = f"{place}: {field}: {message}" if field else f"{place}: {message}"
+        super().__init__("\n".join([own, *map(str, others)]))
+
+    @classmethod
+    def together(cls, errors: Iterable[SpecError]) -> SpecError:
+        """One error that reports all ``errors`` (at least one) of a file, by line."""
+        first, *others = sorted(errors, key=lambda error: error.line or 0)
+        return cls(
+            first.message, path=first.path, line=first.line, field=first.field, others=others
+        )
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The one of ``choices`` that ``name`` was probably meant to be, or None."""
+    by_folded = {choice.casefold(): choice for choice in choices}
+    close = get_close_matches(name[:100].casefold(), by_folded, n=1, cutoff=0.6)
+    return by_folded[close[0]] if close else None

@@ -1,0 +1,193 @@
+"""Which keys each rank sees of each other rank, in closed form: no rows are ever listed.
+
+The ranges of a partition share one step, so "query p sees key k" between two ranges depends on
+the difference of two indices alone, and the visible pairs and the needed key rows have formulas.
+Everything the planner says (FLOPs, balance, traffic) and everything the ring sends comes from here.
+Imports numpy only.
+
+Arrays are indexed ``[query rank, key rank]`` and are int64; rows are local rows of the key rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ringray import partition as partitions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+_ELEMENTS_AT_ONCE = 1 << 21  # bounds the memory of one vectorised step over documents
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Who sees whom, in global positions (tokens).
+
+    ``seq_len``: true length; positions at or beyond it are padding, unseen and seeing nothing.
+    ``window``: a query at p sees ``[p - window, p]`` (causal only). ``documents``: boundaries
+    ``(0, ..., seq_len)`` of packed documents; a query sees its own document only.
+    """
+
+    seq_len: int
+    causal: bool = True
+    window: int | None = None
+    documents: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1:
+            raise ValueError(f"seq_len: got {self.seq_len}, expected at least 1 token")
+        if self.window is not None and self.window < 0:
+            raise ValueError(f"window: got {self.window}, expected None or an integer >= 0")
+        if self.window is not None and not self.causal:
+            raise ValueError(
+                f"window={self.window} with causal=False: a window looks back from its query, "
+                "so it needs causal=True"
+            )
+        if self.documents is not None:
+            bounds = self.documents
+            if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != self.seq_len:
+                raise ValueError(
+                    "cu_seqlens: expected boundaries from 0 to seq_len "
+                    f"({self.seq_len}), got {_brief(bounds)}"
+                )
+            if any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+                raise ValueError(f"cu_seqlens: boundaries must not decrease, got {_brief(bounds)}")
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Document boundaries; one document when nothing is packed."""
+        return self.documents if self.documents is not None else (0, self.seq_len)
+
+
+class Pairs(NamedTuple):
+    """What ranks see of each other, ``[query rank, key rank]``.
+
+    ``visible``: visible (query, key) pairs. ``first``, ``stop``: the hull of local key rows that
+    some query row sees, half-open; ``stop <= first`` where none is seen (then both are 0).
+    """
+
+    visible: Ints
+    first: Ints
+    stop: Ints
+
+
+def _brief(values: tuple[int, ...]) -> str:
+    return str(values) if len(values) <= 8 else f"{values[:4]} ... {values[-2:]}"
+
+
+@lru_cache(maxsize=512)
+def _pieces(partition: str, padded: int, world_size: int) -> tuple[Ints, Ints, int]:
+    """First positions and counts, ``[rank, piece]``, and the step that all pieces share."""
+    rule = partitions.get(partition)
+    ranges = [rule.ranges(padded, world_size, rank) for rank in range(world_size)]
+    step = ranges[0][0].step
+    assert all(piece.step == step for pieces in ranges for piece in pieces)
+    first = np.array([[piece.start for piece in pieces] for pieces in ranges], np.int64)
+    count = np.array([[len(piece) for piece in pieces] for pieces in ranges], np.int64)
+    return first, count, step
+
+
+def _sum_clamped(upto: Ints, cap: Ints) -> Ints:
+    """Sum of ``clip(y, 0, cap)`` over all integers ``y <= upto``."""
+    inside = np.clip(upto, 0, cap)
+    return inside * (inside + 1) // 2 + np.maximum(upto - cap, 0) * cap
+
+
+def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
+    """How many (i, j) with ``0 <= i < n``, ``0 <= j < m`` have ``i - j >= least``."""
+    return _sum_clamped(n - least, m) - _sum_clamped(-least, m)
+
+
+def _piece_pairs(
+    mask: Mask, step: int, a: Ints, n: Ints, b: Ints, m: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """For query ranges ``a + i*step`` (i < n) and key ranges ``b + j*step`` (j < m) of one document:
+    visible pairs, and first and last needed j (last < first where no key is needed)."""
+    if not mask.causal:
+        return n * m, np.zeros_like(n * m), np.where(n > 0, m, 0) - 1
+    # p - k = (a - b) + (i - j) * step must lie in [0, window].
+    visible = _pairs_from(-((a - b) // step), n, m)
+    # The first query at or after key k is k + lag, wherever k lies at or after the first query.
+    lag = (a - b) % step
+    last_j = np.minimum((a + (n - 1) * step - lag - b) // step, m - 1)
+    if mask.window is None:
+        first_j = np.zeros_like(last_j)
+    else:
+        beyond = (mask.window - (a - b)) // step + 1
+        visible = visible - _pairs_from(beyond, n, m)
+        first_j = np.maximum(-((b - (a - mask.window)) // step), 0)
+        last_j = np.where(lag <= mask.window, last_j, -1)
+    return visible, first_j, np.where((n > 0) & (m > 0), last_j, -1)
+
+
+def pairs(partition: str, padded: int, world_size: int, mask: Mask) -> Pairs:
+    """Visible pairs and needed key rows for all pairs of ranks of one ring."""
+    first, count, step = _pieces(partition, padded, world_size)
+    ranks, pieces = first.shape
+    bounds = np.array(mask.boundaries, np.int64)
+    documents = np.stack([bounds[:-1], bounds[1:]], 1)
+    documents = documents[documents[:, 0] < documents[:, 1]]
+
+    visible = np.zeros((ranks, ranks), np.int64)
+    lowest = np.full((ranks, ranks), padded, np.int64)
+    highest = np.full((ranks, ranks), -1, np.int64)
+    chunk = max(1, _ELEMENTS_AT_ONCE // (ranks * pieces) ** 2)
+    for at in range(0, len(documents), chunk):
+        begin, end = documents[at : at + chunk].T[:, :, None, None]
+        skipped = np.clip(-((first - begin) // step), 0, count)  # positions before the document
+        n = np.clip(-((first - end) // step), 0, count) - skipped
+        a = first + skipped * step
+        # axes: document, query rank, query piece, key rank, key piece
+        qa, qn, ka, kn = a[:, :, :, None, None], n[:, :, :, None, None], a[:, None, None], n[:, None, None]
+        seen, first_j, last_j = _piece_pairs(mask, step, qa, qn, ka, kn)
+        visible += seen.sum((0, 2, 4))
+        needed = last_j >= first_j
+        np.minimum(lowest, np.where(needed, ka + first_j * step, padded).min((0, 2, 4)), out=lowest)
+        np.maximum(highest, np.where(needed, ka + last_j * step, -1).max((0, 2, 4)), out=highest)
+
+    def local_row(position: Ints) -> Ints:
+        """Local rows of the key rank that stand before ``position``."""
+        before = -((first - position[:, :, None]) // step)
+        rows: Ints = np.clip(before, 0, count).sum(-1)
+        return rows
+
+    some = highest >= 0
+    return Pairs(
+        visible,
+        np.where(some, local_row(np.where(some, lowest, 0)), 0),
+        np.where(some, local_row(highest) + 1, 0),
+    )
+
+
+def total_visible(mask: Mask) -> int:
+    """Visible (query, key) pairs of the whole sequence: the exact work, whatever the partition."""
+    total = 0
+    for begin, end in zip(mask.boundaries, mask.boundaries[1:], strict=False):
+        n = end - begin
+        if not mask.causal:
+            total += n * n
+        else:
+            span = n if mask.window is None else min(mask.window + 1, n)
+            total += span * (span + 1) // 2 + (n - span) * span
+    return total
+
+
+def document_boundaries(seq_len: int, count: int) -> tuple[int, ...]:
+    """Boundaries of ``count`` packed documents of fixed, uneven lengths.
+
+    Lengths repeat 1 : 2 : 3 (so neighbours differ and few divide a ring evenly), scaled to
+    ``seq_len`` tokens; documents beyond ``seq_len`` are empty.
+    """
+    weights = [1 + i % 3 for i in range(count)]
+    total, running, bounds = sum(weights), 0, [0]
+    for weight in weights:
+        running += weight
+        bounds.append(seq_len * running // total)
+    return tuple(bounds)

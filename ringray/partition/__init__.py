@@ -1,0 +1,66 @@
+"""Partitions: the rule that deals the positions of a sequence to the ranks of a ring.
+
+A partition is one pure function ``ranges(seq_len, world_size, rank) -> tuple[range, ...]`` over a
+*padded* sequence. The ranges of one rank share one step, are disjoint, and their sorted union is
+what the rank holds, in that order. Nothing else in ringray knows a partition by name: intervals,
+FLOPs, traffic and balance follow from the ranges alone.
+
+To add one: write ``ringray/partition/NAME.py`` with ``GRANULARITY`` (the padded length is a
+multiple of ``GRANULARITY * world_size``) and ``ranges``, and add it to ``PARTITIONS``. The contract
+suite in ``tests/contracts`` runs over every name registered here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringray.errors import nearest
+from ringray.partition import contiguous, striped, zigzag, zigzag_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PARTITIONS", "Partition", "get", "padded_length"]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A named rule for dealing positions to ranks.
+
+    ``granularity``: padded lengths are multiples of ``granularity * world_size`` tokens.
+    ``ranges(padded_len, world_size, rank)``: the positions of one rank, a few ranges of equal step.
+    """
+
+    name: str
+    granularity: int
+    ranges: Callable[[int, int, int], tuple[range, ...]]
+
+
+PARTITIONS: dict[str, Partition] = {
+    name: Partition(name, module.GRANULARITY, module.ranges)
+    for name, module in {
+        "contiguous": contiguous,
+        "striped": striped,
+        "zigzag": zigzag,
+        "zigzag-token": zigzag_token,
+    }.items()
+}
+
+
+def get(name: str) -> Partition:
+    """The partition called ``name``; ValueError with the valid names otherwise."""
+    try:
+        return PARTITIONS[name]
+    except (KeyError, TypeError):
+        hint = nearest(str(name), PARTITIONS)
+        raise ValueError(
+            f"partition: got {name!r}, expected one of {', '.join(PARTITIONS)}"
+            + (f"; did you mean {hint!r}?" if hint else "")
+        ) from None
+
+
+def padded_length(name: str, seq_len: int, world_size: int) -> int:
+    """``seq_len`` rounded up to the next length (tokens) that ``name`` deals evenly."""
+    unit = get(name).granularity * world_size
+    return -(-seq_len // unit) * unit

@@ -1,0 +1,120 @@
+"""The words of the store: what is known of a sweep and of its trials.
+
+A *sweep* is all trials of one spec; a *trial* is one measured point; an *outcome* is how a trial
+ended. A trial's status is None until it ended, then one of :data:`STATUSES`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Status = Literal["ok", "oom", "pruned", "timeout", "failed"]
+SweepStatus = Literal["running", "complete", "failed", "interrupted"]
+
+STATUSES: tuple[Status, ...] = ("ok", "oom", "pruned", "timeout", "failed")
+SWEEP_STATUSES: tuple[SweepStatus, ...] = ("running", "complete", "failed", "interrupted")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepInfo:
+    """A sweep as its driver announces it. ``source`` is the spec's text, ``spec`` its meaning."""
+
+    digest: str
+    name: str
+    kind: str
+    spec: dict[str, Any]
+    source: str
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialInfo:
+    """A planned trial. ``pruned`` says why it can never run, None when it can."""
+
+    key: str
+    index: int
+    config: dict[str, Any]
+    predicted: dict[str, Any]
+    pruned: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trial ended.
+
+    ``metrics`` are single numbers under the design's names, ``samples`` the repeats behind them;
+    ``point`` is :func:`ringray.environment.point_digest`; ``started`` and ``ended`` are Unix
+    times in seconds; ``attempts`` counts the first try too; ``environment`` is given when the
+    trial ran somewhere else than the sweep's environment says.
+    """
+
+    status: Status
+    reason: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    samples: Mapping[str, list[float]] = field(default_factory=dict)
+    point: str = ""
+    attempts: int = 1
+    started: float = 0.0
+    ended: float = 0.0
+    environment: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """A trial as the store knows it; everything after ``predicted`` is None until it ended."""
+
+    key: str
+    index: int
+    config: dict[str, Any]
+    predicted: dict[str, Any]
+    status: Status | None
+    reason: str | None
+    metrics: dict[str, float]
+    samples: dict[str, list[float]]
+    point: str | None
+    attempts: int
+    started: float | None
+    ended: float | None
+    environment: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """A sweep as the store knows it. ``counts`` has a number per status, zeros left out."""
+
+    digest: str
+    name: str
+    kind: str
+    spec: dict[str, Any]
+    source: str
+    environment: dict[str, Any]
+    status: SweepStatus
+    created: float
+    updated: float
+    total: int
+    counts: dict[str, int]
+
+
+def record_line(
+    sweep: SweepInfo | SweepRow, trial: TrialRow, environment: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One line of ``--json``; a number that is not finite becomes null, as JSON demands.
+
+    ``environment`` wins over the trial's own, which wins over the sweep's.
+    """
+    return {
+        "point": trial.point,
+        "sweep": sweep.digest,
+        "status": trial.status,
+        "reason": trial.reason,
+        "config": trial.config,
+        "metrics": {
+            name: value if math.isfinite(value) else None for name, value in trial.metrics.items()
+        },
+        "environment": environment or trial.environment or sweep.environment,
+    }

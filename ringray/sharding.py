@@ -1,0 +1,170 @@
+"""Dealing a sequence to the ranks of a ring and putting it together again.
+
+``shard`` and ``unshard`` are inverse to each other and differentiable; positions say which token a
+local row is, for RoPE, masks and losses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from ringray import partition as partitions
+from ringray.comm import connect
+from ringray.job import positions
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from ringray.comm import Comm
+
+
+def local_positions(partition: str, seq_len: int, world_size: int, rank: int) -> Tensor:
+    """Global positions of a rank's rows.
+
+    Args:
+        partition: a name of ``ringray.partition.PARTITIONS``.
+        seq_len: true global length (tokens); it is padded to the next length the partition deals.
+        world_size, rank: of the ring.
+
+    Returns:
+        int64 (S' / N,), strictly increasing; entries of at least ``seq_len`` are padding.
+
+    Raises:
+        ValueError: unknown partition, empty sequence, or a rank outside the ring.
+    """
+    partitions.get(partition)
+    if not isinstance(seq_len, int) or seq_len < 1:
+        raise ValueError(f"seq_len: got {seq_len!r}, expected an integer of at least 1")
+    if not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size: got {world_size!r}, expected an integer of at least 1")
+    if not isinstance(rank, int) or not 0 <= rank < world_size:
+        raise ValueError(f"rank: got {rank!r}, expected 0 to {world_size - 1}")
+    padded = partitions.padded_length(partition, seq_len, world_size)
+    return positions(partition, padded, world_size, rank, torch.device("cpu")).clone()
+
+
+def shard(
+    x: Tensor,
+    *,
+    dim: int,
+    partition: str = "zigzag",
+    group: dist.ProcessGroup | None = None,
+    pad_value: float = 0,
+) -> Tensor:
+    """This rank's rows of a full tensor that every rank holds.
+
+    Args:
+        x: any shape and dtype; ``dim`` is the sequence.
+        partition: a name of ``ringray.partition.PARTITIONS``.
+        group: process group of the ring; as in ``ring_attention``.
+        pad_value: fills rows beyond the sequence, where it does not divide evenly.
+
+    Returns:
+        x with ``dim`` of S' / N rows. Its gradient is this rank's rows, and zeros elsewhere.
+
+    Raises:
+        ValueError: unknown partition, or no such dimension.
+    """
+    comm = connect(group)
+    dim = _dimension(x, dim)
+    return cast("Tensor", _Shard.apply(x, dim, partition, comm, pad_value))
+
+
+def unshard(
+    x: Tensor,
+    *,
+    dim: int,
+    partition: str = "zigzag",
+    group: dist.ProcessGroup | None = None,
+    seq_len: int | None = None,
+) -> Tensor:
+    """The full tensor, on every rank, from the shards of all ranks: the inverse of ``shard``.
+
+    Args:
+        x: this rank's shard; ``dim`` is the sequence. All ranks pass the same shape.
+        partition, group: as in ``shard``.
+        seq_len: true global length (tokens), to drop padding; None keeps all N * S rows.
+
+    Returns:
+        x with ``dim`` of ``seq_len`` rows. Its gradient is summed over all ranks, own rows returned.
+
+    Raises:
+        ValueError: unknown partition, no such dimension, or a length these shards cannot have.
+    """
+    comm = connect(group)
+    dim = _dimension(x, dim)
+    padded = x.shape[dim] * comm.world_size
+    length = padded if seq_len is None else seq_len
+    if length < 1 or partitions.padded_length(partition, length, comm.world_size) != padded:
+        raise ValueError(
+            f"seq_len: {comm.world_size} ranks x {x.shape[dim]} rows = {padded} positions cannot hold "
+            f"{length} tokens dealt by {partition!r}"
+        )
+    return cast("Tensor", _Unshard.apply(x, dim, partition, comm, length))
+
+
+def _dimension(x: Tensor, dim: int) -> int:
+    if not isinstance(x, Tensor) or not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"dim: got {dim!r} for {shape}, expected a dimension of the tensor")
+    if x.shape[dim] == 0:
+        raise ValueError(f"dim: the sequence dimension {dim} of {tuple(x.shape)} is empty")
+    return dim % x.dim()
+
+
+def _take(x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float) -> Tensor:
+    length = x.shape[dim]
+    padded = partitions.padded_length(partition, length, comm.world_size)
+    rows = positions(partition, padded, comm.world_size, comm.rank, x.device)
+    inside = int((rows < length).sum())
+    mine = x.index_select(dim, rows[:inside])
+    if inside == len(rows):
+        return mine
+    shape = list(x.shape)
+    shape[dim] = len(rows) - inside
+    return torch.cat([mine, x.new_full(shape, pad_value)], dim)
+
+
+class _Shard(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float
+    ) -> Tensor:
+        ctx.shape, ctx.dim, ctx.partition, ctx.comm = x.shape, dim, partition, comm
+        return _take(x, dim, partition, comm, pad_value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        length = ctx.shape[ctx.dim]
+        size = ctx.comm.world_size
+        padded = partitions.padded_length(ctx.partition, length, size)
+        rows = positions(ctx.partition, padded, size, ctx.comm.rank, grad.device)
+        inside = int((rows < length).sum())
+        full = grad.new_zeros(ctx.shape)
+        full.index_copy_(ctx.dim, rows[:inside], grad.narrow(ctx.dim, 0, inside))
+        return full, None, None, None, None
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, length: int
+    ) -> Tensor:
+        ctx.dim, ctx.partition, ctx.comm = dim, partition, comm
+        padded = x.shape[dim] * comm.world_size
+        shape = list(x.shape)
+        shape[dim] = padded
+        full = x.new_empty(shape)
+        for rank, part in enumerate(comm.gather(x)):
+            rows = positions(partition, padded, comm.world_size, rank, x.device)
+            full.index_copy_(dim, rows, part)
+        return full.narrow(dim, 0, length).clone() if length < padded else full
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grad.contiguous().clone()
+        ctx.comm.sum(grad)
+        return _take(grad, ctx.dim, ctx.partition, ctx.comm, 0), None, None, None, None

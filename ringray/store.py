@@ -1,0 +1,313 @@
+"""The store: the durable truth about sweeps and trials, one sqlite file.
+
+One process at a time drives a sweep (:meth:`Store.lease`); any number may read while it writes.
+Each method is one transaction: after a crash at any moment the file holds either all of what a
+method does or nothing. Every fault of the place is a :class:`~ringray.errors.PlaceError` that
+names the file and the way out.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ringray.errors import PlaceError, UserError, nearest
+from ringray.lease import Owner, hold, owner
+from ringray.records import (
+    STATUSES,
+    SWEEP_STATUSES,
+    Outcome,
+    Status,
+    SweepInfo,
+    SweepRow,
+    SweepStatus,
+    TrialInfo,
+    TrialRow,
+    record_line,
+)
+from ringray.store_file import connect, failures, home, transaction
+from ringray.store_rows import (
+    EnvironmentCache,
+    forget_unplanned,
+    next_seq,
+    packed,
+    put_environment,
+    record_pruned,
+    sweep_rows,
+    trial_rows,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+__all__ = [
+    "Outcome",
+    "Status",
+    "Store",
+    "SweepInfo",
+    "SweepRow",
+    "SweepStatus",
+    "TrialInfo",
+    "TrialRow",
+    "default_path",
+    "home",
+    "record_line",
+]
+
+Role = Literal["driver", "tracker"]
+
+_REFUSALS = {
+    "driver": "sweep {sweep} is being run by {owner}; wait for it or end that process, then "
+    "`ringray resume {sweep}` continues",
+    "tracker": "sweep {sweep} is being written to MLflow by {owner}; it ends by itself, "
+    "`ringray sync {sweep}` can be called again afterwards",
+}
+
+
+def default_path() -> Path:
+    """``store.db`` under :func:`home`."""
+    return home() / "store.db"
+
+
+class Store:
+    """An open store; close it, or use it as a context manager. Threads may share one.
+
+    Args:
+        path: the file; made with mode 0600 when it is absent and ``create`` is set.
+
+    Raises:
+        PlaceError: the file cannot be used: absent, a directory, unwritable, not a store,
+            damaged, locked, of a newer schema, the disk full.
+    """
+
+    def __init__(self, path: str | Path, create: bool = True) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self._db = connect(self.path, create)
+        self._lock = threading.RLock()
+        self._environments: EnvironmentCache = {}
+        self._tokens: dict[str, str] = {}  # of the driver leases held through this object
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # Writing
+
+    def begin(self, sweep: SweepInfo, trials: Sequence[TrialInfo]) -> None:
+        """Announces a sweep, new or known: status running, its trials known, pruned ones recorded.
+
+        What has ended stays as it was recorded, with the environment that it ran in. A trial that
+        is no longer planned is forgotten unless it has ended; one that was pruned and no longer
+        is, waits to be measured.
+        """
+        now = time.time()
+        with self._write() as db:
+            environment = put_environment(db, sweep.environment)
+            values = (sweep.name, sweep.kind, packed(sweep.spec), sweep.source, environment, now)
+            db.execute(
+                "INSERT INTO sweeps (digest, name, kind, spec, source, environment, status, "
+                "created, updated) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?) "
+                "ON CONFLICT (digest) DO UPDATE SET name = excluded.name, kind = excluded.kind, "
+                "spec = excluded.spec, source = excluded.source, status = 'running', "
+                "environment = excluded.environment, updated = excluded.updated",
+                (sweep.digest, *values, now),
+            )
+            db.executemany(
+                "INSERT INTO trials (digest, key, idx, config, predicted) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (digest, key) DO UPDATE SET idx = excluded.idx, "
+                "config = excluded.config, predicted = excluded.predicted",
+                [
+                    (
+                        sweep.digest,
+                        trial.key,
+                        trial.index,
+                        packed(trial.config),
+                        packed(trial.predicted),
+                    )
+                    for trial in trials
+                ],
+            )
+            forget_unplanned(db, sweep.digest, {trial.key for trial in trials})
+            record_pruned(db, sweep, trials, environment, now)
+
+    def record(self, digest: str, key: str, outcome: Outcome) -> None:
+        """Records how a trial of a begun sweep ended, in place of what was recorded before.
+
+        The attempts of an earlier measurement stay counted. Recording the same outcome twice is
+        the same as once.
+
+        Raises:
+            PlaceError: also when this store held the sweep's lease and another driver took it.
+            ValueError: an unknown status, or a trial that was never begun.
+        """
+        if outcome.status not in STATUSES:
+            raise ValueError(f"status {outcome.status!r}: expected one of {', '.join(STATUSES)}")
+        with self._write() as db:
+            self._check_token(digest)
+            row = db.execute(
+                "SELECT attempts, started, ended FROM trials WHERE digest = ? AND key = ?",
+                (digest, key),
+            ).fetchone()
+            if row is None:
+                raise ValueError(f"trial {key} of sweep {digest[:12]} was not begun")
+            repeated = (row[1], row[2]) == (outcome.started, outcome.ended)
+            attempts = outcome.attempts + (0 if repeated else row[0])
+            if outcome.environment is None:
+                (environment,) = db.execute(
+                    "SELECT environment FROM sweeps WHERE digest = ?", (digest,)
+                ).fetchone()
+            else:
+                environment = put_environment(db, outcome.environment)
+            db.execute(
+                "UPDATE trials SET seq = ?, status = ?, reason = ?, metrics = ?, samples = ?, "
+                "point = ?, attempts = ?, started = ?, ended = ?, environment = ? "
+                "WHERE digest = ? AND key = ?",
+                (
+                    next_seq(db, digest),
+                    outcome.status,
+                    outcome.reason,
+                    packed(dict(outcome.metrics)),
+                    packed(dict(outcome.samples)),
+                    outcome.point,
+                    attempts,
+                    outcome.started,
+                    outcome.ended,
+                    environment,
+                    digest,
+                    key,
+                ),
+            )
+
+    def finish(self, digest: str, status: SweepStatus) -> None:
+        """Records how the sweep as a whole ended: complete, failed or interrupted."""
+        if status not in SWEEP_STATUSES:
+            raise ValueError(f"status {status!r}: expected one of {', '.join(SWEEP_STATUSES)}")
+        with self._write() as db:
+            self._check_token(digest)
+            db.execute(
+                "UPDATE sweeps SET status = ?, updated = ? WHERE digest = ?",
+                (status, time.time(), digest),
+            )
+
+    @contextmanager
+    def lease(self, digest: str, role: Role = "driver") -> Iterator[None]:
+        """Keeps every other process from driving (or tracking) this sweep at the same time.
+
+        Raises:
+            PlaceError: a live process holds it; names its pid and the way out.
+        """
+        sweep = self.name_of(digest)
+
+        def refusal(holder: Owner) -> str:
+            return _REFUSALS[role].format(sweep=sweep, owner=holder)
+
+        with hold(self._write, self.path, digest, role, refusal) as token:
+            if role == "driver":
+                self._tokens[digest] = token
+            try:
+                yield
+            finally:
+                self._tokens.pop(digest, None)
+
+    # Reading
+
+    def owner(self, digest: str, role: Role = "driver") -> str | None:
+        """The live process that drives (or tracks) the sweep, in words, or None."""
+        with self._read() as db:
+            holder = owner(db, digest, role)
+        return str(holder) if holder else None
+
+    def sweeps(self) -> list[SweepRow]:
+        """All sweeps, the one that was last begun or finished first."""
+        return self._sweeps("ORDER BY updated DESC")
+
+    def find(self, selector: str) -> SweepRow:
+        """The newest sweep of that name, or the one whose digest begins so (4 digits or more).
+
+        Raises:
+            UserError: there is none, or a prefix fits several; says which there are.
+        """
+        found = self._sweeps("WHERE name = ? ORDER BY updated DESC LIMIT 1", selector)
+        if not found and re.fullmatch(r"[0-9a-f]{4,64}", selector.lower()):
+            prefix = selector.lower()
+            # 'g' follows every hexadecimal digit.
+            found = self._sweeps("WHERE digest >= ? AND digest < ?", prefix, prefix + "g")
+        if len(found) == 1:
+            return found[0]
+        if found:
+            several = ", ".join(f"{row.digest[:12]} ({row.name})" for row in found)
+            raise UserError(f"sweep {selector!r} is not unique: {several}; give more digits")
+        raise UserError(f"there is no sweep {selector!r} in {self.path}; {self._known(selector)}")
+
+    def trials(self, digest: str) -> list[TrialRow]:
+        """All trials of a sweep in the order of the plan."""
+        return [row for row, _ in self._trials("ORDER BY idx, key", digest)]
+
+    def changed_since(self, digest: str, cursor: int) -> tuple[list[TrialRow], int]:
+        """The trials recorded after ``cursor`` (0 at first), oldest first, and the new cursor."""
+        found = self._trials("AND seq > ? ORDER BY seq", digest, cursor)
+        return [row for row, _ in found], found[-1][1] if found else cursor
+
+    def name_of(self, digest: str) -> str:
+        """A sweep's name, or the start of its digest when it was never begun."""
+        with self._read() as db:
+            row = db.execute("SELECT name FROM sweeps WHERE digest = ?", (digest,)).fetchone()
+        return str(row[0]) if row else digest[:12]
+
+    # Inside
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, transaction(self._db, self.path) as db:
+            yield db
+
+    @contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, failures(self.path):
+            yield self._db
+
+    def _check_token(self, digest: str) -> None:
+        token = self._tokens.get(digest)
+        if token is None:
+            return
+        row = self._db.execute("SELECT pid, host FROM leases WHERE token = ?", (token,)).fetchone()
+        if row is None:
+            raise PlaceError(
+                f"sweep {self.name_of(digest)} was taken over by another driver while this one "
+                "was out of reach; this one stops, the other goes on"
+            )
+
+    def _sweeps(self, condition: str, *values: str) -> list[SweepRow]:
+        with self._read() as db:
+            return sweep_rows(db, self._environments, condition, *values)
+
+    def _trials(self, condition: str, digest: str, *values: int) -> list[tuple[TrialRow, int]]:
+        with self._read() as db:
+            return trial_rows(db, self._environments, condition, digest, *values)
+
+    def _known(self, selector: str) -> str:
+        names = list(dict.fromkeys(row.name for row in self.sweeps()))
+        if not names:
+            return "the store is empty, `ringray run SPEC` fills it"
+        close = nearest(selector, names)
+        if close:
+            return f"did you mean {close!r}?"
+        more = ", ..." if len(names) > 10 else ""
+        return f"it knows {', '.join(names[:10])}{more}"

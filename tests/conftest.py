@@ -1,0 +1,24 @@
+"""What all tests share: nothing a test does touches the home of the person who runs it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ringray_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A private $RINGRAY_HOME for the session; no tracking server or cluster of the caller."""
+    home = tmp_path_factory.mktemp("ringray-home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGRAY_HOME", str(home))
+        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "RAY_ADDRESS"):
+            patch.delenv(name, raising=False)
+        yield home
+    assert os.environ.get("RINGRAY_HOME") != str(home)
