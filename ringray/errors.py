@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+_SHOWN = 20  # mistakes of one file that are told at once
+
 
 class RingrayError(Exception):
     """Base of all errors that a user can be told about."""
@@ -54,7 +56,10 @@ class SpecError(UserError):
         self.errors: tuple[SpecError, ...] = (self, *others)
         place = path if line is None else f"{path}:{line}"
         own = f"{place}: {field}: {message}" if field else f"{place}: {message}"
-        super().__init__("\n".join([own, *map(str, others)]))
+        lines = [own, *map(str, others[: _SHOWN - 1])]
+        if len(others) >= _SHOWN:
+            lines.append(f"{path}: and {len(others) - _SHOWN + 1} more")
+        super().__init__("\n".join(lines))
 
     @classmethod
     def together(cls, errors: Iterable[SpecError]) -> SpecError:

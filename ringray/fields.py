@@ -248,6 +248,7 @@ class Several(Kind):
         if not value:
             raise Mismatch(self.expected)
         items: list[object] = []
+        seen: set[object] = set()
         for index, item in enumerate(value):
             try:
                 one = self.kind.read(item)
@@ -255,9 +256,9 @@ class Several(Kind):
                 at = (index, *mismatch.at)
                 raise Mismatch(mismatch.expected, at=at, hint=mismatch.hint) from None
             items.append(one)
-        if self.distinct and len(set(items)) < len(items):
-            twice = next(index for index, item in enumerate(items) if item in items[:index])
-            raise Mismatch("each value once", at=(twice,))
+            if self.distinct and one in seen:
+                raise Mismatch("each value once", at=(index,))
+            seen.add(one)
         # A list of one measures the same as its value, so both have one normal form.
         return tuple(items) if self.always or len(items) > 1 else items[0]
 

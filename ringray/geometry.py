@@ -10,6 +10,7 @@ Arrays are indexed ``[query rank, key rank]`` and are int64; rows are local rows
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-_ELEMENTS_AT_ONCE = 1 << 21  # bounds the memory of one vectorised step over documents
+_ELEMENTS_AT_ONCE = 1 << 20  # bounds the memory of one vectorised step over documents
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ def _pieces(partition: str, padded: int, world_size: int) -> tuple[Ints, Ints, i
 
 def _sum_clamped(upto: Ints, cap: Ints) -> Ints:
     """Sum of ``clip(y, 0, cap)`` over all integers ``y <= upto``."""
-    inside = np.clip(upto, 0, cap)
-    return inside * (inside + 1) // 2 + np.maximum(upto - cap, 0) * cap
+    inside = np.minimum(np.maximum(upto, 0), cap)
+    return ((inside * (inside + 1)) >> 1) + np.maximum(upto - cap, 0) * cap
 
 
 def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
@@ -138,19 +139,22 @@ def pairs(partition: str, padded: int, world_size: int, mask: Mask) -> Pairs:
     visible = np.zeros((ranks, ranks), np.int64)
     lowest = np.full((ranks, ranks), padded, np.int64)
     highest = np.full((ranks, ranks), -1, np.int64)
-    chunk = max(1, _ELEMENTS_AT_ONCE // (ranks * pieces) ** 2)
+    chunk = max(1, _ELEMENTS_AT_ONCE // ranks**2)
     for at in range(0, len(documents), chunk):
         begin, end = documents[at : at + chunk].T[:, :, None, None]
         skipped = np.clip(-((first - begin) // step), 0, count)  # positions before the document
         n = np.clip(-((first - end) // step), 0, count) - skipped
         a = first + skipped * step
-        # axes: document, query rank, query piece, key rank, key piece
-        qa, qn, ka, kn = a[:, :, :, None, None], n[:, :, :, None, None], a[:, None, None], n[:, None, None]
-        seen, first_j, last_j = _piece_pairs(mask, step, qa, qn, ka, kn)
-        visible += seen.sum((0, 2, 4))
-        needed = last_j >= first_j
-        np.minimum(lowest, np.where(needed, ka + first_j * step, padded).min((0, 2, 4)), out=lowest)
-        np.maximum(highest, np.where(needed, ka + last_j * step, -1).max((0, 2, 4)), out=highest)
+        for i, j in itertools.product(range(pieces), repeat=2):
+            # axes: document, query rank, key rank
+            qa, qn, ka, kn = a[:, :, None, i], n[:, :, None, i], a[:, None, :, j], n[:, None, :, j]
+            seen, first_j, last_j = _piece_pairs(mask, step, qa, qn, ka, kn)
+            needed = last_j >= first_j
+            low = np.where(needed, ka + first_j * step, padded)
+            high = np.where(needed, ka + last_j * step, -1)
+            visible += seen.sum(0)
+            np.minimum(lowest, low.min(0), out=lowest)
+            np.maximum(highest, high.max(0), out=highest)
 
     def local_row(position: Ints) -> Ints:
         """Local rows of the key rank that stand before ``position``."""

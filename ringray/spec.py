@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -212,10 +213,11 @@ class Spec(_Section):
     def _name_the_experiment(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        tracking = data.get("tracking", {})
-        if isinstance(tracking, dict) and tracking.get("experiment") is None:
-            tracking = {**tracking, "experiment": str(data.get("name"))}
-        return {**data, "tracking": tracking}
+        name, tracking = data.get("name"), data.get("tracking", {})
+        named = isinstance(name, str) and re.fullmatch(_NAME, name)
+        if named and isinstance(tracking, dict) and tracking.get("experiment") is None:
+            data = {**data, "tracking": {**tracking, "experiment": name}}
+        return data
 
     @property
     def source(self) -> str:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Outcome",
+    "Owner",
     "Status",
     "Store",
     "SweepInfo",
@@ -228,11 +229,10 @@ class Store:
 
     # Reading
 
-    def owner(self, digest: str, role: Role = "driver") -> str | None:
-        """The live process that drives (or tracks) the sweep, in words, or None."""
+    def owner(self, digest: str, role: Role = "driver") -> Owner | None:
+        """The live process that drives (or tracks) the sweep, or None; ``str()`` is for users."""
         with self._read() as db:
-            holder = owner(db, digest, role)
-        return str(holder) if holder else None
+            return owner(db, digest, role)
 
     def sweeps(self) -> list[SweepRow]:
         """All sweeps, the one that was last begun or finished first."""

@@ -37,9 +37,7 @@ _NOTE_METRICS = (
 def finite(metrics: dict[str, float]) -> dict[str, float]:
     """Without infinities and NaN, under names that MLflow accepts."""
     return {
-        _plain_name(name): float(value)
-        for name, value in metrics.items()
-        if isinstance(value, int | float) and math.isfinite(value)
+        _plain_name(name): float(value) for name, value in metrics.items() if math.isfinite(value)
     }
 
 

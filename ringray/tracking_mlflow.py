@@ -23,8 +23,6 @@ from ringray import tracking_format as show
 from ringray.errors import PlaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ringray.store import Store, TrialRow
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
@@ -124,7 +122,7 @@ class Projection:
                 self.experiment_id,
                 start_time=_milliseconds(trial.started),
                 tags=show.trial_tags(self._sweep, trial, self.run_id) | _user(),
-                run_name=self._names.get(trial.key, trial.key),
+                run_name=self._name(trial.key),
             )
             child = self._children[trial.key] = _Child(run.info.run_id, record, ended=False)
         # The same key, value, time and step again is one metric to MLflow: safe to repeat.
@@ -187,9 +185,10 @@ class Projection:
             self.run_id, status=status, end_time=_milliseconds(self._last_end())
         )
 
-    def steps(self) -> list[Callable[[], None]]:
-        """What is left to do when every trial is written, in order."""
-        return [self.summarise, self.log_plan, self.log_results, self.close]
+    def _name(self, key: str) -> str:
+        if key not in self._names:  # a search adds trials as it goes
+            self._names = show.run_names(self._sweep, self._store.trials(self._digest))
+        return self._names.get(key, key)
 
     def _last_end(self) -> float | None:
         ends = [trial.ended for trial in self._store.trials(self._digest) if trial.ended]

@@ -10,7 +10,7 @@ Hop h of a chunk takes it to the rank ``owner + h * direction``; hop 0 is its ow
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -69,9 +69,7 @@ class Walk:
     direction: int
     hops: tuple[tuple[Hop, ...], ...]
     home: tuple[tuple[Rows, int, int] | None, ...]
-    kv_rows: int
-    sum_rows: int
-    messages: int
+    sent: Sent
 
 
 def _by_hop(table: Ints, direction: int) -> Ints:
@@ -90,18 +88,19 @@ class Traffic:
     needs from that hop on. ``sums``: what the travelling dK/dV holds when it leaves that hop.
     """
 
+    direction: int
     need: tuple[Ints, Ints]
     kv: tuple[Ints, Ints]
     sums: tuple[Ints, Ints]
 
-    @property
+    @cached_property
     def kv_rows(self) -> Ints:
         """Rows of K/V that arrive, ``[owner, hop]``; none at hop 0."""
         rows = np.maximum(self.kv[1] - self.kv[0], 0)
         rows[:, 0] = 0
         return rows
 
-    @property
+    @cached_property
     def sum_rows(self) -> Ints:
         """Rows of dK/dV that leave, ``[owner, hop]``: onwards, or home after the last need."""
         rows = np.maximum(self.sums[1] - self.sums[0], 0)
@@ -120,33 +119,44 @@ def traffic(pairs: geometry.Pairs, direction: int) -> Traffic:
     away_first, away_stop = first.copy(), stop.copy()
     away_first[:, 0], away_stop[:, 0] = none, 0  # the owner keeps its own part of dK/dV
     sums = (np.minimum.accumulate(away_first, 1), np.maximum.accumulate(away_stop, 1))
-    return Traffic((first, stop), kv, sums)
+    return Traffic(direction, (first, stop), kv, sums)
 
 
-def rows_sent(moved: Traffic, which: Pass) -> tuple[int, int, int]:
-    """(K/V rows, dK/dV rows, messages) of all ranks together; K and V are one message here."""
+class Sent(NamedTuple):
+    """What all ranks send in one pass: rows of K/V, rows of dK/dV, and messages (a pair of tensors
+    for the same rows is one)."""
+
+    kv_rows: int
+    sum_rows: int
+    messages: int
+
+
+def sent(moved: Traffic, which: Pass) -> Sent:
+    """Count one pass of one direction."""
     kv = moved.kv_rows
-    sent = int(kv.sum()), 0, int((kv > 0).sum())
     if which == "forward":
-        return sent
+        return Sent(int(kv.sum()), 0, int(np.count_nonzero(kv)))
     sums = moved.sum_rows
-    return sent[0], int(sums.sum()), sent[2] + int((sums > 0).sum())
+    messages = int(np.count_nonzero(kv)) + int(np.count_nonzero(sums))
+    return Sent(int(kv.sum()), int(sums.sum()), messages)
 
 
-def best_direction(
-    pairs: geometry.Pairs, which: Pass, kv_weight: int = 1, sum_weight: int = 1
-) -> tuple[int, Traffic]:
-    """The direction (+1 toward higher ranks, -1 toward lower) that sends fewer weighted rows.
+@lru_cache(maxsize=16)
+def directions(
+    partition: str, padded: int, world_size: int, mask: geometry.Mask
+) -> tuple[geometry.Pairs, Traffic, Traffic]:
+    """What ranks see of each other, and the traffic toward higher and toward lower ranks."""
+    pairs = geometry.pairs(partition, padded, world_size, mask)
+    return pairs, traffic(pairs, +1), traffic(pairs, -1)
 
-    Ties go toward higher ranks, so every rank and the planner choose alike.
-    """
 
-    def cost(moved: Traffic) -> int:
-        kv, sums, _ = rows_sent(moved, which)
-        return kv * kv_weight + sums * sum_weight
-
-    up, down = traffic(pairs, +1), traffic(pairs, -1)
-    return (+1, up) if cost(up) <= cost(down) else (-1, down)
+def cheaper(
+    up: Traffic, down: Traffic, which: Pass, kv_weight: int, sum_weight: int
+) -> tuple[Traffic, Sent]:
+    """The direction that sends fewer weighted rows; a tie goes toward higher ranks, so that every
+    rank and the planner choose alike."""
+    counted = [(moved, sent(moved, which)) for moved in (up, down)]
+    return min(counted, key=lambda c: c[1].kv_rows * kv_weight + c[1].sum_rows * sum_weight)
 
 
 def _rows(table: tuple[Ints, Ints], owner: int, hop: int) -> Rows:
@@ -165,8 +175,9 @@ def plan(
     sum_weight: int = 1,
 ) -> Walk:
     """The cheaper walk of a ring. ``kv_weight``, ``sum_weight``: bytes of one row of K/V, dK/dV."""
-    pairs = geometry.pairs(partition, padded, world_size, mask)
-    direction, moved = best_direction(pairs, which, kv_weight, sum_weight)
+    _, up, down = directions(partition, padded, world_size, mask)
+    moved, counted = cheaper(up, down, which, kv_weight, sum_weight)
+    direction = moved.direction
     shard = padded // world_size
     alive = (moved.kv[1] > moved.kv[0]).any(0)
     length = max(1, int(np.flatnonzero(alive).max(initial=0)) + 1)
@@ -196,12 +207,9 @@ def plan(
             return None
         return _rows(moved.sums, owner, hops[-1]), (owner + direction * hops[-1]) % world_size, hops[-1]
 
-    kv_rows, sum_rows, messages = rows_sent(moved, which)
     return Walk(
         direction=direction,
         hops=tuple(tuple(at(rank, hop) for hop in range(length)) for rank in range(world_size)),
         home=tuple(coming_home(owner) for owner in range(world_size)),
-        kv_rows=kv_rows,
-        sum_rows=sum_rows,
-        messages=messages,
+        sent=counted,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
@@ -29,16 +30,12 @@ _CORE = "tag:yaml.org,2002:"
 
 def dotted(where: Where) -> str:
     """``problem.heads`` for any place in or under that list: errors name fields, not elements."""
-    return ".".join(part if part.isprintable() else repr(part) for part in _names(where))
+    names = takewhile(lambda part: isinstance(part, str), where)
+    return ".".join(_short(str(name)) for name in names)
 
 
-def _names(where: Where) -> list[str]:
-    names: list[str] = []
-    for part in where:
-        if isinstance(part, int):
-            break
-        names.append(part if len(part) <= 60 else f"{part[:57]}...")
-    return names
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_text(path: str | Path) -> str:
@@ -131,7 +128,7 @@ class Source:
         self.marks: dict[Where, Mark] = {}
         self.mistakes: list[SpecError] = []
         node = self._compose(text)
-        self.empty = node is None
+        self.empty = node is None or (node.tag == f"{_CORE}null" and not node.value)
         self.data = None if node is None else self._value(node, (), node.start_mark.line + 1)
 
     def line_of(self, where: Where) -> int | None:
@@ -152,8 +149,10 @@ class Source:
     def _compose(self, text: str) -> yaml.Node | None:
         if len(text.encode("utf-8", "replace")) > MAX_BYTES:
             raise self.error("is larger than 1 MiB, the most that a spec may have")
+        loader = None
         try:
-            return _Loader(text).get_single_node()
+            loader = _Loader(text)
+            return loader.get_single_node()
         except _Refused as refused:
             raise self.error(refused.message, line=refused.line) from None
         except yaml.reader.ReaderError as error:
@@ -168,9 +167,9 @@ class Source:
                 message, hint = "a second document starts here", "; a spec is one document"
             line_of_mark = mark.line + 1 if mark else None
             raise self.error(f"not valid YAML: {message}{hint}", line=line_of_mark) from None
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            # ValueError: a \U escape beyond Unicode, a directive %YAML with too many digits.
-            raise self.error(f"not valid YAML: {error}") from None
+        except (ValueError, OverflowError):  # PyYAML passes on what int() and chr() raise
+            message = "not valid YAML: a number in an escape or a directive is out of range"
+            raise self.error(message, line=loader.line + 1 if loader else None) from None
 
     def _value(self, node: yaml.Node, where: Where, key_line: int) -> object:
         value_line = node.start_mark.line + 1
@@ -190,9 +189,9 @@ class Source:
         data: dict[str, object] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
-            if not isinstance(key_node, yaml.ScalarNode):
+            if not isinstance(key_node, yaml.ScalarNode) or not key_node.value.isprintable():
                 self.mistakes.append(
-                    self.error("a key is a list or a mapping, expected a field name", where, line)
+                    self.error("a key is not a plain name, expected a field", where, line)
                 )
                 continue
             place = (*where, key_node.value)
@@ -223,7 +222,7 @@ def _scalar(node: yaml.Node) -> object:
 
 
 def _written(node: yaml.Node, value: object) -> str:
-    text: str = node.value if len(node.value) <= 60 else f"{node.value[:57]}..."
+    text = _short(node.value)
     if value is None:
         return "nothing" if text in ("", "~") else "null"
     if isinstance(value, bool) and text.lower() not in ("true", "false"):

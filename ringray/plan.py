@@ -1,0 +1,289 @@
+"""From a spec to a frozen plan: every trial, what it costs, and what is pruned and why.
+
+A plan needs no cluster and imports neither torch nor ray. Points that can never run (heads that do
+not divide, a window without causal) are pruned with the field that is to blame; a spec of which no
+point can run is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ringray import costmodel, geometry
+from ringray import partition as partitions
+from ringray.errors import SpecError
+
+if TYPE_CHECKING:
+    from ringray.spec import Spec
+
+# The sweep's axes, slowest first: trials that share a ring follow each other.
+AXES: tuple[tuple[str, str, str], ...] = (
+    ("ring", "size", "ring_size"),
+    ("ring", "threads", "threads"),
+    ("problem", "dtype", "dtype"),
+    ("problem", "seq_len", "seq_len"),
+    ("problem", "batch", "batch"),
+    ("problem", "heads", "heads"),
+    ("problem", "kv_heads", "kv_heads"),
+    ("problem", "head_dim", "head_dim"),
+    ("problem", "causal", "causal"),
+    ("problem", "window", "window"),
+    ("problem", "documents", "documents"),
+    ("problem", "direction", "direction"),
+    ("strategy", "transport", "transport"),
+    ("strategy", "backward", "backward"),
+    ("strategy", "backend", "backend"),
+    ("strategy", "blocks", "blocks"),
+    ("strategy", "partition", "partition"),
+)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a point is pruned: the spec's field and what is wrong with it."""
+
+    field: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """One point, flat: what a trial computes and how it is measured. Lengths are tokens."""
+
+    ring_size: int
+    threads: int
+    dtype: str
+    seq_len: int
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    window: int | None
+    documents: int | tuple[int, ...] | None
+    direction: str
+    transport: str
+    backward: str
+    backend: str
+    blocks: int | None
+    partition: str
+    device: str
+    placement: str
+    warmup: int
+    repeats: int
+    seed: int
+    baseline: str | None
+    baseline_threads: int | None
+    replica: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat and JSON-able; ``documents`` is a count, a list of lengths or None."""
+        flat = {name: getattr(self, name) for name in _CONFIG_FIELDS}
+        if isinstance(self.documents, tuple):
+            flat["documents"] = list(self.documents)
+        return flat
+
+    @classmethod
+    def from_dict(cls, flat: dict[str, Any]) -> Config:
+        """The inverse of ``as_dict``."""
+        documents = flat["documents"]
+        return cls(
+            **{**flat, "documents": tuple(documents) if isinstance(documents, list) else documents}
+        )
+
+    @cached_property
+    def mask(self) -> geometry.Mask:
+        """Who sees whom; ValueError for a mask that means nothing."""
+        return _mask(self.seq_len, self.causal, self.window, self.documents)
+
+    @property
+    def padded(self) -> int:
+        """Length that is dealt to the ranks, in tokens."""
+        return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients are computed."""
+        return self.direction == "forward+backward"
+
+
+_CONFIG_FIELDS = tuple(field.name for field in fields(Config))
+
+
+@lru_cache(maxsize=4096)
+def _mask(
+    seq_len: int, causal: bool, window: int | None, documents: int | tuple[int, ...] | None
+) -> geometry.Mask:
+    bounds: tuple[int, ...] | None = None
+    if isinstance(documents, int):
+        bounds = geometry.document_boundaries(seq_len, documents)
+    elif documents is not None:
+        bounds = (0, *itertools.accumulate(documents))
+    return geometry.Mask(seq_len, causal, window, bounds)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measured point of a sweep. ``key`` names it within its sweep; pruned trials never run."""
+
+    index: int
+    key: str
+    kind: str
+    config: Config
+    predicted: costmodel.Cost | None
+    pruned: Reason | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All trials of a spec, in the order in which they run."""
+
+    spec: Spec
+    trials: tuple[Trial, ...]
+
+    @property
+    def digest(self) -> str:
+        """Names the sweep: what is measured, not where it is logged."""
+        return self.spec.digest
+
+    @property
+    def runnable(self) -> tuple[Trial, ...]:
+        """Trials that are not pruned."""
+        return tuple(trial for trial in self.trials if trial.pruned is None)
+
+    @cached_property
+    def varying(self) -> tuple[str, ...]:
+        """Config fields of which the sweep measures more than one value."""
+        first = self.trials[0].config
+        return tuple(
+            name
+            for name in _CONFIG_FIELDS
+            if any(getattr(trial.config, name) != getattr(first, name) for trial in self.trials)
+        )
+
+
+def build(spec: Spec, hardware: costmodel.Hardware | None = None) -> Plan:
+    """Expand ``spec``; costs are predicted for ``hardware``, by default this machine's kind.
+
+    Raises:
+        SpecError: no point of the sweep can run; names the field of the first reason.
+    """
+    hardware = hardware or local_hardware(spec.ring.device)
+    values = [spec.sweep(section, field) for section, field, _ in AXES]
+    names = [name for _, _, name in AXES]
+    baseline = spec.measure.baseline
+    constant = {
+        "device": spec.ring.device,
+        "placement": spec.ring.placement,
+        "warmup": spec.measure.warmup,
+        "repeats": spec.measure.repeats,
+        "seed": spec.measure.seed,
+        "baseline": baseline.name if baseline else None,
+        "baseline_threads": baseline.threads if baseline else None,
+    }
+    configs = []
+    for point in itertools.product(*values):
+        chosen = dict(zip(names, point, strict=True))
+        chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
+        chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
+        configs += [
+            Config(**chosen, **constant, replica=replica)
+            for replica in range(spec.measure.replicas)
+        ]
+    reasons = [impossible(config) for config in configs]
+    costs = _costs(configs, reasons, hardware)
+    trials = tuple(
+        Trial(index, _key(spec.kind, config), spec.kind, config, cost, reason)
+        for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
+    )
+    if all(trial.pruned for trial in trials):
+        reason = trials[0].pruned
+        assert reason is not None
+        raise SpecError(
+            reason.text + ("" if len(trials) == 1 else f" (and no other of {len(trials)} points can run)"),
+            path=spec.path,
+            line=spec.line_of(reason.field),
+            field=reason.field,
+        )
+    return Plan(spec, trials)
+
+
+def _key(kind: str, config: Config) -> str:
+    text = json.dumps([kind, config.as_dict()], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _costs(
+    configs: list[Config], reasons: list[Reason | None], hardware: costmodel.Hardware
+) -> list[costmodel.Cost | None]:
+    """Predicted costs in the configs' order; the points of one geometry are worked out together,
+    because its tables are what takes time."""
+    geometries: dict[tuple[Any, ...], list[int]] = {}
+    for i, config in enumerate(configs):
+        if reasons[i] is None:
+            geometry_of = (config.partition, config.padded, config.ring_size, config.mask)
+            geometries.setdefault(geometry_of, []).append(i)
+    costs: list[costmodel.Cost | None] = [None] * len(configs)
+    for (partition, padded, _, mask), members in geometries.items():
+        for i in members:
+            c = configs[i]
+            shape = costmodel.Shape(
+                c.ring_size, c.threads, c.batch, c.heads, c.kv_heads, c.head_dim, c.dtype,
+                c.has_backward,
+            )
+            costs[i] = costmodel.predict(partition, padded, mask, shape, hardware)
+    return costs
+
+
+def impossible(config: Config) -> Reason | None:
+    """Why a point can never run anywhere, or None."""
+    if config.heads % config.kv_heads:
+        return Reason(
+            "problem.kv_heads",
+            f"{config.heads} heads are no multiple of {config.kv_heads} K/V heads",
+        )
+    if config.window is not None and not config.causal:
+        return Reason(
+            "problem.window",
+            f"window {config.window} looks back from its query, which needs causal: true",
+        )
+    if isinstance(config.documents, tuple) and sum(config.documents) != config.seq_len:
+        return Reason(
+            "problem.documents",
+            f"lengths sum to {sum(config.documents)}, expected seq_len {config.seq_len}",
+        )
+    return None
+
+
+def local_hardware(device: str) -> costmodel.Hardware:
+    """What this machine would run ``device`` on, for predictions."""
+    if device == "cuda" or (device == "auto" and shutil.which("nvidia-smi")):
+        return costmodel.CUDA
+    return costmodel.cpu(os.cpu_count() or 1)
+
+
+def cost_dict(trial: Trial) -> dict[str, Any]:
+    """The predicted cost as plain data; empty for a pruned trial."""
+    return dict(trial.predicted._asdict()) if trial.predicted else {}
+
+
+def trial_dict(trial: Trial) -> dict[str, Any]:
+    """A trial as plain data, for ``ringray plan --json``."""
+    return {
+        "index": trial.index,
+        "key": trial.key,
+        "kind": trial.kind,
+        "config": trial.config.as_dict(),
+        "predicted": cost_dict(trial),
+        "pruned": str(trial.pruned) if trial.pruned else None,
+    }

@@ -1,0 +1,236 @@
+"""MLflow as a projection of the store, seen from the driver.
+
+A :class:`Tracker` is a process of its own (:mod:`ringray.tracking_process`) that tails the store
+and writes one parent run per sweep and one child run per ended trial. The sweep never waits for
+it, and nothing is lost with it: :func:`sync` writes from the store what is missing, at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringray.errors import PlaceError
+from ringray.store import Store
+from ringray.store_file import home
+from ringray.tracking_channel import Channel
+from ringray.tracking_place import artifact_root, cannot_be_used, check, resolve_uri, ui_command
+
+__all__ = ["SyncState", "Tracker", "resolve_uri", "sync"]
+
+READY_S = 60.0
+_LOG_BYTES = 1 << 20
+# MLflow's own retries (minutes of them) would hide an outage; the tracker has its own.
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SyncState:
+    """How tracking ended: trials in MLflow, trials still missing there, and why (or None)."""
+
+    written: int
+    pending: int
+    error: str | None
+
+
+class Tracker:
+    """The driver's end of one tracking process.
+
+    In order: :meth:`start` before anything slow (MLflow needs seconds to open), :meth:`wait_ready`
+    before the first trial, then only the store is written; :meth:`finish` after
+    ``Store.finish``. A driver that dies in between needs nothing: the process notices, writes
+    what the store holds, marks the parent run as killed and ends.
+    """
+
+    def __init__(self, store_path: Path, digest: str, uri: str, experiment: str) -> None:
+        self.store_path = store_path
+        self.digest = digest
+        self.uri = uri
+        self.experiment = experiment
+        self.experiment_id = ""
+        self.run_id = ""
+        self.log_path = _log_path(digest)
+        self._process, self._channel = self._spawn()
+
+    @classmethod
+    def start(
+        cls, store_path: str | Path, digest: str, uri: str | None, experiment: str
+    ) -> Tracker:
+        """Checks that the place can be used, then starts the process without waiting for it.
+
+        The sweep must have begun in the store (``Store.begin``).
+
+        Raises:
+            PlaceError: nobody answers at the URI, it is malformed, or its file cannot be used.
+        """
+        resolved = resolve_uri(uri)
+        check(resolved)
+        return cls(Path(store_path).expanduser().absolute(), digest, resolved, experiment)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ui_command(self) -> str:
+        """The command, or for a server the address, that shows this sweep."""
+        return ui_command(self.uri, self.experiment_id, self.run_id)
+
+    def wait_ready(self, timeout: float = READY_S) -> None:
+        """Returns when MLflow has accepted the sweep.
+
+        Raises:
+            PlaceError: it refused, or did not answer within ``timeout`` seconds; the process is
+                ended then.
+        """
+        if self.run_id:
+            return
+        message = self._channel.receive(timeout)
+        if message and message.get("ready"):
+            self.experiment_id = str(message["experiment_id"])
+            self.run_id = str(message["run_id"])
+            return
+        if message is None:
+            self._end()
+            why = "its process ended" if self._channel.closed else f"no answer in {timeout:.0f} s"
+            message = {"error": f"{why} (see {self.log_path})"}
+        self._end()
+        raise cannot_be_used(self.uri, str(message.get("error")))
+
+    def finish(self, timeout: float = 30.0) -> SyncState:
+        """Waits until every recorded trial is in MLflow and the parent run is ended.
+
+        Never raises for an outage: what is missing after ``timeout`` seconds is ``pending``, and
+        :func:`sync` writes it later. A process that was killed meanwhile is started once more.
+        """
+        until = time.monotonic() + timeout
+        state = self._drain(until, patience=timeout)
+        if state is None and self._channel.closed and time.monotonic() < until:
+            code = self._end()
+            self._process, self._channel = self._spawn()
+            self.run_id = ""
+            state = self._drain(until, patience=timeout)
+            if state is None:
+                state = self._lost(f"the tracking process ended with {_ending(code)}")
+        if state is None:
+            state = self._lost(f"no answer in {timeout:.0f} s")
+        self._end()
+        return state
+
+    def _drain(self, until: float, patience: float) -> SyncState | None:
+        """None when the process gives no (or no good) answer."""
+        try:
+            self.wait_ready(max(0.0, until - time.monotonic()))
+        except PlaceError as error:
+            return None if self._channel.closed else self._lost(str(error))
+        left = max(0.0, until - time.monotonic())
+        self._channel.send({"finish": True, "timeout": left, "patience": patience})
+        # The tracker keeps the time itself and then says how much is missing.
+        message = self._channel.receive(left + 1.0)
+        if message is None:
+            return None
+        return SyncState(int(message["written"]), int(message["pending"]), message["error"])
+
+    def _lost(self, why: str) -> SyncState:
+        """The state when the tracker cannot tell: all that was recorded may be missing."""
+        with Store(self.store_path, create=False) as store:
+            recorded = sum(store.find(self.digest).counts.values())
+        return SyncState(0, recorded, why)
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], Channel]:
+        package_root = str(Path(__file__).resolve().parent.parent)
+        paths = [package_root, os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | _ENVIRONMENT
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        with self.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                # -P: the working directory is the user's and not a place to import from.
+                [sys.executable, "-P", "-W", "ignore", "-m", "ringray.tracking_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                bufsize=0,
+                # Ctrl-C in the terminal is for the driver; the tracker must still drain.
+                start_new_session=True,
+            )
+        assert process.stdin
+        assert process.stdout
+        channel = Channel(process.stdout.fileno(), process.stdin.fileno())
+        # Through the pipe and not as arguments, which every user of the machine can read.
+        settings: dict[str, Any] = {
+            "store": str(self.store_path),
+            "digest": self.digest,
+            "uri": self.uri,
+            "experiment": self.experiment,
+            "artifacts": artifact_root(self.uri),
+        }
+        channel.send(settings)
+        return process, channel
+
+    def _end(self) -> int:
+        """Ends the process if it has not ended itself; its exit code."""
+        process = self._process
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                pipe.close()
+        try:
+            # One that has answered ends by itself, in the time that an interpreter needs.
+            process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return process.returncode
+
+
+def sync(
+    store_path: str | Path, digest: str, uri: str | None, experiment: str, timeout: float = 3600.0
+) -> SyncState:
+    """Writes to MLflow what it lacks of a sweep, and returns when that is done.
+
+    Safe to repeat and to interrupt: nothing is doubled. Gives up after 20 s without an answer.
+
+    Raises:
+        PlaceError: the place cannot be used, or the sweep's own tracker is still writing.
+    """
+    tracker = Tracker.start(store_path, digest, uri, experiment)
+    tracker.wait_ready()
+    state = tracker._drain(time.monotonic() + timeout, patience=20.0)
+    code = tracker._end()
+    return state or tracker._lost(f"the tracking process ended with {_ending(code)}")
+
+
+def _ending(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _log_path(digest: str) -> Path:
+    folder = home() / "logs"
+    path = folder / f"tracking-{digest[:12]}.log"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_CREAT | os.O_WRONLY
+        if path.exists() and path.stat().st_size > _LOG_BYTES:
+            flags |= os.O_TRUNC
+        os.close(os.open(path, flags, 0o600))
+    except OSError as error:
+        raise PlaceError(
+            f"the log {path} cannot be written: {error.strerror}; set RINGRAY_HOME to a folder "
+            "that you may write to"
+        ) from error
+    return path

@@ -1,0 +1,437 @@
+"""The store keeps what it was told, all or nothing, and says what is wrong with its place."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringray import lease, store_file
+from ringray.environment import point_digest
+from ringray.errors import PlaceError, UserError
+from ringray.store import Outcome, Store, SweepInfo, TrialInfo, default_path, home, record_line
+
+DIGEST = "ab12" * 16
+OTHER = "ab34" * 16
+ENVIRONMENT = {"hardware": {"cpu": "x", "cores": 2}, "versions": {"torch": "2"}, "kernels": "k"}
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def sweep(digest: str = DIGEST, name: str = "quick", environment: dict | None = None) -> SweepInfo:
+    return SweepInfo(
+        digest, name, "latency", {"name": name}, f"name: {name}\n", environment or ENVIRONMENT
+    )
+
+
+def trial(index: int, pruned: str | None = None) -> TrialInfo:
+    return TrialInfo(f"{index:016x}", index, {"seq_len": 64 + index}, {"flops": 9}, pruned)
+
+
+def ok(index: int, attempts: int = 1, started: float = 5.0) -> Outcome:
+    return Outcome(
+        "ok", None, {"median_ms": 1.5 + index}, {"ms": [1.0, 2.0]}, "p" * 64, attempts, started, 9.0
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "store.db") as opened:
+        yield opened
+
+
+def test_what_is_recorded_is_read_back(store: Store) -> None:
+    store.begin(sweep(), [trial(1), trial(0)])
+    store.record(DIGEST, trial(1).key, ok(1))
+    first, second = store.trials(DIGEST)
+    assert (first.index, first.status, first.metrics, first.attempts) == (0, None, {}, 0)
+    assert (second.index, second.status, second.config) == (1, "ok", {"seq_len": 65})
+    assert (second.metrics, second.samples) == ({"median_ms": 2.5}, {"ms": [1.0, 2.0]})
+    assert (second.started, second.ended, second.environment) == (5.0, 9.0, ENVIRONMENT)
+    row = store.find("quick")
+    assert (row.digest, row.status, row.total, row.counts) == (DIGEST, "running", 2, {"ok": 1})
+    assert row.source == "name: quick\n"
+    store.finish(DIGEST, "complete")
+    assert store.find(DIGEST[:4]).status == "complete"
+
+
+def test_a_record_line_has_the_keys_of_the_design(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    store.record(DIGEST, trial(0).key, Outcome("failed", "boom", {"a": math.inf, "b": 1.0}))
+    line = record_line(store.find("quick"), store.trials(DIGEST)[0])
+    keys = "point sweep status reason config metrics environment"
+    assert list(line) == keys.split()
+    assert line["metrics"] == {"a": None, "b": 1.0}
+    assert "Infinity" not in json.dumps(line)
+    assert line["environment"] == ENVIRONMENT
+
+
+def test_pruned_trials_are_recorded_when_the_sweep_begins(store: Store) -> None:
+    store.begin(sweep(), [trial(0), trial(1, "window needs causal")])
+    rows, cursor = store.changed_since(DIGEST, 0)
+    assert [(row.key, row.status, row.reason) for row in rows] == [
+        (trial(1).key, "pruned", "window needs causal")
+    ]
+    assert rows[0].point == point_digest(trial(1).config, ENVIRONMENT)
+    store.begin(sweep(), [trial(0), trial(1, "window needs causal")])
+    assert store.changed_since(DIGEST, cursor) == ([], cursor)
+    store.begin(sweep(), [trial(0), trial(1)])
+    assert store.trials(DIGEST)[1].status is None
+
+
+def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> None:
+    store.begin(sweep(), [trial(0), trial(1), trial(2)])
+    store.record(DIGEST, trial(0).key, ok(0))
+    store.finish(DIGEST, "interrupted")
+    newer = {**ENVIRONMENT, "kernels": "k2"}
+    store.begin(sweep(environment=newer), [trial(0, "now pruned"), trial(1), trial(3)])
+    assert [(row.index, row.status) for row in store.trials(DIGEST)] == [
+        (0, "ok"),
+        (1, None),
+        (3, None),
+    ]
+    store.record(DIGEST, trial(1).key, ok(1))
+    kept, new, _ = store.trials(DIGEST)
+    assert (kept.environment, new.environment) == (ENVIRONMENT, newer)
+    assert store.find("quick").environment == newer
+    assert store.find("quick").status == "running"
+
+
+def test_recording_again_replaces_and_counts_the_attempts(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    store.record(DIGEST, trial(0).key, Outcome("failed", "lost a rank", attempts=3, ended=1.0))
+    again = ok(7, attempts=1, started=20.0)
+    for _ in range(2):  # the same outcome twice is the same as once
+        store.record(DIGEST, trial(0).key, again)
+        (row,) = store.trials(DIGEST)
+        assert (row.status, row.reason, row.metrics, row.attempts) == (
+            "ok",
+            None,
+            {"median_ms": 8.5},
+            4,
+        )
+
+
+def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
+    store.begin(sweep(), [trial(index) for index in range(4)])
+    store.begin(sweep(OTHER, "other"), [trial(0)])
+    cursor = 0
+    seen: list[int] = []
+    for index in (2, 0, 3, 2):
+        store.record(DIGEST, trial(index).key, ok(index, started=float(len(seen))))
+        store.record(OTHER, trial(0).key, ok(0))
+        rows, cursor = store.changed_since(DIGEST, cursor)
+        seen += [row.index for row in rows]
+    assert seen == [2, 0, 3, 2]
+    rows, _ = store.changed_since(DIGEST, 0)
+    assert [row.index for row in rows] == [0, 3, 2]
+
+
+@pytest.mark.parametrize("status", ["done", ""])
+def test_unknown_words_are_refused(store: Store, status: str) -> None:
+    store.begin(sweep(), [trial(0)])
+    with pytest.raises(ValueError, match="expected one of ok, oom"):
+        store.record(DIGEST, trial(0).key, Outcome(status))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected one of running, complete"):
+        store.finish(DIGEST, status)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="was not begun"):
+        store.record(DIGEST, "f" * 16, ok(0))
+
+
+def test_a_sweep_is_found_by_name_or_by_the_start_of_its_digest(store: Store) -> None:
+    with pytest.raises(UserError, match="the store is empty"):
+        store.find("quick")
+    store.begin(sweep(), [])
+    store.begin(sweep(OTHER), [])
+    assert store.find("quick").digest == OTHER
+    assert store.find("AB12").digest == DIGEST
+    store.begin(sweep("ab12" + "0" * 60, "quickest"), [])
+    with pytest.raises(UserError, match=r"not unique: ab1200000000 .*; give more digits"):
+        store.find("ab12")
+    with pytest.raises(UserError, match="did you mean 'quickest'"):
+        store.find("quickets")
+    with pytest.raises(UserError, match="it knows quickest, quick"):
+        store.find("ab1")
+
+
+def test_open_files_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "deep" / "home"))
+    with Store(default_path()) as store:
+        store.begin(sweep(), [trial(0)])
+        for path in home().iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        assert stat.S_IMODE(home().stat().st_mode) == 0o700
+    monkeypatch.setenv("RINGRAY_HOME", str(default_path() / "below-a-file"))
+    with pytest.raises(PlaceError, match=r"below-a-file cannot be used: .*set RINGRAY_HOME"):
+        home()
+
+
+def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, but long enough to be taken for one" * 20)
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE t (x)")
+    newer = tmp_path / "newer.db"
+    Store(newer).close()
+    with sqlite3.connect(newer) as db:
+        db.execute("PRAGMA user_version = 99")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, why in {
+        tmp_path: "is a directory; name a file in it",
+        text: "is not a database",
+        foreign: "is a database of another program",
+        newer: "was written by a newer ringray .*upgrade",
+        pipe: "is not a regular file",
+        text / "store.db": "cannot be created or opened: not a directory",
+        Path("/proc/nowhere/store.db"): "cannot be created or opened",
+    }.items():
+        with pytest.raises(PlaceError, match=why) as error:
+            Store(path)
+        assert str(path) in str(error.value)
+        assert error.value.exit_code == 2
+    with pytest.raises(PlaceError, match="there is no store at .*ringray run SPEC"):
+        Store(tmp_path / "absent.db", create=False)
+    assert not (tmp_path / "absent.db").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_store_without_permission(tmp_path: Path) -> None:
+    Store(tmp_path / "store.db").close()
+    (tmp_path / "store.db").chmod(0o400)
+    with pytest.raises(PlaceError, match="is not writable"):
+        Store(tmp_path / "store.db")
+
+
+def test_a_read_only_file_is_named(store: Store) -> None:
+    store._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(PlaceError, match=r"store.db is not writable.*--store FILE"):
+        store.begin(sweep(), [])
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store(path) as store:
+        store.begin(sweep(), [trial(index) for index in range(300)])
+    data = bytearray(path.read_bytes())
+    data[4096 * 2 :] = b"\xff" * (len(data) - 4096 * 2)
+    path.write_bytes(data)
+    with pytest.raises(PlaceError, match="is damaged; restore it"), Store(path) as store:
+        store.trials(DIGEST)
+
+
+def test_another_process_that_holds_the_lock(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store._db.execute("PRAGMA busy_timeout = 50")
+    holder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(PlaceError, match=r"store.db is locked by another process"):
+        store.begin(sweep(), [trial(0)])
+    holder.execute("ROLLBACK")
+    holder.close()
+    store.begin(sweep(), [trial(0)])
+
+
+def test_a_full_disk_leaves_nothing_half_recorded(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(PlaceError, match="its disk is full; free some space"):
+        store.begin(sweep(OTHER, "big"), [trial(index) for index in range(2000)])
+    assert [row.name for row in store.sweeps()] == ["quick"]
+    assert store.trials(OTHER) == []
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.begin(sweep(OTHER, "big"), [trial(index) for index in range(2000)])
+    assert store.find("big").total == 2000
+
+
+def test_the_schema_migrates_in_one_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    with Store(path) as store:
+        store.begin(sweep(), [trial(0)])
+
+    def fails(db: sqlite3.Connection) -> None:
+        db.execute("ALTER TABLE sweeps ADD COLUMN note TEXT")
+        raise OSError("cut off")
+
+    def works(db: sqlite3.Connection) -> None:
+        db.execute("ALTER TABLE sweeps ADD COLUMN note TEXT")
+
+    monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS, fails])
+    with pytest.raises(OSError, match="cut off"):
+        Store(path)
+    monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS[:1], works])
+    with Store(path) as store:
+        assert store.find("quick").total == 1
+        assert store._db.execute("PRAGMA user_version").fetchone() == (2,)
+
+
+def _python(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    writer = _python(
+        """
+        import sys
+        from ringray.store import *
+        D = "ab12" * 16
+        with Store(sys.argv[1]) as store:
+            trials = [TrialInfo(f"{i:016x}", i, {}, {}) for i in range(5000)]
+            store.begin(SweepInfo(D, "quick", "latency", {}, "", {}), trials)
+            print("begun", flush=True)
+            for i, trial in enumerate(trials):
+                store.record(D, trial.key, Outcome("ok", None, {"i": i}, {"s": [i] * 9}))
+        """,
+        path,
+    )
+    assert writer.stdout
+    assert writer.stdout.readline() == b"begun\n"
+    cursor, seen = 0, []
+    with Store(path, create=False) as reader:
+        while len(seen) < 50:  # reads while the other writes
+            rows, cursor = reader.changed_since(DIGEST, cursor)
+            seen += rows
+        writer.kill()
+        writer.wait()
+        rows, _ = reader.changed_since(DIGEST, cursor)
+        seen += rows
+        assert [row.metrics["i"] for row in seen] == list(range(len(seen)))
+        assert all(row.samples == {"s": [row.index] * 9} for row in seen)
+        assert reader._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    writer.stdout.close()
+
+
+def test_many_processes_make_the_same_store(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from ringray.store import *
+        with Store(sys.argv[1]) as store:
+            store.begin(SweepInfo(sys.argv[2] * 64, "n" + sys.argv[2], "latency", {}, "", {}), [])
+        """
+    makers = [_python(code, tmp_path / "store.db", index) for index in range(4)]
+    assert [maker.wait() for maker in makers] == [0] * 4
+    for maker in makers:
+        assert maker.stdout
+        maker.stdout.close()
+    with Store(tmp_path / "store.db", create=False) as store:
+        assert sorted(row.name for row in store.sweeps()) == ["n0", "n1", "n2", "n3"]
+
+
+_HOLDER = """
+    import sys, time
+    from ringray.store import *
+    with Store(sys.argv[1]) as store, store.lease(sys.argv[2]):
+        print("held", flush=True)
+        time.sleep(60)
+    """
+
+
+def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    holder = _python(_HOLDER, store.path, DIGEST)
+    assert holder.stdout
+    assert holder.stdout.readline() == b"held\n"
+    try:
+        expected = f"sweep quick is being run by process {holder.pid}; .*ringray resume quick"
+        with pytest.raises(PlaceError, match=expected), store.lease(DIGEST):
+            pass
+        assert str(store.owner(DIGEST)) == f"process {holder.pid}"
+        with store.lease(OTHER), store.lease(DIGEST, role="tracker"):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        time.sleep(0.1)
+        # Not waited for: a zombie has its pid and birth still, and holds nothing.
+        with store.lease(DIGEST):
+            assert store.owner(DIGEST).pid == os.getpid()  # type: ignore[union-attr]
+        assert store.owner(DIGEST) is None
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_a_pid_that_is_used_again_holds_nothing(store: Store) -> None:
+    store.begin(sweep(), [])
+    values = (DIGEST, "driver", "t", os.getpid(), "an earlier boot/1", lease._host(), time.time())
+    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    with store.lease(DIGEST):
+        pass
+
+
+def test_a_driver_on_another_host_lives_by_its_heartbeat(store: Store) -> None:
+    store.begin(sweep(), [])
+    values = (DIGEST, "driver", "t", 1, "b/1", "elsewhere", time.time())
+    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    with pytest.raises(PlaceError, match="process 1 on elsewhere"), store.lease(DIGEST):
+        pass
+    store._db.execute("UPDATE leases SET beat = ?", (time.time() - lease.STALE_S - 1,))
+    with store.lease(DIGEST):
+        pass
+
+
+def test_the_heart_beats(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.02)
+    store.begin(sweep(), [])
+    with store.lease(DIGEST):
+        first = store.owner(DIGEST)
+        until = time.monotonic() + 5
+        while store.owner(DIGEST) == first and time.monotonic() < until:
+            time.sleep(0.01)
+        assert store.owner(DIGEST) != first
+
+
+def test_a_driver_that_lost_its_lease_records_no_more(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    with store.lease(DIGEST):
+        store._db.execute("UPDATE leases SET token = 'another driver'")
+        with pytest.raises(PlaceError, match="taken over by another driver"):
+            store.record(DIGEST, trial(0).key, ok(0))
+        with pytest.raises(PlaceError, match="taken over"):
+            store.finish(DIGEST, "complete")
+    assert store.trials(DIGEST)[0].status is None
+
+
+def test_recording_is_fast(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    store.begin(sweep(), [trial(index) for index in range(1000)])
+    times = []
+    for index in range(1000):
+        begun = time.perf_counter()
+        store.record(DIGEST, trial(index).key, ok(index))
+        times.append((time.perf_counter() - begun) * 1e3)
+    times.sort()
+    with capsys.disabled():
+        print(
+            f"\n  record(): median {times[500]:.2f} ms, p99 {times[990]:.2f}, max {times[-1]:.1f}"
+        )
+    assert times[500] < 3.0
+
+
+def test_the_light_modules_import_nothing_heavy() -> None:
+    code = """
+        import sys
+        import ringray.environment, ringray.store, ringray.tracking
+        heavy = {"torch", "ray", "mlflow", "triton", "numpy", "pandas", "pydantic"}
+        print(sorted(heavy & set(sys.modules)))
+        """
+    child = _python(code)
+    assert child.communicate()[0] == b"[]\n"
