@@ -8,7 +8,7 @@ unbatched or differently ordered sends deadlock on NCCL.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,18 @@ class Meter:
     sent_bytes: int = 0
     messages: int = 0
     wait_s: float = 0.0
+
+    def snapshot(self) -> Meter:
+        """The counts so far."""
+        return replace(self)
+
+    def since(self, earlier: Meter) -> Meter:
+        """What was counted after ``earlier`` was taken."""
+        return Meter(
+            self.sent_bytes - earlier.sent_bytes,
+            self.messages - earlier.messages,
+            self.wait_s - earlier.wait_s,
+        )
 
 
 @dataclass

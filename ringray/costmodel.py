@@ -106,8 +106,8 @@ def _tables(
 ) -> _Tables:
     pairs, up, down = walk.directions(partition, padded, ranks, mask)
     moved, counted = walk.cheaper(up, down, which, itemsize, FP32)
+    owner = walk.chunk_at(ranks, moved.direction)
     rank, hop = np.arange(ranks)[:, None], np.arange(ranks)[None, :]
-    owner = (rank - moved.direction * hop) % ranks
     return _Tables(
         pairs.visible[rank, owner].astype(np.float64),
         moved.kv_rows[owner, hop].astype(np.float64),

@@ -108,18 +108,19 @@ def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
 
 def _piece_pairs(
     mask: Mask, step: int, a: Ints, n: Ints, b: Ints, m: Ints
-) -> tuple[Ints, Ints, Ints]:
+) -> tuple[Ints, Ints | np.int64, Ints]:
     """For query ranges ``a + i*step`` (i < n) and key ranges ``b + j*step`` (j < m) of one document:
     visible pairs, and first and last needed j (last < first where no key is needed)."""
     if not mask.causal:
-        return n * m, np.zeros_like(n * m), np.where(n > 0, m, 0) - 1
+        return n * m, np.int64(0), np.where(n > 0, m, 0) - 1
     # p - k = (a - b) + (i - j) * step must lie in [0, window].
     visible = _pairs_from(-((a - b) // step), n, m)
     # The first query at or after key k is k + lag, wherever k lies at or after the first query.
-    lag = (a - b) % step
+    lag = (a - b) % step if step > 1 else 0
     last_j = np.minimum((a + (n - 1) * step - lag - b) // step, m - 1)
+    first_j: Ints | np.int64
     if mask.window is None:
-        first_j = np.zeros_like(last_j)
+        first_j = np.int64(0)
     else:
         beyond = (mask.window - (a - b)) // step + 1
         visible = visible - _pairs_from(beyond, n, m)

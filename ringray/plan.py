@@ -45,6 +45,9 @@ AXES: tuple[tuple[str, str, str], ...] = (
 )
 
 
+ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why a point is pruned: the spec's field and what is wrong with it."""
@@ -200,7 +203,8 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None) -> Plan:
             Config(**chosen, **constant, replica=replica)
             for replica in range(spec.measure.replicas)
         ]
-    reasons = [impossible(config) for config in configs]
+    configs = list(dict.fromkeys(configs))  # kv_heads null and its value are one point
+    reasons = [impossible(spec.kind, config) for config in configs]
     costs = _costs(configs, reasons, hardware)
     trials = tuple(
         Trial(index, _key(spec.kind, config), spec.kind, config, cost, reason)
@@ -245,8 +249,16 @@ def _costs(
     return costs
 
 
-def impossible(config: Config) -> Reason | None:
+def impossible(kind: str, config: Config) -> Reason | None:
     """Why a point can never run anywhere, or None."""
+    if kind == "correctness":
+        scores = 8 * config.batch * config.heads * config.seq_len**2
+        if scores > ORACLE_BYTES:
+            return Reason(
+                "problem.seq_len",
+                f"the fp64 oracle of {config.seq_len} tokens needs {scores >> 30} GiB for its scores, "
+                f"more than {ORACLE_BYTES >> 30}; check shorter lengths",
+            )
     if config.heads % config.kv_heads:
         return Reason(
             "problem.kv_heads",

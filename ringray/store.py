@@ -169,7 +169,7 @@ class Store:
             if row is None:
                 raise ValueError(f"trial {key} of sweep {digest[:12]} was not begun")
             repeated = (row[1], row[2]) == (outcome.started, outcome.ended)
-            attempts = outcome.attempts + (0 if repeated else row[0])
+            attempts = row[0] + (0 if repeated else outcome.attempts)
             if outcome.environment is None:
                 (environment,) = db.execute(
                     "SELECT environment FROM sweeps WHERE digest = ?", (digest,)

@@ -176,6 +176,11 @@ def _prepare(path: Path, create: bool) -> None:
                 f"there is no store at {path}; `ringray run SPEC` makes one, "
                 "--store FILE or RINGRAY_HOME names another"
             )
+        if path.parent.exists() and not path.parent.is_dir():
+            raise PlaceError(
+                f"the store {path} cannot be created: {path.parent} is a file, not a directory; "
+                "name a file in a directory"
+            )
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Created here and not by sqlite, for the mode; its -wal and -shm files take the same.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))

@@ -57,7 +57,10 @@ class Tracker:
     what the store holds, marks the parent run as killed and ends.
     """
 
-    def __init__(self, store_path: Path, digest: str, uri: str, experiment: str) -> None:
+    def __init__(
+        self, store_path: Path, digest: str, uri: str, experiment: str, driver: int | None
+    ) -> None:
+        self.driver = driver
         self.store_path = store_path
         self.digest = digest
         self.uri = uri
@@ -78,9 +81,7 @@ class Tracker:
         Raises:
             PlaceError: nobody answers at the URI, it is malformed, or its file cannot be used.
         """
-        resolved = resolve_uri(uri)
-        check(resolved)
-        return cls(Path(store_path).expanduser().absolute(), digest, resolved, experiment)
+        return cls(_absolute(store_path), digest, _checked(uri), experiment, os.getpid())
 
     @property
     def pid(self) -> int:
@@ -179,6 +180,7 @@ class Tracker:
             "uri": self.uri,
             "experiment": self.experiment,
             "artifacts": artifact_root(self.uri),
+            "driver": self.driver,
         }
         channel.send(settings)
         return process, channel
@@ -208,11 +210,21 @@ def sync(
     Raises:
         PlaceError: the place cannot be used, or the sweep's own tracker is still writing.
     """
-    tracker = Tracker.start(store_path, digest, uri, experiment)
+    tracker = Tracker(_absolute(store_path), digest, _checked(uri), experiment, driver=None)
     tracker.wait_ready()
     state = tracker._drain(time.monotonic() + timeout, patience=20.0)
     code = tracker._end()
     return state or tracker._lost(f"the tracking process ended with {_ending(code)}")
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def _checked(uri: str | None) -> str:
+    resolved = resolve_uri(uri)
+    check(resolved)
+    return resolved
 
 
 def _ending(code: int) -> str:

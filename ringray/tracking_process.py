@@ -4,7 +4,8 @@ It runs at the lowest priority, so that it does not disturb what is measured, an
 driver just long enough to write what the store holds. It is started and spoken to by
 :class:`ringray.tracking.Tracker`, in JSON lines:
 
-    stdin   {"store": ..., "digest": ..., "uri": ..., "experiment": ..., "artifacts": ...}
+    stdin   {"store": ..., "digest": ..., "uri": ..., "experiment": ..., "artifacts": ...,
+             "driver": pid or null}
     stdout  {"ready": true, "experiment_id": ..., "run_id": ...}     or {"error": ...}
     stdin   {"finish": true, "timeout": seconds, "patience": seconds}
     stdout  {"written": n, "pending": n, "error": ... or null}
@@ -60,6 +61,7 @@ class Session:
         self._deadline: float | None = None  # set when told to finish
         self._patience = ORPHAN_PATIENCE_S
         self._failing_since: float | None = None
+        self._answers = True  # whether MLflow itself works, when single calls fail
         self._retry_at = 0.0
         self._delay = BACKOFF_S[0]
         self.error: str | None = None
@@ -78,8 +80,12 @@ class Session:
             drained = not self._backlog and not self._unread
             if self._deadline is not None and (drained or self._given_up()):
                 break
-        if drained:
+        stuck = None if drained else self.error
+        # A trial that MLflow refuses for itself does not keep the parent run from its end.
+        if drained or self._answers:
+            self._retry_at = 0.0
             self._conclude(plan_logged)
+        self.error = self.error or stuck
         self._channel.send(
             {"written": len(self._done), "pending": len(self._backlog), "error": self.error}
         )
@@ -170,7 +176,9 @@ class Session:
         try:
             if self._failing_since is not None:
                 # The answer to the call that failed may have been lost, not the call.
+                self._answers = False
                 self._projection.refresh()
+                self._answers = True
             action()
         except Exception as error:
             now = time.monotonic()
@@ -195,7 +203,7 @@ def main() -> int:
     with ExitStack() as stack:
         try:
             store = stack.enter_context(Store(settings["store"], create=False))
-            _lease(stack, store, settings["digest"])
+            _lease(stack, store, settings["digest"], settings["driver"])
             projection = _project(store, settings)
             projection.open()
         except Exception as error:
@@ -240,12 +248,12 @@ def _project(store: Store, settings: dict[str, Any]) -> Projection:
     )
 
 
-def _lease(stack: ExitStack, store: Store, digest: str) -> None:
+def _lease(stack: ExitStack, store: Store, digest: str, our_driver: int | None) -> None:
     """One tracker per sweep. That of a driver that was just killed is given time to end."""
     until = time.monotonic() + LEASE_WAIT_S
     while True:
         driver = store.owner(digest)
-        foreign = driver is not None and driver.pid != os.getppid()
+        foreign = driver is not None and driver.pid != our_driver
         try:
             stack.enter_context(store.lease(digest, role="tracker"))
             return

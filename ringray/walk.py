@@ -72,12 +72,20 @@ class Walk:
     sent: Sent
 
 
-def _by_hop(table: Ints, direction: int) -> Ints:
-    """``[query rank, key rank] -> [key rank, hop]``: hop h of chunk s is at rank s + h*direction."""
-    n = len(table)
-    owner = np.arange(n)[:, None]
-    rank = (owner + direction * np.arange(n)[None, :]) % n
-    return table[rank, owner]
+@lru_cache(maxsize=64)
+def _route(world_size: int, direction: int) -> Ints:
+    """Flat indices that turn ``[query rank, key rank]`` into ``[key rank, hop]``: hop h of chunk s
+    is at rank s + h * direction."""
+    owner, hop = np.arange(world_size)[:, None], np.arange(world_size)[None, :]
+    return ((owner + direction * hop) % world_size) * world_size + owner
+
+
+@lru_cache(maxsize=64)
+def chunk_at(world_size: int, direction: int) -> Ints:
+    """``[rank, hop]``: whose chunk a rank holds at a hop."""
+    rank, hop = np.arange(world_size)[:, None], np.arange(world_size)[None, :]
+    owners: Ints = (rank - direction * hop) % world_size
+    return owners
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,8 @@ class Traffic:
 
 def traffic(pairs: geometry.Pairs, direction: int) -> Traffic:
     """All hulls of one direction, from what the ranks see of each other."""
-    first, stop = _by_hop(pairs.first, direction), _by_hop(pairs.stop, direction)
+    route = _route(len(pairs.first), direction)
+    first, stop = pairs.first.ravel()[route], pairs.stop.ravel()[route]
     none = np.iinfo(np.int64).max
     first = np.where(stop > first, first, none)
     kv = (

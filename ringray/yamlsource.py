@@ -131,6 +131,14 @@ class Source:
         self.empty = node is None or (node.tag == f"{_CORE}null" and not node.value)
         self.data = None if node is None else self._value(node, (), node.start_mark.line + 1)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Source):
+            return NotImplemented
+        return (self.text, self.path) == (other.text, other.path)
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.path))
+
     def line_of(self, where: Where) -> int | None:
         """The line on which the key of ``where`` stands; None if the file does not have it."""
         mark = self.marks.get(where)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ringray.plan import Plan, Trial
     from ringray.records import Outcome, TrialRow
 
-_FIXED_S = 0.05  # of wall time that a trial costs beside what it computes, for the guess of the rest
+_FIXED_S = 0.05  # of wall time that a trial costs beside what it computes
 
 
 @dataclass
@@ -98,9 +98,7 @@ class Board:
         self._spent = 0.0
         self._started_at = self._began
         self._waiting = sum(
-            weight
-            for key, weight in self._weight.items()
-            if key not in self._group_of[key].ended
+            weight for key, weight in self._weight.items() if key not in self._group_of[key].ended
         )
         self._measured = 0.0
 
@@ -190,7 +188,7 @@ def _details(outcome: Outcome, trial: Trial) -> str:
     if "baseline_ms" in metrics:
         said.append(f"{trial.config.baseline} {words.digits(metrics['baseline_ms'])} ms")
     if "ratio" in metrics:
-        said.append(f"ratio {words.digits(metrics['ratio'])}")
+        said.append(f"ratio {words.ratio(metrics['ratio'])}")
     worst = worst_error(metrics)
     if worst is not None:
         said.append(f"worst error {words.digits(worst)} of its budget")
@@ -203,4 +201,5 @@ def _details(outcome: Outcome, trial: Trial) -> str:
 
 def worst_error(metrics: Mapping[str, float]) -> float | None:
     """The largest share of its error budget that a tensor takes; None where none was compared."""
-    return max((value for name, value in metrics.items() if name.startswith("error_")), default=None)
+    shares = [value for name, value in metrics.items() if name.startswith("error_")]
+    return max(shares, default=None)

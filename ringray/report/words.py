@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ringray.plan import Plan
+
 MIB = 1 << 20
 _ABSENT = "–"
 
@@ -71,7 +73,8 @@ def label(config: Mapping[str, Any], fields: Sequence[str]) -> str:
         elif name == "causal":
             words.append("causal" if given else "full")
         elif name in ("window", "documents"):
-            words.append(f"{HEADS[name]} {value(name, given)}" if given is not None else f"no {name}")
+            absent = f"no {name}"
+            words.append(absent if given is None else f"{HEADS[name]} {value(name, given)}")
         else:
             words.append(f"{HEADS[name]} {value(name, given)}")
     return " ".join(words)
@@ -93,18 +96,22 @@ def constants(configs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> st
         said.append(f"{known['heads']} heads × {known['head_dim']}")
         known.pop("heads")
         known.pop("head_dim")
-    for name in ("heads", "head_dim", "batch"):
-        if name in known and not (name == "batch" and first["batch"] == 1):
-            said.append(f"{HEADS[name]} {known[name]}")
+    said += [
+        f"{HEADS[name]} {known[name]}"
+        for name, usual in (("heads", None), ("head_dim", None), ("batch", 1))
+        if name in known and first[name] != usual
+    ]
     if "kv_heads" in known and first["kv_heads"] != first["heads"]:
         said.append(f"{known['kv_heads']} K/V heads")
     if "dtype" in known:
         said.append(first["dtype"])
     if "causal" in known:
         said.append("causal" if first["causal"] else "not causal")
-    for name in ("window", "documents"):
-        if name in known and first[name] is not None:
-            said.append(f"{HEADS[name]} {known[name]}")
+    said += [
+        f"{HEADS[name]} {known[name]}"
+        for name in ("window", "documents")
+        if name in known and first[name] is not None
+    ]
     said += [first[name] for name in ("direction", "partition") if name in known]
     said += [
         f"{HEADS[name]} {known[name]}"
@@ -147,6 +154,11 @@ def digits(number: float | None, suffix: str = "") -> str:
     return f"{number:.{places}f}{suffix}"
 
 
+def ratio(number: float | None) -> str:
+    """A ratio of times, two decimals."""
+    return _ABSENT if number is None or number != number else f"{number:.2f}"
+
+
 def mib(count: float | None) -> str:
     """Bytes as MiB."""
     return _ABSENT if count is None else "0" if count == 0 else digits(count / MIB)
@@ -181,6 +193,15 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def pruned(plan: Plan) -> list[str]:
+    """One line per reason, with the number of points that it prunes."""
+    found: dict[str, int] = {}
+    for trial in plan.trials:
+        if trial.pruned is not None:
+            found[str(trial.pruned)] = found.get(str(trial.pruned), 0) + 1
+    return [f"{plural(count, 'point')} pruned: {why}" for why, count in found.items()]
 
 
 def counts(by_status: Mapping[str, int], pending: int = 0) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,14 @@ def test_source_and_lines(tmp_path: Path) -> None:
     assert spec.line_of("problem.heads") is None
     assert spec.line_of("nothing") is None
     assert parse(text).path == "<spec>"
+
+
+def test_survives_pickling() -> None:
+    spec = parse(LEAST)
+    again = pickle.loads(pickle.dumps(spec))
+    assert again == spec
+    assert again.digest == spec.digest
+    assert again.line_of("problem.seq_len") == 4
 
 
 class TestDigest:

@@ -194,14 +194,14 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
         foreign: "is a database of another program",
         newer: "was written by a newer ringray .*upgrade",
         pipe: "is not a regular file",
-        text / "store.db": "cannot be created or opened: not a directory",
+        text / "store.db": "notes.txt is a file, not a directory",
         Path("/proc/nowhere/store.db"): "cannot be created or opened",
     }.items():
         with pytest.raises(PlaceError, match=why) as error:
             Store(path)
         assert str(path) in str(error.value)
         assert error.value.exit_code == 2
-    with pytest.raises(PlaceError, match="there is no store at .*ringray run SPEC"):
+    with pytest.raises(PlaceError, match=r"there is no store at .*ringray run SPEC"):
         Store(tmp_path / "absent.db", create=False)
     assert not (tmp_path / "absent.db").exists()
 

@@ -1,0 +1,157 @@
+"""The command ``ringray``: ``entry`` for the shell, ``main`` for tests and other programs.
+
+Each command is a function ``(arguments) -> exit code`` in a module of this package that is imported
+when the command is given, so ``validate`` and ``plan`` answer at once. Errors of the user are one
+message on stderr; exit codes are those of ``ringray --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, NoReturn
+
+from ringray import __version__
+from ringray.errors import RingrayError, UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+INTERRUPTED = 130
+
+COMMANDS = {
+    "validate": ("ringray.cli.specs:validate", "check a spec, and say what is wrong where"),
+    "plan": ("ringray.cli.specs:plan", "list a spec's trials: predicted time, memory, traffic"),
+    "run": ("ringray.cli.sweeps:run", "measure a spec's trials; continues what the store knows"),
+    "resume": ("ringray.cli.sweeps:resume", "continue a sweep; measures nothing twice"),
+    "list": ("ringray.cli.records:sweeps", "list the sweeps in the store"),
+    "status": ("ringray.cli.records:status", "show where a sweep stands, and its results"),
+    "sync": ("ringray.cli.records:sync", "write to MLflow what it lacks of a sweep"),
+    "doctor": ("ringray.cli.doctor:doctor", "say what this machine can run, and what is missing"),
+    "schema": ("ringray.cli.specs:schema", "print the JSON Schema of specs, for editors"),
+}
+
+_EPILOG = """\
+exit codes:
+  0    every trial ended as ok, oom or pruned
+  1    some trial failed
+  2    the spec, the command line or the place to run is wrong
+  130  interrupted; `ringray resume` continues
+
+environment:
+  RINGRAY_HOME         where everything durable lies (default ~/.ringray)
+  RAY_ADDRESS          the cluster to run on, where --address is not given
+  MLFLOW_TRACKING_URI  where results are shown, where the spec does not say
+  NO_COLOR             no colours
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of ending the process, so that all errors look alike."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def entry() -> NoReturn:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command and returns its exit code; never raises for what a user did."""
+    try:
+        code = _dispatch(argv)
+        sys.stdout.flush()
+        return code
+    except RingrayError as error:
+        _complain(f"ringray: error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("ringray: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        traceback.print_exc()
+        _complain(
+            "ringray: error: this is a fault of ringray itself; please report it with the lines "
+            "above, the spec and the output of `ringray doctor`; logs are in "
+            f"{os.environ.get('RINGRAY_HOME') or '~/.ringray'}/logs"
+        )
+        return 1
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        close = nearest(argv[0], COMMANDS)
+        raise UserError(
+            f"unknown command {argv[0]!r}, expected one of {', '.join(COMMANDS)}"
+            + (f"; did you mean {close!r}?" if close else "")
+        )
+    parser = _parser()
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    module, _, name = COMMANDS[arguments.command][0].partition(":")
+    handler: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), name)
+    return handler(arguments)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="ringray",
+        description="Which ring attention is fastest on this cluster, at these shapes?",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ringray {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    made = {
+        name: commands.add_parser(
+            name, help=summary, description=summary[0].upper() + summary[1:], allow_abbrev=False
+        )
+        for name, (_, summary) in COMMANDS.items()
+    }
+    for name in ("validate", "plan", "run"):
+        made[name].add_argument("spec", metavar="SPEC", help="YAML file")
+    for name in ("resume", "status", "sync"):
+        made[name].add_argument("sweep", metavar="SWEEP", help="name, or the start of its digest")
+    for name in ("run", "resume", "doctor"):
+        made[name].add_argument(
+            "--address", metavar="A", help="Ray cluster (default: RAY_ADDRESS, else local Ray)"
+        )
+    for name in ("run", "resume", "list", "status", "sync"):
+        made[name].add_argument(
+            "--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)"
+        )
+    for name in ("run", "resume"):
+        made[name].add_argument(
+            "--json", metavar="F", help="append a JSON line per trial to F; - is stdout"
+        )
+        made[name].add_argument(
+            "--no-tracking", action="store_true", help="keep results in the store only, no MLflow"
+        )
+    made["plan"].add_argument("--json", metavar="F", help="write JSON to F; - is stdout")
+    for name in ("plan", "status"):
+        made[name].add_argument("--all", action="store_true", help="show every trial")
+    return parser
+
+
+def _complain(text: str) -> None:
+    """To stderr, after what stdout already said; a closed stderr is nobody's fault."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

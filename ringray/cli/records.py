@@ -1,0 +1,127 @@
+"""``list``, ``status`` and ``sync``: what the store knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringray.errors import UserError
+from ringray.report import words
+from ringray.store import Store, default_path
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console
+
+    from ringray.records import SweepRow, TrialRow
+
+ROWS = 40  # of a results table, unless all are asked for
+
+
+def open_store(given: str | None) -> Store:
+    """The store that is named, or the default one, which must exist.
+
+    Raises:
+        PlaceError: it cannot be used.
+        UserError: nothing was ever run.
+    """
+    path = Path(given) if given else default_path()
+    if given is None and not path.exists():
+        raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
+    return Store(path, create=False)
+
+
+def as_it_stands(store: Store, sweep: SweepRow) -> SweepRow:
+    """The sweep with the status that its driver would give it, had it not been killed."""
+    if sweep.status == "running" and store.owner(sweep.digest) is None:
+        return replace(sweep, status="interrupted")
+    return sweep
+
+
+def sweeps(arguments: argparse.Namespace) -> int:
+    """Lists the sweeps, the newest first."""
+    path = Path(arguments.store) if arguments.store else default_path()
+    rows: list[SweepRow] = []
+    if arguments.store or path.exists():
+        with Store(path, create=False) as store:
+            rows = [as_it_stands(store, row) for row in store.sweeps()]
+    if not rows:
+        print(f"no sweeps in {path} yet; `ringray run experiments/quickstart.yaml` makes one")
+        return 0
+    from ringray.report import tables
+
+    tables.show(tables.sweeps_table(rows), tables.console())
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Prints where a sweep stands and how its trials ended."""
+    with open_store(arguments.store) as store:
+        sweep = as_it_stands(store, store.find(arguments.sweep))
+        trials = store.trials(sweep.digest)
+        owner = store.owner(sweep.digest)
+    from ringray.report import tables
+
+    console = tables.console()
+    pending = sweep.total - sum(sweep.counts.values())
+    console.print(
+        tables.heading(
+            [
+                (sweep.name, "bold cyan"),
+                (sweep.digest[:12], "bright_black"),
+                (sweep.kind, ""),
+                (sweep.status, tables.STYLES[sweep.status]),
+                (tables.when(sweep.updated), "bright_black"),
+            ]
+        )
+    )
+    say(console, words.counts(sweep.counts, pending) + (f"; run by {owner}" if owner else ""))
+    print_results(console, trials, everything=arguments.all, more="--all")
+    if pending and owner is None:
+        console.print()
+        option = f" --store {arguments.store}" if arguments.store else ""
+        say(console, f"`ringray resume {sweep.name}{option}` continues")
+    return 0
+
+
+def print_results(console: Console, trials: list[TrialRow], *, everything: bool, more: str) -> None:
+    """The constants and the table of all trials that are not pruned; ``more`` shows the rest."""
+    from ringray.report import tables
+
+    rows = [row for row in trials if row.status != "pruned"]
+    if not rows:
+        return
+    configs = [row.config for row in rows]
+    fields = words.varying(configs)
+    say(console, f"{words.constants(configs, fields)}; {words.measured(configs[0])}")
+    console.print()
+    shown = rows if everything else tables.most_telling(rows, ROWS)
+    tables.show(tables.results_table(shown, fields), console)
+    if len(shown) < len(rows):
+        hidden = words.plural(len(rows) - len(shown), "trial")
+        say(console, f"... and {hidden} more that tell less ({more})")
+
+
+def say(console: Console, text: str) -> None:
+    """A line of plain text, never cut."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def sync(arguments: argparse.Namespace) -> int:
+    """Writes to MLflow what it lacks of a sweep."""
+    with open_store(arguments.store) as store:
+        sweep = store.find(arguments.sweep)
+        path = store.path
+    from ringray import tracking
+
+    place = sweep.spec.get("tracking", {})
+    state = tracking.sync(
+        path, sweep.digest, place.get("uri"), place.get("experiment") or sweep.name
+    )
+    written = words.plural(state.written, "trial")
+    print(f"{sweep.name}: {written} in MLflow, {state.pending} missing")
+    if state.error or state.pending:
+        raise UserError(f"MLflow does not have all of it: {state.error or 'it gave no answer'}")
+    return 0

@@ -1,0 +1,171 @@
+"""``run`` and ``resume``: from a spec to a summary, through the driver."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringray import spec as specs
+from ringray.cli.records import open_store, print_results, say
+from ringray.errors import SpecError, UserError
+from ringray.plan import build
+from ringray.report import words
+from ringray.report.live import observer
+from ringray.store import Store, default_path
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from ringray.driver import Summary
+    from ringray.plan import Plan
+    from ringray.records import SweepRow
+    from ringray.spec import Spec
+    from ringray.tracking import Tracker
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures the trials of a spec that the store has no result of."""
+    plan = build(specs.load(arguments.spec))
+    with Store(arguments.store or default_path()) as store:
+        return execute(plan, store, arguments)
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Measures what a sweep in the store still lacks."""
+    with open_store(arguments.store) as store:
+        plan = build(stored_spec(store.find(arguments.sweep)))
+        return execute(plan, store, arguments)
+
+
+def stored_spec(sweep: SweepRow) -> Spec:
+    """The spec that a sweep was begun with.
+
+    Raises:
+        UserError: this version of ringray reads it as another sweep, or not at all.
+    """
+    where = f"<{sweep.name} in the store>"
+    try:
+        spec = specs.parse(sweep.source, where)
+        if spec.digest == sweep.digest:
+            return spec
+    except SpecError:
+        pass
+    try:
+        # Defaults may have changed since; the stored meaning has them all filled in.
+        spec = specs.Spec.model_validate(sweep.spec)
+        if spec.digest == sweep.digest:
+            return spec
+    except ValueError:
+        pass
+    raise UserError(
+        f"sweep {sweep.name} ({sweep.digest[:12]}) was begun by another version of ringray, "
+        "to which its spec meant something else; use that one, or start anew: `ringray run SPEC`"
+    )
+
+
+def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
+    """Runs a plan and prints its summary; the exit code."""
+    to_stdout = arguments.json == "-"
+    json_path = _json_path(arguments.json)
+    # With --json - stdout carries the records and nothing else.
+    screen = sys.stderr if to_stdout else sys.stdout
+    tracking = None
+    if plan.spec.tracking.enabled and not arguments.no_tracking:
+        tracking = _tracking(plan, store)
+    from ringray import driver
+
+    view = observer(screen)
+    try:
+        summary = driver.run(
+            plan,
+            store=store,
+            address=arguments.address,
+            observer=view,
+            tracking=tracking,
+            json_path=json_path,
+        )
+    finally:
+        view.close()
+    try:
+        from ringray.report import tables
+
+        _print_summary(tables.console(screen), plan, store, summary, arguments)
+    except BrokenPipeError:
+        if not to_stdout:
+            raise
+    return summary.exit_code
+
+
+def _tracking(plan: Plan, store: Store) -> Callable[[], Tracker]:
+    """What starts the sweep's tracking process.
+
+    Raises:
+        PlaceError: MLflow cannot be used; before Ray starts, which takes seconds.
+    """
+    from ringray import tracking, tracking_place
+
+    place = plan.spec.tracking
+    tracking_place.check(tracking.resolve_uri(place.uri))
+    return lambda: tracking.Tracker.start(store.path, plan.digest, place.uri, place.experiment)
+
+
+def _json_path(given: str | None) -> Path | None:
+    """Where the driver appends; UserError before anything runs if it cannot."""
+    if given is None:
+        return None
+    if given == "-":
+        return Path("/dev/stdout")
+    try:
+        with Path(given).open("a", encoding="utf-8"):
+            return Path(given)
+    except OSError as error:
+        raise UserError(
+            f"--json {given}: cannot be written: {(error.strerror or str(error)).lower()}; "
+            "name a file in a folder that you may write to, or - for stdout"
+        ) from error
+
+
+def _print_summary(
+    console: Console, plan: Plan, store: Store, summary: Summary, arguments: argparse.Namespace
+) -> None:
+    from ringray.report import tables
+
+    trials = store.trials(plan.digest)
+    pending = sum(row.status is None for row in trials)
+    option = f" --store {arguments.store}" if arguments.store else ""
+    console.print()
+    console.print(
+        tables.heading(
+            [
+                (plan.spec.name, "bold cyan"),
+                (plan.digest[:12], "bright_black"),
+                (words.counts(summary.counts, pending), "bold"),
+                (f"in {words.duration(summary.wall_s)}", ""),
+            ]
+        )
+    )
+    more = f"`ringray status {plan.spec.name}{option} --all`"
+    print_results(console, trials, everything=False, more=more)
+    console.print()
+    if any("ratio" in row.metrics for row in trials):
+        compared = words.baseline(plan.runnable[0].config.as_dict())
+        say(
+            console,
+            f"ratio: the ring's time ÷ that of {compared} in one process, in turns; "
+            "below 1 the ring is faster",
+        )
+    if any("error_out" in row.metrics for row in trials):
+        say(console, "error: share of the budget, 2 × flash SDPA's own error; up to 1 is right")
+    say(console, f"store:  {store.path}")
+    if arguments.json and arguments.json != "-":
+        say(console, f"json:   {arguments.json}")
+    if summary.ui_command:
+        say(console, f"mlflow: {summary.ui_command}")
+    if summary.tracking:
+        say(console, f"        {summary.tracking}")
+    if summary.interrupted or pending:
+        say(console, f"continue with: ringray resume {plan.spec.name}{option}")

@@ -1,0 +1,127 @@
+"""The Ray that a sweep runs on: an embedded local one, or a cluster that is already there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ringray.errors import PlaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringray.plan import Config
+    from ringray.ring import Placement
+
+LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
+RANK_BYTES = 512 << 20  # resident memory of a rank that does nothing yet
+_STRATEGIES = {
+    "pack": "PACK",
+    "spread": "SPREAD",
+    "strict-pack": "STRICT_PACK",
+    "strict-spread": "STRICT_SPREAD",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A connected Ray. ``local``: started by this process, for this process alone."""
+
+    local: bool
+    cpus: float
+    gpus: float
+    nodes: int
+
+    def device(self, wanted: str) -> str:
+        """cpu or cuda; ``auto`` takes GPUs where there are any."""
+        if wanted != "auto":
+            return wanted
+        return "cuda" if self.gpus >= 1 else "cpu"
+
+    def placement(self, config: Config) -> Placement:
+        """What each rank of the trial's ring asks Ray for."""
+        from ringray.ring import Placement
+
+        device = self.device(config.device)
+        # On the embedded Ray ranks may share cores: what CPU rings are for is to be tried out.
+        cpus = 1.0 if self.local or device == "cuda" else float(config.threads)
+        bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
+        return Placement(device, config.threads, _STRATEGIES[config.placement], bundle)
+
+    def refusal(self, config: Config) -> str | None:
+        """Why the trial's ring can never be placed here, or None."""
+        need = dict(self.placement(config).bundle)
+        for name, have in (("GPU", self.gpus), ("CPU", self.cpus)):
+            total = need.get(name, 0.0) * config.ring_size
+            if total > have:
+                return (
+                    f"a ring of {config.ring_size} needs {total:g} {name}s, "
+                    f"{'this machine' if self.local else 'the cluster'} can hold {have:g}"
+                )
+        if config.placement == "strict-spread" and config.ring_size > self.nodes:
+            return f"strict-spread of {config.ring_size} ranks needs as many nodes, there are {self.nodes}"
+        return None
+
+
+def local_ranks() -> int:
+    """Ranks that the embedded Ray takes on: one per core, and at least a few for trying things out,
+    as far as memory goes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    by_memory = psutil.virtual_memory().available // RANK_BYTES
+    return int(max(1, min(max(cores, LOCAL_RANKS), by_memory)))
+
+
+@contextlib.contextmanager
+def connect(address: str | None) -> Iterator[Cluster]:
+    """Ray at ``address`` (default: RAY_ADDRESS), or an embedded local Ray that ends with the block.
+
+    Raises:
+        PlaceError: no Ray answers at the address, or a local one cannot start.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    local = address in (None, "local")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if local:
+        _authenticate()
+    import ray
+
+    arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if local:
+        arguments |= {
+            "address": "local",
+            "num_cpus": local_ranks(),
+            "include_dashboard": False,
+        }
+    else:
+        arguments["address"] = address
+    try:
+        ray.init(**arguments)
+    except Exception as error:  # Ray raises many types here, ConnectionError and RuntimeError too
+        where = "a local Ray" if local else f"Ray at {address}"
+        raise PlaceError(f"cannot reach {where}: {error}") from error
+    try:
+        resources = ray.cluster_resources()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        yield Cluster(
+            local, resources.get("CPU", 0.0), resources.get("GPU", 0.0), len(alive)
+        )
+    finally:
+        ray.shutdown()
+
+
+def _authenticate() -> None:
+    """Only this process and its workers may talk to the Ray that it starts."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+    if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _has_token() -> bool:
+    return any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))

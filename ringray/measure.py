@@ -1,0 +1,128 @@
+"""From what ranks report to the numbers that are recorded, and the memory meter.
+
+Statistics import nothing heavy: the driver uses them without torch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from ringray.plan import Config
+
+
+@dataclass
+class Report:
+    """What one rank found out about one trial; plain data, so it crosses process borders.
+
+    Lists have one entry per repeat: ``seconds`` of the pass on this rank, ``wait_seconds`` that it
+    blocked for messages, ``baseline_seconds`` (rank 0 only). ``sent_bytes``, ``messages``: of one
+    pass. ``peak_memory_bytes``: of PyTorch's allocator, None where it was not measured. ``errors``:
+    shares of the error budget by tensor (rank 0 only).
+    """
+
+    rank: int
+    seconds: list[float] = field(default_factory=list)
+    wait_seconds: list[float] = field(default_factory=list)
+    baseline_seconds: list[float] = field(default_factory=list)
+    sent_bytes: int = 0
+    messages: int = 0
+    peak_memory_bytes: int | None = None
+    errors: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the sorted values lie, linearly interpolated."""
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low, high = math.floor(at), math.ceil(at)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def summarise(
+    config: Config, flops: int, reports: Sequence[Report]
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Metrics and the samples behind them, from the reports of all ranks.
+
+    The time of a repeat is the slowest rank's; ``ratio`` is the median over repeats of ring over
+    baseline. ``flops``: exact count of one pass, all ranks.
+    """
+    metrics: dict[str, float] = {}
+    samples: dict[str, list[float]] = {}
+    if reports[0].seconds:
+        slowest = [max(times) for times in zip(*(r.seconds for r in reports), strict=True)]
+        median = statistics.median(slowest)
+        samples["ms"] = [t * 1e3 for t in slowest]
+        metrics |= {
+            "median_ms": median * 1e3,
+            "p20_ms": quantile(slowest, 0.2) * 1e3,
+            "p80_ms": quantile(slowest, 0.8) * 1e3,
+            "tflops": flops / median / 1e12,
+            "tflops_per_rank": flops / median / 1e12 / config.ring_size,
+            "tokens_per_s": config.batch * config.seq_len / median,
+            "wait_ms": max(statistics.median(r.wait_seconds) for r in reports) * 1e3,
+        }
+        baseline = reports[0].baseline_seconds
+        if baseline:
+            samples["baseline_ms"] = [t * 1e3 for t in baseline]
+            ratios = [ring / base for ring, base in zip(slowest, baseline, strict=True)]
+            samples["ratio"] = ratios
+            metrics |= {
+                "baseline_ms": statistics.median(baseline) * 1e3,
+                "ratio": statistics.median(ratios),
+            }
+    metrics["sent_bytes"] = sum(r.sent_bytes for r in reports)
+    peaks = [r.peak_memory_bytes for r in reports if r.peak_memory_bytes is not None]
+    if peaks:
+        metrics["peak_memory_bytes"] = max(peaks)
+    metrics |= {f"error_{name}": share for name, share in reports[0].errors.items()}
+    return metrics, samples
+
+
+def verdict(reports: Sequence[Report]) -> str | None:
+    """Why the trial counts as failed although every rank reported; None if it does not."""
+    for report in reports:
+        if report.failure:
+            return f"rank {report.rank}: {report.failure}"
+    over = {name: share for name, share in reports[0].errors.items() if not share <= 1.0}
+    if over:
+        shares = ", ".join(f"{name} {share:.3g}" for name, share in over.items())
+        return f"error beyond the budget (1 is all of it): {shares}"
+    return None
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> int:
+    """Bytes that PyTorch's allocator handed out at once while ``work`` ran, beyond what was live.
+
+    On CPU the allocator's own events are added up by the profiler, so this run is slow: never time
+    it.
+    """
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        live = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - live
+
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for _, size in sorted(events, key=lambda event: event[0]):
+        live += size
+        peak = max(peak, live)
+    return peak

@@ -1,0 +1,142 @@
+"""One rank: a Ray actor that owns one device, joins rings and runs trials.
+
+torch is imported when the actor starts, never in the driver, which only needs this class's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ringray.environment import code_digest
+from ringray.kinds import KINDS
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from ringray.measure import Report
+    from ringray.plan import Config
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a rank tells of itself when it starts. ``device`` is ``cpu`` or a GPU's name."""
+
+    pid: int
+    address: str
+    code: str
+    device: str
+    memory_bytes: int
+
+
+class Rank:
+    """The actor. Its methods are called on all ranks of a ring at the same time."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler reports its own start
+        import torch
+
+        self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+        self._threads = threads
+        self._group: dist.ProcessGroup | None = None
+        self._store: dist.TCPStore | None = None
+        torch.set_num_threads(threads)
+        if device == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def introduce(self) -> Introduction:
+        """Who this rank is; the driver refuses ranks that run other code than it does."""
+        import psutil
+        import torch
+
+        name, memory = "cpu", psutil.virtual_memory().total
+        if self._device.type == "cuda":
+            properties = torch.cuda.get_device_properties(self._device)
+            name, memory = properties.name, properties.total_memory
+        return Introduction(os.getpid(), _address(), code_digest(), name, memory)
+
+    def host_store(self, timeout: float) -> tuple[str, int]:
+        """Rank 0: hold the store through which ranks find each other; its address and the port that
+        it has bound. ``timeout`` in seconds."""
+        import torch.distributed as dist
+
+        host = _address()
+        self._store = dist.TCPStore(
+            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+        )
+        return host, self._store.port
+
+    def join(
+        self, address: tuple[str, int], rank: int, world_size: int, generation: int, timeout: float
+    ) -> None:
+        """Form the process group of one ring; an operation that takes longer than ``timeout``
+        (seconds) fails."""
+        import torch.distributed as dist
+
+        self.leave()
+        patience = timedelta(seconds=timeout)
+        if self._store is None:
+            self._store = dist.TCPStore(*address, is_master=False, timeout=patience)
+        _choose_interface()
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(f"generation-{generation}", self._store),
+            rank=rank,
+            world_size=world_size,
+            timeout=patience,
+            device_id=self._device if backend == "nccl" else None,
+        )
+        self._group = dist.group.WORLD
+
+    def leave(self) -> None:
+        """Leave the ring, if in one."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._group = None
+
+    def run(self, kind: str, flat: dict[str, Any]) -> Report:
+        """Run one trial of ``kind``; ``flat`` is ``Config.as_dict()``."""
+        import torch.distributed as dist
+
+        from ringray.kinds.base import RankContext
+        from ringray.plan import Config
+
+        config: Config = Config.from_dict(flat)
+        context = RankContext(
+            rank=dist.get_rank() if self._group else 0,
+            world_size=dist.get_world_size() if self._group else 1,
+            device=self._device,
+            threads=self._threads,
+            group=self._group,
+        )
+        report: Report = importlib.import_module(KINDS[kind]).run(config, context)
+        return report
+
+
+def _address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _choose_interface() -> None:
+    """Tell gloo the interface of this node's address: it would ask the host name, which may not
+    resolve."""
+    import psutil
+
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    address = _address()
+    with contextlib.suppress(OSError):
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(a.family == socket.AF_INET and a.address == address for a in addresses):
+                os.environ["GLOO_SOCKET_IFNAME"] = name
+                return
