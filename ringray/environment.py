@@ -7,8 +7,6 @@ the same configuration on other hardware, other kernels or another torch is anot
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -16,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +95,13 @@ def hardware() -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Installed versions, read from package metadata without importing the packages."""
+    from importlib import metadata  # half of this module's import time
+
     found: dict[str, str | None] = {}
     for name in _VERSIONED:
         try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             found[name] = None
     # From a checkout on PYTHONPATH there is no metadata, and stale metadata would be worse.
     found["ringray"] = getattr(sys.modules.get("ringray"), "__version__", None)
@@ -145,7 +146,7 @@ def _digest(value: Any) -> str:
 
 
 def _kernel_package() -> tuple[Path, ...]:
-    spec = importlib.util.find_spec("ringray_kernels")
+    spec = find_spec("ringray_kernels")
     if spec is None or not spec.submodule_search_locations:
         return ()
     return (Path(next(iter(spec.submodule_search_locations))),)

@@ -11,7 +11,6 @@ import socket
 import sqlite3
 import threading
 import time
-import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +85,7 @@ def hold(
     Raises:
         PlaceError: a live process holds it; the message is ``refusal(owner)``.
     """
-    token = uuid.uuid4().hex
+    token = os.urandom(16).hex()
     with write() as db:
         holder = owner(db, digest, role)
         if holder is not None:

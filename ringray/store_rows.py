@@ -84,7 +84,7 @@ def trial_rows(
 
 def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
     """Keeps an environment once, whoever ran in it; returns its id."""
-    content = packed(environment)
+    content = json.dumps(environment, sort_keys=True)
     identity = sha256(content.encode()).hexdigest()
     db.execute("INSERT OR IGNORE INTO environments VALUES (?, ?)", (identity, content))
     return identity
@@ -146,8 +146,8 @@ def record_pruned(
 
 
 def packed(value: Any) -> str:
-    """Compact JSON with sorted keys: equal values give equal texts."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    """Compact JSON in the given order of keys: a config is shown as it was planned."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _environment(db: sqlite3.Connection, cache: EnvironmentCache, identity: str) -> dict[str, Any]:

@@ -9,10 +9,7 @@ import os
 import shlex
 import shutil
 import sqlite3
-import ssl
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,6 +87,11 @@ def cannot_be_used(uri: str, why: str) -> PlaceError:
 
 
 def _check_server(uri: str, shown: str) -> None:
+    # Imported here: the default place is a file, and ssl takes longer than the rest together.
+    import ssl
+    import urllib.error
+    import urllib.request
+
     parts = urlsplit(uri)
     try:
         parts.port  # noqa: B018  it raises

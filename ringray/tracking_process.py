@@ -10,9 +10,9 @@ driver just long enough to write what the store holds. It is started and spoken 
     stdin   {"finish": true, "timeout": seconds, "patience": seconds}
     stdout  {"written": n, "pending": n, "error": ... or null}
 
-The end of stdin, or SIGTERM, means finish. MLflow may be down for hours in between: it is tried
-again, the trials wait in the store. When it still fails at the end, the process gives up after
-``patience`` seconds of failure or ``timeout`` seconds in all.
+The end of stdin, or SIGTERM, means finish too, and then nobody is told. MLflow may be down for
+hours in between: it is tried again, the trials wait in the store. When it still fails at the end,
+the process gives up after ``patience`` seconds of failure or ``timeout`` seconds in all.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Session:
         self._summarised = time.monotonic()
         self._changed = False
         self._deadline: float | None = None  # set when told to finish
+        self._asked = False
         self._patience = ORPHAN_PATIENCE_S
         self._failing_since: float | None = None
         self._answers = True  # whether MLflow itself works, when single calls fail
@@ -86,9 +87,10 @@ class Session:
             self._retry_at = 0.0
             self._conclude(plan_logged)
         self.error = self.error or stuck
-        self._channel.send(
-            {"written": len(self._done), "pending": len(self._backlog), "error": self.error}
-        )
+        if self._asked:
+            self._channel.send(
+                {"written": len(self._done), "pending": len(self._backlog), "error": self.error}
+            )
 
     def _listen(self, timeout: float) -> None:
         if self._deadline is not None:
@@ -97,6 +99,7 @@ class Session:
             return
         message = self._channel.receive(timeout)
         if message and message.get("finish"):
+            self._asked = True
             self._finish(message["timeout"], message["patience"])
         elif self._channel.closed or self.terminated:
             self._finish(ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringray import environment
@@ -77,8 +76,8 @@ def _findings(address: str | None) -> Iterator[Finding]:
 
 def probe(*what: str) -> dict[str, Any]:
     """What ``ringray.cli.probe`` found, with an ``error`` where it could not be found."""
-    root = str(Path(environment.__file__).resolve().parent.parent)
-    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    # What this process imports from, that one does: a checkout is often not installed.
+    paths = os.pathsep.join(path for path in sys.path if path)
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "ringray.cli.probe", *what],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,20 +49,12 @@ def stored_spec(sweep: SweepRow) -> Spec:
     Raises:
         UserError: this version of ringray reads it as another sweep, or not at all.
     """
-    where = f"<{sweep.name} in the store>"
-    try:
-        spec = specs.parse(sweep.source, where)
-        if spec.digest == sweep.digest:
-            return spec
-    except SpecError:
-        pass
-    try:
-        # Defaults may have changed since; the stored meaning has them all filled in.
-        spec = specs.Spec.model_validate(sweep.spec)
-        if spec.digest == sweep.digest:
-            return spec
-    except ValueError:
-        pass
+    # Defaults may have changed since; the stored meaning has them all filled in (JSON is YAML).
+    for text in (sweep.source, json.dumps(sweep.spec, indent=2)):
+        with suppress(SpecError):
+            spec = specs.parse(text, f"<{sweep.name} in the store>")
+            if spec.digest == sweep.digest:
+                return spec
     raise UserError(
         f"sweep {sweep.name} ({sweep.digest[:12]}) was begun by another version of ringray, "
         "to which its spec meant something else; use that one, or start anew: `ringray run SPEC`"

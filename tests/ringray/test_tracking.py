@@ -416,11 +416,11 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
         assert again[trial.key].info.run_id == children[trial.key].info.run_id
 
 
-def _wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def _wait_for(condition: Callable[[], Any], seconds: float = 20.0, pause: float = 0.02) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def _child_count(store: Store) -> int:
@@ -659,7 +659,7 @@ def test_a_server_that_goes_away_and_comes_back(
     for index, trial in enumerate(planned[:20]):
         store.record(DIGEST, trial.key, outcome(index))
     begun = time.monotonic()
-    _wait_for(lambda: len(runs(server.uri)[1]) >= 20)
+    _wait_for(lambda: len(runs(server.uri)[1]) >= 20, seconds=60, pause=1.0)
     seconds = time.monotonic() - begun
     server.stop()
     for index, trial in enumerate(planned[20:], start=20):

@@ -1,0 +1,517 @@
+"""The command line: what each command prints, where, with which exit code, and what it imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray import __version__, cli, environment, plan, spec
+from ringray.cli import doctor
+from ringray.plan import cost_dict
+from ringray.records import Outcome, SweepInfo, TrialInfo
+from ringray.store import Store, default_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+QUICKSTART = str(ROOT / "experiments" / "quickstart.yaml")
+
+SMALL = """\
+version: 1
+name: small
+kind: latency
+problem:
+  seq_len: 64
+  heads: 2
+  window: [null, 3]
+  causal: [true, false]
+strategy:
+  partition: [contiguous, zigzag]
+measure: {repeats: 2}
+tracking: {enabled: false}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def shell(*arguments: str, code: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, or ``code`` there."""
+    command = ["-c", code] if code else ["-m", "ringray"]
+    return subprocess.run(
+        [sys.executable, *command, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS, **variables},
+        check=False,
+        timeout=120,
+    )
+
+
+def fill(path: Path | str, text: str = SMALL, ended: int = 2) -> plan.Plan:
+    """A store that holds the sweep of ``text`` with its first ``ended`` trials measured."""
+    made = plan.build(spec.parse(text))
+    with Store(path) as store:
+        described = environment.describe()
+        store.begin(
+            SweepInfo(
+                made.digest, made.spec.name, made.spec.kind, made.spec.canonical(), text, described
+            ),
+            [
+                TrialInfo(
+                    one.key,
+                    one.index,
+                    one.config.as_dict(),
+                    cost_dict(one),
+                    str(one.pruned) if one.pruned else None,
+                )
+                for one in made.trials
+            ],
+        )
+        for one in made.runnable[:ended]:
+            metrics = {"median_ms": 12.34, "p20_ms": 12.1, "p80_ms": 12.9, "baseline_ms": 13.0}
+            metrics |= {"ratio": 0.95, "tflops": 0.161, "peak_memory_bytes": 4.0 * 2**20}
+            point = environment.point_digest({"kind": one.kind, **one.config.as_dict()}, described)
+            store.record(
+                made.digest,
+                one.key,
+                Outcome("ok", None, metrics, {}, point, 1, 1.0, 2.0),
+            )
+    return made
+
+
+# Exit codes and errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pln", QUICKSTART], "did you mean 'plan'?"),
+        (["frobnicate"], "expected one of validate, plan, run"),
+        (["plan"], "SPEC"),
+        (["plan", QUICKSTART, "--jsn", "x"], "unrecognized arguments: --jsn"),
+        (["run", QUICKSTART, "more"], "unrecognized arguments: more"),
+        (["--frob"], "--frob"),
+        (["validate", "/nowhere/spec.yaml"], "/nowhere/spec.yaml"),
+        (["plan", QUICKSTART, "--json", "/nowhere/plan.json"], "--json /nowhere/plan.json"),
+        (["run", QUICKSTART, "--no-tracking", "--json", "/nowhere/a.jsonl"], "/nowhere/a.jsonl"),
+        (["run", QUICKSTART, "--store", "/proc/store.db"], "/proc/store.db"),
+        (["status", "nothing"], "ringray run SPEC"),
+        (["resume", "nothing"], "ringray run SPEC"),
+        (["list", "--store", "/nowhere/store.db"], "/nowhere/store.db"),
+    ],
+)
+def test_wrong_commands_exit_2_and_say_why(
+    arguments: list[str], says: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("ringray: error: ")
+    assert says in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_a_broken_spec_exits_2_with_its_line_and_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(SMALL.replace("heads: 2", "heads: two").replace("name: small", "name: ''"))
+    for command in ("validate", "plan", "run"):
+        assert cli.main([command, str(broken)]) == 2
+        _, err = capsys.readouterr()
+        assert f"ringray: error: {broken}:2: name: " in err
+        assert f"\n{broken}:6: problem.heads: got 'two'" in err
+
+
+def test_a_spec_of_which_no_point_can_run_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    impossible = tmp_path / "impossible.yaml"
+    impossible.write_text(SMALL.replace("[null, 3]", "3").replace("[true, false]", "false"))
+    assert cli.main(["validate", str(impossible)]) == 2
+    assert f"{impossible}:7: problem.window: " in capsys.readouterr().err
+
+
+def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "validate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    assert f"usage: ringray {name}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ringray {__version__}\n"
+
+
+def test_an_unexpected_error_shows_where_and_how_to_report(
+    small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Any) -> plan.Plan:
+        raise ZeroDivisionError("deliberate")
+
+    monkeypatch.setattr("ringray.cli.specs.build", fail)
+    assert cli.main(["plan", small]) == 1
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: deliberate" in err
+    assert "report it" in err.splitlines()[-1]
+
+
+def test_ctrl_c_exits_130(
+    small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: Any) -> plan.Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ringray.cli.specs.build", interrupt)
+    assert cli.main(["plan", small]) == 130
+    assert capsys.readouterr().err == "ringray: interrupted\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ringray", "schema"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    )
+    assert process.stdout
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+
+
+# validate, plan, schema
+
+
+def test_validate_answers_in_two_lines(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", small]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    digest = plan.build(spec.load(small)).digest
+    assert first == f"{small}: small (latency) is valid, sweep {digest[:12]}"
+    assert second.startswith("6 trials and 2 pruned; predicted: ")
+
+
+def test_plan_lists_trials_and_what_is_pruned(
+    small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", small]) == 0
+    out = capsys.readouterr().out
+    assert "ring of 2, device auto, 1 thread per rank, 64 tokens, 2 heads × 64, bfloat16" in out
+    assert re.search(
+        r"partition +causal +window +predicted +memory/rank +sent +FLOPs +balance", out
+    )
+    assert len(re.findall(r"^ *\d+ +(contiguous|zigzag) ", out, re.M)) == 6
+    assert "2 points pruned: problem.window: window 3 " in out
+
+
+def test_plan_writes_json(small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "plan.json"
+    assert cli.main(["plan", small, "--json", str(target)]) == 0
+    assert "contiguous" in capsys.readouterr().out
+    assert cli.main(["plan", small, "--json", "-"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(target.read_text())
+    assert printed["sweep"] == plan.build(spec.load(small)).digest
+    assert printed["totals"]["trials"] == 6
+    assert [one["pruned"] is not None for one in printed["trials"]].count(True) == 2
+    assert printed["trials"][0]["predicted"]["flops"] > 0
+
+
+def test_a_large_plan_is_shortened_unless_all_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = tmp_path / "large.yaml"
+    large.write_text(SMALL.replace("seq_len: 64", f"seq_len: {[64 + i for i in range(20)]}"))
+    assert cli.main(["plan", str(large)]) == 0
+    assert "... and 60 trials more (--all)" in capsys.readouterr().out
+    assert cli.main(["plan", str(large), "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "more (--all)" not in out
+    assert len(out.splitlines()) > 120
+
+
+def test_schema_is_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == spec.json_schema()
+
+
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_the_quick_commands_import_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys\n"
+        "from ringray import cli\n"
+        f"assert cli.main([{command!r}, {QUICKSTART!r}]) == 0\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'triton', 'pandas', 'sqlalchemy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "assert ('rich' in sys.modules) == (sys.argv[1] == 'plan')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code, command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS},
+        check=False,
+    )
+    times = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    slowest = sorted(times[1:], key=lambda line: -int(line.split("|")[1]))[:12]
+    print(f"{command}: cumulative µs, package", *slowest, sep="\n")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_no_color_means_none(small: str) -> None:
+    code = f"from ringray import cli; import sys; sys.exit(cli.main(['plan', {small!r}]))"
+    done = shell(code=code, NO_COLOR="1", FORCE_COLOR="1", TERM="xterm-256color")
+    assert done.returncode == 0
+    colours = re.findall(r"\x1b\[[0-9;]*m", done.stdout)
+    assert all(re.fullmatch(r"\x1b\[[0-9](;[0-9])*m", code) for code in colours), colours
+    assert "\x1b" not in shell("plan", small).stdout
+
+
+# list, status
+
+
+def test_list_of_nothing_is_a_hint(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    assert f"no sweeps in {home / 'store.db'} yet" in capsys.readouterr().out
+    assert not (home / "store.db").exists()
+
+
+def test_list_shows_sweeps(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = fill(default_path())
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    # Its driver is gone and could not say so.
+    assert re.search(
+        rf"small +{made.digest[:12]} +latency +interrupted +2 ok · 2 pruned · 4 pending +20\d\d-",
+        out,
+    )
+
+
+@pytest.mark.parametrize("by", ["name", "digest"])
+def test_status_shows_results_and_what_is_pending(
+    by: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = fill(default_path())
+    assert cli.main(["status", "small" if by == "name" else made.digest[:8]]) == 0
+    out = capsys.readouterr().out
+    assert "2 ok · 2 pruned · 4 pending" in out
+    assert re.search(r"contiguous .* ok +12\.3 +12\.1–12\.9 +13\.0 +0\.95 +0\.161 +4\.00", out)
+    assert len(re.findall("pending", out)) == 5
+    assert "`ringray resume small` continues" in out
+
+
+def test_status_of_an_unknown_sweep_names_the_nearest(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(default_path())
+    for command in ("status", "resume", "sync"):
+        assert cli.main([command, "smal"]) == 2
+        assert "did you mean 'small'?" in capsys.readouterr().err
+
+
+# run, resume: with a driver that measures nothing
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A stand-in for ``driver.run``: every waiting trial is ok; what it was given is kept."""
+    given: list[Any] = []
+
+    def run(made: plan.Plan, *, store: Store, observer: Any, **more: Any) -> Any:
+        given.append(SimpleNamespace(plan=made, **more))
+        fill(store.path, made.spec.source, ended=0)
+        rows = {row.key: row for row in store.trials(made.digest)}
+        done = {key: row for key, row in rows.items() if row.status == "ok"}
+        observer.sweep_started(made, done, {})
+        for one in made.runnable:
+            if one.key not in done:
+                observer.trial_started(one, 1)
+                outcome = Outcome("ok", None, {"median_ms": 1.5}, {}, "point", 1, 1.0, 2.0)
+                store.record(made.digest, one.key, outcome)
+                observer.trial_ended(one, outcome)
+        store.finish(made.digest, "complete")
+        counts = store.find(made.digest).counts
+        summary = SimpleNamespace(
+            counts=counts, wall_s=1.0, interrupted=False, exit_code=0, tracking=None,
+            ui_command="mlflow ui --backend-store-uri sqlite:///x",
+        )  # fmt: skip
+        observer.sweep_ended(summary)
+        return summary
+
+    monkeypatch.setattr("ringray.driver.run", run)
+    return given
+
+
+def test_run_prints_lines_and_a_summary(
+    small: str, home: Path, driver: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", small, "--address", "ray://somewhere:1"]) == 0
+    out = capsys.readouterr().out
+    assert "small " in out
+    assert "[1/6] contiguous causal no window  ok  1.50 ms" in out
+    assert "6 ok · 2 pruned" in out
+    assert f"store:  {home / 'store.db'}" in out
+    assert "mlflow: mlflow ui --backend-store-uri sqlite:///x" in out
+    assert driver[0].address == "ray://somewhere:1"
+    assert driver[0].tracking is None  # the spec turns it off
+    assert driver[0].json_path is None
+
+
+def test_json_to_stdout_leaves_stdout_to_the_records(
+    small: str, home: Path, driver: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", small, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "6 ok" in err
+    assert driver[0].json_path == Path("/dev/stdout")
+
+
+def test_resume_measures_what_is_missing(
+    home: Path, tmp_path: Path, driver: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "other.db"
+    made = fill(store)
+    assert cli.main(["resume", "small", "--store", str(store)]) == 0
+    out = capsys.readouterr().out
+    assert driver[0].plan.digest == made.digest
+    assert "6 trials, 2 trials measured before" in out
+    assert "[3/6]" in out
+    assert "[2/6]" not in out
+
+
+def test_a_sweep_is_resumed_from_its_meaning_when_its_source_reads_differently(
+    home: Path, tmp_path: Path, driver: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = plan.build(spec.parse(SMALL))
+    with Store(default_path()) as store:
+        described: dict[str, Any] = {}
+        canonical = made.spec.canonical()
+        source = SMALL.replace("seq_len: 64", "seq_len: 128")
+        begun = SweepInfo(made.digest, "small", "latency", canonical, source, described)
+        store.begin(begun, [])
+    assert cli.main(["resume", "small"]) == 0
+    assert driver[0].plan.digest == made.digest
+    with Store(default_path()) as store:
+        other = {**canonical, "problem": {**canonical["problem"], "seq_len": 32}}
+        store.begin(SweepInfo(made.digest, "small", "latency", other, source, described), [])
+    capsys.readouterr()
+    assert cli.main(["resume", "small"]) == 2
+    assert "another version of ringray" in capsys.readouterr().err
+
+
+def test_a_tracking_server_that_is_not_there_ends_the_run_before_it_starts(
+    tmp_path: Path, home: Path, driver: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tracked.yaml"
+    path.write_text(SMALL.replace("{enabled: false}", "{uri: 'http://127.0.0.1:9'}"))
+    assert cli.main(["run", str(path)]) == 2
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
+    assert driver == []
+    assert cli.main(["run", str(path), "--no-tracking"]) == 0
+
+
+# doctor
+
+
+def _found(**changes: Any) -> Callable[..., dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {
+        "torch": {"version": "2.13.0+cpu", "gpus": [], "gloo": None, "backends": {"aten": None}},
+        "ray": {"version": "2.60.0"},
+        "mlflow": {"version": "3.17.2"},
+        "cluster": {"nodes": 4, "cpus": 32.0, "gpus": 4.0},
+        **changes,
+    }
+    return lambda *what: found[what[0]]
+
+
+def test_doctor_is_content_where_the_quickstart_can_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "probe", _found())
+    assert cli.main(["doctor", "--address", "head:6379"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines[:-2]} <= {"ok", "note"}
+    assert "ok      torch     2.13.0+cpu" in lines
+    assert any(
+        re.match(r"ok +cluster +head:6379: 4 nodes, 32 CPUs, 4 GPUs", line) for line in lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"torch": {"error": "ImportError: gone"}},
+            "missing torch     ImportError: gone; pip install",
+        ),
+        (
+            {"ray": {"error": "ImportError: x"}},
+            "missing ray       ImportError: x; pip install 'ray",
+        ),
+        (
+            {"torch": {"version": "2.4.0", "gpus": [], "gloo": None, "backends": {}}},
+            "missing torch     2.4.0 is too old, 2.11 is the least",
+        ),
+        (
+            {"torch": {"version": "2.13.0", "gpus": [], "gloo": "no route", "backends": {}}},
+            "missing gloo      no route; ",
+        ),
+    ],
+)
+def test_doctor_names_what_is_missing_and_the_way_out(
+    changes: dict[str, Any],
+    line: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(doctor, "probe", _found(**changes))
+    assert cli.main(["doctor"]) == 1
+    assert line in capsys.readouterr().out
+
+
+def test_doctor_probes_in_a_process_of_its_own() -> None:
+    found = doctor.probe("torch")
+    assert found["gloo"] is None
+    assert found["backends"]["reference"] is None
+    assert "error" in doctor.probe("no_such_package")
+
+
+def test_doctor_knows_the_versions_that_are_installed_together() -> None:
+    pinned = dict(
+        re.findall(
+            r"^(ray|mlflow|triton)[=<]=([\w.]+)", (ROOT / "constraints.txt").read_text(), re.M
+        )
+    )
+    assert pinned.items() <= doctor.TRIED.items()
+    assert f"torch=={doctor.TRIED['torch']}" in (ROOT / "Makefile").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    for name, least in doctor.LEAST.items():
+        assert f'"{name}>={".".join(map(str, least))}' in project
