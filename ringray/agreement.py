@@ -1,8 +1,8 @@
 """Ranks that disagree about a problem learn it before the first hop, instead of hanging in one.
 
-Every call of the op exchanges one small vector of digests; a rank whose own arguments are wrong takes
-part too, and says so. ``RINGRAY_AGREEMENT=0`` in the environment of *all* ranks turns it off, for
-production runs whose shapes are settled.
+Every call of the op exchanges one small vector of digests; a rank whose own arguments are wrong
+takes part too, and says so. ``RINGRAY_AGREEMENT=0`` in the environment of *all* ranks turns it off,
+for production runs whose shapes are settled.
 """
 
 from __future__ import annotations
@@ -62,11 +62,18 @@ def agree(
         others = [rank for rank, values in enumerate(everyone) if values[i] != mine[i]]
         if others:
             theirs = everyone[others[0]][i]
-            said = f"{theirs} there" if theirs < 1 << 40 and isinstance(value, int) else "another there"
-            differing.append(f"{name}: {_brief(value)} here (rank {comm.rank}), {said} "
-                             f"(rank(s) {_list(others)})")
+            said = (
+                f"{theirs} there"
+                if theirs < 1 << 40 and isinstance(value, int)
+                else "another there"
+            )
+            differing.append(
+                f"{name}: {_brief(value)} here (rank {comm.rank}), {said} (rank(s) {_list(others)})"
+            )
     if differing:
-        raise ValueError("ring_attention: ranks disagree about the problem: " + "; ".join(differing))
+        raise ValueError(
+            "ring_attention: ranks disagree about the problem: " + "; ".join(differing)
+        )
 
 
 def _list(ranks: list[int]) -> str:

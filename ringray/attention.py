@@ -70,19 +70,21 @@ def ring_attention(
 
     Returns:
         out (B, Hq, S, D) in q's dtype, accumulated in fp32; with ``return_lse`` a tuple (out, lse),
-        lse fp32 (B, Hq, S), natural log, not differentiable. Rows that see no key (padding) have out
-        0, lse -inf and gradient 0. dQ, dK and dV are accumulated in fp32 over all hops.
+        lse fp32 (B, Hq, S), natural log, not differentiable. Rows that see no key (padding) have
+        out 0, lse -inf and gradient 0. dQ, dK and dV are accumulated in fp32 over all hops.
 
     Raises:
-        ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on every
-            rank, before anything is sent.
+        ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on
+            every rank, before anything is sent.
     """
     comm = connect(group)
     try:
+        check_qkv(q, k, v)
+        check_transport(transport)
         job = _job(
-            q, k, v, comm, partition, causal, window, cu_seqlens, seq_len, scale, transport,
-            backend, blocks,
-        )
+            q, k, comm, partition=partition, causal=causal, window=window, cu_seqlens=cu_seqlens,
+            seq_len=seq_len, scale=scale, backend=backend, blocks=blocks,
+        )  # fmt: skip
     except ValueError as error:
         agree(comm, None, error, device=getattr(q, "device", torch.device("cpu")))
         raise
@@ -95,26 +97,31 @@ def ring_attention(
 def _job(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
     comm: Comm,
+    *,
     partition: str,
     causal: bool,
     window: int | None,
     cu_seqlens: Tensor | None,
     seq_len: int | None,
     scale: float | None,
-    transport: str,
     backend: str,
     blocks: int | None,
 ) -> Job:
     """The validated problem; ValueError says what was given and what is expected."""
-    check_qkv(q, k, v)
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got {k.shape[2]} rows, expected q's {q.shape[2]}: shards are equal")
-    check_transport(transport)
-    for name, value, least in (("window", window, 0), ("seq_len", seq_len, 1), ("blocks", blocks, 1)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ValueError(f"{name}: got {value!r}, expected None or an integer of at least {least}")
+    for name, value, least in (
+        ("window", window, 0),
+        ("seq_len", seq_len, 1),
+        ("blocks", blocks, 1),
+    ):
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or value < least
+        ):
+            raise ValueError(
+                f"{name}: got {value!r}, expected None or an integer of at least {least}"
+            )
     if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
         raise ValueError(f"scale: got {scale!r}, expected None or a finite number")
     padded = comm.world_size * q.shape[2]
@@ -153,7 +160,11 @@ def document_boundaries(cu_seqlens: Tensor | None, seq_len: int) -> tuple[int, .
     """``cu_seqlens`` as a tuple; ``Mask`` checks its values against ``seq_len``."""
     if cu_seqlens is None:
         return None
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+    if (
+        not isinstance(cu_seqlens, Tensor)
+        or cu_seqlens.dim() != 1
+        or cu_seqlens.is_floating_point()
+    ):
         given = (
             f"{cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
             if isinstance(cu_seqlens, Tensor)
@@ -204,7 +215,7 @@ class _RingAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:  # only lse was used, and it carries no gradient

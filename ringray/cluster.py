@@ -65,14 +65,19 @@ class Cluster:
                     f"{'this machine' if self.local else 'the cluster'} can hold {have:g}"
                 )
         if config.placement == "strict-spread" and config.ring_size > self.nodes:
-            return f"strict-spread of {config.ring_size} ranks needs as many nodes, there are {self.nodes}"
+            return (
+                f"strict-spread of {config.ring_size} ranks needs as many nodes, "
+                f"there are {self.nodes}"
+            )
         return None
 
 
 def local_ranks() -> int:
     """Ranks that the embedded Ray takes on: one per core, and at least a few for trying things out,
     as far as memory goes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     by_memory = psutil.virtual_memory().available // RANK_BYTES
     return int(max(1, min(max(cores, LOCAL_RANKS), by_memory)))
 
@@ -108,9 +113,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     try:
         resources = ray.cluster_resources()
         alive = [node for node in ray.nodes() if node["Alive"]]
-        yield Cluster(
-            local, resources.get("CPU", 0.0), resources.get("GPU", 0.0), len(alive)
-        )
+        yield Cluster(local, resources.get("CPU", 0.0), resources.get("GPU", 0.0), len(alive))
     finally:
         ray.shutdown()
 

@@ -1,8 +1,8 @@
 """Talking to the other ranks of a ring: one batch of sends and receives per hop, behind one object.
 
-``connect(group)`` gives a ``Comm``; without a process group, or in a group of one, it is a null ring
-through which the same code computes locally. All ranks post the same batches in the same order:
-unbatched or differently ordered sends deadlock on NCCL.
+``connect(group)`` gives a ``Comm``; without a process group, or in a group of one, it is a null
+ring through which the same code computes locally. All ranks post the same batches in the same
+order: unbatched or differently ordered sends deadlock on NCCL.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a trial costs before it runs: exact FLOPs and bytes, predicted memory and time.
 
 FLOPs and traffic are counted, not estimated: they come from the same tables that the ring executes.
-Memory adds up the buffers that the ring and the fused call hold at once. Time is the only guess: the
-work of each hop over a rate, or its transfer over a bandwidth, whichever is longer. Imports neither
-torch nor ray.
+Memory adds up the buffers that the ring and the fused call hold at once. Time is the only guess:
+the work of each hop over a rate, or its transfer over a bandwidth, whichever is longer. Imports
+neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
         sent_bytes += row_elements * (tables.sent.kv_rows * itemsize + tables.sent.sum_rows * FP32)
         messages += TENSORS * tables.sent.messages
         rate = _rate(shape, hardware) * (1.0 if factor == 1.0 else hardware.backward)
-        seconds += _critical_path(tables, pair_flops * factor / rate, row_elements, itemsize, hardware)
+        seconds += _critical_path(
+            tables, pair_flops * factor / rate, row_elements, itemsize, hardware
+        )
     work = forward.visible.sum(1)
     return Cost(
         flops=flops,

@@ -1,7 +1,7 @@
 """The driver: runs a plan's trials on warm rings, one after another, and records each as it ends.
 
-The store is the truth: a trial is recorded in one transaction when its ring has reported, before the
-next is dispatched, so a driver that dies loses at most the trial it was waiting for.
+The store is the truth: a trial is recorded in one transaction when its ring has reported, before
+the next is dispatched, so a driver that dies loses at most the trial it was waiting for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from ringray import cluster, environment
 from ringray.errors import PlaceError, UserError
 from ringray.measure import summarise, verdict
 from ringray.plan import cost_dict
-from ringray.records import Outcome, SweepInfo, TrialInfo, TrialRow, record_line
+from ringray.records import (
+    Outcome,
+    SweepInfo,
+    SweepStatus,
+    TrialInfo,
+    TrialRow,
+    record_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from ringray.tracking import Tracker
 
 MEASURED = ("ok", "oom", "pruned")  # trials that are not measured again
+_ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
 BACKOFF_S = 0.5  # before the first retry; doubled for each further one
 
 
@@ -136,8 +144,7 @@ def run(
             summary.interrupted = True
         if store.knows(plan.digest):
             summary.counts = _counts(store, plan.digest)
-            status = {0: "complete", 130: "interrupted"}.get(summary.exit_code, "failed")
-            store.finish(plan.digest, status)
+            store.finish(plan.digest, _ENDINGS[summary.exit_code])
         if tracker is not None:
             state = tracker.finish()
             summary.ui_command = tracker.ui_command
@@ -301,7 +308,9 @@ def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
         reason = next(iter(refused.values()))
         line = plan.spec.line_of("ring.size")
         where = plan.spec.path + (f":{line}" if line else "")
-        raise PlaceError(f"{where}: {reason}; shrink ring.size, or name a larger cluster: --address")
+        raise PlaceError(
+            f"{where}: {reason}; shrink ring.size, or name a larger cluster: --address"
+        )
     return refused
 
 
@@ -319,7 +328,9 @@ def _json_lines(path: Path | None) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
     except OSError as error:
-        raise UserError(f"--json {path}: {error.strerror}; name a file that can be written") from None
+        raise UserError(
+            f"--json {path}: {error.strerror}; name a file that can be written"
+        ) from None
     return path
 
 

@@ -58,7 +58,7 @@ class Mask:
                     "cu_seqlens: expected boundaries from 0 to seq_len "
                     f"({self.seq_len}), got {_brief(bounds)}"
                 )
-            if any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+            if any(a > b for a, b in itertools.pairwise(bounds)):
                 raise ValueError(f"cu_seqlens: boundaries must not decrease, got {_brief(bounds)}")
 
     @property
@@ -109,8 +109,8 @@ def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
 def _piece_pairs(
     mask: Mask, step: int, a: Ints, n: Ints, b: Ints, m: Ints
 ) -> tuple[Ints, Ints | np.int64, Ints]:
-    """For query ranges ``a + i*step`` (i < n) and key ranges ``b + j*step`` (j < m) of one document:
-    visible pairs, and first and last needed j (last < first where no key is needed)."""
+    """For query ranges ``a + i*step`` (i < n) and key ranges ``b + j*step`` (j < m) of one
+    document: visible pairs, and first and last needed j (last < first where no key is needed)."""
     if not mask.causal:
         return n * m, np.int64(0), np.where(n > 0, m, 0) - 1
     # p - k = (a - b) + (i - j) * step must lie in [0, window].
@@ -174,7 +174,7 @@ def pairs(partition: str, padded: int, world_size: int, mask: Mask) -> Pairs:
 def total_visible(mask: Mask) -> int:
     """Visible (query, key) pairs of the whole sequence: the exact work, whatever the partition."""
     total = 0
-    for begin, end in zip(mask.boundaries, mask.boundaries[1:], strict=False):
+    for begin, end in itertools.pairwise(mask.boundaries):
         n = end - begin
         if not mask.causal:
             total += n * n

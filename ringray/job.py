@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ringray import partition as partitions
-from ringray import walk
+from ringray.walk import Hop, Pass, Rows, Walk, plan
 from ringray_kernels.intervals import intervals, visible_range
 
 if TYPE_CHECKING:
@@ -45,21 +45,27 @@ class Job:
         """Rows of each rank's shard."""
         return self.padded // self.world_size
 
-    def hops(self, which: walk.Pass) -> tuple[walk.Hop, ...]:
+    def hops(self, which: Pass) -> tuple[Hop, ...]:
         """This rank's hops, own chunk first."""
         return self.walk(which).hops[self.rank]
 
-    def walk(self, which: walk.Pass) -> walk.Walk:
+    def walk(self, which: Pass) -> Walk:
         """The ring's walk for one pass."""
-        return walk.plan(
-            self.partition, self.padded, self.world_size, self.mask, which, self.itemsize, FP32_BYTES
+        return plan(
+            self.partition,
+            self.padded,
+            self.world_size,
+            self.mask,
+            which,
+            self.itemsize,
+            FP32_BYTES,
         )
 
-    def intervals(
-        self, owner: int, rows: walk.Rows, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """int32 (1, S) ``start``, ``end``: of ``rows`` of ``owner``'s chunk, what each query sees."""
-        low, high = _seen_by(self.mask, self.partition, self.padded, self.world_size, self.rank, device)
+    def intervals(self, owner: int, rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+        """int32 (1, S) ``start``, ``end``: which of ``rows`` of ``owner``'s chunk a query sees."""
+        low, high = _seen_by(
+            self.mask, self.partition, self.padded, self.world_size, self.rank, device
+        )
         keys = positions(self.partition, self.padded, self.world_size, owner, device)
         start, end = intervals(low, high, keys[rows.start : rows.stop])
         return start.unsqueeze(0), end.unsqueeze(0)

@@ -119,7 +119,7 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    results = profiler.profiler.kineto_results
     events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
     live = peak = 0
     for _, size in sorted(events, key=lambda event: event[0]):

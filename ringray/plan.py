@@ -185,7 +185,7 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None) -> Plan:
     values = [spec.sweep(section, field) for section, field, _ in AXES]
     names = [name for _, _, name in AXES]
     baseline = spec.measure.baseline
-    constant = {
+    constant: dict[str, Any] = {
         "device": spec.ring.device,
         "placement": spec.ring.placement,
         "warmup": spec.measure.warmup,
@@ -196,7 +196,7 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None) -> Plan:
     }
     configs = []
     for point in itertools.product(*values):
-        chosen = dict(zip(names, point, strict=True))
+        chosen: dict[str, Any] = dict(zip(names, point, strict=True))
         chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         configs += [
@@ -214,7 +214,8 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None) -> Plan:
         reason = trials[0].pruned
         assert reason is not None
         raise SpecError(
-            reason.text + ("" if len(trials) == 1 else f" (and no other of {len(trials)} points can run)"),
+            reason.text
+            + ("" if len(trials) == 1 else f" (and no other of {len(trials)} points can run)"),
             path=spec.path,
             line=spec.line_of(reason.field),
             field=reason.field,
@@ -242,7 +243,13 @@ def _costs(
         for i in members:
             c = configs[i]
             shape = costmodel.Shape(
-                c.ring_size, c.threads, c.batch, c.heads, c.kv_heads, c.head_dim, c.dtype,
+                c.ring_size,
+                c.threads,
+                c.batch,
+                c.heads,
+                c.kv_heads,
+                c.head_dim,
+                c.dtype,
                 c.has_backward,
             )
             costs[i] = costmodel.predict(partition, padded, mask, shape, hardware)
@@ -256,8 +263,8 @@ def impossible(kind: str, config: Config) -> Reason | None:
         if scores > ORACLE_BYTES:
             return Reason(
                 "problem.seq_len",
-                f"the fp64 oracle of {config.seq_len} tokens needs {scores >> 30} GiB for its scores, "
-                f"more than {ORACLE_BYTES >> 30}; check shorter lengths",
+                f"the fp64 oracle of {config.seq_len} tokens needs {scores >> 30} GiB for its "
+                f"scores, more than {ORACLE_BYTES >> 30}; check shorter lengths",
             )
     if config.heads % config.kv_heads:
         return Reason(

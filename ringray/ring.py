@@ -1,7 +1,7 @@
 """A ring: actors that are placed, joined, run and killed as one unit.
 
-A placement group and its actors live and die together. Any fault ends the whole generation: peers of
-a dead or stalled rank may be stuck inside a hop, and no message of theirs can be trusted.
+A placement group and its actors live and die together. Any fault ends the whole generation: peers
+of a dead or stalled rank may be stuck inside a hop, and no message of theirs can be trusted.
 """
 
 from __future__ import annotations
@@ -85,10 +85,13 @@ class Ring:
     def _place(self) -> None:
         if not self._group.wait(PLACE_TIMEOUT):
             need = ", ".join(f"{n:g} {name}" for name, n in self.placement.bundle)
-            free = {name: n for name, n in ray.available_resources().items() if name in ("CPU", "GPU")}
+            free = {
+                name: n for name, n in ray.available_resources().items() if name in ("CPU", "GPU")
+            }
             raise PlaceError(
-                f"no place for a ring of {self.capacity} after {PLACE_TIMEOUT:.0f} s: each rank needs "
-                f"{need}, free now {free or 'nothing'}; wait for other work to end, or shrink ring.size"
+                f"no place for a ring of {self.capacity} after {PLACE_TIMEOUT:.0f} s: each rank "
+                f"needs {need}, free now {free or 'nothing'}; wait for other work to end, or "
+                "shrink ring.size"
             )
         resources = dict(self.placement.bundle)
         actor = ray.remote(Rank)
@@ -111,7 +114,9 @@ class Ring:
         self._all("leave", self._timeout)
         if size > 1:
             if self._address is None:
-                hosted = self._call([self._actors[0].host_store.remote(self._timeout)], self._timeout)
+                hosted = self._call(
+                    [self._actors[0].host_store.remote(self._timeout)], self._timeout
+                )
                 self._address = hosted[0]
             generation = next(_generations)
             joining = [
@@ -179,7 +184,10 @@ def _check(reference: Any, rank: int) -> None:
 def _fault_kind(cause: BaseException) -> str:
     """Memory is a result; broken connections mean that a peer died; the rest is an error."""
     text = str(cause).lower()
-    if type(cause).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in text:
+    if (
+        type(cause).__name__ in ("OutOfMemoryError", "MemoryError")
+        or "can't allocate memory" in text
+    ):
         return "oom"
     if type(cause).__name__.startswith("Dist") or "connection" in text or "timed out" in text:
         return "died"

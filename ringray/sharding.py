@@ -89,7 +89,8 @@ def unshard(
         seq_len: true global length (tokens), to drop padding; None keeps all N * S rows.
 
     Returns:
-        x with ``dim`` of ``seq_len`` rows. Its gradient is summed over all ranks, own rows returned.
+        x with ``dim`` of ``seq_len`` rows. Its gradient is summed over all ranks, own rows
+        returned.
 
     Raises:
         ValueError: unknown partition, no such dimension, or a length these shards cannot have.
@@ -100,8 +101,8 @@ def unshard(
     length = padded if seq_len is None else seq_len
     if length < 1 or partitions.padded_length(partition, length, comm.world_size) != padded:
         raise ValueError(
-            f"seq_len: {comm.world_size} ranks x {x.shape[dim]} rows = {padded} positions cannot hold "
-            f"{length} tokens dealt by {partition!r}"
+            f"seq_len: {comm.world_size} ranks x {x.shape[dim]} rows = {padded} positions cannot "
+            f"hold {length} tokens dealt by {partition!r}"
         )
     return cast("Tensor", _Unshard.apply(x, dim, partition, comm, length))
 
@@ -150,9 +151,7 @@ class _Shard(torch.autograd.Function):
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, length: int
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, length: int) -> Tensor:
         ctx.dim, ctx.partition, ctx.comm = dim, partition, comm
         padded = x.shape[dim] * comm.world_size
         shape = list(x.shape)

@@ -207,6 +207,13 @@ class Store:
                 (status, time.time(), digest),
             )
 
+    def forget(self, digest: str) -> None:
+        """Removes a sweep and its trials: for one that was begun and then could not start."""
+        with self._write() as db:
+            self._check_token(digest)
+            db.execute("DELETE FROM trials WHERE digest = ?", (digest,))
+            db.execute("DELETE FROM sweeps WHERE digest = ?", (digest,))
+
     @contextmanager
     def lease(self, digest: str, role: Role = "driver") -> Iterator[None]:
         """Keeps every other process from driving (or tracking) this sweep at the same time.
@@ -255,6 +262,12 @@ class Store:
             several = ", ".join(f"{row.digest[:12]} ({row.name})" for row in found)
             raise UserError(f"sweep {selector!r} is not unique: {several}; give more digits")
         raise UserError(f"there is no sweep {selector!r} in {self.path}; {self._known(selector)}")
+
+    def knows(self, digest: str) -> bool:
+        """Whether the sweep was ever begun here."""
+        with self._read() as db:
+            row = db.execute("SELECT 1 FROM sweeps WHERE digest = ?", (digest,)).fetchone()
+        return row is not None
 
     def trials(self, digest: str) -> list[TrialRow]:
         """All trials of a sweep in the order of the plan."""

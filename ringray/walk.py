@@ -32,7 +32,8 @@ class Rows(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
+        """How many rows."""
         return max(0, self.stop - self.start)
 
     def __bool__(self) -> bool:
@@ -214,7 +215,11 @@ def plan(
         hops = [hop for hop in range(1, length) if _rows(moved.kv, owner, hop)]
         if not backward or not hops:
             return None
-        return _rows(moved.sums, owner, hops[-1]), (owner + direction * hops[-1]) % world_size, hops[-1]
+        return (
+            _rows(moved.sums, owner, hops[-1]),
+            (owner + direction * hops[-1]) % world_size,
+            hops[-1],
+        )
 
     return Walk(
         direction=direction,

@@ -44,7 +44,7 @@ class Rank:
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
         self._threads = threads
         self._group: dist.ProcessGroup | None = None
-        self._store: dist.TCPStore | None = None
+        self._store: Any = None
         torch.set_num_threads(threads)
         if device == "cuda":
             torch.cuda.set_device(self._device)
@@ -66,7 +66,7 @@ class Rank:
         import torch.distributed as dist
 
         host = _address()
-        self._store = dist.TCPStore(
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
             host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
         )
         return host, self._store.port
@@ -81,12 +81,16 @@ class Rank:
         self.leave()
         patience = timedelta(seconds=timeout)
         if self._store is None:
-            self._store = dist.TCPStore(*address, is_master=False, timeout=patience)
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                *address, is_master=False, timeout=patience
+            )
         _choose_interface()
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore(f"generation-{generation}", self._store),
+            store=dist.PrefixStore(  # type: ignore[attr-defined]
+                f"generation-{generation}", self._store
+            ),
             rank=rank,
             world_size=world_size,
             timeout=patience,

@@ -97,7 +97,9 @@ def resolve_backend(name: str, q: Tensor) -> str:
         return name
     usable = [name for name in BACKENDS if load_backend(name).unsupported(q) is None]
     if not usable:
-        raise ValueError(f"no backend computes {q.dtype} on {q.device.type} with head dim {q.shape[-1]}")
+        raise ValueError(
+            f"no backend computes {q.dtype} on {q.device.type} with head dim {q.shape[-1]}"
+        )
     return usable[0]
 
 
@@ -132,7 +134,8 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ValueError(
-                f"{name}: got {tensor.dtype} on {tensor.device}, expected q's {q.dtype} on {q.device}"
+                f"{name}: got {tensor.dtype} on {tensor.device}, "
+                f"expected q's {q.dtype} on {q.device}"
             )
         if 0 in tensor.shape:
             raise ValueError(f"{name}: got an empty tensor of shape {tuple(tensor.shape)}")
@@ -151,11 +154,16 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, blocks: int | None) -> None:
     check_qkv(q, k, v)
-    rows = (start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1, q.shape[2])
+    rows = (
+        start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
+        q.shape[2],
+    )
     _expect("start", start, rows, torch.int32)
     _expect("end", end, rows, torch.int32)
     if blocks is not None and (not isinstance(blocks, int) or blocks < 1):
-        raise ValueError(f"blocks: got {blocks!r}, expected None or query rows per call, at least 1")
+        raise ValueError(
+            f"blocks: got {blocks!r}, expected None or query rows per call, at least 1"
+        )
 
 
 def forward(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 MIN_RUN = 64  # rows; a shorter regular run is not worth a call of its own
-DEFAULT_BLOCK = 512  # query rows per masked call
+DEFAULT_BLOCK = 256  # query rows per masked call
 
 
 class Call(NamedTuple):
@@ -91,20 +91,31 @@ def _regular(s: Ints, e: Ints, row: int, stop: int, rising: bool) -> Iterator[Ca
 
 
 def _masked(s: Ints, e: Ints, row: int, stop: int, block: int) -> Iterator[Call]:
-    """Any rows that each see something: the part that all rows of a block see needs no mask."""
-    for at in range(row, stop, block):
-        to = min(at + block, stop)
-        low, low_all, high_all, high = int(s[at]), int(s[to - 1]), int(e[at]), int(e[to - 1])
-        if low == low_all and high == high_all:
-            yield Call(at, to, low, high, "full", True)
-            continue
-        # Edges overlap the common part by one key, so that each row sees a key in each call.
-        inner = (low_all + 1 if low < low_all else low, high_all - 1 if high_all < high else high)
-        if inner[1] - inner[0] < block:
-            yield Call(at, to, low, high, "masked", True)
-            continue
-        yield Call(at, to, *inner, "full", True)
-        if low < inner[0]:
-            yield Call(at, to, low, inner[0], "masked", False)
-        if inner[1] < high:
-            yield Call(at, to, inner[1], high, "masked", False)
+    """Any rows that each see something: what all of them see needs no mask, the rest is halved
+    until a mask of at most ``block`` rows is small."""
+    if row < stop:
+        yield from _halve(s[row:stop], e[row:stop], row, block, True)
+
+
+def _halve(s: Ints, e: Ints, row: int, block: int, first: bool) -> Iterator[Call]:
+    stop = row + len(s)
+    low, low_all, high_all, high = int(s[0]), int(s[-1]), int(e[0]), int(e[-1])
+    if low == low_all and high == high_all:
+        yield Call(row, stop, low, high, "full", first)
+        return
+    # Edges overlap what all rows see by one key, so that each row sees a key in each call.
+    inner = (low_all + 1 if low < low_all else low, high_all - 1 if high_all < high else high)
+    if inner[1] - inner[0] >= block:
+        yield Call(row, stop, *inner, "full", first)
+        first = False
+        edges = [(s, np.minimum(e, inner[0]))] if low < inner[0] else []
+        edges += [(np.maximum(s, inner[1]), e)] if inner[1] < high else []
+    else:
+        edges = [(s, e)]
+    half = len(s) // 2
+    for starts, ends in edges:
+        if len(s) <= block:
+            yield Call(row, stop, int(starts[0]), int(ends[-1]), "masked", first)
+        else:
+            yield from _halve(starts[:half], ends[:half], row, block, first)
+            yield from _halve(starts[half:], ends[half:], row + half, block, first)

@@ -1,8 +1,8 @@
 """Intervals: the contiguous range of key rows that each query row sees, as two int32 tensors.
 
-``start``, ``end``: (Sq,), half-open local key rows, both non-decreasing. A row that sees nothing has
-``start == end``. They are made from global positions: ``visible_range`` turns a mask into a range of
-positions, ``intervals`` turns that into rows of whatever keys are at hand.
+``start``, ``end``: (Sq,), half-open local key rows, both non-decreasing. A row that sees nothing
+has ``start == end``. They are made from global positions: ``visible_range`` turns a mask into a
+range of positions, ``intervals`` turns that into rows of whatever keys are at hand.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def visible_range(
 
 
 def intervals(low: Tensor, high: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``key_positions`` (strictly increasing, int64) inside ``[low, high)``, per query row."""
+    """Rows of ``key_positions`` (strictly increasing, int64) in ``[low, high)``, per query row."""
     start = torch.searchsorted(key_positions, low, out_int32=True)
     end = torch.searchsorted(key_positions, high, out_int32=True)
     return start, end

@@ -83,7 +83,14 @@ def oracle(
 
 
 def yardstick(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    seen: Tensor,
+    *,
+    scale: float,
+    causal: bool,
 ) -> Gradients:
     """Single-process *flash* SDPA on the same inputs in the same dtype (never its math path)."""
     leaves = [

@@ -143,7 +143,8 @@ def _print_summary(
         )
     )
     more = f"`ringray status {plan.spec.name}{option} --all`"
-    print_results(console, trials, everything=False, more=more)
+    ended = [row for row in trials if row.status is not None]
+    print_results(console, ended, everything=False, more=more)
     console.print()
     if any("ratio" in row.metrics for row in trials):
         compared = words.baseline(plan.runnable[0].config.as_dict())
@@ -161,5 +162,7 @@ def _print_summary(
         say(console, f"mlflow: {summary.ui_command}")
     if summary.tracking:
         say(console, f"        {summary.tracking}")
-    if summary.interrupted or pending:
+    if not trials:
+        say(console, "interrupted before anything was recorded; run it again to start")
+    elif summary.interrupted or pending:
         say(console, f"continue with: ringray resume {plan.spec.name}{option}")

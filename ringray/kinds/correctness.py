@@ -83,16 +83,15 @@ def _errors(config: Config, device: torch.device, whole: list[Tensor]) -> dict[s
 @lru_cache(maxsize=8)
 def _truth(
     batch: int, heads: int, kv_heads: int, seq_len: int, head_dim: int, dtype: str, seed: int,
-    backward: bool, causal: bool, window: int | None, documents: tuple[int, ...] | None, device: str,
+    backward: bool, causal: bool, window: int | None, documents: tuple[int, ...] | None, device:
+    str,
 ) -> tuple[testing.Gradients, testing.Gradients, Tensor]:  # fmt: skip
     """Oracle, yardstick and dout; kept, because a sweep asks the same of many rings."""
     q, k, v, dout = testing.make_inputs(
         batch, heads, kv_heads, seq_len, head_dim, DTYPES[dtype], seed=seed, device=device
     )
     bounds = None if documents is None else torch.tensor(documents, device=device)
-    seen = testing.visible(
-        seq_len, causal=causal, window=window, cu_seqlens=bounds, device=device
-    )
+    seen = testing.visible(seq_len, causal=causal, window=window, cu_seqlens=bounds, device=device)
     scale = head_dim**-0.5
     upstream = dout if backward else None
     return (

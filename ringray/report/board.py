@@ -128,7 +128,7 @@ class Board:
                 self._spent += time.monotonic() - self._started_at
             group.ended[trial.key] = outcome
             self.last = group
-        self.current = None
+        self.current, self.note = None, ""
         return self.done
 
     def stop(self) -> None:

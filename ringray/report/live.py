@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 REFRESH_HZ = 4.0
 _BAR = 10  # cells
+_BAR_WIDTH = 80  # of the terminal; a narrower one gets no bars
 _BAR_TOP = 2.0  # the ratio at which the bar is full
 _AROUND = 9  # lines that are no rows: header, column heads, counts, notes, air
 
@@ -176,9 +177,7 @@ class LiveTable:
                 return
             self._drawn = time.monotonic()
             rows = max(3, self._console.height - _AROUND)
-            self._live.update(
-                render(self._board, rows, self._console.width, self._glyphs), refresh=True
-            )
+            self._live.update(render(self._board, rows, self._console, self._glyphs), refresh=True)
 
 
 def _glyphs(encoding: str) -> dict[str, str]:
@@ -193,13 +192,13 @@ def _glyphs(encoding: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def render(board: Board, rows: int, width: int, glyphs: Mapping[str, str]) -> RenderableType:
+def render(board: Board, rows: int, to: Console, glyphs: Mapping[str, str]) -> RenderableType:
     """The whole view: header, at most ``rows`` rows, counts."""
     from rich.console import Group as Lines
     from rich.text import Text
 
     shown, hidden = _visible(board, rows)
-    parts: list[RenderableType] = [_header(board), Text(""), _rows(board, shown, width, glyphs)]
+    parts: list[RenderableType] = [_header(board), Text(""), _rows(board, shown, to, glyphs)]
     waiting = board.total - board.done
     line = words.counts(board.counts, waiting)
     if hidden:
@@ -240,38 +239,34 @@ def _visible(board: Board, rows: int) -> tuple[list[Group], int]:
     return groups[first : first + rows], len(groups) - rows
 
 
-def _rows(board: Board, shown: list[Group], width: int, glyphs: Mapping[str, str]) -> Table:
-    from ringray.report.tables import bare_table, justify
+def _rows(board: Board, shown: list[Group], to: Console, glyphs: Mapping[str, str]) -> Table:
+    from ringray.report.tables import bare_table, fit, justify
 
     correctness = any(
         worst_error(result.metrics) is not None
         for group in shown
         for result in group.ended.values()
     )
+    compared = board.plan.spec.measure.baseline
     table = bare_table()
     table.add_column("", width=1)
     for name in board.fields or ("partition",):
         table.add_column(words.HEADS[name], justify=justify(name), no_wrap=True)
     heads = ["median ms", "p20–p80"]
-    if correctness:
-        heads.append("worst error")
-    compared = board.plan.spec.measure.baseline is not None
-    if compared:
-        heads.append(f"vs {board.plan.spec.measure.baseline.name}")  # type: ignore[union-attr]
-    wide = width >= 100
-    if wide:
-        heads += ["TFLOP/s", "peak MiB", "sent MiB"]
+    heads += ["worst error"] if correctness else []
+    heads += [f"vs {compared.name}"] if compared else []
+    heads += ["TFLOP/s", "peak MiB", "sent MiB"]
     for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    if compared and width >= 90:
-        table.columns[-4 if wide else -1].justify = "left"
+        numeric = not head.startswith("vs ")
+        table.add_column(head, justify="right" if numeric else "left", no_wrap=True)
     for group in shown:
-        table.add_row(*_row(board, group, glyphs, heads, width))
+        table.add_row(*_row(board, group, glyphs, heads, bars=to.width >= _BAR_WIDTH))
+    fit(table, to)
     return table
 
 
 def _row(
-    board: Board, group: Group, glyphs: Mapping[str, str], heads: list[str], width: int
+    board: Board, group: Group, glyphs: Mapping[str, str], heads: list[str], bars: bool
 ) -> list[RenderableType]:
     from rich.text import Text
 
@@ -306,8 +301,8 @@ def _row(
             cells.append(Text(words.digits(worst), "green" if right else "bold red"))
         elif head.startswith("vs "):
             ratio = metrics.get("ratio")
-            text = Text(words.ratio(ratio), ratio_style(ratio) if ratio is not None else "")
-            if ratio is not None and width >= 90:
+            text = Text(f"{words.ratio(ratio):>5}", ratio_style(ratio) if ratio is not None else "")
+            if ratio is not None and bars:
                 text.append(" ")
                 text.append_text(_bar(ratio, glyphs, ratio_style(ratio)))
             cells.append(text)

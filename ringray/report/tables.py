@@ -37,7 +37,8 @@ STYLES = {
 }
 # What is left out where the terminal is narrow, the least needed first.
 _EXPENDABLE = (
-    "balance", "FLOPs", "sent", "sent MiB", "TFLOP/s", "peak MiB", "p20–p80 ms", "#", "kind",
+    "balance", "FLOPs", "sent", "sent MiB", "TFLOP/s", "peak MiB", "p20–p80 ms", "p20–p80",
+    "#", "kind",
 )  # fmt: skip
 # Fields that describe the problem: among trials that agree in them the fastest is marked.
 _PROBLEM = (
@@ -57,15 +58,20 @@ def show(table: Table, to: Console) -> None:
         for column in table.columns:
             if column.header == "why":
                 column.max_width = max(20, to.width // 4)
-        for head in _EXPENDABLE:
-            if _natural_width(table, to) <= to.width:
-                break
-            _drop(table, head)
+        fit(table, to)
         to.print(table)
         return
     kept, to.width = to.width, max(_natural_width(table, to), to.width)
     to.print(table)
     to.width = kept
+
+
+def fit(table: Table, to: Console) -> None:
+    """Takes the least needed columns out of ``table`` until it is as narrow as the terminal."""
+    for head in _EXPENDABLE:
+        if _natural_width(table, to) <= to.width:
+            break
+        _drop(table, head)
 
 
 def _natural_width(table: Table, to: Console) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def digits(number: float | None, suffix: str = "") -> str:
     size = abs(number)
     if size >= 100:
         return f"{number:,.0f}{suffix}"
-    places = 1 if size >= 10 else 2 if size >= 1 or size == 0 else 3
+    places = 2 if size == 0 else min(2 - math.floor(math.log10(size)), 6)
     return f"{number:.{places}f}{suffix}"
 
 

@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
 
 def _empty(like: Tensor, rows: Rows, dtype: torch.dtype | None = None) -> Chunk:
     batch, heads, _, width = like.shape
-    shape = (batch, heads, rows.count, width)
+    shape = (batch, heads, rows.size, width)
     k, v = (torch.empty(shape, dtype=dtype or like.dtype, device=like.device) for _ in range(2))
     return Chunk(k, v, rows)
 
@@ -49,7 +49,9 @@ def _send(batch: Batch, chunk: Chunk, rows: Rows, to: int) -> None:
             batch.send(tensor.contiguous(), to)
 
 
-def _receive(batch: Batch, like: Tensor, rows: Rows, source: int, dtype: torch.dtype) -> Chunk | None:
+def _receive(
+    batch: Batch, like: Tensor, rows: Rows, source: int, dtype: torch.dtype
+) -> Chunk | None:
     if not rows:
         return None
     chunk = _empty(like, rows, dtype)
@@ -92,8 +94,16 @@ def _attend(
     start, end = job.intervals(hop.owner, rows, q.device)
     k, v = held.cut(rows)
     return ringray_kernels.forward(
-        q, k, v, start, end, scale=job.scale, state=state, out_dtype=out_dtype,
-        blocks=job.blocks, backend=job.backend,
+        q,
+        k,
+        v,
+        start,
+        end,
+        scale=job.scale,
+        state=state,
+        out_dtype=out_dtype,
+        blocks=job.blocks,
+        backend=job.backend,
     )
 
 
@@ -166,13 +176,34 @@ def _add(total: Chunk, part: Chunk) -> None:
 
 
 def _differentiate(
-    dout: Tensor, q: Tensor, held: Chunk, into: Chunk, hop: Hop, job: Job,
-    out: Tensor, lse: Tensor, delta: Tensor, dq: Tensor,
+    dout: Tensor,
+    q: Tensor,
+    held: Chunk,
+    into: Chunk,
+    hop: Hop,
+    job: Job,
+    out: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    dq: Tensor,
 ) -> None:
     start, end = job.intervals(hop.owner, hop.need, q.device)
     k, v = held.cut(hop.need)
     dk, dv = into.cut(hop.need)
     ringray_kernels.backward(
-        dout, q, k, v, lse, delta, start, end, scale=job.scale, dq=dq, dk=dk, dv=dv, out=out,
-        blocks=job.blocks, backend=job.backend,
+        dout,
+        q,
+        k,
+        v,
+        lse,
+        delta,
+        start,
+        end,
+        scale=job.scale,
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        out=out,
+        blocks=job.blocks,
+        backend=job.backend,
     )

@@ -161,8 +161,12 @@ def _forward_call(
     lse_rows = _by_group(lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
     for heads in _head_slices(queries, call.row_stop - call.row):
         part, part_lse = fused.forward(
-            queries[heads], keys_[heads], values[heads], causal=call.mode == "causal",
-            mask=mask, scale=scale,
+            queries[heads],
+            keys_[heads],
+            values[heads],
+            causal=call.mode == "causal",
+            mask=mask,
+            scale=scale,
         )
         if fresh:
             out_rows[heads].copy_(part)
@@ -238,8 +242,15 @@ def _backward_call(
     dk_rows, dv_rows = (_by_group(x, kv_heads)[:, 0, keys] for x in (dk, dv))
     for heads in _head_slices(queries, call.row_stop - call.row):
         part_q, part_k, part_v = fused.backward(
-            dout_rows[heads], queries[heads], keys_[heads], values[heads], out_rows[heads],
-            lse_rows[heads], causal=call.mode == "causal", mask=mask, scale=scale,
+            dout_rows[heads],
+            queries[heads],
+            keys_[heads],
+            values[heads],
+            out_rows[heads],
+            lse_rows[heads],
+            causal=call.mode == "causal",
+            mask=mask,
+            scale=scale,
         )
         dq_rows[heads] += part_q
         for grad, part in ((dk_rows[heads], part_k), (dv_rows[heads], part_v)):

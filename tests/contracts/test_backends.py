@@ -1,0 +1,359 @@
+"""What every registered backend must do: attention on intervals, within the error budget.
+
+A backend that cannot compute on this machine's tensors is skipped. Sizes are at least 61 rows: on
+less, the yardstick's own error is a matter of luck.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringray_kernels import State, testing
+from ringray_kernels.api import DTYPES, backward, forward, load_backend
+from ringray_kernels.backends import BACKENDS
+from ringray_kernels.intervals import intervals, visible_range
+
+NAN = float("nan")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    reason = load_backend(request.param).unsupported(torch.zeros(1, 1, 1, 16))
+    if reason:
+        pytest.skip(reason)
+    return str(request.param)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention problem; ``cu`` are document boundaries."""
+
+    batch: int = 1
+    heads: int = 2
+    kv_heads: int = 2
+    rows: int = 61
+    head_dim: int = 32
+    dtype: torch.dtype = torch.float32
+    causal: bool = True
+    window: int | None = None
+    cu: tuple[int, ...] | None = None
+    seed: int = 0
+    blocks: int | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return testing.make_inputs(
+            self.batch, self.heads, self.kv_heads, self.rows, self.head_dim, self.dtype,
+            seed=self.seed,
+        )  # fmt: skip
+
+    @property
+    def boundaries(self) -> Tensor | None:
+        return None if self.cu is None else torch.tensor(self.cu)
+
+    @property
+    def seen(self) -> Tensor:
+        return testing.visible(
+            self.rows, causal=self.causal, window=self.window, cu_seqlens=self.boundaries
+        )
+
+    def intervals(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(self.rows)
+        low, high = visible_range(
+            positions, self.rows, causal=self.causal, window=self.window,
+            cu_seqlens=self.boundaries,
+        )  # fmt: skip
+        start, end = intervals(low, high, keys)
+        return start[None], end[None]
+
+
+@dataclass
+class Result:
+    """out, lse and gradients, in the dtypes that a ring would return."""
+
+    out: Tensor
+    lse: Tensor
+    grads: dict[str, Tensor] = field(default_factory=dict)
+
+
+def compute(
+    backend: str,
+    problem: Problem,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    parts: list[Tensor] | None = None,
+    *,
+    with_out: bool = True,
+) -> Result:
+    """All hops of one rank: the keys come in ``parts`` (their positions), one call each."""
+    q, k, v, dout = inputs
+    parts = parts or [torch.arange(problem.rows)]
+    more: dict[str, Any] = {"scale": problem.scale, "blocks": problem.blocks, "backend": backend}
+    state: State | None = None
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        start, end = problem.intervals(part)
+        state = forward(
+            q, k[:, :, part], v[:, :, part], start, end, state=state,
+            out_dtype=q.dtype if last else None, **more,
+        )  # fmt: skip
+        assert state.out.dtype == (q.dtype if last else torch.float32)
+        assert state.lse.dtype == torch.float32
+    assert state is not None
+    delta = (dout.float() * state.out.float()).sum(-1)
+    dq = torch.zeros(q.shape)
+    dk, dv = torch.zeros(k.shape), torch.zeros(v.shape)
+    for part in parts:
+        start, end = problem.intervals(part)
+        dk_part, dv_part = torch.zeros_like(dk[:, :, part]), torch.zeros_like(dv[:, :, part])
+        backward(
+            dout, q, k[:, :, part], v[:, :, part], state.lse, delta, start, end, dq=dq,
+            dk=dk_part, dv=dv_part, out=state.out if with_out else None, **more,
+        )  # fmt: skip
+        dk[:, :, part] += dk_part
+        dv[:, :, part] += dv_part
+    grads = {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
+    return Result(state.out, state.lse, grads)
+
+
+def check(problem: Problem, result: Result, case: str = "") -> None:
+    """Within the error budget, in all four tensors; lse too."""
+    q, k, v, dout = problem.inputs
+    seen, scale = problem.seen, problem.scale
+    want = testing.oracle(q, k, v, dout, seen, scale=scale)
+    yard = testing.yardstick(q, k, v, dout, seen, scale=scale, causal=problem.causal)
+    for name, got in (("out", result.out), *result.grads.items()):
+        share = testing.budget_share(got, getattr(want, name), getattr(yard, name), dout)
+        assert share <= 1, f"{case} {problem}: {name} takes {share:.3f} of its budget"
+    wide = k.double().repeat_interleave(problem.heads // problem.kv_heads, 1)
+    scores = (q.double() @ wide.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
+    torch.testing.assert_close(
+        result.lse, torch.logsumexp(scores, -1).float(), atol=2e-3, rtol=1e-4, msg=case
+    )
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {"causal": False},
+    "causal": {},
+    "window 0": {"window": 0},
+    "window 17": {"window": 17},
+    "documents": {"cu": (0, 5, 5, 30, 61)},
+    "full documents": {"causal": False, "cu": (0, 20, 61)},
+    "window and documents": {"window": 9, "cu": (0, 1, 33, 61)},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_masks_dtypes_and_shared_heads(
+    backend: str, mask: str, dtype: torch.dtype, kv_heads: int
+) -> None:
+    problem = Problem(heads=4, kv_heads=kv_heads, dtype=dtype, **MASKS[mask])
+    check(problem, compute(backend, problem, problem.inputs))
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 7, 8, 16, 33, 64, 100, 128, 192, 255, 256])
+def test_head_dims(backend: str, head_dim: int) -> None:
+    for dtype in DTYPES:
+        problem = Problem(head_dim=head_dim, dtype=dtype, kv_heads=1)
+        check(problem, compute(backend, problem, problem.inputs))
+
+
+@pytest.mark.parametrize("blocks", [None, 1, 16, 100])
+def test_long_enough_for_several_calls(backend: str, blocks: int | None) -> None:
+    for mask in ({}, {"window": 130}, {"causal": False, "cu": (0, 201, 777)}):
+        rows = 777 if blocks != 1 else 77
+        changed = {**mask, "cu": (0, 20, rows)} if "cu" in mask else mask
+        problem = Problem(rows=rows, head_dim=16, blocks=blocks, **changed)
+        check(problem, compute(backend, problem, problem.inputs))
+
+
+@pytest.mark.parametrize("with_out", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+def test_hops_are_merged_into_attention_over_all_keys(
+    backend: str, mask: str, with_out: bool
+) -> None:
+    """Keys in interleaved parts, so that rows see nothing in some of them."""
+    for dtype in DTYPES:
+        problem = Problem(batch=2, heads=4, kv_heads=2, dtype=dtype, **MASKS[mask])
+        everyone = torch.arange(problem.rows)
+        for parts in (
+            [everyone[::2].contiguous(), everyone[1::2].contiguous()],
+            [everyone[40:], everyone[:20], everyone[20:40]],
+            [everyone[i::4].contiguous() for i in (3, 0, 2, 1)],
+        ):
+            result = compute(backend, problem, problem.inputs, parts, with_out=with_out)
+            check(problem, result, f"{len(parts)} parts, out {with_out}")
+
+
+def layouts(x: Tensor) -> dict[str, Tensor]:
+    """The same values in other strides."""
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), NAN, dtype=x.dtype)
+    wide[..., ::2] = x
+    rows = torch.full((x.shape[0], x.shape[1], 2 * x.shape[2], x.shape[3]), NAN, dtype=x.dtype)
+    rows[:, :, ::2] = x
+    batches = torch.full((2 * x.shape[0], *x.shape[1:]), NAN, dtype=x.dtype)
+    batches[::2] = x
+    return {
+        "(B, S, H, D)": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "(B, H, D, S)": x.transpose(2, 3).contiguous().transpose(2, 3),
+        "every other element": wide[..., ::2],
+        "every other row": rows[:, :, ::2],
+        "every other batch entry": batches[::2],
+        "(D, H, B, S)": x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+    }
+
+
+@pytest.mark.parametrize("layout", layouts(torch.zeros(1, 1, 1, 1)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_any_strides(backend: str, layout: str, dtype: torch.dtype) -> None:
+    problem = Problem(batch=2, heads=4, kv_heads=2, dtype=dtype, window=20)
+    plain = problem.inputs
+    for which in ("q", "kv", "dout", "all"):
+        chosen = {"q": (0,), "kv": (1, 2), "dout": (3,), "all": (0, 1, 2, 3)}[which]
+        q, k, v, dout = (layouts(x)[layout] if i in chosen else x for i, x in enumerate(plain))
+        check(problem, compute(backend, problem, (q, k, v, dout)), f"{which} as {layout}")
+
+
+def test_heads_shared_by_a_stride_of_zero(backend: str) -> None:
+    problem = Problem(batch=2, heads=4, kv_heads=4)
+    q, k, v, dout = problem.inputs
+    shared = (q, k[:, :1].expand(-1, 4, -1, -1), v[:, :1].expand(-1, 4, -1, -1), dout)
+    copied = (q, shared[1].contiguous(), shared[2].contiguous(), dout)
+    a, b = (compute(backend, problem, inputs) for inputs in (shared, copied))
+    for x, y in zip((a.out, *a.grads.values()), (b.out, *b.grads.values()), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_each_batch_entry_may_have_its_own_intervals(backend: str) -> None:
+    masks = [{}, {"window": 9}, {"causal": False, "cu": (0, 30, 61)}, {"window": 0}]
+    problems = [Problem(batch=4, heads=2, kv_heads=1, **mask) for mask in masks]
+    q, k, v, dout = problems[0].inputs
+    bounds = [problem.intervals(torch.arange(61)) for problem in problems]
+    start, end = (torch.cat([one[i] for one in bounds]) for i in (0, 1))
+    more: dict[str, Any] = {"scale": problems[0].scale, "backend": backend}
+    state = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
+    delta = (dout * state.out).sum(-1)
+    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
+    backward(
+        dout, q, k, v, state.lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=state.out, **more
+    )
+    for b, problem in enumerate(problems):
+        want = compute(backend, problem, (q, k, v, dout))
+        torch.testing.assert_close(state.out[b], want.out[b])
+        torch.testing.assert_close(state.lse[b], want.lse[b])
+        for got, name in ((dq, "dq"), (dk, "dk"), (dv, "dv")):
+            torch.testing.assert_close(got[b], want.grads[name][b], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [(0, 0), (0, 20), (41, 61), (20, 41), (0, 61)])
+def test_rows_that_see_nothing(backend: str, hidden: tuple[int, int]) -> None:
+    """Their out is 0, their lse -inf, and whatever q and dout hold there reaches nothing."""
+    problem = Problem(batch=2, heads=4, kv_heads=2)
+    q, k, v, dout = (x.clone() for x in problem.inputs)
+    first, stop = hidden
+    rows = torch.arange(61, dtype=torch.int32)
+    end = rows[None] + 1
+    start = torch.where(rows < first, 0, torch.where(rows < stop, rows + 1, stop)).int()[None]
+    blind = (start >= end)[0]
+    clean = _both(backend, (q, k, v, dout), start, end, problem.scale)
+    q[:, :, blind] = NAN
+    dout[:, :, blind] = NAN
+    state, dq, dk, dv = _both(backend, (q, k, v, dout), start, end, problem.scale)
+    assert (state.out[:, :, blind] == 0).all()
+    assert (state.lse[:, :, blind] == -torch.inf).all()
+    assert (dq[:, :, blind] == 0).all()
+    for got, want in zip((*state, dq, dk, dv), (*clean[0], *clean[1:]), strict=True):
+        assert torch.equal(got, want)
+        assert not got.isnan().any()
+
+
+def _both(
+    backend: str,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    start: Tensor,
+    end: Tensor,
+    scale: float,
+) -> tuple[State, Tensor, Tensor, Tensor]:
+    q, k, v, dout = inputs
+    state = forward(q, k, v, start, end, scale=scale, out_dtype=q.dtype, backend=backend)
+    delta = (dout.float() * state.out.float()).sum(-1).masked_fill(state.lse == -torch.inf, 0.0)
+    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
+    backward(
+        dout, q, k, v, state.lse, delta, start, end, scale=scale, dq=dq, dk=dk, dv=dv,
+        out=state.out, backend=backend,
+    )  # fmt: skip
+    return state, dq, dk, dv
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_keys_that_nobody_sees_may_hold_anything(backend: str, dtype: torch.dtype) -> None:
+    """Padding stands at a shard's end; a window also hides the keys before it."""
+    problem = Problem(batch=2, heads=4, kv_heads=2, dtype=dtype)
+    q, k, v, dout = problem.inputs
+    start, end = (x.clone() for x in problem.intervals(torch.arange(61)))
+    start, end = start.clamp(min=7, max=50), end.clamp(min=7, max=50)
+    clean = _both(backend, (q, k, v, dout), start, end, problem.scale)
+    for poison in (NAN, float("inf")):
+        bad_k, bad_v = k.clone(), v.clone()
+        for x in (bad_k, bad_v):
+            x[:, :, :7] = poison
+            x[:, :, 50:] = poison
+        state, dq, dk, dv = _both(backend, (q, bad_k, bad_v, dout), start, end, problem.scale)
+        for got, want in zip((*state, dq, dk, dv), (*clean[0], *clean[1:]), strict=True):
+            assert torch.equal(got, want)
+        assert (dk[:, :, :7] == 0).all()
+        assert (dv[:, :, 50:] == 0).all()
+
+
+def test_gradients_are_added_to_what_is_there(backend: str) -> None:
+    problem = Problem(batch=2, heads=4, kv_heads=2)
+    q, k, v, dout = problem.inputs
+    start, end = problem.intervals(torch.arange(61))
+    state, dq, dk, dv = _both(backend, (q, k, v, dout), start, end, problem.scale)
+    more = [torch.full_like(x, 100.0) for x in (dq, dk, dv)]
+    delta = (dout * state.out).sum(-1)
+    backward(
+        dout, q, k, v, state.lse, delta, start, end, scale=problem.scale, dq=more[0], dk=more[1],
+        dv=more[2], out=state.out, backend=backend,
+    )  # fmt: skip
+    for got, want in zip(more, (dq, dk, dv), strict=True):
+        torch.testing.assert_close(got - 100.0, want, atol=2e-4, rtol=1e-4)
+
+
+def test_identical_runs_are_bitwise_equal(backend: str) -> None:
+    for dtype in DTYPES:
+        problem = Problem(batch=2, heads=4, kv_heads=2, rows=130, dtype=dtype, window=50)
+        a, b = (compute(backend, problem, problem.inputs) for _ in range(2))
+        assert torch.equal(a.out, b.out)
+        assert torch.equal(a.lse, b.lse)
+        assert all(torch.equal(a.grads[name], b.grads[name]) for name in a.grads)
+
+
+def test_extreme_scores_give_no_nan(backend: str) -> None:
+    problem = Problem(rows=64)
+    q, k, v, dout = problem.inputs
+    result = compute(backend, problem, (q * 200, k * 200, v, dout))
+    for x in (result.out, result.lse, *result.grads.values()):
+        assert x.isfinite().all()
+
+
+def test_more_and_fewer_keys_than_queries(backend: str) -> None:
+    for rows, keys in itertools.product((1, 5, 64), (1, 3, 129)):
+        q, k, v, dout = (torch.randn(2, 2, n, 16) for n in (rows, keys, keys, rows))
+        start = torch.zeros(1, rows, dtype=torch.int32)
+        end = torch.full((1, rows), keys, dtype=torch.int32)
+        got = _both(backend, (q, k, v, dout), start, end, 0.3)
+        want = _both("reference", (q, k, v, dout), start, end, 0.3)
+        for a, b in zip((*got[0], *got[1:]), (*want[0], *want[1:]), strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)

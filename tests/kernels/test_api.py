@@ -1,0 +1,94 @@
+"""Wrong arguments are told what was given and what is expected, whatever the backend."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from ringray_kernels import State, testing
+from ringray_kernels.api import backend_names, backward, forward, resolve_backend
+from ringray_kernels.backends import BACKENDS
+
+
+def good() -> dict[str, Any]:
+    q, k, v, _ = testing.make_inputs(2, 4, 2, 8, 16, torch.float32, seed=0)
+    start = torch.zeros(1, 8, dtype=torch.int32)
+    return {"q": q, "k": k, "v": v, "start": start, "end": start + 8, "scale": 0.25}
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no tensor": ({"q": [1.0]}, "q: got list, expected a tensor"),
+    "dimensions": ({"q": torch.zeros(4, 8, 16)}, "q: got shape (4, 8, 16), expected 4 dimensions"),
+    "dtype": (
+        {"q": torch.zeros(2, 4, 8, 16, dtype=torch.int32)},
+        "q: got torch.int32, expected one of torch.float32",
+    ),
+    "mixed dtypes": (
+        {"k": torch.zeros(2, 2, 8, 16).bfloat16()}, "k: got torch.bfloat16 on cpu, expected q's",
+    ),
+    "empty": ({"q": torch.zeros(2, 4, 0, 16)}, "q: got an empty tensor of shape (2, 4, 0, 16)"),
+    "batch": (
+        {"k": torch.zeros(3, 2, 8, 16)},
+        "k: got shape (3, 2, 8, 16), expected (2, 2, 8, 16)",
+    ),
+    "v's rows": (
+        {"v": torch.zeros(2, 2, 9, 16)},
+        "v: got shape (2, 2, 9, 16), expected (2, 2, 8, 16)",
+    ),
+    "v's head dim": ({"v": torch.zeros(2, 2, 8, 32)}, "v: got shape (2, 2, 8, 32)"),
+    "heads": (
+        {"k": torch.zeros(2, 3, 8, 16), "v": torch.zeros(2, 3, 8, 16)},
+        "heads: got 4 query heads and 3 key/value heads",
+    ),
+    "start's rows": ({"start": torch.zeros(1, 9, dtype=torch.int32)}, "start: got shape (1, 9)"),
+    "start's dtype": ({"start": torch.zeros(1, 8, dtype=torch.int64)}, "start: got torch.int64"),
+    "end's batch": ({"end": torch.full((2, 8), 8, dtype=torch.int32)}, "end: got shape (2, 8)"),
+    "blocks": ({"blocks": 0}, "blocks: got 0, expected None or query rows per call"),
+    "backend": ({"backend": "atn"}, "backend: got 'atn', expected one of auto, "),
+    "state": (
+        {"state": State(torch.zeros(2, 4, 8, 8), torch.zeros(2, 4, 8))},
+        "state.out: got shape (2, 4, 8, 8), expected (2, 4, 8, 16)",
+    ),
+    "state's dtype": (
+        {"state": State(torch.zeros(2, 4, 8, 16).bfloat16(), torch.zeros(2, 4, 8))},
+        "state.out: got torch.bfloat16, expected torch.float32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_told(case: str) -> None:
+    changes, says = WRONG[case]
+    with pytest.raises(ValueError, match=re.escape(says)):
+        forward(**{**good(), **changes})
+
+
+def test_head_dims_beyond_256_are_refused() -> None:
+    wide = {name: torch.zeros(1, 1, 8, 257) for name in ("q", "k", "v")}
+    with pytest.raises(ValueError, match="head dim: got 257, expected at most 256"):
+        forward(**{**good(), **wide})
+
+
+@pytest.mark.parametrize("name", ["dout", "out", "lse", "delta", "dq", "dk", "dv"])
+def test_wrong_arguments_of_backward_are_told(name: str) -> None:
+    fine = good()
+    shapes = {"lse": (2, 4, 8), "delta": (2, 4, 8), "dk": (2, 2, 8, 16), "dv": (2, 2, 8, 16)}
+    tensors = {
+        one: torch.zeros(shapes.get(one, (2, 4, 8, 16)))
+        for one in ("dout", "out", "lse", "delta", "dq", "dk", "dv")
+    }
+    backward(**fine, **tensors)
+    with pytest.raises(ValueError, match=rf"{name}: got shape \(1,\), expected \("):
+        backward(**fine, **{**tensors, name: torch.zeros(1)})
+    with pytest.raises(ValueError, match=rf"{name}: got torch.float64, expected torch.float32"):
+        backward(**fine, **{**tensors, name: tensors[name].double()})
+
+
+def test_auto_is_a_registered_backend() -> None:
+    assert backend_names() == ("auto", *BACKENDS)
+    assert resolve_backend("auto", torch.zeros(1, 1, 1, 16)) in BACKENDS
+    with pytest.raises(ValueError, match="did you mean 'reference'"):
+        resolve_backend("referense", torch.zeros(1, 1, 1, 16))
