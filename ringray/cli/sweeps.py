@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -155,6 +156,9 @@ def _print_summary(
         )
     if any("error_out" in row.metrics for row in trials):
         say(console, "error: share of the budget, 2 × flash SDPA's own error; up to 1 is right")
+    if len(summary.gaps_ms) >= 10:
+        gap = statistics.median(summary.gaps_ms)
+        say(console, f"driver: {gap:.1f} ms between two trials on a warm ring (median)")
     say(console, f"store:  {store.path}")
     if arguments.json and arguments.json != "-":
         say(console, f"json:   {arguments.json}")

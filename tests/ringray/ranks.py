@@ -7,6 +7,7 @@ a function ``(rank, size)`` of this module; whatever it raises fails the test th
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import tempfile
 import traceback
@@ -364,6 +365,18 @@ def _gradients_of_sharding(partition: str, length: int, rank: int, size: int) ->
     own[inside] = weights[positions[inside]] * (size * (size + 1) // 2)
     assert local.grad is not None
     assert torch.equal(local.grad, own)
+
+
+def without_agreement(rank: int, size: int) -> None:
+    """Production runs may turn the exchange off; nothing else changes."""
+    case = Case("zigzag-token", window=11)
+    want = case.run()
+    os.environ["RINGRAY_AGREEMENT"] = "0"
+    try:
+        got = case.run()
+    finally:
+        del os.environ["RINGRAY_AGREEMENT"]
+    assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 def subgroups(rank: int, size: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ringray import __version__, cli, environment, plan, spec
+from ringray.driver import Summary
 from ringray.plan import cost_dict
 from ringray.records import Outcome, SweepInfo, TrialInfo
 from ringray.store import Store, default_path
@@ -352,9 +353,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
                 store.record(made.digest, one.key, outcome)
                 observer.trial_ended(one, outcome)
         store.finish(made.digest, "complete")
-        counts = store.find(made.digest).counts
-        summary = SimpleNamespace(
-            counts=counts, wall_s=1.0, interrupted=False, exit_code=0, tracking=None,
+        summary = Summary(
+            made.digest, made.spec.name, counts=store.find(made.digest).counts, wall_s=1.0,
             ui_command="mlflow ui --backend-store-uri sqlite:///x",
         )  # fmt: skip
         observer.sweep_ended(summary)
@@ -387,6 +387,29 @@ def test_json_to_stdout_leaves_stdout_to_the_records(
     assert out == ""
     assert "6 ok" in err
     assert driver[0].json_path == Path("/dev/stdout")
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    small: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(made: plan.Plan, *, store: Store, **_: Any) -> Any:
+        if recorded:
+            fill(store.path, made.spec.source)
+        return Summary(made.digest, made.spec.name, interrupted=True, wall_s=1.0)
+
+    monkeypatch.setattr("ringray.driver.run", interrupted)
+    recorded = False
+    assert cli.main(["run", small]) == 130
+    assert "interrupted before anything was recorded" in capsys.readouterr().out
+    recorded = True
+    assert cli.main(["run", small, "--store", str(home / "other.db")]) == 130
+    out = capsys.readouterr().out
+    assert f"continue with: ringray resume small --store {home / 'other.db'}" in out
+    assert "4 pending" in out
+    assert len(re.findall(r"^\d+ +(contiguous|zigzag) ", out, re.M)) == 2  # of what was measured
 
 
 def test_resume_measures_what_is_missing(

@@ -188,4 +188,4 @@ def test_there_are_no_circles() -> None:
 
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_no_file_is_long(name: str) -> None:
-    assert len(modules()[name].read_text().splitlines()) <= 350
+    assert len(modules()[name].read_text().splitlines()) <= 365  # "not much beyond 350"

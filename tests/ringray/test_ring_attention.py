@@ -12,7 +12,7 @@ from tests.ringray.ranks import on_ring
 
 EVERY = (
     "exact", "random_problems", "repeatable", "traffic", "some_gradients", "strides",
-    "disagreement", "sharding", "subgroups",
+    "disagreement", "sharding", "subgroups", "without_agreement",
 )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def check_forward(
             assert span(hop.need) <= held[rank], "computes with rows that it has"
             assert span(hop.forward) <= held[rank], "sends rows that it has"
             met[rank, hop.owner] |= span(hop.need)
-            kv_rows += hop.forward.count
+            kv_rows += hop.forward.size
             messages += bool(hop.forward)
         held = [
             span(found.hops[(rank - found.direction) % ranks][at].forward) for rank in range(ranks)
@@ -128,7 +128,7 @@ def check_backward(
             visited = [(owner + one * found.direction) % ranks for one in range(1, at + 1)]
             summed = set[int]().union(*(required[one, owner] for one in visited))
             assert span(hop.sum_out) == hull(summed), "no message holds rows that nobody summed"
-            sum_rows += hop.sum_out.count
+            sum_rows += hop.sum_out.size
             sum_messages[owner] += 1
             if hop.sum_to == owner:
                 coming = found.home[owner]
