@@ -85,7 +85,7 @@ def ring_attention(
             q, k, comm, partition=partition, causal=causal, window=window, cu_seqlens=cu_seqlens,
             seq_len=seq_len, scale=scale, backend=backend, blocks=blocks,
         )  # fmt: skip
-    except ValueError as error:
+    except Exception as error:  # whatever it is, the other ranks must not wait for this one
         agree(comm, None, error, device=getattr(q, "device", torch.device("cpu")))
         raise
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -122,7 +122,10 @@ def _job(
             raise ValueError(
                 f"{name}: got {value!r}, expected None or an integer of at least {least}"
             )
-    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal: got {causal!r}, expected True or False")
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if scale is not None and not (number and math.isfinite(scale)):
         raise ValueError(f"scale: got {scale!r}, expected None or a finite number")
     padded = comm.world_size * q.shape[2]
     length = padded if seq_len is None else seq_len
@@ -138,7 +141,7 @@ def _job(
         padded=padded,
         world_size=comm.world_size,
         rank=comm.rank,
-        mask=Mask(length, bool(causal), window, document_boundaries(cu_seqlens, length)),
+        mask=Mask(length, causal, window, document_boundaries(cu_seqlens, length)),
         scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
         backend=resolve_backend(backend, q),
         blocks=blocks,
@@ -148,7 +151,7 @@ def _job(
 
 def check_transport(name: str) -> None:
     """ValueError unless ``name`` is a registered transport."""
-    if name not in TRANSPORTS:
+    if not isinstance(name, str) or name not in TRANSPORTS:
         hint = nearest(str(name), TRANSPORTS)
         raise ValueError(
             f"transport: got {name!r}, expected one of {', '.join(TRANSPORTS)}"

@@ -129,6 +129,8 @@ METER = Meter()  # this process: one rank
 
 def connect(group: dist.ProcessGroup | None) -> Comm:
     """The ring of ``group``; None means the default group if there is one, otherwise local."""
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"group: got {type(group).__name__}, expected a process group or None")
     if group is None and dist.is_available() and dist.is_initialized():
         group = dist.group.WORLD
     if group is not None and dist.get_world_size(group) == 1:

@@ -75,8 +75,9 @@ class Ring:
             others = sorted({r.address for r in self.ranks if r.code != code_digest()})
             if others:
                 raise PlaceError(
-                    f"workers on {', '.join(others)} import another version of ringray than this "
-                    "driver; install the same code everywhere, or submit it with --working-dir"
+                    f"workers on {", ".join(others)} import other code than this driver; "
+                    "install the same everywhere or submit it with --working-dir; if it was edited "
+                    "just now, run again"
                 )
         except BaseException:
             self.close()

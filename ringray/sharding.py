@@ -36,11 +36,11 @@ def local_positions(partition: str, seq_len: int, world_size: int, rank: int) ->
         ValueError: unknown partition, empty sequence, or a rank outside the ring.
     """
     partitions.get(partition)
-    if not isinstance(seq_len, int) or seq_len < 1:
+    if type(seq_len) is not int or seq_len < 1:
         raise ValueError(f"seq_len: got {seq_len!r}, expected an integer of at least 1")
-    if not isinstance(world_size, int) or world_size < 1:
+    if type(world_size) is not int or world_size < 1:
         raise ValueError(f"world_size: got {world_size!r}, expected an integer of at least 1")
-    if not isinstance(rank, int) or not 0 <= rank < world_size:
+    if type(rank) is not int or not 0 <= rank < world_size:
         raise ValueError(f"rank: got {rank!r}, expected 0 to {world_size - 1}")
     padded = partitions.padded_length(partition, seq_len, world_size)
     return positions(partition, padded, world_size, rank, torch.device("cpu")).clone()
@@ -70,6 +70,8 @@ def shard(
     """
     comm = connect(group)
     dim = _dimension(x, dim)
+    if not x.is_floating_point() and not float(pad_value).is_integer():
+        raise ValueError(f"pad_value: got {pad_value!r}, which {x.dtype} cannot hold")
     return cast("Tensor", _Shard.apply(x, dim, partition, comm, pad_value))
 
 
@@ -99,7 +101,9 @@ def unshard(
     dim = _dimension(x, dim)
     padded = x.shape[dim] * comm.world_size
     length = padded if seq_len is None else seq_len
-    if length < 1 or partitions.padded_length(partition, length, comm.world_size) != padded:
+    if type(length) is not int or length < 1:
+        raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
+    if partitions.padded_length(partition, length, comm.world_size) != padded:
         raise ValueError(
             f"seq_len: {comm.world_size} ranks x {x.shape[dim]} rows = {padded} positions cannot "
             f"hold {length} tokens dealt by {partition!r}"

@@ -85,7 +85,7 @@ def resolve_backend(name: str, q: Tensor) -> str:
         ValueError: unknown name, or the named backend cannot compute such tensors.
     """
     if name != "auto":
-        if name not in BACKENDS:
+        if not isinstance(name, str) or name not in BACKENDS:
             close = difflib.get_close_matches(str(name), backend_names(), n=1)
             raise ValueError(
                 f"backend: got {name!r}, expected one of {', '.join(backend_names())}"

@@ -113,9 +113,7 @@ def test_what_was_live_before_does_not_count() -> None:
 # Forward's memory beyond its inputs: a property of the shard, not of the ring
 
 BATCH, HEADS, ROWS, HEAD_DIM = 1, 8, 2048, 64
-CASES = [
-    (dtype, causal) for dtype in (torch.bfloat16, torch.float32) for causal in (True, False)
-]
+CASES = [(dtype, causal) for dtype in (torch.bfloat16, torch.float32) for causal in (True, False)]
 
 
 def measure_forward(rank: int, size: int, folder: str) -> None:
