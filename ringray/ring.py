@@ -75,7 +75,7 @@ class Ring:
             others = sorted({r.address for r in self.ranks if r.code != code_digest()})
             if others:
                 raise PlaceError(
-                    f"workers on {", ".join(others)} import other code than this driver; "
+                    f"workers on {', '.join(others)} import other code than this driver; "
                     "install the same everywhere or submit it with --working-dir; if it was edited "
                     "just now, run again"
                 )
