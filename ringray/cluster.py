@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
 RANK_BYTES = 512 << 20  # resident memory of a rank that does nothing yet
+PROBE_S = 5.0  # for a cluster's address to answer
 _STRATEGIES = {
     "pack": "PACK",
     "spread": "SPREAD",
@@ -92,8 +94,15 @@ def connect(address: str | None) -> Iterator[Cluster]:
     address = address or os.environ.get("RAY_ADDRESS") or None
     local = address in (None, "local")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray prints a dead worker's obituary to stdout even with log_to_driver=False, in between what
+    # we write there (--json - too); the ring reports the fault itself.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    # And tracebacks of ranks whose answer nobody waits for any more, after another one failed.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if local:
         _authenticate()
+    else:
+        _check_answers(str(address))
     import ray
 
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -116,6 +125,20 @@ def connect(address: str | None) -> Iterator[Cluster]:
         yield Cluster(local, resources.get("CPU", 0.0), resources.get("GPU", 0.0), len(alive))
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """PlaceError unless something listens at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():  # auto, or another word that Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
+    except (OSError, OverflowError) as error:
+        raise PlaceError(
+            f"no Ray answers at {address}: {error}; start one (`ray start --head`), or give no "
+            "address to run on this machine alone"
+        ) from None
 
 
 def _authenticate() -> None:

@@ -98,6 +98,7 @@ class _Tables(NamedTuple):
     sums: NDArray[np.float64]
     sent: walk.Sent
     total_visible: int
+    direction: int
 
 
 @lru_cache(maxsize=16)
@@ -114,6 +115,7 @@ def _tables(
         moved.sum_rows[owner, hop].astype(np.float64),
         counted,
         int(pairs.visible.sum()),
+        moved.direction,
     )
 
 
@@ -170,44 +172,55 @@ def _critical_path(
 
 
 def _peak_memory(
-    shard: int,
-    shape: Shape,
-    passes: list[tuple[_Tables, float]],
-    itemsize: int,
-    hardware: Hardware,
+    shard: int, shape: Shape, passes: list[tuple[_Tables, float]], itemsize: int, hardware: Hardware
 ) -> int:
-    """Bytes of the largest rank: its shard, the state, and the hop with most K/V at hand."""
+    """Bytes of the largest rank: its shard, the accumulators, and the hop with most at hand."""
     query = shape.batch * shape.heads * shard * shape.head_dim
     key = shape.batch * shape.kv_heads * shard * shape.head_dim
     lse = shape.batch * shape.heads * shard * FP32
-    kv_row = TENSORS * shape.batch * shape.kv_heads * shape.head_dim * itemsize
-    held = passes[0][0].held.max(0)
-    following = np.append(held[1:], 0.0)
-    shrinks = np.where(following < np.where(held > 0, held, shard), following, 0.0)
-    buffers = float((held + following + shrinks).max()) * kv_row
+    row = TENSORS * shape.batch * shape.kv_heads * shape.head_dim
     inputs = (query + TENSORS * key) * itemsize
-    fused = _fused_call(shard, shape, itemsize) if hardware.name == "cpu" else query * itemsize
-    accumulator = query * FP32 if shape.ranks > 1 or itemsize != FP32 else 0
-    peak = inputs + accumulator + query * (itemsize if itemsize != FP32 else 0) + lse
-    peak += int(buffers) + fused
+    narrow = itemsize != FP32  # then results are other tensors than their accumulators
+    call = query
+    if hardware.name == "cpu":
+        entry = shape.heads // shape.kv_heads * shard * shape.head_dim
+        call = entry * min(shape.batch * shape.kv_heads, max(1, CALL_ELEMENTS // entry))
+
+    forward = passes[0][0]
+    hops = _chunks(forward, shard).max() * row * itemsize
+    last = forward.held.max() * row * itemsize
+    # A call's output, and then its packed K and V or the output in fp32 to be merged.
+    part = call * (itemsize + (FP32 if narrow else 0))
+    ending = last + (query * itemsize if narrow else 0)
+    peak = inputs + query * FP32 + lse + max(hops + part, ending)
     if len(passes) > 1:
-        tables = passes[1][0]
-        sums = float(tables.sums.max(initial=0.0)) * kv_row // itemsize * FP32
+        backward = passes[1][0]
         kept = inputs + 2 * query * itemsize + lse  # with out and dout
         gradients = (query + TENSORS * key) * FP32
-        delta = 2 * query * FP32
-        held = tables.held.max(0)
-        walking = float((held + np.append(held[1:], 0.0)).max()) * kv_row + 2 * sums
-        results = inputs if itemsize != FP32 else 0
-        live = max(delta, int(walking) + 3 * fused, results)
-        peak = max(peak + query * itemsize, kept + gradients + live)
-    return peak
+        walking = _chunks(backward, shard) * row * itemsize + _sums(backward) * row * FP32
+        part = call * (3 * itemsize + (FP32 if narrow else 0))
+        results = inputs if narrow else 0
+        delta = (2 if narrow else 1) * query * FP32
+        peak = max(peak, kept + gradients + max(walking.max() + part, results), kept + delta)
+    return int(peak)
 
 
-def _fused_call(shard: int, shape: Shape, itemsize: int) -> int:
-    """What one fused CPU call allocates: its output, packed K and V (half precision), the merge."""
-    group = shape.heads // shape.kv_heads
-    entry = group * shard * shape.head_dim
-    entries = min(shape.batch * shape.kv_heads, max(1, CALL_ELEMENTS // entry))
-    packed = TENSORS * itemsize if itemsize != FP32 else 0
-    return entries * entry * (itemsize + packed + FP32)
+def _chunks(tables: _Tables, shard: int) -> NDArray[np.float64]:
+    """Rows of K/V that a rank holds beside its own, ``[rank, hop]``: what it computes with, what
+    arrives, and a packed copy of what it sends on, where that is less than what it holds."""
+    arriving = np.zeros_like(tables.held)
+    arriving[:, :-1] = tables.held[:, 1:]
+    sending = np.roll(arriving, -tables.direction, 0)
+    has = tables.held.copy()
+    has[:, 0] = shard
+    packed = np.where(sending < has, sending, 0.0)
+    return np.concatenate([tables.held + arriving + packed, np.zeros((len(has), 1))], 1)
+
+
+def _sums(tables: _Tables) -> NDArray[np.float64]:
+    """Rows of travelling dK/dV that a rank holds, ``[rank, hop]``, with a last hop for the way home:
+    the sum that it makes, the one that leaves and the one that arrives."""
+    made = np.concatenate([tables.sums, np.zeros((len(tables.sums), 1))], 1)
+    leaving = np.zeros_like(made)
+    leaving[:, 1:] = made[:, :-1]
+    return made + leaving + np.roll(leaving, tables.direction, 0)

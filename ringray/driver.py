@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ringray.store import Store
     from ringray.tracking import Tracker
 
-MEASURED = ("ok", "oom", "pruned")  # trials that are not measured again
+MEASURED = ("ok", "oom")  # not measured again; a pruned one is, on a cluster that can hold it
 _ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
 BACKOFF_S = 0.5  # before the first retry; doubled for each further one
 
@@ -77,7 +77,7 @@ class Summary:
         return 1 if self.counts.get("failed", 0) + self.counts.get("timeout", 0) else 0
 
 
-class Interrupted(BaseException):
+class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM arrived."""
 
 
@@ -109,7 +109,7 @@ def run(
     summary = Summary(plan.digest, plan.spec.name)
     tracker: Tracker | None = None
     with ExitStack() as stack:
-        stack.enter_context(_signals())
+        catch_signals = stack.enter_context(_signals())
         stack.enter_context(store.lease(plan.digest))
         described = environment.describe()
         sweep = SweepInfo(
@@ -117,10 +117,12 @@ def run(
             described,
         )  # fmt: skip
         known = store.knows(plan.digest)
-        done = _measured(plan, store, described) if known else {}
+        earlier = {row.key: row for row in store.trials(plan.digest)} if known else {}
+        done = _measured(plan, earlier, described)
         try:
             todo = [trial for trial in plan.runnable if trial.key not in done]
             place = stack.enter_context(cluster.connect(address)) if todo else None
+            catch_signals()  # Ray has taken SIGTERM for itself
             refused = _refusals(plan, place) if place else {}
             store.begin(sweep, [_info(trial, refused) for trial in plan.trials])
             try:
@@ -135,12 +137,15 @@ def run(
             for trial in plan.trials:
                 if trial.pruned is not None or trial.key in refused:
                     reason = refused.get(trial.key) or str(trial.pruned)
-                    observer.trial_ended(trial, Outcome("pruned", reason))
+                    outcome = Outcome("pruned", reason, point=_point(trial, described))
+                    if trial.key not in earlier or earlier[trial.key].status != "pruned":
+                        _append(lines, sweep, trial, outcome)
+                    observer.trial_ended(trial, outcome)
             if place is not None:
                 session = _Session(plan, store, observer, place, sweep, lines, summary)
                 stack.callback(session.close)
                 session.run([trial for trial in todo if trial.key not in refused])
-        except (Interrupted, KeyboardInterrupt):
+        except KeyboardInterrupt:
             summary.interrupted = True
         if store.knows(plan.digest):
             summary.counts = _counts(store, plan.digest)
@@ -171,6 +176,7 @@ class _Session:
         self._plan, self._store, self._observer, self._place = plan, store, observer, place
         self._sweep, self._lines, self._summary = sweep, lines, summary
         self._ring: Ring | None = None
+        self._ended: float | None = None  # when the last trial did, on perf_counter
 
     def close(self) -> None:
         """Give the ring back."""
@@ -180,16 +186,12 @@ class _Session:
 
     def run(self, trials: list[Trial]) -> None:
         """Run ``trials`` in their order."""
-        ended: float | None = None
         for at, trial in enumerate(trials):
-            warm = self._ring_for(trial, trials[at:])
-            if ended is not None and warm:
-                self._summary.gaps_ms.append((time.perf_counter() - ended) * 1e3)
             outcome = self._measure(trial, trials[at:])
-            ended = time.perf_counter()
+            self._ended = time.perf_counter()
             self._store.record(self._plan.digest, trial.key, outcome)
             self._summary.measured += 1
-            self._append(trial, outcome)
+            _append(self._lines, self._sweep, trial, outcome)
             self._observer.trial_ended(trial, outcome)
 
     def _ring_for(self, trial: Trial, ahead: list[Trial]) -> bool:
@@ -231,7 +233,9 @@ class _Session:
         for attempt in range(1, limits.retries + 2):
             self._observer.trial_started(trial, attempt)
             try:
-                self._ring_for(trial, ahead)
+                warm = self._ring_for(trial, ahead)
+                if warm and self._ended is not None:
+                    self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
                 assert self._ring is not None
                 reports = self._ring.run(trial.kind, trial.config, limits.trial_timeout)
             except RingFault as fault:
@@ -264,16 +268,17 @@ class _Session:
             attempts, started, time.time(),
         )  # fmt: skip
 
-    def _append(self, trial: Trial, outcome: Outcome) -> None:
-        if self._lines is None:
-            return
-        row = TrialRow(
-            trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), outcome.status,
-            outcome.reason, dict(outcome.metrics), dict(outcome.samples), outcome.point,
-            outcome.attempts, outcome.started, outcome.ended, None,
-        )  # fmt: skip
-        with self._lines.open("a") as file:
-            file.write(json.dumps(record_line(self._sweep, row)) + "\n")
+
+def _append(lines: Path | None, sweep: SweepInfo, trial: Trial, outcome: Outcome) -> None:
+    if lines is None:
+        return
+    row = TrialRow(
+        trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), outcome.status,
+        outcome.reason, dict(outcome.metrics), dict(outcome.samples), outcome.point,
+        outcome.attempts, outcome.started, outcome.ended, None,
+    )  # fmt: skip
+    with lines.open("a") as file:
+        file.write(json.dumps(record_line(sweep, row)) + "\n")
 
 
 def _point(trial: Trial, described: dict[str, Any]) -> str:
@@ -285,9 +290,10 @@ def _info(trial: Trial, refused: dict[str, str]) -> TrialInfo:
     return TrialInfo(trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), pruned)
 
 
-def _measured(plan: Plan, store: Store, described: dict[str, Any]) -> dict[str, TrialRow]:
+def _measured(
+    plan: Plan, rows: dict[str, TrialRow], described: dict[str, Any]
+) -> dict[str, TrialRow]:
     """Trials that need not run: they ended well, with this code on this hardware."""
-    rows = {row.key: row for row in store.trials(plan.digest)}
     return {
         trial.key: rows[trial.key]
         for trial in plan.runnable
@@ -335,19 +341,27 @@ def _json_lines(path: Path | None) -> Path | None:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise ``Interrupted`` in the driver; a second one ends it at once."""
+def _signals() -> Iterator[Callable[[], None]]:
+    """SIGINT and SIGTERM raise ``Interrupted`` in the driver; a second one ends it at once.
+
+    Yields what installs the handlers again, after somebody else has installed theirs.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
 
     def handle(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise Interrupted
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    def install() -> None:
+        for number in before:
+            signal.signal(number, handle)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    install()
     try:
-        yield
+        yield install
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

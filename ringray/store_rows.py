@@ -130,7 +130,7 @@ def record_pruned(
             if status == "pruned":
                 revived.append(place)
         elif status is None or (status == "pruned" and reason != trial.pruned):
-            point = point_digest(trial.config, sweep.environment)
+            point = point_digest({"kind": sweep.kind, **trial.config}, sweep.environment)
             pruned.append((seq, trial.pruned, point, now, now, environment, *place))
             seq += 1
     db.executemany(

@@ -36,7 +36,7 @@ kind: latency
 ring: {{size: {size}, device: cpu, threads: 1}}
 problem: {{seq_len: {seq_len}, heads: 2, head_dim: 16, dtype: float32, direction: forward}}
 measure: {{warmup: {warmup}, repeats: {repeats}, replicas: {replicas}, baseline: null}}
-limits: {{trial_timeout: {timeout}, retries: 2}}
+limits: {{trial_timeout: {timeout}, retries: {retries}}}
 """
 
 
@@ -44,6 +44,7 @@ def tiny(name: str, **changes: Any) -> str:
     """A spec whose trials take milliseconds."""
     given = {
         "size": 2, "seq_len": 64, "warmup": 1, "repeats": 1, "replicas": 1, "timeout": "60s",
+        "retries": 2,
     }  # fmt: skip
     return TINY.format(name=name, **(given | changes))
 

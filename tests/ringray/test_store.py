@@ -82,7 +82,7 @@ def test_pruned_trials_are_recorded_when_the_sweep_begins(store: Store) -> None:
     assert [(row.key, row.status, row.reason) for row in rows] == [
         (trial(1).key, "pruned", "window needs causal")
     ]
-    assert rows[0].point == point_digest(trial(1).config, ENVIRONMENT)
+    assert rows[0].point == point_digest({"kind": "latency", **trial(1).config}, ENVIRONMENT)
     store.begin(sweep(), [trial(0), trial(1, "window needs causal")])
     assert store.changed_since(DIGEST, cursor) == ([], cursor)
     store.begin(sweep(), [trial(0), trial(1)])

@@ -21,7 +21,7 @@ from ringray_kernels.merge import merge_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ELEMENTS_PER_CALL = 1 << 20  # query elements: bounds temporaries, and keeps every core busy
+ELEMENTS_PER_CALL = 1 << 20  # of queries or keys: bounds temporaries, and keeps every core busy
 
 
 def unsupported(q: Tensor) -> str | None:
@@ -95,9 +95,9 @@ def _batch_slices(batch: slice, *tensors: Tensor) -> Iterator[slice]:
             yield slice(b, b + 1)
 
 
-def _head_slices(q: Tensor, rows: int) -> Iterator[slice]:
-    """Slices of the grouped heads, of at most ``ELEMENTS_PER_CALL`` query elements each."""
-    per_entry = q.shape[1] * rows * q.shape[3]
+def _head_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
+    """Slices of the grouped heads, of at most ``ELEMENTS_PER_CALL`` elements each."""
+    per_entry = q.shape[1] * max(q.shape[2], k.shape[2]) * q.shape[3]
     step = max(1, ELEMENTS_PER_CALL // per_entry)
     for at in range(0, q.shape[0], step):
         yield slice(at, min(at + step, q.shape[0]))
@@ -159,7 +159,7 @@ def _forward_call(
     keys_, values = (_by_group(x, kv_heads)[:, :, keys].expand(-1, group, -1, -1) for x in (k, v))
     out_rows = _by_group(out, kv_heads)[:, :, rows]
     lse_rows = _by_group(lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
-    for heads in _head_slices(queries, call.row_stop - call.row):
+    for heads in _head_slices(queries, keys_):
         part, part_lse = fused.forward(
             queries[heads],
             keys_[heads],
@@ -173,6 +173,7 @@ def _forward_call(
             lse_rows[heads].copy_(part_lse)
         else:
             merge_(out_rows[heads], lse_rows[heads], part, part_lse)
+        del part, part_lse  # before the next call allocates its own
 
 
 def backward(
@@ -240,7 +241,7 @@ def _backward_call(
     lse_rows = _by_group(lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
     keys_, values = (_by_group(x, kv_heads)[:, :, keys].expand(-1, group, -1, -1) for x in (k, v))
     dk_rows, dv_rows = (_by_group(x, kv_heads)[:, 0, keys] for x in (dk, dv))
-    for heads in _head_slices(queries, call.row_stop - call.row):
+    for heads in _head_slices(queries, keys_):
         part_q, part_k, part_v = fused.backward(
             dout_rows[heads],
             queries[heads],
@@ -257,3 +258,4 @@ def _backward_call(
             # One addition per query head in fp32: the parts share their K/V head.
             for member in range(group):
                 grad += part[:, member]
+        del part_q, part_k, part_v, part  # before the next call allocates its own

@@ -1,0 +1,162 @@
+"""Ranks that die or stall in mid-sweep, and a Ctrl-C that all processes of the terminal get."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.ringray import drive
+from tests.ringray.drive import Place, tiny
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.chaos
+
+REPLICAS = 30
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+def in_its_middle(place: Place, json: Path, **changes: object) -> subprocess.Popen[str]:
+    """A sweep that has ended at least 5 of its trials, each of which takes a while."""
+    spec = place.spec(tiny("faulty", size=3, replicas=REPLICAS, repeats=30, **changes))
+    driver = place.start("run", spec, "--json", json)
+    drive.wait_until("5 trials", lambda: len(place.lines(json)) >= 5 or driver.poll() is not None)
+    assert driver.poll() is None, driver.communicate()
+    return driver
+
+
+def seconds_to_next_ok(place: Place, json: Path, begun: float) -> float:
+    """Until a trial of a new ring has been recorded: one that started after ``begun`` (Unix)."""
+
+    def fresh() -> bool:
+        rows = [row for row in place.trials("faulty") if row.status == "ok"]
+        return any(row.ended is not None and row.ended > begun + 1.0 for row in rows)
+
+    drive.wait_until("a trial on the new ring", fresh)
+    return time.time() - begun
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_costs_one_try(place: Place, victim: int) -> None:
+    json = place.home / "a.jsonl"
+    driver = in_its_middle(place, json)
+    old = place.ranks()
+    assert len(old) == 3
+    begun = time.time()
+    old[victim].kill()
+    print(f"first trial on the new ring after {seconds_to_next_ok(place, json, begun):.1f} s")
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    assert done.err == ""
+    rows = place.trials("faulty")
+    assert [row.status for row in rows] == ["ok"] * REPLICAS
+    # A second fault can follow from the first only if a new ring formed with ranks of the old one.
+    assert sorted(row.attempts for row in rows) == [1] * (REPLICAS - 1) + [2]
+    assert done.out.count("a new ring for another try") == 1
+    assert "(raylet)" not in done.out
+    assert len(place.lines(json)) == REPLICAS
+    (parent,), children = place.mlflow("faulty")
+    assert parent.info.status == "FINISHED"
+    assert len(children) == REPLICAS
+    place.check_nothing_is_left()
+
+
+def test_without_retries_a_killed_rank_fails_its_trial(place: Place) -> None:
+    json = place.home / "a.jsonl"
+    driver = in_its_middle(place, json, retries=0)
+    place.ranks()[1].kill()
+    done = place.end(driver)
+    assert done.code == 1, done.out + done.err
+    rows = place.trials("faulty")
+    assert sorted(row.status or "" for row in rows) == ["failed"] + ["ok"] * (REPLICAS - 1)
+    (reason,) = (row.reason or "" for row in rows if row.status == "failed")
+    assert reason.startswith("rank ")
+    assert reason in done.out
+    place.check_nothing_is_left()
+
+
+def test_a_stalled_rank_costs_its_trial(place: Place) -> None:
+    limit = 5.0
+    json = place.home / "a.jsonl"
+    driver = in_its_middle(place, json, timeout=f"{limit:g}s")
+    stalled = place.ranks()[1]
+    begun = time.time()
+    stalled.suspend()
+
+    def lost() -> list[float]:
+        ends = [row.ended for row in place.trials("faulty") if row.status == "timeout"]
+        return [end for end in ends if end is not None]
+
+    (ended,) = drive.wait_until("the trial is given up", lost)
+    assert ended - begun < limit + 10
+    done = place.end(driver)
+    assert done.code == 1, done.out + done.err
+    rows = place.trials("faulty")
+    assert sorted(row.status or "" for row in rows) == ["ok"] * (REPLICAS - 1) + ["timeout"]
+    (reason,) = (row.reason or "" for row in rows if row.status == "timeout")
+    assert f"no answer after {limit:g} s from rank" in reason
+    assert reason in done.out
+    # It could not be asked to end: it was made to.
+    assert not stalled.is_running()
+    place.check_nothing_is_left()
+    parents, children = place.mlflow("faulty")
+    assert (len(parents), len(children)) == (1, REPLICAS)
+    # What was lost is measured by the next run, and nothing else.
+    again = place.run("resume", "faulty")
+    assert again.code == 0, again.out + again.err
+    assert f"{REPLICAS - 1} trials measured before" in again.out
+    assert {row.status for row in place.trials("faulty")} == {"ok"}
+    place.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_reaches_the_whole_terminal(place: Place, number: signal.Signals) -> None:
+    json = place.home / "a.jsonl"
+    driver = in_its_middle(place, json)
+    # As a terminal does it: everything in the driver's process group gets the signal.
+    if number == signal.SIGINT:
+        os.killpg(driver.pid, number)
+    else:
+        driver.send_signal(number)
+    done = place.end(driver)
+    assert done.code == 130, done.out + done.err
+    assert done.err == ""
+    assert "continue with: ringray resume faulty" in done.out
+    (sweep,) = place.sweeps()
+    assert sweep.status == "interrupted"
+    # No trial was recorded as failed because its ring was taken down under it.
+    assert set(sweep.counts) == {"ok"}
+    assert sweep.counts["ok"] == len(place.lines(json)) < REPLICAS
+    _, children = place.mlflow("faulty")
+    assert len(children) == sweep.counts["ok"]
+    place.check_nothing_is_left()
+
+
+def test_ctrl_c_before_the_first_trial(place: Place) -> None:
+    """Whenever it comes: no traceback, and nothing that runs on."""
+    spec = place.spec(tiny("early", size=2, replicas=3))
+    for delay in (0.15, 0.5, 1.0, 2.0, 3.5, 5.0):
+        driver = place.start("run", spec)
+        time.sleep(delay)
+        driver.send_signal(signal.SIGINT)
+        done = place.end(driver)
+        # The interpreter itself ends with -SIGINT while it has not come to our code yet.
+        assert done.code in (130, -signal.SIGINT, 0), f"after {delay} s: {done}"
+        if done.code == 130:
+            assert "Traceback" not in done.err, f"after {delay} s: {done.err}"
+        place.check_nothing_is_left()
+    done = place.run("run", spec)
+    assert done.code == 0, done.err
+    (parent,), children = place.mlflow("early")
+    assert (parent.info.status, len(children)) == ("FINISHED", 3)
