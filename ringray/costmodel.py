@@ -218,7 +218,7 @@ def _chunks(tables: _Tables, shard: int) -> NDArray[np.float64]:
 
 
 def _sums(tables: _Tables) -> NDArray[np.float64]:
-    """Rows of travelling dK/dV that a rank holds, ``[rank, hop]``, with a last hop for the way home:
+    """Rows of travelling dK/dV that a rank holds, ``[rank, hop]``, and a last hop for the way home:
     the sum that it makes, the one that leaves and the one that arrives."""
     made = np.concatenate([tables.sums, np.zeros((len(tables.sums), 1))], 1)
     leaving = np.zeros_like(made)
