@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
 RANK_BYTES = 512 << 20  # resident memory of a rank that does nothing yet
+GRACE_S = 5.0  # for the processes of an embedded Ray to end by themselves
 PROBE_S = 5.0  # for a cluster's address to answer
 _STRATEGIES = {
     "pack": "PACK",
@@ -114,17 +115,36 @@ def connect(address: str | None) -> Iterator[Cluster]:
         }
     else:
         arguments["address"] = address
+    me = psutil.Process()
+    others, started = me.children(), list[psutil.Process]()
     try:
-        ray.init(**arguments)
-    except Exception as error:  # Ray raises many types here, ConnectionError and RuntimeError too
-        where = "a local Ray" if local else f"Ray at {address}"
-        raise PlaceError(f"cannot reach {where}: {error}") from error
-    try:
+        try:
+            ray.init(**arguments)
+        except Exception as error:  # of many types, ConnectionError and RuntimeError among them
+            where = "a local Ray" if local else f"Ray at {address}"
+            raise PlaceError(f"cannot reach {where}: {error}") from error
+        finally:
+            # Of this embedded Ray alone: later children, the tracker among them, are not its own.
+            if local:
+                started = [child for child in me.children() if child not in others]
         resources = ray.cluster_resources()
         alive = [node for node in ray.nodes() if node["Alive"]]
         yield Cluster(local, resources.get("CPU", 0.0), resources.get("GPU", 0.0), len(alive))
     finally:
+        family = _with_descendants(started)
         ray.shutdown()
+        # Ray kills its raylet after one second of grace, and then nobody ends what that started.
+        for process in psutil.wait_procs(family, timeout=GRACE_S)[1]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _with_descendants(processes: list[psutil.Process]) -> list[psutil.Process]:
+    family = list(processes)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            family += process.children(recursive=True)
+    return family
 
 
 def _check_answers(address: str) -> None:

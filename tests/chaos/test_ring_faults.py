@@ -160,3 +160,15 @@ def test_ctrl_c_before_the_first_trial(place: Place) -> None:
     assert done.code == 0, done.err
     (parent,), children = place.mlflow("early")
     assert (parent.info.status, len(children)) == ("FINISHED", 3)
+
+
+def test_a_killed_driver_leaves_nothing(place: Place) -> None:
+    driver = in_its_middle(place, place.home / "a.jsonl")
+    driver.kill()
+    place.end(driver)
+    # Ray's agents take 60 s to believe that their GCS is dead; ranks and tracker must not.
+    place.check_nothing_is_left(but=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
+    place.check_nothing_is_left(patience=90)
+    (parent,), children = place.mlflow("faulty")
+    assert parent.info.status == "KILLED"
+    assert len(children) == sum(row.status == "ok" for row in place.trials("faulty"))

@@ -211,7 +211,8 @@ def test_mlflow_shows_one_complete_sweep(broken_off: BrokenOff, place: Place) ->
 
 
 def test_no_process_is_left(broken_off: BrokenOff, place: Place) -> None:
-    place.check_nothing_is_left()
+    # Of a killed driver, Ray's agents look for the dead GCS for a minute, which nobody can set.
+    place.check_nothing_is_left(but=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
 
 
 # Places where a sweep cannot run: exit 2, and nothing is recorded
