@@ -7,10 +7,8 @@ the next is dispatched, so a driver that dies loses at most the trial it was wai
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,9 +24,10 @@ from ringray.records import (
     TrialRow,
     record_line,
 )
+from ringray.signals import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from ringray.cluster import Cluster
@@ -77,10 +76,6 @@ class Summary:
         return 1 if self.counts.get("failed", 0) + self.counts.get("timeout", 0) else 0
 
 
-class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived."""
-
-
 def run(
     plan: Plan,
     *,
@@ -109,7 +104,7 @@ def run(
     summary = Summary(plan.digest, plan.spec.name)
     tracker: Tracker | None = None
     with ExitStack() as stack:
-        catch_signals = stack.enter_context(_signals())
+        signals = stack.enter_context(Signals())
         stack.enter_context(store.lease(plan.digest))
         described = environment.describe()
         sweep = SweepInfo(
@@ -121,8 +116,8 @@ def run(
         done = _measured(plan, earlier, described)
         try:
             todo = [trial for trial in plan.runnable if trial.key not in done]
-            place = stack.enter_context(cluster.connect(address)) if todo else None
-            catch_signals()  # Ray has taken SIGTERM for itself
+            with signals.held():  # a Ray that is interrupted while it starts crashes at exit
+                place = stack.enter_context(cluster.connect(address)) if todo else None
             refused = _refusals(plan, place) if place else {}
             store.begin(sweep, [_info(trial, refused) for trial in plan.trials])
             try:
@@ -338,30 +333,3 @@ def _json_lines(path: Path | None) -> Path | None:
             f"--json {path}: {error.strerror}; name a file that can be written"
         ) from None
     return path
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[], None]]:
-    """SIGINT and SIGTERM raise ``Interrupted`` in the driver; a second one ends it at once.
-
-    Yields what installs the handlers again, after somebody else has installed theirs.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise Interrupted
-
-    def install() -> None:
-        for number in before:
-            signal.signal(number, handle)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    install()
-    try:
-        yield install
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
