@@ -27,7 +27,7 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 FP32 = 4
 TENSORS = 2  # K and V, or dK and dV
 BACKWARD_FLOPS = 2.5  # five matrix products against two
-CALL_ELEMENTS = 1 << 20  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
+CALL_ELEMENTS = 1 << 19  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,11 @@ def run(
             if place is not None:
                 session = _Session(plan, store, observer, place, sweep, lines, summary)
                 stack.callback(session.close)
-                session.run([trial for trial in todo if trial.key not in refused])
+                try:
+                    session.run([trial for trial in todo if trial.key not in refused])
+                except PlaceError:  # no room for a ring after all: what is measured is kept
+                    store.finish(plan.digest, "interrupted")
+                    raise
         except KeyboardInterrupt:
             summary.interrupted = True
         if store.knows(plan.digest):

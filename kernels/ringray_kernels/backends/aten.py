@@ -21,7 +21,7 @@ from ringray_kernels.merge import merge_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ELEMENTS_PER_CALL = 1 << 20  # of queries or keys: bounds temporaries, and keeps every core busy
+ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps every core busy
 
 
 def unsupported(q: Tensor) -> str | None:

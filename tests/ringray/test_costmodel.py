@@ -1,0 +1,40 @@
+"""The cost model against what it models: constants it mirrors, and measured memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ringray
+from ringray import costmodel
+from ringray.geometry import Mask
+from ringray.measure import peak_memory
+from ringray_kernels.backends import aten
+
+
+def test_it_mirrors_the_backend() -> None:
+    assert costmodel.CALL_ELEMENTS == aten.ELEMENTS_PER_CALL
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_of_one_rank_is_near_its_prediction(
+    dtype: str, kv_heads: int, backward: bool
+) -> None:
+    torch.manual_seed(0)
+    shapes = [(1, heads, 2048, 64) for heads in (8, kv_heads, kv_heads, 8)]
+    *inputs, dout = (torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes)
+    leaves = [x.requires_grad_(backward) for x in inputs]
+
+    def work() -> None:
+        out = ringray.ring_attention(*leaves)
+        if backward:
+            assert isinstance(out, torch.Tensor)
+            torch.autograd.grad(out, leaves, dout)
+
+    live = sum(x.numel() * x.element_size() for x in [*leaves, *([dout] if backward else [])])
+    measured = live + peak_memory(work, torch.device("cpu"))
+    shape = costmodel.Shape(1, 1, 1, 8, kv_heads, 64, dtype, backward)
+    cost = costmodel.predict("zigzag", 2048, Mask(2048), shape, costmodel.cpu(1))
+    assert cost.peak_memory_bytes == pytest.approx(measured, rel=0.35)
