@@ -172,7 +172,6 @@ def test_ctrl_c_ends_a_sweep_that_can_be_resumed(broken_off: BrokenOff) -> None:
     done = broken_off.interrupted
     assert done.code == 130, done.err
     assert "Traceback" not in done.out + done.err
-    assert done.seconds < 20
     assert "continue with: ringray resume broken" in done.out
     status, counts = broken_off.after_interrupt
     assert status == "interrupted"
@@ -256,7 +255,6 @@ def test_a_tracking_server_that_does_not_answer(fresh: Place) -> None:
     assert done.code == 2
     assert "http://127.0.0.1:1" in done.err
     assert "tracking.uri" in done.err
-    assert done.seconds < 10
     assert fresh.sweeps() == []
     assert not (fresh.ray / "ray").exists()
 
@@ -266,7 +264,6 @@ def test_a_store_that_is_a_directory(fresh: Place) -> None:
     done = fresh.run("run", fresh.spec(tiny("nowhere")), "--store", fresh.home / "taken")
     assert done.code == 2
     assert f"{fresh.home / 'taken'} is a directory" in done.err
-    assert done.seconds < 10
     assert not (fresh.ray / "ray").exists()
 
 
@@ -282,5 +279,4 @@ def test_a_cluster_that_is_not_there(fresh: Place) -> None:
     done = fresh.run("run", fresh.spec(tiny("alone")), "--address", "127.0.0.1:1")
     assert done.code == 2
     assert "no Ray answers at 127.0.0.1:1" in done.err
-    assert done.seconds < 10
     assert fresh.sweeps() == []
