@@ -141,11 +141,14 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
             tables, pair_flops * factor / rate, row_elements, itemsize, hardware
         )
     work = forward.visible.sum(1)
+    direct = shape.ranks == 1 and mask.window is None and mask.documents is None
     return Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=_peak_memory(padded // shape.ranks, shape, passes, itemsize, hardware),
+        peak_memory_bytes=_peak_memory(
+            padded // shape.ranks, shape, passes, itemsize, hardware, direct=direct
+        ),
         time_ms=seconds * 1e3,
         balance=float(work.mean() / work.max()),
     )
@@ -172,9 +175,18 @@ def _critical_path(
 
 
 def _peak_memory(
-    shard: int, shape: Shape, passes: list[tuple[_Tables, float]], itemsize: int, hardware: Hardware
+    shard: int,
+    shape: Shape,
+    passes: list[tuple[_Tables, float]],
+    itemsize: int,
+    hardware: Hardware,
+    *,
+    direct: bool,
 ) -> int:
-    """Bytes of the largest rank: its shard, the accumulators, and the hop with most at hand."""
+    """Bytes of the largest rank: its shard, the accumulators, and the hop with most at hand.
+
+    ``direct``: nothing is merged, so the output is written in its own dtype at once.
+    """
     query = shape.batch * shape.heads * shard * shape.head_dim
     key = shape.batch * shape.kv_heads * shard * shape.head_dim
     lse = shape.batch * shape.heads * shard * FP32
@@ -189,10 +201,13 @@ def _peak_memory(
     forward = passes[0][0]
     hops = _chunks(forward, shard).max() * row * itemsize
     last = forward.held.max() * row * itemsize
-    # A call's output, and then its packed K and V or the output in fp32 to be merged.
-    part = call * (itemsize + (FP32 if narrow else 0))
-    ending = last + (query * itemsize if narrow else 0)
-    peak = inputs + query * FP32 + lse + max(hops + part, ending)
+    if direct:
+        peak = inputs + query * itemsize + lse + call * itemsize
+    else:
+        # A call's output, and then its packed K and V or the output in fp32 to be merged.
+        part = call * (itemsize + (FP32 if narrow else 0))
+        ending = last + (query * itemsize if narrow else 0)
+        peak = inputs + query * FP32 + lse + max(hops + part, ending)
     if len(passes) > 1:
         backward = passes[1][0]
         kept = inputs + 2 * query * itemsize + lse  # with out and dout
