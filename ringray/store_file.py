@@ -192,7 +192,11 @@ def _prepare(path: Path, create: bool) -> None:
 
 
 def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    version = _version(db, path)
+    db.execute("BEGIN")  # another process may be creating it: all reads see one moment
+    try:
+        version = _version(db, path)
+    finally:
+        db.execute("ROLLBACK")
     if version == len(MIGRATIONS):
         return
     with transaction(db, path):

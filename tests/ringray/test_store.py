@@ -283,6 +283,7 @@ def test_the_schema_migrates_in_one_transaction(
 def _python(code: str, *arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )
@@ -325,16 +326,26 @@ def test_many_processes_make_the_same_store(tmp_path: Path) -> None:
     code = """
         import sys
         from ringray.store import *
+        print("ready", flush=True)
+        sys.stdin.readline()
         with Store(sys.argv[1]) as store:
             store.begin(SweepInfo(sys.argv[2] * 64, "n" + sys.argv[2], "latency", {}, "", {}), [])
         """
-    makers = [_python(code, tmp_path / "store.db", index) for index in range(4)]
-    assert [maker.wait() for maker in makers] == [0] * 4
-    for maker in makers:
-        assert maker.stdout
-        maker.stdout.close()
-    with Store(tmp_path / "store.db", create=False) as store:
-        assert sorted(row.name for row in store.sweeps()) == ["n0", "n1", "n2", "n3"]
+    for attempt in range(5):
+        path = tmp_path / f"{attempt}.db"
+        makers = [_python(code, path, index) for index in range(6)]
+        for maker in makers:
+            assert maker.stdout
+            assert maker.stdout.readline() == b"ready\n"
+        for maker in makers:
+            assert maker.stdin
+            maker.stdin.close()  # all at the same moment
+        assert [maker.wait() for maker in makers] == [0] * 6
+        for maker in makers:
+            assert maker.stdout
+            maker.stdout.close()
+        with Store(path, create=False) as store:
+            assert sorted(row.name for row in store.sweeps()) == [f"n{i}" for i in range(6)]
 
 
 _HOLDER = """
