@@ -85,6 +85,12 @@ def local_ranks() -> int:
     return int(max(1, min(max(cores, LOCAL_RANKS), by_memory)))
 
 
+def name(address: str | None) -> str:
+    """What ``connect(address)`` connects to, in words."""
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    return "a local Ray" if address == "local" else f"Ray at {address}"
+
+
 @contextlib.contextmanager
 def connect(address: str | None) -> Iterator[Cluster]:
     """Ray at ``address`` (default: RAY_ADDRESS), or an embedded local Ray that ends with the block.
@@ -121,8 +127,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
         try:
             ray.init(**arguments)
         except Exception as error:  # of many types, ConnectionError and RuntimeError among them
-            where = "a local Ray" if local else f"Ray at {address}"
-            raise PlaceError(f"cannot reach {where}: {error}") from error
+            raise PlaceError(f"cannot reach {name(address)}: {error}") from error
         finally:
             # Of this embedded Ray alone: later children, the tracker among them, are not its own.
             if local:

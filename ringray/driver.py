@@ -116,6 +116,8 @@ def run(
         done = _measured(plan, earlier, described)
         try:
             todo = [trial for trial in plan.runnable if trial.key not in done]
+            if todo:
+                observer.note(f"connecting to {cluster.name(address)}")
             with signals.held():  # a Ray that is interrupted while it starts crashes at exit
                 place = stack.enter_context(cluster.connect(address)) if todo else None
             refused = _refusals(plan, place) if place else {}
