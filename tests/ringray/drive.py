@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ringray.store import Store
+from tests.ringray import tracked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,25 +141,10 @@ class Place:
 
     def mlflow(self, experiment: str) -> tuple[list[Any], dict[str, Any]]:
         """MLflow's parent runs, and its child runs by trial key; fails on a double."""
-        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-        from mlflow import MlflowClient
-
         database = self.home / "mlflow.db"
         if not database.exists() or database.stat().st_size == 0:
             return [], {}
-        client = MlflowClient(tracking_uri=f"sqlite:///{database}")
-        found = client.get_experiment_by_name(experiment)
-        if found is None:
-            return [], {}
-        parents, children = [], {}
-        for run in client.search_runs([found.experiment_id], max_results=1000):
-            if run.data.tags["ringray.role"] == "sweep":
-                parents.append(run)
-                continue
-            key = run.data.tags["ringray.key"]
-            assert key not in children, f"trial {key} is in MLflow twice"
-            children[key] = run
-        return parents, children
+        return tracked.runs(f"sqlite:///{database}", experiment)
 
     def processes(self) -> list[psutil.Process]:
         """All live processes of runs in this place."""

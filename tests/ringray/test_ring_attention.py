@@ -8,11 +8,13 @@ import torch
 import ringray
 from ringray.partition import PARTITIONS
 from ringray_kernels import testing
+from tests.ringray import checks
 from tests.ringray.ranks import on_ring
 
 EVERY = (
-    "exact", "random_problems", "repeatable", "traffic", "some_gradients", "strides",
-    "disagreement", "sharding", "subgroups", "without_agreement",
+    checks.exact, checks.random_problems, checks.repeatable, checks.traffic, checks.some_gradients,
+    checks.strides, checks.disagreement, checks.sharding, checks.subgroups,
+    checks.without_agreement,
 )  # fmt: skip
 
 
@@ -27,7 +29,7 @@ def test_rings(size: int) -> None:
 
 
 def test_a_ring_of_eight() -> None:
-    on_ring(8, ("random_problems", "traffic", "disagreement", "sharding"))
+    on_ring(8, (checks.random_problems, checks.traffic, checks.disagreement, checks.sharding))
 
 
 # In one process, without a group

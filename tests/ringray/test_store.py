@@ -5,43 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sqlite3
 import stat
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ringray import lease, store_file
+from ringray import store_file
 from ringray.environment import point_digest
 from ringray.errors import PlaceError, UserError
-from ringray.store import Outcome, Store, SweepInfo, TrialInfo, default_path, home, record_line
-
-DIGEST = "ab12" * 16
-OTHER = "ab34" * 16
-ENVIRONMENT = {"hardware": {"cpu": "x", "cores": 2}, "versions": {"torch": "2"}, "kernels": "k"}
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def sweep(digest: str = DIGEST, name: str = "quick", environment: dict | None = None) -> SweepInfo:
-    return SweepInfo(
-        digest, name, "latency", {"name": name}, f"name: {name}\n", environment or ENVIRONMENT
-    )
-
-
-def trial(index: int, pruned: str | None = None) -> TrialInfo:
-    return TrialInfo(f"{index:016x}", index, {"seq_len": 64 + index}, {"flops": 9}, pruned)
-
-
-def ok(index: int, attempts: int = 1, started: float = 5.0) -> Outcome:
-    return Outcome(
-        "ok", None, {"median_ms": 1.5 + index}, {"ms": [1.0, 2.0]}, "p" * 64, attempts, started, 9.0
-    )
+from ringray.store import Outcome, Store, default_path, home, record_line
+from tests.ringray.stored import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
 
 
 @pytest.fixture
@@ -280,148 +256,6 @@ def test_the_schema_migrates_in_one_transaction(
         assert store._db.execute("PRAGMA user_version").fetchone() == (2,)
 
 
-def _python(code: str, *arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-    )
-
-
-def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    writer = _python(
-        """
-        import sys
-        from ringray.store import *
-        D = "ab12" * 16
-        with Store(sys.argv[1]) as store:
-            trials = [TrialInfo(f"{i:016x}", i, {}, {}) for i in range(5000)]
-            store.begin(SweepInfo(D, "quick", "latency", {}, "", {}), trials)
-            print("begun", flush=True)
-            for i, trial in enumerate(trials):
-                store.record(D, trial.key, Outcome("ok", None, {"i": i}, {"s": [i] * 9}))
-        """,
-        path,
-    )
-    assert writer.stdout
-    assert writer.stdout.readline() == b"begun\n"
-    cursor, seen = 0, []
-    with Store(path, create=False) as reader:
-        while len(seen) < 50:  # reads while the other writes
-            rows, cursor = reader.changed_since(DIGEST, cursor)
-            seen += rows
-        writer.kill()
-        writer.wait()
-        rows, _ = reader.changed_since(DIGEST, cursor)
-        seen += rows
-        assert [row.metrics["i"] for row in seen] == list(range(len(seen)))
-        assert all(row.samples == {"s": [row.index] * 9} for row in seen)
-        assert reader._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    writer.stdout.close()
-
-
-def test_many_processes_make_the_same_store(tmp_path: Path) -> None:
-    code = """
-        import sys
-        from ringray.store import *
-        print("ready", flush=True)
-        sys.stdin.readline()
-        with Store(sys.argv[1]) as store:
-            store.begin(SweepInfo(sys.argv[2] * 64, "n" + sys.argv[2], "latency", {}, "", {}), [])
-        """
-    for attempt in range(5):
-        path = tmp_path / f"{attempt}.db"
-        makers = [_python(code, path, index) for index in range(6)]
-        for maker in makers:
-            assert maker.stdout
-            assert maker.stdout.readline() == b"ready\n"
-        for maker in makers:
-            assert maker.stdin
-            maker.stdin.close()  # all at the same moment
-        assert [maker.wait() for maker in makers] == [0] * 6
-        for maker in makers:
-            assert maker.stdout
-            maker.stdout.close()
-        with Store(path, create=False) as store:
-            assert sorted(row.name for row in store.sweeps()) == [f"n{i}" for i in range(6)]
-
-
-_HOLDER = """
-    import sys, time
-    from ringray.store import *
-    with Store(sys.argv[1]) as store, store.lease(sys.argv[2]):
-        print("held", flush=True)
-        time.sleep(60)
-    """
-
-
-def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store) -> None:
-    store.begin(sweep(), [trial(0)])
-    holder = _python(_HOLDER, store.path, DIGEST)
-    assert holder.stdout
-    assert holder.stdout.readline() == b"held\n"
-    try:
-        expected = f"sweep quick is being run by process {holder.pid}; .*ringray resume quick"
-        with pytest.raises(PlaceError, match=expected), store.lease(DIGEST):
-            pass
-        assert str(store.owner(DIGEST)) == f"process {holder.pid}"
-        with store.lease(OTHER), store.lease(DIGEST, role="tracker"):
-            pass
-        holder.send_signal(signal.SIGKILL)
-        time.sleep(0.1)
-        # Not waited for: a zombie has its pid and birth still, and holds nothing.
-        with store.lease(DIGEST):
-            assert store.owner(DIGEST).pid == os.getpid()  # type: ignore[union-attr]
-        assert store.owner(DIGEST) is None
-    finally:
-        holder.kill()
-        holder.wait()
-        holder.stdout.close()
-
-
-def test_a_pid_that_is_used_again_holds_nothing(store: Store) -> None:
-    store.begin(sweep(), [])
-    values = (DIGEST, "driver", "t", os.getpid(), "an earlier boot/1", lease._host(), time.time())
-    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-    with store.lease(DIGEST):
-        pass
-
-
-def test_a_driver_on_another_host_lives_by_its_heartbeat(store: Store) -> None:
-    store.begin(sweep(), [])
-    values = (DIGEST, "driver", "t", 1, "b/1", "elsewhere", time.time())
-    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-    with pytest.raises(PlaceError, match="process 1 on elsewhere"), store.lease(DIGEST):
-        pass
-    store._db.execute("UPDATE leases SET beat = ?", (time.time() - lease.STALE_S - 1,))
-    with store.lease(DIGEST):
-        pass
-
-
-def test_the_heart_beats(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "BEAT_S", 0.02)
-    store.begin(sweep(), [])
-    with store.lease(DIGEST):
-        first = store.owner(DIGEST)
-        until = time.monotonic() + 5
-        while store.owner(DIGEST) == first and time.monotonic() < until:
-            time.sleep(0.01)
-        assert store.owner(DIGEST) != first
-
-
-def test_a_driver_that_lost_its_lease_records_no_more(store: Store) -> None:
-    store.begin(sweep(), [trial(0)])
-    with store.lease(DIGEST):
-        store._db.execute("UPDATE leases SET token = 'another driver'")
-        with pytest.raises(PlaceError, match="taken over by another driver"):
-            store.record(DIGEST, trial(0).key, ok(0))
-        with pytest.raises(PlaceError, match="taken over"):
-            store.finish(DIGEST, "complete")
-    assert store.trials(DIGEST)[0].status is None
-
-
 def test_recording_is_fast(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     store.begin(sweep(), [trial(index) for index in range(1000)])
     times = []
@@ -435,14 +269,3 @@ def test_recording_is_fast(store: Store, capsys: pytest.CaptureFixture[str]) -> 
             f"\n  record(): median {times[500]:.2f} ms, p99 {times[990]:.2f}, max {times[-1]:.1f}"
         )
     assert times[500] < 3.0
-
-
-def test_the_light_modules_import_nothing_heavy() -> None:
-    code = """
-        import sys
-        import ringray.environment, ringray.store, ringray.tracking
-        heavy = {"torch", "ray", "mlflow", "triton", "numpy", "pandas", "pydantic"}
-        print(sorted(heavy & set(sys.modules)))
-        """
-    child = _python(code)
-    assert child.communicate()[0] == b"[]\n"

@@ -1,0 +1,232 @@
+"""MLflow that refuses something or goes away: no other trial waits, and it is caught up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ringray import tracking_place as place
+from ringray.errors import PlaceError
+from ringray.store import Store, TrialRow
+from ringray.tracking import SyncState, Tracker, sync
+from ringray.tracking_channel import Channel
+from tests.ringray import tracked
+from tests.ringray.tracked import (
+    DIGEST,
+    begin,
+    check_complete,
+    client,
+    free_port,
+    outcome,
+    runs,
+    trials,
+    wait_for,
+)
+
+# With a stand-in for MLflow
+
+
+class FakeMLflow:
+    """Stands for the projection: refuses some keys, or everything, or every file."""
+
+    def __init__(self, refused: set[str], files: bool = True) -> None:
+        self.refused, self.files, self.up = refused, files, True
+        self.written: list[str] = []
+        self.closed = 0
+
+    def refresh(self) -> None:
+        if not self.up:
+            raise ConnectionError("down at http://me:hush@host")
+
+    def write(self, trial: TrialRow) -> bool:
+        self.refresh()
+        if trial.key in self.refused:
+            raise ValueError("refused")
+        self.written.append(trial.key)
+        return True
+
+    def close(self) -> None:
+        self.refresh()
+        self.closed += 1
+
+    summarise = refresh
+
+    def log_results(self) -> None:
+        self.refresh()
+        if not self.files:
+            raise OSError("no bucket")
+
+    log_plan = log_results
+
+
+def _session(tmp_path: Path, fake: FakeMLflow, patience: float) -> dict[str, Any]:
+    from ringray.tracking_process import Session
+
+    (commands, told), (answers, said) = os.pipe(), os.pipe()
+    with Store(tmp_path / "s.db") as store:
+        begin(store, trials(4))
+        for index, trial in enumerate(trials(4)):
+            store.record(DIGEST, trial.key, outcome(index))
+        Channel(-1, told).send({"finish": True, "timeout": 20.0, "patience": patience})
+        session = Session(store, DIGEST, fake, Channel(commands, said))  # type: ignore[arg-type]
+        session.run()
+    message = Channel(answers, -1).receive(1)
+    for end in (commands, told, answers, said):
+        os.close(end)
+    assert message
+    return message
+
+
+def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
+    fake = FakeMLflow({f"{1:016x}"})
+    message = _session(tmp_path, fake, patience=0.3)
+    assert message == {"written": 3, "pending": 1, "error": "ValueError: refused"}
+    assert fake.closed == 1
+
+
+def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> None:
+    fake = FakeMLflow(set(), files=False)
+    begun = time.monotonic()
+    message = _session(tmp_path, fake, patience=15.0)
+    assert time.monotonic() - begun < 8
+    assert (message["written"], message["pending"]) == (4, 0)
+    assert "no bucket" in message["error"]
+    assert fake.closed == 1
+
+
+def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
+    fake = FakeMLflow(set())
+    fake.up = False
+    message = _session(tmp_path, fake, patience=0.3)
+    assert message == {
+        "written": 0, "pending": 4, "error": "ConnectionError: down at http://***@host",
+    }  # fmt: skip
+    assert fake.closed == 0
+
+
+# With a real server over HTTP
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tracked.make_schema(tmp_path_factory.mktemp("schema"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Path) -> Iterator[Store]:
+    yield from tracked.opened(tmp_path, monkeypatch, schema)
+
+
+class Server:
+    """An `mlflow server` on a private port that can be stopped and started again."""
+
+    def __init__(self, folder: Path, schema: Path) -> None:
+        self.port = free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        (folder / "server.db").write_bytes(schema.read_bytes())
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self._folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1",
+                    "--port", str(self.port), "--workers", "1",
+                    "--backend-store-uri", f"sqlite:///{self._folder}/server.db",
+                    "--artifacts-destination", str(self._folder / "files"),
+                ],
+                stdout=log, stderr=log, cwd=self._folder,
+                env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+            )  # fmt: skip
+        wait_for(self._answers, 60)
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        ours = psutil.Process(self._process.pid)
+        for process in [ours, *ours.children(recursive=True)]:
+            process.kill()
+        self._process.wait()
+        self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            place.check(self.uri)
+        except PlaceError:
+            return False
+        return True
+
+
+@pytest.fixture
+def server(tmp_path: Path, schema: Path) -> Iterator[Server]:
+    (tmp_path / "server").mkdir()
+    found = Server(tmp_path / "server", schema)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_away_and_comes_back(
+    store: Store, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = trials(40)
+    begin(store, planned)
+    tracker = Tracker.start(store.path, DIGEST, server.uri, "quick")
+    tracker.wait_ready()
+    assert tracker.ui_command == (
+        f"{server.uri}/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}"
+    )
+    for index, trial in enumerate(planned[:20]):
+        store.record(DIGEST, trial.key, outcome(index))
+    begun = time.monotonic()
+    wait_for(lambda: len(runs(server.uri)[1]) >= 20, seconds=60, pause=1.0)
+    seconds = time.monotonic() - begun
+    server.stop()
+    for index, trial in enumerate(planned[20:], start=20):
+        store.record(DIGEST, trial.key, outcome(index))
+    store.finish(DIGEST, "complete")
+    begun = time.monotonic()
+    state = tracker.finish(timeout=2.0)
+    assert time.monotonic() - begun < 6
+    assert state.pending == 20
+    assert state.error
+    assert "127.0.0.1" in state.error
+    assert not psutil.pid_exists(tracker.pid)
+    with pytest.raises(PlaceError, match="no MLflow server answers"):
+        sync(store.path, DIGEST, server.uri, "quick")
+    server.start()
+    assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(40, 0, None)
+    assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(40, 0, None)
+    check_complete(store, server.uri)
+    parents, _ = runs(server.uri)
+    assert parents[0].info.status == "FINISHED"
+    files = {file.path for file in client(server.uri).list_artifacts(parents[0].info.run_id)}
+    assert {"spec.yaml", "results.csv"} <= files
+    with capsys.disabled():
+        print(f"\n  over HTTP {seconds / 20 * 1e3:.0f} ms wall per trial")
+
+
+@pytest.mark.slow
+def test_an_outage_in_the_middle_is_caught_up(store: Store, server: Server) -> None:
+    planned = trials(10)
+    begin(store, planned)
+    tracker = Tracker.start(store.path, DIGEST, server.uri, "quick")
+    tracker.wait_ready()
+    server.stop()
+    for index, trial in enumerate(planned):
+        store.record(DIGEST, trial.key, outcome(index))
+    time.sleep(1.0)
+    server.start()
+    store.finish(DIGEST, "complete")
+    assert tracker.finish() == SyncState(10, 0, None)
+    check_complete(store, server.uri)
