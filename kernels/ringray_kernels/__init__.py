@@ -11,12 +11,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ringray_kernels.api import State, backward, forward
+    from ringray_kernels.api import State, backward, delta, forward
+    from ringray_kernels.config import BlockConfig, Blocks
 
-__all__ = ["State", "backward", "forward"]
+__all__ = ["BlockConfig", "Blocks", "State", "backward", "delta", "forward"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        return getattr(importlib.import_module("ringray_kernels.api"), name)
+        home = "config" if name in ("BlockConfig", "Blocks") else "api"
+        return getattr(importlib.import_module(f"ringray_kernels.{home}"), name)
     raise AttributeError(f"module 'ringray_kernels' has no attribute {name!r}")

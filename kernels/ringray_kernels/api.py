@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from ringray_kernels.backends import BACKENDS
+from ringray_kernels.backends import BACKENDS, PREFERRED
+from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,12 @@ class State(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a backend module provides; ``reference.py`` is the readable example."""
+    """What a backend module provides; ``reference.py`` is the readable example.
+
+    ``BLOCKS``: the type of ``blocks`` that it takes, besides None.
+    """
+
+    BLOCKS: type
 
     def unsupported(self, q: Tensor) -> str | None:
         """Why this backend cannot compute on tensors like ``q``, or None if it can."""
@@ -50,7 +56,7 @@ class Backend(Protocol):
         scale: float,
         state: State | None,
         out_dtype: torch.dtype | None,
-        blocks: int | None,
+        blocks: Any,
     ) -> State: ...
 
     def backward(
@@ -69,8 +75,10 @@ class Backend(Protocol):
         dq: Tensor,
         dk: Tensor,
         dv: Tensor,
-        blocks: int | None,
+        blocks: Any,
     ) -> None: ...
+
+    def delta(self, dout: Tensor, out: Tensor, lse: Tensor) -> Tensor: ...
 
 
 def backend_names() -> tuple[str, ...]:
@@ -95,7 +103,8 @@ def resolve_backend(name: str, q: Tensor) -> str:
         if reason:
             raise ValueError(f"backend {name!r}: {reason}")
         return name
-    usable = [name for name in BACKENDS if load_backend(name).unsupported(q) is None]
+    order = PREFERRED.get(q.device.type, ())
+    usable = [name for name in order if load_backend(name).unsupported(q) is None]
     if not usable:
         raise ValueError(
             f"no backend computes {q.dtype} on {q.device.type} with head dim {q.shape[-1]}"
@@ -152,7 +161,21 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"head dim: got {head_dim}, expected at most {MAX_HEAD_DIM}")
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, blocks: int | None) -> None:
+def check_blocks(blocks: object, backend: str) -> None:
+    """ValueError unless ``blocks`` is None or what the (resolved) backend takes."""
+    kind = load_backend(backend).BLOCKS
+    if blocks is None or (kind is Blocks and isinstance(blocks, Blocks)):
+        return
+    if kind is int and isinstance(blocks, int) and not isinstance(blocks, bool) and blocks >= 1:
+        return
+    expected = "a ringray_kernels.Blocks" if kind is Blocks else "query rows per call, at least 1"
+    raise ValueError(f"blocks: got {blocks!r}, backend {backend!r} takes None or {expected}")
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, blocks: object, backend: str
+) -> str:
+    """The resolved backend, if the problem is one."""
     check_qkv(q, k, v)
     rows = (
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
@@ -160,10 +183,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, blocks: 
     )
     _expect("start", start, rows, torch.int32)
     _expect("end", end, rows, torch.int32)
-    if blocks is not None and (not isinstance(blocks, int) or blocks < 1):
-        raise ValueError(
-            f"blocks: got {blocks!r}, expected None or query rows per call, at least 1"
-        )
+    backend = resolve_backend(backend, q)
+    check_blocks(blocks, backend)
+    return backend
 
 
 def forward(
@@ -176,7 +198,7 @@ def forward(
     scale: float,
     state: State | None = None,
     out_dtype: torch.dtype | None = None,
-    blocks: int | None = None,
+    blocks: Blocks | int | None = None,
     backend: str = "auto",
 ) -> State:
     """Attention of ``q`` over the key rows ``[start, end)``, merged into ``state``.
@@ -188,7 +210,8 @@ def forward(
         scale: factor on q . k before the softmax.
         state: what earlier hops found, fp32; it is consumed (its tensors may be reused).
         out_dtype: dtype of the returned ``out``; None means fp32. Set it on the last hop.
-        blocks: query rows per fused call, for backends that have the choice; None is its default.
+        blocks: how the work is cut, None is the backend's default: query rows per fused call for
+            ``aten``, a ``Blocks`` for ``triton``.
         backend: ``auto`` or a name of ``ringray_kernels.backends``.
 
     Returns:
@@ -197,12 +220,11 @@ def forward(
     Raises:
         ValueError: wrong shapes, dtypes, names, with what is expected.
     """
-    _check(q, k, v, start, end, blocks)
+    backend = _check(q, k, v, start, end, blocks, backend)
     if state is not None:
         _expect("state.out", state.out, q.shape, torch.float32)
         _expect("state.lse", state.lse, q.shape[:3], torch.float32)
-    module = load_backend(resolve_backend(backend, q))
-    return module.forward(
+    return load_backend(backend).forward(
         q, k, v, start, end, scale=scale, state=state, out_dtype=out_dtype, blocks=blocks
     )
 
@@ -222,7 +244,7 @@ def backward(
     dk: Tensor,
     dv: Tensor,
     out: Tensor | None = None,
-    blocks: int | None = None,
+    blocks: Blocks | int | None = None,
     backend: str = "auto",
 ) -> None:
     """Gradients of one hop, added into ``dq``, ``dk``, ``dv`` in place.
@@ -239,7 +261,7 @@ def backward(
     Raises:
         ValueError: wrong shapes, dtypes, names, with what is expected.
     """
-    _check(q, k, v, start, end, blocks)
+    backend = _check(q, k, v, start, end, blocks, backend)
     _expect("dout", dout, q.shape, q.dtype)
     if out is not None:
         _expect("out", out, q.shape, q.dtype)
@@ -248,7 +270,24 @@ def backward(
     _expect("dq", dq, q.shape, torch.float32)
     _expect("dk", dk, k.shape, torch.float32)
     _expect("dv", dv, v.shape, torch.float32)
-    module = load_backend(resolve_backend(backend, q))
-    module.backward(
+    load_backend(backend).backward(
         dout, q, k, v, out, lse, delta, start, end, scale=scale, dq=dq, dk=dk, dv=dv, blocks=blocks
     )
+
+
+def delta(dout: Tensor, out: Tensor, lse: Tensor, *, backend: str = "auto") -> Tensor:
+    """rowsum(dout * out), what ``backward`` needs of the global output.
+
+    Args:
+        dout, out: (B, Hq, Sq, D), the same dtype.
+        lse: fp32 (B, Hq, Sq); rows where it is -inf get 0, whatever dout and out hold there.
+
+    Returns:
+        fp32 (B, Hq, Sq).
+
+    Raises:
+        ValueError: wrong shapes, dtypes, names, with what is expected.
+    """
+    _expect("dout", dout, out.shape, out.dtype)
+    _expect("lse", lse, out.shape[:3], torch.float32)
+    return load_backend(resolve_backend(backend, out)).delta(dout, out, lse)

@@ -119,8 +119,7 @@ def backward(
     onward = (job.rank + walk.direction) % job.world_size
     behind = (job.rank - walk.direction) % job.world_size
 
-    # Padded rows may hold anything; they have lse = -inf.
-    delta = (dout.float() * out).sum(-1).masked_fill_(lse == -torch.inf, 0.0)
+    delta = ringray_kernels.delta(dout, out, lse, backend=job.backend)
     dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     home = Chunk(
         torch.zeros(k.shape, dtype=torch.float32, device=k.device),

@@ -21,6 +21,7 @@ from ringray_kernels.merge import merge_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+BLOCKS = int  # query rows per fused call
 ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps every core busy
 
 
@@ -259,3 +260,8 @@ def _backward_call(
             for member in range(group):
                 grad += part[:, member]
         del part_q, part_k, part_v, part  # before the next call allocates its own
+
+
+def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
+    return (dout.float() * out).sum(-1).masked_fill_(lse == -torch.inf, 0.0)

@@ -20,6 +20,8 @@ from torch import Tensor
 from ringray_kernels.api import State
 from ringray_kernels.merge import merge_
 
+BLOCKS = int  # accepted and not used: it cuts nothing
+
 
 def unsupported(q: Tensor) -> str | None:
     """Everything that ``api.check_qkv`` lets through is supported."""
@@ -103,3 +105,8 @@ def backward(
     dq += ds @ k_wide
     dk += over_group(ds.transpose(-1, -2) @ q_wide, dk)
     dv += over_group(p.transpose(-1, -2) @ dout_wide, dv)
+
+
+def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
+    return (dout.float() * out).sum(-1).masked_fill_(lse == -torch.inf, 0.0)

@@ -1,0 +1,162 @@
+"""Forward: one block of query rows against the key rows that it sees, merged with earlier hops.
+
+FlashAttention-2's loop (Dao, 2023) over per-row intervals. The state of earlier hops is one more
+block of keys whose maximum and sum are known: with ``lse`` in place of the maximum its sum is 1 and
+its weighted values are ``out``, so merging costs no pass of its own.
+"""
+
+import triton
+import triton.language as tl
+
+from ringray_kernels.backends.triton.tiles import (
+    FLOOR,
+    LN_2,
+    LOG2_E,
+    edge_tile,
+    load_tile,
+    narrow,
+    plan_tiles,
+    product,
+    store_tile,
+)
+
+
+@triton.jit
+def _step(
+    acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, tile, batch, kv_head, scale,
+    stride_kn, stride_kd, stride_vn, stride_vd,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_N: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys, into the running (acc0, acc1, top, total)."""
+    begin = low + tile * BLOCK_N
+    columns = tl.arange(0, BLOCK_N)
+    present = begin + columns < high
+    k1 = q1
+    v1 = acc1
+    if DESCRIPTORS:
+        k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
+    else:
+        k_tile = k + begin.to(tl.int64) * stride_kn
+        k0 = load_tile(k_tile, columns, present, stride_kn, stride_kd, 0, D0, HEAD_DIM, MASKED)
+        if D1 > 0:
+            k1 = load_tile(k_tile, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
+    s = product(q0, k0, q1, k1, D1, PRECISION)
+    if MASKED:
+        keys = (begin + columns)[None, :]
+        s = tl.where((keys >= first[:, None]) & (keys < last[:, None]), s, float("-inf"))
+    new_top = tl.maximum(top, tl.max(s, 1) * scale)
+    p = tl.exp2(s * scale - new_top[:, None])
+    decay = tl.exp2(top - new_top)
+    total = total * decay + tl.sum(p, 1)
+    if DESCRIPTORS:
+        v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
+        if MASKED:  # rows that nobody here sees may hold NaN, and 0 * NaN is NaN
+            v0 = tl.where(present[:, None], v0, 0.0)
+    else:
+        v_tile = v + begin.to(tl.int64) * stride_vn
+        v0 = load_tile(v_tile, columns, present, stride_vn, stride_vd, 0, D0, HEAD_DIM, MASKED)
+        if D1 > 0:
+            v1 = load_tile(v_tile, columns, present, stride_vn, stride_vd, D0, D1, HEAD_DIM, MASKED)
+    weights = narrow(p, v0.dtype, EMULATE_BF16)
+    acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
+    if D1 > 0:
+        acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
+    return acc0, acc1, new_top, total
+
+
+@triton.jit(do_not_specialize=["query_rows", "group"])
+def forward_kernel(
+    q, k, v, start, end, out, lse, state_out, state_lse, scale,
+    stride_qb, stride_qh, stride_qs, stride_qd,
+    stride_kb, stride_kh, stride_ks, stride_kd,
+    stride_vb, stride_vh, stride_vs, stride_vd,
+    stride_bounds, query_rows, group,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PACK: tl.constexpr,
+    HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, NEGATE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
+):  # fmt: skip
+    """Program (block, head block, batch entry) computes ``out`` and ``lse`` of one block.
+
+    A block is BLOCK_M / PACK query rows of PACK heads that share a key/value head. ``out``, ``lse``
+    and the state are contiguous; ``scale`` is positive and holds log2(e); NEGATE flips its sign.
+    With DESCRIPTORS ``k`` and ``v`` are tensor descriptors of (1, 1, BLOCK_N, D0) blocks.
+    """
+    ROWS: tl.constexpr = BLOCK_M // PACK
+    # Later rows never see less far, so under a causal mask they are the heaviest: they go first.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    heads = tl.num_programs(1) * PACK
+    batch = tl.program_id(2)
+    first_head = tl.program_id(1) * PACK
+    kv_head = first_head // group
+
+    lanes = tl.arange(0, BLOCK_M)
+    row = block * ROWS + lanes % ROWS
+    inside = row < query_rows
+    row = tl.minimum(row, query_rows - 1)  # rows beyond the end repeat the last one
+    bounds = batch.to(tl.int64) * stride_bounds
+    first = tl.load(start + bounds + row)
+    last = tl.load(end + bounds + row)
+    low, high, leading, whole, count = plan_tiles(first, last, BLOCK_N)
+    if IN_PLACE and count == 0:  # nothing to add to what earlier hops found
+        return
+
+    head = first_head + lanes // ROWS
+    if not DESCRIPTORS:
+        k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
+        v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+    q_rows = batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
+    q_rows += row.to(tl.int64) * stride_qs
+    q0 = load_tile(q, q_rows, inside, 1, stride_qd, 0, D0, HEAD_DIM, True)
+    q1 = q0
+    acc0 = tl.zeros([BLOCK_M, D0], tl.float32)
+    acc1 = acc0
+    if D1 > 0:
+        q1 = load_tile(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
+        acc1 = tl.zeros([BLOCK_M, D1], tl.float32)
+    if NEGATE:
+        q0 = -q0
+        q1 = -q1
+    top = tl.full([BLOCK_M], FLOOR, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    for index in range(count - whole):
+        acc0, acc1, top, total = _step(
+            acc0, acc1, top, total, q0, q1, k, v, low, high, first, last,
+            edge_tile(index, leading, whole), batch, kv_head, scale,
+            stride_ks, stride_kd, stride_vs, stride_vd,
+            HEAD_DIM, D0, D1, BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, True,
+        )  # fmt: skip
+    for tile in range(leading, leading + whole):
+        acc0, acc1, top, total = _step(
+            acc0, acc1, top, total, q0, q1, k, v, low, high, first, last,
+            tile, batch, kv_head, scale,
+            stride_ks, stride_kd, stride_vs, stride_vd,
+            HEAD_DIM, D0, D1, BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, False,
+        )  # fmt: skip
+
+    out_row = (batch.to(tl.int64) * heads + head) * query_rows + row
+    out_base = out_row * HEAD_DIM
+    if HAS_STATE:
+        state_top = tl.load(state_lse + out_row) * LOG2_E
+        new_top = tl.maximum(top, state_top)
+        decay = tl.exp2(top - new_top)
+        share = tl.exp2(state_top - new_top)
+        total = total * decay + share
+        top = new_top
+        earlier = load_tile(state_out, out_base, inside, 1, 1, 0, D0, HEAD_DIM, True)
+        acc0 = acc0 * decay[:, None] + earlier * share[:, None]
+        if D1 > 0:
+            earlier = load_tile(state_out, out_base, inside, 1, 1, D0, D1, HEAD_DIM, True)
+            acc1 = acc1 * decay[:, None] + earlier * share[:, None]
+    blind = total == 0.0
+    total = tl.where(blind, 1.0, total)
+    found = tl.where(blind, float("-inf"), (top + tl.log2(total)) * LN_2)
+    tl.store(lse + out_row, found, mask=inside)
+    inverse = 1.0 / total
+    acc0 = tl.where(blind[:, None], 0.0, acc0 * inverse[:, None])
+    store_tile(out, out_base, inside, 1, acc0, 0, D0, HEAD_DIM)
+    if D1 > 0:
+        acc1 = tl.where(blind[:, None], 0.0, acc1 * inverse[:, None])
+        store_tile(out, out_base, inside, 1, acc1, D0, D1, HEAD_DIM)

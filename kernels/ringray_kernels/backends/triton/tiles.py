@@ -1,0 +1,90 @@
+"""What the kernels share: which tiles a block of rows visits, and loads, casts and products.
+
+The other side's rows that a block sees span ``[low, high)``; every row of the block sees
+``[whole_low, whole_high)``. Both follow from the first and the last row's interval, since bounds
+never decrease. Tiles start at ``low``, so that a window costs no tile more than it must::
+
+    low        whole_low              whole_high       high
+     |  leading   |        whole           |  trailing  |
+     +-----+------+------+------+------+---+--+-----+---+
+     |  0  |  1   |  2   |  3   |  4   |  5   |  6  |       tiles 2, 3, 4 need no mask
+
+Edge tiles are visited first (both edges in one loop), then the whole ones in a loop without masks.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+# Below every score in units of log2, and finite: no row ever computes inf - inf.
+FLOOR = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def plan_tiles(first, last, BLOCK: tl.constexpr):
+    """(low, high, leading tiles, whole tiles, all tiles) of a block with intervals [first, last).
+
+    Empty intervals neither widen the span nor have whole tiles."""
+    seen = first < last
+    low = tl.min(tl.where(seen, first, 0x7FFFFFFF))
+    high = tl.max(tl.where(seen, last, 0))
+    whole_low, whole_high = tl.max(first), tl.min(last)
+    low = tl.minimum(low, high)
+    count = tl.cdiv(high - low, BLOCK)
+    leading = tl.minimum(tl.cdiv(tl.maximum(whole_low - low, 0), BLOCK), count)
+    whole = tl.maximum(tl.maximum(whole_high - low, 0) // BLOCK - leading, 0)
+    return low, high, leading, whole, count
+
+
+@triton.jit
+def edge_tile(index, leading, whole):
+    """The tile that is visited as the ``index``-th edge tile."""
+    return index + tl.where(index >= leading, whole, 0)
+
+
+@triton.jit
+def load_tile(base, rows, seen, stride_row, stride_col, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+              HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """(rows, WIDTH) columns ``FIRST ...`` of a tile whose first row ``base`` points to; zeros
+    beyond HEAD_DIM, and where not ``seen`` if MASKED."""
+    columns = FIRST + tl.arange(0, WIDTH)
+    pointers = base + rows[:, None] * stride_row + columns[None, :] * stride_col
+    if FIRST + WIDTH > HEAD_DIM:
+        inside = (columns < HEAD_DIM)[None, :]
+        if MASKED:
+            inside = inside & seen[:, None]
+        return tl.load(pointers, mask=inside, other=0.0)
+    if MASKED:
+        return tl.load(pointers, mask=seen[:, None], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def store_tile(base, rows, inside, stride_row, value, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+               HEAD_DIM: tl.constexpr):  # fmt: skip
+    """The inverse of ``load_tile``, for rows of contiguous columns."""
+    columns = FIRST + tl.arange(0, WIDTH)
+    pointers = base + rows[:, None] * stride_row + columns[None, :]
+    mask = inside[:, None] & (columns < HEAD_DIM)[None, :]
+    tl.store(pointers, value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def narrow(x, DTYPE: tl.constexpr, EMULATE_BF16: tl.constexpr):
+    """``x`` (fp32) as an operand of a product with DTYPE. The interpreter has no bf16 products:
+    there operands are fp32, rounded here as bf16 would be."""
+    if EMULATE_BF16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        return bits.to(tl.float32, bitcast=True)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def product(a0, b0, a1, b1, D1: tl.constexpr, PRECISION: tl.constexpr):
+    """a · bᵀ over a head dim in one or two parts."""
+    s = tl.dot(a0, tl.trans(b0), input_precision=PRECISION)
+    if D1 > 0:
+        s = tl.dot(a1, tl.trans(b1), s, input_precision=PRECISION)
+    return s

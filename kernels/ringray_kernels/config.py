@@ -1,0 +1,228 @@
+"""Block configurations of the Triton kernels: what they are, which are possible, the defaults.
+
+Needs neither torch nor triton, so that specs are checked without them. A configuration is passed in
+by the caller, the same on every rank; nothing here looks at the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+Kernel = Literal["forward", "dq", "dkv"]
+Path = Literal["pointers", "descriptors"]
+PATHS: tuple[Path, ...] = ("pointers", "descriptors")
+
+_KIB = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU architecture: ``shared_bytes`` is what one block of threads may have at most."""
+
+    name: str
+    shared_bytes: int
+    warp_size: int = 32
+    descriptors: bool = False
+
+    @property
+    def is_amd(self) -> bool:
+        return self.name.startswith("gfx")
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("sm_80", 163 * _KIB),
+        Target("sm_86", 99 * _KIB),
+        Target("sm_89", 99 * _KIB),
+        Target("sm_90", 227 * _KIB, descriptors=True),
+        Target("sm_100", 227 * _KIB, descriptors=True),
+        Target("sm_120", 99 * _KIB, descriptors=True),
+        Target("gfx90a", 64 * _KIB, warp_size=64),
+        Target("gfx942", 64 * _KIB, warp_size=64),
+        Target("gfx950", 160 * _KIB, warp_size=64),
+    )
+}
+
+
+def target_named(name: str) -> Target:
+    """The target called ``name``, or the one that it is compatible with.
+
+    Raises:
+        ValueError: nothing known is like it.
+    """
+    if name in TARGETS:
+        return TARGETS[name]
+    match = re.fullmatch(r"sm_(\d+)", name)
+    if match:
+        alike = {8: "sm_86", 9: "sm_90", 10: "sm_100", 12: "sm_120"}.get(int(match[1]) // 10)
+        if alike:
+            return replace(TARGETS[alike], name=name)
+    raise ValueError(f"target: got {name!r}, expected one of {', '.join(TARGETS)}")
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """How one kernel is cut.
+
+    ``block_m`` query rows by ``block_n`` key rows a tile, ``warps`` a program, ``stages`` of tiles
+    in flight. ``path``: how tiles reach shared memory, by ``pointers`` (everywhere) or by tensor
+    ``descriptors`` (bulk copies; Hopper and later, aligned tensors). ``pack``: query heads of one
+    key/value head that share a block of query rows.
+    """
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    path: Path = "pointers"
+    pack: int = 1
+
+    _TEXT = re.compile(r"(\d+)x(\d+)/(\d+)/(\d+)(?:/([a-z]+))?(?:/pack(\d+))?")
+
+    @classmethod
+    def parse(cls, text: str) -> BlockConfig:
+        """The inverse of ``str``: ``128x64/8/2``, ``128x64/8/2/descriptors/pack4``.
+
+        Raises:
+            ValueError: what was given and what is expected.
+        """
+        match = cls._TEXT.fullmatch(text.strip())
+        if not match or (match[5] or "pointers") not in PATHS:
+            raise ValueError(
+                f"block config: got {text!r}, expected block_m x block_n / warps / stages and "
+                f"optionally / path and / pack, as in 128x64/8/2/{PATHS[1]}/pack4"
+            )
+        block_m, block_n, warps, stages = (int(match[i]) for i in range(1, 5))
+        path: Path = "descriptors" if match[5] == "descriptors" else "pointers"
+        return cls(block_m, block_n, warps, stages, path, int(match[6] or 1))
+
+    def __str__(self) -> str:
+        text = f"{self.block_m}x{self.block_n}/{self.warps}/{self.stages}"
+        text += f"/{self.path}" if self.path != "pointers" else ""
+        return text + (f"/pack{self.pack}" if self.pack != 1 else "")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One configuration per kernel; None is the default of the hardware and head dim.
+
+    ``atomic_dq``: dK/dV and dQ in one kernel that adds dQ atomically. Faster, not deterministic.
+    """
+
+    forward: BlockConfig | None = None
+    dq: BlockConfig | None = None
+    dkv: BlockConfig | None = None
+    atomic_dq: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Blocks:
+        """The inverse of ``str``: ``forward=128x64/8/2,dkv=64x128/8/2,atomic_dq``.
+
+        Raises:
+            ValueError: what was given and what is expected.
+        """
+        given: dict[str, BlockConfig] = {}
+        atomic = False
+        for part in text.split(","):
+            name, equals, value = part.strip().partition("=")
+            if name == "atomic_dq" and not equals:
+                atomic = True
+            elif name in ("forward", "dq", "dkv") and name not in given:
+                given[name] = BlockConfig.parse(value)
+            else:
+                raise ValueError(
+                    f"blocks: got {part.strip()!r}, expected forward=..., dq=..., dkv=... once "
+                    "each, or atomic_dq, separated by commas"
+                )
+        return cls(**given, atomic_dq=atomic)
+
+    def __str__(self) -> str:
+        named = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), BlockConfig)
+        ]
+        return ",".join([*named, *(["atomic_dq"] if self.atomic_dq else [])])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a configuration has to fit. ``group``: query heads per key/value head; ``aligned``:
+    what the kernel streams has unit stride along D and 16-byte aligned rows (descriptors)."""
+
+    kernel: Kernel
+    head_dim: int
+    itemsize: int
+    group: int = 1
+    aligned: bool = True
+
+
+def head_dim_parts(head_dim: int) -> tuple[int, int]:
+    """``head_dim`` as one or two powers of two of at least 16 that cover it: a product takes both.
+
+    96 is 64 + 32 and 80 is 64 + 16, where the next power of two would compute 128.
+    """
+    first = max(16, 1 << (head_dim.bit_length() - 1))
+    if head_dim <= first:
+        return first, 0
+    rest = max(16, 1 << (head_dim - first - 1).bit_length())
+    return (first, rest) if rest < first else (2 * first, 0)
+
+
+def supports(config: BlockConfig, problem: Problem, target: Target) -> str | None:
+    """Why ``config`` cannot compute ``problem`` on ``target``, or None if it may.
+
+    Shared memory is estimated, not compiled: what passes here can still be refused by the compiler.
+    """
+    for name in ("block_m", "block_n"):
+        value = getattr(config, name)
+        if not (16 <= value <= 256 and value & (value - 1) == 0):
+            return f"{name}: got {value}, expected a power of two from 16 to 256"
+    if config.warps not in (1, 2, 4, 8, 16):
+        return f"warps: got {config.warps}, expected 1, 2, 4, 8 or 16"
+    if not 1 <= config.stages <= 8:
+        return f"stages: got {config.stages}, expected 1 to 8"
+    if config.pack < 1 or config.pack & (config.pack - 1) or problem.group % config.pack:
+        return (
+            f"pack: got {config.pack}, expected a power of two that divides the "
+            f"{problem.group} query heads per key/value head"
+        )
+    if config.pack > 1 and problem.kernel == "dkv":
+        return "pack: the dkv kernel walks the query heads one by one, expected 1"
+    if config.block_m < 16 * config.pack:
+        return f"pack: got {config.pack}, expected at most block_m / 16 = {config.block_m // 16}"
+    first, rest = head_dim_parts(problem.head_dim)
+    if config.path == "descriptors":
+        if not target.descriptors:
+            return f"path: {target.name} has no tensor descriptors, expected pointers"
+        if rest:
+            return f"path: head dim {problem.head_dim} takes two parts, expected pointers"
+        if not problem.aligned or problem.head_dim * problem.itemsize % 16:
+            return "path: descriptors need unit stride along D and 16-byte aligned rows"
+    registers = _accumulators(config, problem.kernel, first + rest) // (
+        config.warps * target.warp_size
+    )
+    if registers > 256:
+        return f"accumulators take {registers} registers a thread, expected at most 256"
+    shared = _shared_bytes(config, problem, first + rest)
+    if shared > target.shared_bytes:
+        return (
+            f"tiles take about {shared // _KIB} KiB of shared memory, "
+            f"{target.name} has {target.shared_bytes // _KIB}"
+        )
+    return None
+
+
+def _accumulators(config: BlockConfig, kernel: Kernel, width: int) -> int:
+    """fp32 elements that a program keeps in registers: results, and one tile of scores."""
+    rows = {"forward": config.block_m, "dq": config.block_m, "dkv": 2 * config.block_n}[kernel]
+    return rows * width + config.block_m * config.block_n
+
+
+def _shared_bytes(config: BlockConfig, problem: Problem, width: int) -> int:
+    """Two streamed tensors (K and V, or Q and dO) of ``stages - 1`` tiles ahead and one at hand."""
+    streamed = config.block_m if problem.kernel == "dkv" else config.block_n
+    return 2 * streamed * width * problem.itemsize * max(1, config.stages - 1)
