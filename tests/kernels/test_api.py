@@ -46,7 +46,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "start's rows": ({"start": torch.zeros(1, 9, dtype=torch.int32)}, "start: got shape (1, 9)"),
     "start's dtype": ({"start": torch.zeros(1, 8, dtype=torch.int64)}, "start: got torch.int64"),
     "end's batch": ({"end": torch.full((2, 8), 8, dtype=torch.int32)}, "end: got shape (2, 8)"),
-    "blocks": ({"blocks": 0}, "blocks: got 0, backend .aten. takes None or query rows per call"),
+    "blocks": ({"blocks": 0}, "blocks: got 0, backend 'aten' takes None or query rows per call"),
     "backend": ({"backend": "atn"}, "backend: got 'atn', expected one of auto, "),
     "state": (
         {"state": State(torch.zeros(2, 4, 8, 8), torch.zeros(2, 4, 8))},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,7 +153,7 @@ def test_the_library_needs_neither_ray_nor_mlflow(name: str) -> None:
 
 
 def test_the_kernels_need_torch_and_triton_only() -> None:
-    standard = {"__future__", "collections", "difflib", "importlib", "math", "typing"}
+    standard = set(sys.stdlib_module_names)
     for name in modules():
         if name.startswith("ringray_kernels"):
             others = set(tops(dict.fromkeys(imports(name), name))) - standard

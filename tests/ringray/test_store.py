@@ -7,7 +7,6 @@ import math
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -254,18 +253,3 @@ def test_the_schema_migrates_in_one_transaction(
     with Store(path) as store:
         assert store.find("quick").total == 1
         assert store._db.execute("PRAGMA user_version").fetchone() == (2,)
-
-
-def test_recording_is_fast(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    store.begin(sweep(), [trial(index) for index in range(1000)])
-    times = []
-    for index in range(1000):
-        begun = time.perf_counter()
-        store.record(DIGEST, trial(index).key, ok(index))
-        times.append((time.perf_counter() - begun) * 1e3)
-    times.sort()
-    with capsys.disabled():
-        print(
-            f"\n  record(): median {times[500]:.2f} ms, p99 {times[990]:.2f}, max {times[-1]:.1f}"
-        )
-    assert times[500] < 3.0

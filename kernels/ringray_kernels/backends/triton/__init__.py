@@ -1,20 +1,35 @@
 """Triton kernels for CUDA and ROCm; on a CPU in Triton's interpreter (``TRITON_INTERPRET=1``).
 
-``forward.py`` and ``backward.py`` hold the kernels, ``tiles.py`` what they share, ``launch.py`` the
-launches. docs/kernels.md says how they work and what was tried.
+``forward.py`` and ``backward.py`` hold the kernels, ``tiles.py`` what they share, ``launch.py``
+what is launched, ``defaults.py`` with which blocks. docs/kernels.md says how they work and what was
+tried.
 """
 
 from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ringray_kernels.api import State
-from ringray_kernels.backends.triton import launch
+from ringray_kernels.backends.triton.launch import (
+    INTERPRETED,
+    architecture,
+    delta_launch,
+    dkv_launch,
+    dq_launch,
+    forward_launch,
+    run,
+)
 from ringray_kernels.config import Blocks, target_named
+from ringray_kernels.intervals import inverse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BLOCKS = Blocks
-INTERPRETED = launch.INTERPRETED
 
 
 def unsupported(q: Tensor) -> str | None:
@@ -24,7 +39,7 @@ def unsupported(q: Tensor) -> str | None:
     if q.device.type != "cuda":
         return f"got device {q.device.type!r}, expected 'cuda'"
     try:
-        target_named(launch.architecture(q.device))
+        target_named(architecture(q.device))
     except ValueError as error:
         return str(error)
     return None
@@ -43,9 +58,22 @@ def forward(
     blocks: Blocks | None = None,
 ) -> State:
     """Attention over the intervals, merged into ``state``; see ``ringray_kernels.api.forward``."""
-    return launch.forward(
-        q, k, v, start, end, scale, state, out_dtype or torch.float32, blocks or Blocks()
+    dtype, target = q.dtype, target_named(architecture(q.device))
+    q, k, v = (_interpretable(x) for x in (q, k, v))
+    out_dtype = out_dtype or torch.float32
+    made = torch.float32 if INTERPRETED else out_dtype
+    if state is not None:
+        state = State(state.out.contiguous(), state.lse.contiguous())
+    if state is not None and made == torch.float32:
+        out, lse = state
+    else:
+        out = torch.empty(q.shape, dtype=made, device=q.device)
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    launch = forward_launch(
+        q, k, v, start, end, out, lse, state, scale, blocks or Blocks(), target, dtype
     )
+    run(launch, q.device)
+    return State(out.to(out_dtype), lse)
 
 
 def backward(
@@ -66,9 +94,47 @@ def backward(
     blocks: Blocks | None = None,
 ) -> None:
     """Gradients of one hop, added in place; see ``ringray_kernels.api.backward``."""
-    launch.backward(dout, q, k, v, lse, delta, start, end, scale, dq, dk, dv, blocks or Blocks())
+    dtype, target, blocks = q.dtype, target_named(architecture(q.device)), blocks or Blocks()
+    dout, q, k, v = (_interpretable(x) for x in (dout, q, k, v))
+    lse, delta = lse.contiguous(), delta.contiguous()
+    bounds = [inverse(*pair, k.shape[2]) for pair in zip(start, end, strict=True)]
+    first, stop = (torch.stack(side) for side in zip(*bounds, strict=True))
+    with contextlib.ExitStack() as stack:
+        dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
+        dk = stack.enter_context(_added_in_place(dk, dk.stride(-1) == 1))
+        dv = stack.enter_context(_added_in_place(dv, dv.stride(-1) == 1))
+        launches = [
+            dkv_launch(
+                dout, q, k, v, lse, delta, first, stop, dq, dk, dv, scale, blocks, target, dtype
+            )
+        ]
+        if not blocks.atomic_dq:
+            launches.append(
+                dq_launch(dout, q, k, v, lse, delta, start, end, dq, scale, blocks, target, dtype)
+            )
+        for launch in launches:
+            run(launch, q.device)
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     """rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
-    return launch.delta(dout, out, lse)
+    dout, out = _interpretable(dout), _interpretable(out)
+    result = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+    run(delta_launch(dout, out, lse.contiguous(), result), dout.device)
+    return result
+
+
+def _interpretable(x: Tensor) -> Tensor:
+    """``x``; in the interpreter, which cannot multiply bf16, in fp32."""
+    return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
+
+
+@contextlib.contextmanager
+def _added_in_place(x: Tensor, usable: bool) -> Iterator[Tensor]:
+    """``x`` if the kernels can add to it, else a contiguous copy that is copied back."""
+    if usable:
+        yield x
+        return
+    copy = x.contiguous()
+    yield copy
+    x.copy_(copy)

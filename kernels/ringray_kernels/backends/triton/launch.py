@@ -16,7 +16,6 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ringray_kernels.api import State
 from ringray_kernels.backends.triton.backward import delta_kernel, dkv_kernel, dq_kernel
 from ringray_kernels.backends.triton.defaults import default
 from ringray_kernels.backends.triton.forward import forward_kernel
@@ -28,12 +27,10 @@ from ringray_kernels.config import (
     Target,
     head_dim_parts,
     supports,
-    target_named,
 )
-from ringray_kernels.intervals import inverse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from ringray_kernels.api import State
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 # The interpreter runs everything; it is asked for the tiles of a real GPU, which tests edges best.
@@ -164,7 +161,7 @@ def forward_launch(
     described = config.path == "descriptors"
     (start, stride_bounds), (end, _) = _bounds(start), _bounds(end)
     batch, heads, rows, _ = q.shape
-    earlier = state or State(out, lse)
+    earlier_out, earlier_lse = state or (out, lse)
     return Launch(
         forward_kernel,
         (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch),
@@ -172,7 +169,7 @@ def forward_launch(
             q,
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
-            start, end, out, lse, earlier.out, earlier.lse,
+            start, end, out, lse, earlier_out, earlier_lse,
             max(abs(scale), _LEAST_SCALE) * _LOG2_E,
             *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
@@ -260,111 +257,12 @@ def dkv_launch(
     )  # fmt: skip
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    end: Tensor,
-    scale: float,
-    state: State | None,
-    out_dtype: torch.dtype,
-    blocks: Blocks,
-) -> State:
-    """See ``ringray_kernels.api.forward``."""
-    dtype, target = q.dtype, target_named(architecture(q.device))
-    q, k, v = (_interpretable(x) for x in (q, k, v))
-    made = torch.float32 if INTERPRETED else out_dtype
-    if state is not None:
-        state = State(state.out.contiguous(), state.lse.contiguous())
-    if state is not None and made == torch.float32:
-        out, lse = state
-    else:
-        out = torch.empty(q.shape, dtype=made, device=q.device)
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    launch = forward_launch(q, k, v, start, end, out, lse, state, scale, blocks, target, dtype)
-    run(launch, q.device)
-    return State(out.to(out_dtype), lse)
-
-
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    start: Tensor,
-    end: Tensor,
-    scale: float,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    blocks: Blocks,
-) -> None:
-    """See ``ringray_kernels.api.backward``."""
-    dtype, target = q.dtype, target_named(architecture(q.device))
-    dout, q, k, v = (_interpretable(x) for x in (dout, q, k, v))
-    lse, delta = lse.contiguous(), delta.contiguous()
-    bounds = [inverse(*pair, k.shape[2]) for pair in zip(start, end, strict=True)]
-    first, stop = (torch.stack(side) for side in zip(*bounds, strict=True))
-    with _added_in_place(dq, _contiguous) as dq_rows, \
-         _added_in_place(dk, _contiguous_rows) as dk_rows, \
-         _added_in_place(dv, _contiguous_rows) as dv_rows:  # fmt: skip
-        launches = [
-            dkv_launch(
-                dout, q, k, v, lse, delta, first, stop, dq_rows, dk_rows, dv_rows, scale, blocks,
-                target, dtype,
-            )
-        ]  # fmt: skip
-        if not blocks.atomic_dq:
-            launches.append(
-                dq_launch(
-                    dout, q, k, v, lse, delta, start, end, dq_rows, scale, blocks, target, dtype
-                )
-            )
-        for launch in launches:
-            run(launch, q.device)
-
-
-def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """See ``ringray_kernels.api.delta``."""
+def delta_launch(dout: Tensor, out: Tensor, lse: Tensor, result: Tensor) -> Launch:
+    """rowsum(dout * out) into ``result``; it and ``lse`` are contiguous; see delta_kernel."""
     batch, heads, rows, head_dim = dout.shape
-    dout, out = _interpretable(dout), _interpretable(out)
-    result = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
-    launch = Launch(
+    return Launch(
         delta_kernel,
         (triton.cdiv(rows, _DELTA_ROWS), heads, batch),
-        (dout, out, lse.contiguous(), result, *dout.stride(), *out.stride(), rows, heads),
-        {
-            "HEAD_DIM": head_dim,
-            "WIDTH": triton.next_power_of_2(head_dim),
-            "BLOCK": _DELTA_ROWS,
-        },
+        (dout, out, lse, result, *dout.stride(), *out.stride(), rows, heads),
+        {"HEAD_DIM": head_dim, "WIDTH": triton.next_power_of_2(head_dim), "BLOCK": _DELTA_ROWS},
     )
-    run(launch, dout.device)
-    return result
-
-
-def _interpretable(x: Tensor) -> Tensor:
-    """``x``; in the interpreter, which cannot multiply bf16, in fp32."""
-    return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
-
-
-def _contiguous(x: Tensor) -> bool:
-    return x.is_contiguous()
-
-
-def _contiguous_rows(x: Tensor) -> bool:
-    return x.stride(-1) == 1
-
-
-@contextlib.contextmanager
-def _added_in_place(x: Tensor, usable: Callable[[Tensor], bool]) -> Any:
-    """``x`` if a kernel can add to it, else a contiguous copy that is copied back."""
-    if usable(x):
-        yield x
-        return
-    copy = x.contiguous()
-    yield copy
-    x.copy_(copy)
