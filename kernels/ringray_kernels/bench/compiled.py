@@ -1,0 +1,219 @@
+"""What a kernel compiles to on a GPU that is not there: registers, spills, shared memory,
+instructions.
+
+Launches are built as for a run, on tensors without memory, and compiled for a target with triton's
+own specialisation of their arguments, so what is read here is what would run.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from ringray_kernels.api import State
+from ringray_kernels.backends.triton import launch as launches
+from ringray_kernels.bench.listing import (
+    GCN,
+    SASS,
+    Instruction,
+    Syntax,
+    count,
+    gcn_instructions,
+    inner_loops,
+    overlapped,
+    sass_instructions,
+    spilled_bytes,
+)
+from ringray_kernels.config import BlockConfig, Blocks, Kernel, Target, target_named
+
+_THREADS_PER_SM = 2048
+_REGISTERS_PER_SM = 65536
+_RESERVED_SHARED = 1024  # bytes a resident block takes beyond its own
+# AMD's CDNA: registers are counted per lane of a SIMD, of which a compute unit has four.
+_VGPRS_PER_LANE = 512
+_WAVES_PER_SIMD = 8
+_SIMDS = 4
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel of the default table. Queries and keys have ``rows`` rows; ``group`` query heads
+    share a key/value head; forward is a middle hop, with the state in and out."""
+
+    target: str
+    kernel: Kernel
+    head_dim: int
+    dtype: str = "bfloat16"
+    group: int = 1
+    config: BlockConfig | None = None
+    atomic_dq: bool = False
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """``registers`` a thread; ``spilled`` bytes a thread stores and loads in all, ``inner_spilled``
+    in the inner loops; ``resident`` blocks a SM; ``serialised``: ptxas gave up asynchronous
+    products; ``overlapped``: exponentials beside a product, and all of them, in the inner loops."""
+
+    case: Case
+    config: BlockConfig
+    registers: int
+    spilled: int
+    inner_spilled: int
+    shared_bytes: int
+    resident: int
+    serialised: bool
+    overlapped: tuple[int, int]
+    instructions: dict[str, int]
+    listing: str = field(repr=False)
+
+
+class _Absent:
+    """A driver that knows its target and has no device."""
+
+    _targets: list[GPUTarget] = []  # noqa: RUF012 - one per architecture met, shared
+
+    def __init__(self, target: Target) -> None:
+        backend, arch = (
+            ("hip", target.name) if target.is_amd else ("cuda", int(target.name[3:]))
+        )
+        self._target = GPUTarget(backend, arch, target.warp_size)
+        if self._target not in self._targets:
+            self._targets.append(self._target)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return self._targets.index(self._target)  # triton keeps what it compiled per device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def launch_of(case: Case) -> tuple[launches.Launch, BlockConfig]:
+    """The launch of ``case`` on tensors without memory, and its configuration."""
+    target, dtype = target_named(case.target), getattr(torch, case.dtype)
+    rows, kv_heads, batch = 4096, 2, 1
+    heads = kv_heads * case.group
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, dout, out = (tensor(batch, heads, rows, case.head_dim, dtype=dtype) for _ in range(3))
+    k, v = (tensor(batch, kv_heads, rows, case.head_dim, dtype=dtype) for _ in range(2))
+    dq = tensor(*q.shape)
+    dk, dv = tensor(*k.shape), tensor(*v.shape)
+    lse, delta = tensor(batch, heads, rows), tensor(batch, heads, rows)
+    start, end = (tensor(1, rows, dtype=torch.int32) for _ in range(2))
+    blocks = Blocks(**{case.kernel: case.config}, atomic_dq=case.atomic_dq)
+    common = (0.1, blocks, target, dtype)
+    if case.kernel == "forward":
+        state = launches.forward_launch(q, k, v, start, end, dq, lse, State(dq, lse), *common)
+    elif case.kernel == "dq":
+        state = launches.dq_launch(dout, q, k, v, lse, delta, start, end, dq, *common)
+    else:
+        state = launches.dkv_launch(
+            dout, q, k, v, lse, delta, start, end, dq, dk, dv, *common
+        )
+    options = state.options
+    config = BlockConfig(
+        options["BLOCK_M"], options["BLOCK_N"], options["num_warps"], options["num_stages"],
+        "descriptors" if options["DESCRIPTORS"] else "pointers", options.get("PACK", 1),
+    )  # fmt: skip
+    return state, config
+
+
+def compile_case(case: Case) -> Compiled:
+    """Compiles ``case`` for its target.
+
+    Raises:
+        ValueError: no configuration fits. triton's own errors, where the compiler refuses.
+    """
+    target = target_named(case.target)
+    launch, config = launch_of(case)
+    previous = triton.runtime.driver._active
+    triton.runtime.driver.set_active(_Absent(target))  # type: ignore[arg-type]
+    try:
+        made = launch.kernel.run(
+            *launch.arguments, grid=launch.grid, warmup=True, **launch.options
+        )
+    finally:
+        triton.runtime.driver._active = previous
+    if target.is_amd:
+        return _read_amd(case, config, made, target)
+    return _read_nvidia(case, config, made, target)
+
+
+def _read_nvidia(case: Case, config: BlockConfig, made: Any, target: Target) -> Compiled:
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    arch = int(target.name[3:])
+    with tempfile.TemporaryDirectory() as folder:
+        ptx, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        ptx.write_text(made.asm["ptx"])
+        ptxas = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}"]
+        said = _said([*ptxas, str(ptx), "-o", str(cubin)]).stderr
+        cubin.write_bytes(made.asm["cubin"])
+        listing = _said([triton.knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]).stdout
+    match = re.search(r"Used (\d+) registers", said)
+    if match is None:
+        raise RuntimeError(f"ptxas did not say how many registers: {said[:500]}")
+    registers, threads, shared = int(match[1]), 32 * made.metadata.num_warps, made.metadata.shared
+    resident = min(
+        _THREADS_PER_SM // threads,
+        _REGISTERS_PER_SM // (-(-registers // 8) * 8 * threads),
+        (target.shared_bytes + _RESERVED_SHARED) // (shared + _RESERVED_SHARED),
+    )
+    code = sass_instructions(listing)
+    return _compiled(
+        case, config, SASS, code, listing, registers, shared, resident, "serialized" in said
+    )
+
+
+def _read_amd(case: Case, config: BlockConfig, made: Any, target: Target) -> Compiled:
+    listing = made.asm["amdgcn"]
+    match = re.search(r"\.vgpr_count:\s*(\d+)", listing)
+    if match is None:
+        raise RuntimeError("the assembly does not say how many registers")
+    registers, shared = int(match[1]), made.metadata.shared
+    waves = min(_WAVES_PER_SIMD, _VGPRS_PER_LANE // (-(-registers // 8) * 8))
+    resident = min(
+        waves * _SIMDS // config.warps, target.shared_bytes // max(1, shared)
+    )
+    code = gcn_instructions(listing)
+    return _compiled(case, config, GCN, code, listing, registers, shared, resident, False)
+
+
+def _compiled(
+    case: Case,
+    config: BlockConfig,
+    syntax: Syntax,
+    code: list[Instruction],
+    listing: str,
+    registers: int,
+    shared: int,
+    resident: int,
+    serialised: bool,
+) -> Compiled:
+    inner = [one for loop in inner_loops(code, syntax.product) for one in loop]
+
+    def spilled(part: list[Instruction]) -> int:
+        return sum(spilled_bytes(part, x) for x in (syntax.spill_store, syntax.spill_load))
+
+    return Compiled(
+        case, config, registers, spilled(code), spilled(inner), shared, resident, serialised,
+        overlapped(inner), {name: count(code, look) for name, look in syntax.classes.items()},
+        listing,
+    )  # fmt: skip
+
+
+def _said(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,0 +1,135 @@
+"""Reading disassembly: instruction classes, loops, and what happens in the loops that matter.
+
+Registers saved around a loop cost nothing to speak of; those saved in it cost every tile. So spills
+are counted in all, and in the *inner* loops: those with matrix products and no loop within.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Instruction(NamedTuple):
+    """``jump``: the index that it may continue at instead of the next one."""
+
+    text: str
+    jump: int | None
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How one vendor's disassembler writes things. ``spill``: groups give the bytes, if any."""
+
+    classes: dict[str, str]
+    product: str
+    spill_store: str
+    spill_load: str
+
+
+SASS = Syntax(
+    {
+        "wgmma": r"HGMMA",
+        "tcgen05": r"UTC[HQ]MMA",
+        "mma": r"\bHMMA",
+        "cp.async": r"LDGSTS",
+        "bulk": r"UTMALDG|UBLKCP",
+        "ex2": r"MUFU\.EX2",
+        "ffma": r"\bFFMA",
+    },
+    r"HGMMA|UTC[HQ]MMA|\bHMMA|\bFFMA",
+    r"\bSTL(?:\.(64|128))?",
+    r"\bLDL(?:\.LU)?(?:\.(64|128))?",
+)
+GCN = Syntax(
+    {"mfma": r"v_mfma", "ex2": r"v_exp_f32", "global load": r"(?:global|buffer)_load"},
+    r"v_mfma",
+    r"scratch_store_dword(?:x(\d))?",
+    r"scratch_load_dword(?:x(\d))?",
+)
+
+
+def sass_instructions(listing: str) -> list[Instruction]:
+    """The instructions of ``cuobjdump -sass``."""
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", listing, re.MULTILINE)
+    index = {int(address, 16): i for i, (address, _) in enumerate(found)}
+    result = []
+    for _, text in found:
+        target = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
+        result.append(Instruction(text, index.get(int(target[1], 16)) if target else None))
+    return result
+
+
+def gcn_instructions(listing: str) -> list[Instruction]:
+    """The instructions of AMD's assembly text."""
+    lines: list[str] = []
+    labels: dict[str, int] = {}
+    for line in listing.splitlines():
+        text = line.split(";")[0].strip()
+        label = re.fullmatch(r"(\.?\w+):", text)
+        if label:
+            labels[label[1]] = len(lines)
+        elif text and not text.startswith("."):
+            lines.append(text)
+    result = []
+    for text in lines:
+        target = re.match(r"s_c?branch\w*\s+(\.?\w+)", text)
+        result.append(Instruction(text, labels.get(target[1]) if target else None))
+    return result
+
+
+def inner_loops(code: list[Instruction], product: str) -> list[list[Instruction]]:
+    """Bodies of the loops with matrix products in which there is no other such loop.
+
+    Backward jumps after the last exit are not loops: compilers put retried waits there.
+    """
+    exits = [i for i, (text, _) in enumerate(code) if re.search(r"\bEXIT\b|s_endpgm", text)]
+    end = exits[-1] if exits else len(code)
+    spans = sorted(
+        {
+            (jump, i)
+            for i, (_, jump) in enumerate(code[:end])
+            if jump is not None
+            and jump < i
+            and any(re.search(product, one.text) for one in code[jump : i + 1])
+        }
+    )
+    return [
+        code[first : last + 1]
+        for first, last in spans
+        if not any(first <= f and l <= last and (f, l) != (first, last) for f, l in spans)
+    ]
+
+
+def count(code: list[Instruction], pattern: str) -> int:
+    """How many instructions look like ``pattern``."""
+    return sum(bool(re.search(pattern, one.text)) for one in code)
+
+
+def spilled_bytes(code: list[Instruction], pattern: str) -> int:
+    """Bytes a thread moves to or from its stack, once through ``code``."""
+    total = 0
+    for one in code:
+        match = re.search(pattern, one.text)
+        if match:
+            width = int(match[1] or 0)
+            total += width // 8 if width >= 64 else 4 * max(1, width)
+    return total
+
+
+def overlapped(code: list[Instruction]) -> tuple[int, int]:
+    """(exponentials issued while an asynchronous product is under way, all exponentials).
+
+    Hopper: between an HGMMA and the wait that follows it.
+    """
+    under_way = False
+    inside = 0
+    for one in code:
+        if "HGMMA" in one.text:
+            under_way = True
+        elif re.search(r"WARPGROUP\.DEPBAR", one.text):
+            under_way = False
+        elif "MUFU.EX2" in one.text:
+            inside += under_way
+    return inside, count(code, r"MUFU\.EX2")
