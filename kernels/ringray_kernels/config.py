@@ -12,7 +12,6 @@ from typing import Literal
 
 Kernel = Literal["forward", "dq", "dkv"]
 Path = Literal["pointers", "descriptors"]
-PATHS: tuple[Path, ...] = ("pointers", "descriptors")
 
 _KIB = 1024
 
@@ -39,7 +38,7 @@ TARGETS = {
         Target("sm_89", 99 * _KIB),
         Target("sm_90", 227 * _KIB, descriptors=True),
         Target("sm_100", 227 * _KIB, descriptors=True),
-        Target("sm_120", 99 * _KIB, descriptors=True),
+        Target("sm_120", 99 * _KIB),
         Target("gfx90a", 64 * _KIB, warp_size=64),
         Target("gfx942", 64 * _KIB, warp_size=64),
         Target("gfx950", 160 * _KIB, warp_size=64),
@@ -70,7 +69,8 @@ class BlockConfig:
     ``block_m`` query rows by ``block_n`` key rows a tile, ``warps`` a program, ``stages`` of tiles
     in flight. ``path``: how tiles reach shared memory, by ``pointers`` (everywhere) or by tensor
     ``descriptors`` (bulk copies; Hopper and later, aligned tensors). ``pack``: query heads of one
-    key/value head that share a block of query rows.
+    key/value head that share a block of query rows. ``split``: dK and dV one after the other, each
+    with the registers of both, for large head dims (the dkv kernel only).
     """
 
     block_m: int
@@ -79,30 +79,33 @@ class BlockConfig:
     stages: int
     path: Path = "pointers"
     pack: int = 1
+    split: bool = False
 
-    _TEXT = re.compile(r"(\d+)x(\d+)/(\d+)/(\d+)(?:/([a-z]+))?(?:/pack(\d+))?")
+    _TEXT = re.compile(r"(\d+)x(\d+)/(\d+)/(\d+)(?:/(descriptors))?(?:/pack(\d+))?(/split)?")
 
     @classmethod
     def parse(cls, text: str) -> BlockConfig:
-        """The inverse of ``str``: ``128x64/8/2``, ``128x64/8/2/descriptors/pack4``.
+        """The inverse of ``str``: ``128x64/8/2``, ``64x64/4/3/descriptors/pack4``.
 
         Raises:
             ValueError: what was given and what is expected.
         """
         match = cls._TEXT.fullmatch(text.strip())
-        if not match or (match[5] or "pointers") not in PATHS:
+        if not match:
             raise ValueError(
-                f"block config: got {text!r}, expected block_m x block_n / warps / stages and "
-                f"optionally / path and / pack, as in 128x64/8/2/{PATHS[1]}/pack4"
+                f"block config: got {text!r}, expected block_m x block_n / warps / stages, "
+                "optionally followed by /descriptors, /packN, /split in this order, "
+                "as in 128x64/8/2/descriptors"
             )
         block_m, block_n, warps, stages = (int(match[i]) for i in range(1, 5))
-        path: Path = "descriptors" if match[5] == "descriptors" else "pointers"
-        return cls(block_m, block_n, warps, stages, path, int(match[6] or 1))
+        path: Path = "descriptors" if match[5] else "pointers"
+        return cls(block_m, block_n, warps, stages, path, int(match[6] or 1), bool(match[7]))
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}/{self.warps}/{self.stages}"
         text += f"/{self.path}" if self.path != "pointers" else ""
-        return text + (f"/pack{self.pack}" if self.pack != 1 else "")
+        text += f"/pack{self.pack}" if self.pack != 1 else ""
+        return text + ("/split" if self.split else "")
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,8 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
             f"pack: got {config.pack}, expected a power of two that divides the "
             f"{problem.group} query heads per key/value head"
         )
+    if config.split and problem.kernel != "dkv":
+        return f"split: the {problem.kernel} kernel has one result, expected the dkv kernel"
     if config.pack > 1 and problem.kernel == "dkv":
         return "pack: the dkv kernel walks the query heads one by one, expected 1"
     if config.block_m < 16 * config.pack:
@@ -207,7 +212,7 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
     )
     if registers > 256:
         return f"accumulators take {registers} registers a thread, expected at most 256"
-    shared = _shared_bytes(config, problem, first + rest)
+    shared = _shared_bytes(config, problem, first + rest, target)
     if shared > target.shared_bytes:
         return (
             f"tiles take about {shared // _KIB} KiB of shared memory, "
@@ -218,11 +223,18 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
 
 def _accumulators(config: BlockConfig, kernel: Kernel, width: int) -> int:
     """fp32 elements that a program keeps in registers: results, and one tile of scores."""
-    rows = {"forward": config.block_m, "dq": config.block_m, "dkv": 2 * config.block_n}[kernel]
+    rows = config.block_m
+    if kernel == "dkv":
+        rows = config.block_n if config.split else 2 * config.block_n
     return rows * width + config.block_m * config.block_n
 
 
-def _shared_bytes(config: BlockConfig, problem: Problem, width: int) -> int:
-    """Two streamed tensors (K and V, or Q and dO) of ``stages - 1`` tiles ahead and one at hand."""
-    streamed = config.block_m if problem.kernel == "dkv" else config.block_n
-    return 2 * streamed * width * problem.itemsize * max(1, config.stages - 1)
+def _shared_bytes(config: BlockConfig, problem: Problem, width: int, target: Target) -> int:
+    """Two streamed tensors (K and V, or Q and dO) of ``stages`` tiles each and, on NVIDIA, the tiles
+    that stay; before Hopper, forward keeps its one (Q) in registers."""
+    streamed, resident = config.block_n, config.block_m
+    tensors = {"forward": 1 if target.descriptors else 0, "dq": 2, "dkv": 2}[problem.kernel]
+    if problem.kernel == "dkv":
+        streamed, resident = resident, streamed
+    rows = 2 * streamed * config.stages + (0 if target.is_amd else tensors * resident)
+    return rows * width * problem.itemsize

@@ -42,6 +42,7 @@ _VGPRS_PER_LANE = 512
 _WAVES_PER_SIMD = 8
 _SIMDS = 4
 
+
 @dataclass(frozen=True)
 class Case:
     """One kernel of the default table. Queries and keys have ``rows`` rows; ``group`` query heads
@@ -81,9 +82,7 @@ class _Absent:
     _targets: list[GPUTarget] = []  # noqa: RUF012 - one per architecture met, shared
 
     def __init__(self, target: Target) -> None:
-        backend, arch = (
-            ("hip", target.name) if target.is_amd else ("cuda", int(target.name[3:]))
-        )
+        backend, arch = ("hip", target.name) if target.is_amd else ("cuda", int(target.name[3:]))
         self._target = GPUTarget(backend, arch, target.warp_size)
         if self._target not in self._targets:
             self._targets.append(self._target)
@@ -120,13 +119,14 @@ def launch_of(case: Case) -> tuple[launches.Launch, BlockConfig]:
     elif case.kernel == "dq":
         state = launches.dq_launch(dout, q, k, v, lse, delta, start, end, dq, *common)
     else:
-        state = launches.dkv_launch(
-            dout, q, k, v, lse, delta, start, end, dq, dk, dv, *common
-        )
+        state = launches.dkv_launches(dout, q, k, v, lse, delta, start, end, dq, dk, dv, *common)[
+            -1
+        ]
     options = state.options
     config = BlockConfig(
         options["BLOCK_M"], options["BLOCK_N"], options["num_warps"], options["num_stages"],
         "descriptors" if options["DESCRIPTORS"] else "pointers", options.get("PACK", 1),
+        not options.get("DV", True),
     )  # fmt: skip
     return state, config
 
@@ -142,9 +142,7 @@ def compile_case(case: Case) -> Compiled:
     previous = triton.runtime.driver._active
     triton.runtime.driver.set_active(_Absent(target))  # type: ignore[arg-type]
     try:
-        made = launch.kernel.run(
-            *launch.arguments, grid=launch.grid, warmup=True, **launch.options
-        )
+        made = launch.kernel.run(*launch.arguments, grid=launch.grid, warmup=True, **launch.options)
     finally:
         triton.runtime.driver._active = previous
     if target.is_amd:
@@ -185,9 +183,7 @@ def _read_amd(case: Case, config: BlockConfig, made: Any, target: Target) -> Com
         raise RuntimeError("the assembly does not say how many registers")
     registers, shared = int(match[1]), made.metadata.shared
     waves = min(_WAVES_PER_SIMD, _VGPRS_PER_LANE // (-(-registers // 8) * 8))
-    resident = min(
-        waves * _SIMDS // config.warps, target.shared_bytes // max(1, shared)
-    )
+    resident = min(waves * _SIMDS // config.warps, target.shared_bytes // max(1, shared))
     code = gcn_instructions(listing)
     return _compiled(case, config, GCN, code, listing, registers, shared, resident, False)
 

@@ -18,7 +18,7 @@ from ringray_kernels.backends.triton.launch import (
     INTERPRETED,
     architecture,
     delta_launch,
-    dkv_launch,
+    dkv_launches,
     dq_launch,
     forward_launch,
     run,
@@ -103,11 +103,9 @@ def backward(
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
         dk = stack.enter_context(_added_in_place(dk, dk.stride(-1) == 1))
         dv = stack.enter_context(_added_in_place(dv, dv.stride(-1) == 1))
-        launches = [
-            dkv_launch(
-                dout, q, k, v, lse, delta, first, stop, dq, dk, dv, scale, blocks, target, dtype
-            )
-        ]
+        launches = dkv_launches(
+            dout, q, k, v, lse, delta, first, stop, dq, dk, dv, scale, blocks, target, dtype
+        )
         if not blocks.atomic_dq:
             launches.append(
                 dq_launch(dout, q, k, v, lse, delta, start, end, dq, scale, blocks, target, dtype)

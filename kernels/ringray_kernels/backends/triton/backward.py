@@ -152,7 +152,7 @@ def _dkv_step(
     batch, head, scale, log2_scale, stride_qs, stride_qd, stride_os, stride_od,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_M: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    ATOMIC_DQ: tl.constexpr, MASKED: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, ATOMIC_DQ: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One tile of query rows of one head, into the running (dk0, dk1, dv0, dv1); products are
     transposed, (keys, rows), so that p and ds are the left operands of what follows."""
@@ -191,16 +191,17 @@ def _dkv_step(
         rows = (begin + columns)[None, :]
         seen = (rows >= first[:, None]) & (rows < last[:, None])
         p = tl.where(seen, p, 0.0)
-    weights = narrow(p, do0.dtype, EMULATE_BF16)
-    dv0 = tl.dot(weights, do0, dv0, input_precision=PRECISION)
-    if D1 > 0:
-        dv1 = tl.dot(weights, do1, dv1, input_precision=PRECISION)
-    dp = product(v0, do0, v1, do1, D1, PRECISION)
-    ds = p * (dp - row_delta[None, :])
-    ds = narrow(ds, q0.dtype, EMULATE_BF16)
-    dk0 = tl.dot(ds, q0, dk0, input_precision=PRECISION)
-    if D1 > 0:
-        dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
+    if DV:
+        weights = narrow(p, do0.dtype, EMULATE_BF16)
+        dv0 = tl.dot(weights, do0, dv0, input_precision=PRECISION)
+        if D1 > 0:
+            dv1 = tl.dot(weights, do1, dv1, input_precision=PRECISION)
+    if DK:
+        dp = product(v0, do0, v1, do1, D1, PRECISION)
+        ds = narrow(p * (dp - row_delta[None, :]), q0.dtype, EMULATE_BF16)
+        dk0 = tl.dot(ds, q0, dk0, input_precision=PRECISION)
+        if D1 > 0:
+            dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
     if ATOMIC_DQ:
         base = dq + begin.to(tl.int64) * HEAD_DIM
         pointers = base + columns[:, None] * HEAD_DIM
@@ -228,10 +229,11 @@ def dkv_kernel(
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    ATOMIC_DQ: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, ATOMIC_DQ: tl.constexpr,
 ):  # fmt: skip
     """Program (block, key/value head, batch entry) adds to ``dk`` and ``dv`` of BLOCK_N key rows,
-    over all query heads that share them. ``start`` and ``end`` are the inverse intervals, a range
+    over all query heads that share them (DK and DV choose
+    which of the two). ``start`` and ``end`` are the inverse intervals, a range
     of query rows per key row; ``dk`` and ``dv`` have contiguous rows.
     """
     block = tl.program_id(0)
@@ -287,28 +289,33 @@ def dkv_kernel(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, low, high, first, last, edge_tile(index, leading, whole), batch, head,
                 scale, log2_scale, stride_qs, stride_qd, stride_os, stride_od,
-                HEAD_DIM, D0, D1, BLOCK_M, DESCRIPTORS, PRECISION, EMULATE_BF16, ATOMIC_DQ, True,
+                HEAD_DIM, D0, D1, BLOCK_M, DESCRIPTORS, PRECISION, EMULATE_BF16, DK, DV, ATOMIC_DQ,
+                True,
             )  # fmt: skip
         for tile in range(leading, leading + whole):
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, low, high, first, last, tile, batch, head,
                 scale, log2_scale, stride_qs, stride_qd, stride_os, stride_od,
-                HEAD_DIM, D0, D1, BLOCK_M, DESCRIPTORS, PRECISION, EMULATE_BF16, ATOMIC_DQ, False,
+                HEAD_DIM, D0, D1, BLOCK_M, DESCRIPTORS, PRECISION, EMULATE_BF16, DK, DV, ATOMIC_DQ,
+                False,
             )  # fmt: skip
 
     key = key.to(tl.int64)
     dk_rows = batch.to(tl.int64) * stride_dkb + kv_head.to(tl.int64) * stride_dkh + key * stride_dks
     dv_rows = batch.to(tl.int64) * stride_dvb + kv_head.to(tl.int64) * stride_dvh + key * stride_dvs
-    dk0 = dk0 * scale + load_tile(dk, dk_rows, seen, 1, 1, 0, D0, HEAD_DIM, True)
-    dv0 += load_tile(dv, dv_rows, seen, 1, 1, 0, D0, HEAD_DIM, True)
-    store_tile(dk, dk_rows, seen, 1, dk0, 0, D0, HEAD_DIM)
-    store_tile(dv, dv_rows, seen, 1, dv0, 0, D0, HEAD_DIM)
-    if D1 > 0:
-        dk1 = dk1 * scale + load_tile(dk, dk_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
-        dv1 += load_tile(dv, dv_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
-        store_tile(dk, dk_rows, seen, 1, dk1, D0, D1, HEAD_DIM)
-        store_tile(dv, dv_rows, seen, 1, dv1, D0, D1, HEAD_DIM)
+    if DK:
+        dk0 = dk0 * scale + load_tile(dk, dk_rows, seen, 1, 1, 0, D0, HEAD_DIM, True)
+        store_tile(dk, dk_rows, seen, 1, dk0, 0, D0, HEAD_DIM)
+        if D1 > 0:
+            dk1 = dk1 * scale + load_tile(dk, dk_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
+            store_tile(dk, dk_rows, seen, 1, dk1, D0, D1, HEAD_DIM)
+    if DV:
+        dv0 += load_tile(dv, dv_rows, seen, 1, 1, 0, D0, HEAD_DIM, True)
+        store_tile(dv, dv_rows, seen, 1, dv0, 0, D0, HEAD_DIM)
+        if D1 > 0:
+            dv1 += load_tile(dv, dv_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
+            store_tile(dv, dv_rows, seen, 1, dv1, D0, D1, HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["rows", "heads"])

@@ -1,6 +1,6 @@
 """Launches: from tensors to a kernel's arguments, with the configuration checked before.
 
-``forward_launch``, ``dq_launch``, ``dkv_launch`` say what would run, as data; ``run`` runs it, and
+``forward_launch``, ``dq_launch``, ``dkv_launches`` say what would run, as data; ``run`` runs it, and
 ``ringray_kernels.bench --compile-only`` compiles the same thing for a GPU that is not there.
 """
 
@@ -219,7 +219,7 @@ def dq_launch(
     )  # fmt: skip
 
 
-def dkv_launch(
+def dkv_launches(
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -235,7 +235,7 @@ def dkv_launch(
     blocks: Blocks,
     target: Target,
     dtype: torch.dtype,
-) -> Launch:
+) -> list[Launch]:
     """dK and dV added to ``dk`` and ``dv``, whose rows are contiguous; ``first``, ``stop`` (B or 1,
     Sk) are the query rows that see each key row; see dkv_kernel."""
     problem = _problem("dkv", q, k, q, dout)
@@ -243,18 +243,29 @@ def dkv_launch(
     described = config.path == "descriptors"
     (first, stride_bounds), (stop, _) = _bounds(first), _bounds(stop)
     batch, kv_heads, keys, _ = k.shape
-    return Launch(
-        dkv_kernel,
-        (triton.cdiv(keys, config.block_n), kv_heads, batch),
-        (
-            _described(dout, config.block_m) if described else dout,
-            _described(q, config.block_m) if described else q,
-            k, v, lse, delta, first, stop, dq, dk, dv, scale, scale * _LOG2_E,
-            *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
-            *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
-        ),
-        {**_options(config, q, target, dtype, packs=False), "ATOMIC_DQ": blocks.atomic_dq},
+    grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
+    arguments = (
+        _described(dout, config.block_m) if described else dout,
+        _described(q, config.block_m) if described else q,
+        k, v, lse, delta, first, stop, dq, dk, dv, scale, scale * _LOG2_E,
+        *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
+        *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
     )  # fmt: skip
+    options = _options(config, q, target, dtype, packs=False)
+    parts = [("DV",), ("DK",)] if config.split else [("DK", "DV")]
+    return [
+        Launch(
+            dkv_kernel,
+            grid,
+            arguments,
+            {
+                **options,
+                **{name: name in part for name in ("DK", "DV")},
+                "ATOMIC_DQ": blocks.atomic_dq and "DK" in part,
+            },
+        )
+        for part in parts
+    ]
 
 
 def delta_launch(dout: Tensor, out: Tensor, lse: Tensor, result: Tensor) -> Launch:
