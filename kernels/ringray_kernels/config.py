@@ -230,8 +230,8 @@ def _accumulators(config: BlockConfig, kernel: Kernel, width: int) -> int:
 
 
 def _shared_bytes(config: BlockConfig, problem: Problem, width: int, target: Target) -> int:
-    """Two streamed tensors (K and V, or Q and dO) of ``stages`` tiles each and, on NVIDIA, the tiles
-    that stay; before Hopper, forward keeps its one (Q) in registers."""
+    """Two streamed tensors (K and V, or Q and dO) of ``stages`` tiles each and, on NVIDIA, the
+    tiles that stay; before Hopper, forward keeps its one (Q) in registers."""
     streamed, resident = config.block_n, config.block_m
     tensors = {"forward": 1 if target.descriptors else 0, "dq": 2, "dkv": 2}[problem.kernel]
     if problem.kernel == "dkv":

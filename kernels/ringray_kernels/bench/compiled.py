@@ -106,7 +106,7 @@ def launch_of(case: Case) -> tuple[launches.Launch, BlockConfig]:
     def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    q, dout, out = (tensor(batch, heads, rows, case.head_dim, dtype=dtype) for _ in range(3))
+    q, dout = (tensor(batch, heads, rows, case.head_dim, dtype=dtype) for _ in range(2))
     k, v = (tensor(batch, kv_heads, rows, case.head_dim, dtype=dtype) for _ in range(2))
     dq = tensor(*q.shape)
     dk, dv = tensor(*k.shape), tensor(*v.shape)
@@ -140,7 +140,7 @@ def compile_case(case: Case) -> Compiled:
     target = target_named(case.target)
     launch, config = launch_of(case)
     previous = triton.runtime.driver._active
-    triton.runtime.driver.set_active(_Absent(target))  # type: ignore[arg-type]
+    triton.runtime.driver.set_active(_Absent(target))
     try:
         made = launch.kernel.run(*launch.arguments, grid=launch.grid, warmup=True, **launch.options)
     finally:

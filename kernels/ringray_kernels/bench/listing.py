@@ -98,7 +98,7 @@ def inner_loops(code: list[Instruction], product: str) -> list[list[Instruction]
     return [
         code[first : last + 1]
         for first, last in spans
-        if not any(first <= f and l <= last and (f, l) != (first, last) for f, l in spans)
+        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in spans)
     ]
 
 

@@ -1,7 +1,7 @@
 """Launches: from tensors to a kernel's arguments, with the configuration checked before.
 
-``forward_launch``, ``dq_launch``, ``dkv_launches`` say what would run, as data; ``run`` runs it, and
-``ringray_kernels.bench --compile-only`` compiles the same thing for a GPU that is not there.
+``forward_launch``, ``dq_launch``, ``dkv_launches`` say what would run, as data; ``run`` runs it,
+and ``ringray_kernels.bench --compile-only`` compiles the same thing for a GPU that is not there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,94 @@
+"""``--compile-only``: what every default configuration compiles to, on GPUs that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from ringray_kernels.bench.compiled import Case, Compiled, compile_case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from ringray_kernels.config import Kernel
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+KERNELS: tuple[Kernel, ...] = ("forward", "dq", "dkv")
+_COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4} {:>9}  {}"
+
+
+def default_cases(
+    targets: Sequence[str] = TARGETS, head_dims: Sequence[int] = HEAD_DIMS
+) -> list[Case]:
+    """Every default in 16 bits, and the widest and the narrowest head dims in 32."""
+    cases = [Case(t, k, d) for t, k, d in product(targets, KERNELS, head_dims)]
+    wide = [d for d in head_dims if d in (64, 256)]
+    return cases + [Case(t, k, d, "float32") for t, k, d in product(targets, KERNELS, wide)]
+
+
+def _attempt(case: Case) -> Compiled | str:
+    try:
+        return compile_case(case)
+    except Exception as error:  # of many types; the others are still of interest
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def compile_all(cases: Iterable[Case]) -> Iterator[tuple[Case, Compiled | str]]:
+    """Each case with what it compiled to or why it did not, in order, one process a core."""
+    cases = list(cases)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        yield from zip(cases, pool.map(_attempt, cases), strict=True)
+
+
+def record(case: Case, result: Compiled | str) -> dict[str, Any]:
+    """One JSON line; the disassembly is left out."""
+    line: dict[str, Any] = {**asdict(case), "config": None if case.config is None else str(case.config)}
+    if isinstance(result, str):
+        return {**line, "status": "failed", "reason": result}
+    found = {k: v for k, v in asdict(result).items() if k not in ("case", "listing")}
+    return {**line, **found, "status": "ok", "config": str(result.config)}
+
+
+def main(
+    targets: Sequence[str] = TARGETS,
+    head_dims: Sequence[int] = HEAD_DIMS,
+    json_path: Path | None = None,
+) -> int:
+    """Prints the table; 1 if something did not compile.
+
+    Units: registers a thread; spilled bytes a thread, in all and in the inner loops; shared memory
+    in KiB; resident blocks a SM; exponentials issued beside an asynchronous product.
+    """
+    print(
+        _COLUMNS.format(
+            "target", "kernel", "dim", "dtype", "config", "regs", "spill", "inner", "shared",
+            "CTAs", "exp", "instructions",
+        )
+    )  # fmt: skip
+    failed = 0
+    for case, result in compile_all(default_cases(targets, head_dims)):
+        if json_path is not None:
+            with json_path.open("a") as file:
+                file.write(json.dumps(record(case, result)) + "\n")
+        start = (case.target, case.kernel, case.head_dim, case.dtype)
+        if isinstance(result, str):
+            failed += 1
+            print(_COLUMNS.format(*start, "-", *"------", result), flush=True)
+            continue
+        kinds = ", ".join(f"{n} {name}" for name, n in result.instructions.items() if n)
+        print(
+            _COLUMNS.format(
+                *start, str(result.config), result.registers, result.spilled, result.inner_spilled,
+                f"{result.shared_bytes / 1024:.0f}", result.resident,
+                "{}/{}".format(*result.overlapped),
+                kinds + (" SERIALISED" if result.serialised else ""),
+            ),
+            flush=True,
+        )  # fmt: skip
+    return int(failed > 0)
