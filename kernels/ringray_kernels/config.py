@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, cast
 
 Kernel = Literal["forward", "dq", "dkv"]
-Path = Literal["pointers", "descriptors"]
+Path = Literal["pointers", "descriptors", "specialised"]
 
 _KIB = 1024
 
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU architecture: ``shared_bytes`` is what one block of threads may have at most."""
+    """A GPU architecture: ``shared_bytes`` is what one block of threads may have at most;
+    ``descriptors``: it has bulk copies by tensor descriptor; ``wgmma``: Hopper's products."""
 
     name: str
     shared_bytes: int
     warp_size: int = 32
     descriptors: bool = False
+    wgmma: bool = False
 
     @property
     def is_amd(self) -> bool:
@@ -36,7 +38,7 @@ TARGETS = {
         Target("sm_80", 163 * _KIB),
         Target("sm_86", 99 * _KIB),
         Target("sm_89", 99 * _KIB),
-        Target("sm_90", 227 * _KIB, descriptors=True),
+        Target("sm_90", 227 * _KIB, descriptors=True, wgmma=True),
         Target("sm_100", 227 * _KIB, descriptors=True),
         Target("sm_120", 99 * _KIB),
         Target("gfx90a", 64 * _KIB, warp_size=64),
@@ -67,10 +69,11 @@ class BlockConfig:
     """How one kernel is cut.
 
     ``block_m`` query rows by ``block_n`` key rows a tile, ``warps`` a program, ``stages`` of tiles
-    in flight. ``path``: how tiles reach shared memory, by ``pointers`` (everywhere) or by tensor
-    ``descriptors`` (bulk copies; Hopper and later, aligned tensors). ``pack``: query heads of one
-    key/value head that share a block of query rows. ``split``: dK and dV one after the other, each
-    with the registers of both, for large head dims (the dkv kernel only).
+    in flight. ``path``: how tiles reach shared memory, by ``pointers`` (everywhere), by tensor
+    ``descriptors`` (bulk copies; Hopper and later, aligned tensors), or ``specialised``: by a warp
+    of its own beside two groups of four that compute (Hopper, forward). ``pack``: query heads of
+    one key/value head that share a block of query rows. ``split``: dK and dV one after the other,
+    each with the registers of both, for large head dims (the dkv kernel only).
     """
 
     block_m: int
@@ -81,7 +84,9 @@ class BlockConfig:
     pack: int = 1
     split: bool = False
 
-    _TEXT = re.compile(r"(\d+)x(\d+)/(\d+)/(\d+)(?:/(descriptors))?(?:/pack(\d+))?(/split)?")
+    _TEXT = re.compile(
+        r"(\d+)x(\d+)/(\d+)/(\d+)(?:/(descriptors|specialised))?(?:/pack(\d+))?(/split)?"
+    )
 
     @classmethod
     def parse(cls, text: str) -> BlockConfig:
@@ -94,11 +99,11 @@ class BlockConfig:
         if not match:
             raise ValueError(
                 f"block config: got {text!r}, expected block_m x block_n / warps / stages, "
-                "optionally followed by /descriptors, /packN, /split in this order, "
-                "as in 128x64/8/2/descriptors"
+                "optionally followed by /descriptors or /specialised, /packN, /split in this "
+                "order, as in 128x64/8/2/descriptors"
             )
         block_m, block_n, warps, stages = (int(match[i]) for i in range(1, 5))
-        path: Path = "descriptors" if match[5] else "pointers"
+        path = cast("Path", match[5] or "pointers")
         return cls(block_m, block_n, warps, stages, path, int(match[6] or 1), bool(match[7]))
 
     def __str__(self) -> str:
@@ -200,13 +205,9 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
     if config.block_m < 16 * config.pack:
         return f"pack: got {config.pack}, expected at most block_m / 16 = {config.block_m // 16}"
     first, rest = head_dim_parts(problem.head_dim)
-    if config.path == "descriptors":
-        if not target.descriptors:
-            return f"path: {target.name} has no tensor descriptors, expected pointers"
-        if rest:
-            return f"path: head dim {problem.head_dim} takes two parts, expected pointers"
-        if not problem.aligned or problem.head_dim * problem.itemsize % 16:
-            return "path: descriptors need unit stride along D and 16-byte aligned rows"
+    reason = _path_unsupported(config, problem, target) if config.path != "pointers" else None
+    if reason:
+        return f"path: {reason}"
     registers = _accumulators(config, problem.kernel, first + rest) // (
         config.warps * target.warp_size
     )
@@ -218,6 +219,25 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
             f"tiles take about {shared // _KIB} KiB of shared memory, "
             f"{target.name} has {target.shared_bytes // _KIB}"
         )
+    return None
+
+
+def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> str | None:
+    """Why tiles cannot be copied by descriptors."""
+    first, rest = head_dim_parts(problem.head_dim)
+    if not target.descriptors:
+        return f"{target.name} has no tensor descriptors, expected pointers"
+    if rest:
+        return f"head dim {problem.head_dim} takes two parts, expected pointers"
+    if not problem.aligned or problem.head_dim * problem.itemsize % 16:
+        return "descriptors need unit stride along D and 16-byte aligned rows"
+    if config.path == "specialised":
+        if not target.wgmma:
+            return f"specialised is for Hopper, got {target.name}"
+        if problem.kernel != "forward" or problem.itemsize != 2 or problem.head_dim != first:
+            return "specialised is for forward, 16-bit elements, head dims of a power of two"
+        if (config.block_m, config.warps, config.pack) != (128, 8, 1):
+            return "specialised takes block_m 128, 8 warps (two groups) and no packing"
     return None
 
 

@@ -48,7 +48,10 @@ def compile_all(cases: Iterable[Case]) -> Iterator[tuple[Case, Compiled | str]]:
 
 def record(case: Case, result: Compiled | str) -> dict[str, Any]:
     """One JSON line; the disassembly is left out."""
-    line: dict[str, Any] = {**asdict(case), "config": None if case.config is None else str(case.config)}
+    line: dict[str, Any] = {
+        **asdict(case),
+        "config": None if case.config is None else str(case.config),
+    }
     if isinstance(result, str):
         return {**line, "status": "failed", "reason": result}
     found = {k: v for k, v in asdict(result).items() if k not in ("case", "listing")}

@@ -32,7 +32,7 @@ from ringray_kernels.bench.listing import (
     sass_instructions,
     spilled_bytes,
 )
-from ringray_kernels.config import BlockConfig, Blocks, Kernel, Target, target_named
+from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
 
 _THREADS_PER_SM = 2048
 _REGISTERS_PER_SM = 65536
@@ -122,12 +122,8 @@ def launch_of(case: Case) -> tuple[launches.Launch, BlockConfig]:
         state = launches.dkv_launches(dout, q, k, v, lse, delta, start, end, dq, dk, dv, *common)[
             -1
         ]
-    options = state.options
-    config = BlockConfig(
-        options["BLOCK_M"], options["BLOCK_N"], options["num_warps"], options["num_stages"],
-        "descriptors" if options["DESCRIPTORS"] else "pointers", options.get("PACK", 1),
-        not options.get("DV", True),
-    )  # fmt: skip
+    problem = Problem(case.kernel, case.head_dim, dtype.itemsize, case.group)
+    config = launches.configured(case.config, problem, target)
     return state, config
 
 

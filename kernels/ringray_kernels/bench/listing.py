@@ -121,15 +121,16 @@ def spilled_bytes(code: list[Instruction], pattern: str) -> int:
 def overlapped(code: list[Instruction]) -> tuple[int, int]:
     """(exponentials issued while an asynchronous product is under way, all exponentials).
 
-    Hopper: between an HGMMA and the wait that follows it.
+    Hopper: from an HGMMA to the wait that leaves no group of them outstanding.
     """
     under_way = False
     inside = 0
     for one in code:
+        wait = re.search(r"\bDEPBAR\.LE gsb0, 0x([0-9a-f]+)", one.text)
         if "HGMMA" in one.text:
             under_way = True
-        elif re.search(r"WARPGROUP\.DEPBAR", one.text):
-            under_way = False
+        elif wait:
+            under_way = int(wait[1], 16) > 0
         elif "MUFU.EX2" in one.text:
             inside += under_way
     return inside, count(code, r"MUFU\.EX2")

@@ -96,14 +96,16 @@ def _streamable(*tensors: Tensor) -> bool:
     return True
 
 
+def _legal_strides(x: Tensor) -> list[int]:
+    """The strides of ``x``; of a dimension of size 1 any that a descriptor takes will do."""
+    outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    return [stride if size > 1 else x.shape[-1] * 8 for size, stride in outer] + [1]
+
+
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """``x`` (B, H, S, D) in blocks of ``rows`` rows of one head."""
-    strides = [  # of a dimension of size 1 any legal stride will do
-        stride if size > 1 else x.shape[-1] * 8
-        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
-    ]
     width, _ = head_dim_parts(x.shape[-1])
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, width])
+    return TensorDescriptor(x, list(x.shape), _legal_strides(x), [1, 1, rows, width])
 
 
 def _problem(kernel: Kernel, q: Tensor, k: Tensor, *streamed: Tensor) -> Problem:
@@ -156,8 +158,10 @@ def forward_launch(
     dtype: torch.dtype,
 ) -> Launch:
     """Forward into ``out`` and ``lse``, both contiguous, as are the state's; see forward_kernel."""
-    problem = _problem("forward", q, k, k, v)
+    problem = _problem("forward", q, k, q, k, v)
     config = configured(blocks.forward, problem, target)
+    if config.path == "specialised" and not INTERPRETED:
+        return _specialised(q, k, v, start, end, out, lse, state, scale, config)
     described = config.path == "descriptors"
     (start, stride_bounds), (end, _) = _bounds(start), _bounds(end)
     batch, heads, rows, _ = q.shape
@@ -179,6 +183,48 @@ def forward_launch(
             "HAS_STATE": state is not None,
             "IN_PLACE": state is not None and state.out is out,
             "NEGATE": scale < 0,
+        },
+    )  # fmt: skip
+
+
+def _specialised(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    end: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    state: State | None,
+    scale: float,
+    config: BlockConfig,
+) -> Launch:
+    """Forward with a warp that copies; see hopper_forward_kernel."""
+    from ringray_kernels.backends.triton import hopper
+
+    if scale < 0:
+        q, scale = -q, -scale
+    (start, stride_bounds), (end, _) = _bounds(start), _bounds(end)
+    earlier_out, earlier_lse = state or (out, lse)
+    return Launch(
+        hopper.hopper_forward_kernel,
+        (triton.cdiv(q.shape[2], config.block_m), q.shape[1], q.shape[0]),
+        (
+            hopper.described(q, hopper.GROUP_ROWS, _legal_strides(q)),
+            hopper.described(k, config.block_n, _legal_strides(k)),
+            hopper.described(v, config.block_n, _legal_strides(v)),
+            start, end, out, lse, earlier_out, earlier_lse,
+            max(scale, _LEAST_SCALE) * _LOG2_E,
+            stride_bounds, q.shape[2], q.shape[1] // k.shape[1],
+        ),
+        {
+            "D": q.shape[3],
+            "BLOCK_N": config.block_n,
+            "STAGES": config.stages,
+            "HAS_STATE": state is not None,
+            "IN_PLACE": state is not None and state.out is out,
+            "num_warps": config.warps // hopper.GROUPS,
+            "enable_fp_fusion": True,
         },
     )  # fmt: skip
 

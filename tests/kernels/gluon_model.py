@@ -1,0 +1,299 @@
+"""A model of Gluon on a CPU, good enough to run ``hopper.py`` as it stands.
+
+Gluon has no interpreter. Here its source is executed with stand-ins: each partition of
+``warp_specialize`` is a thread, shared memory is numpy, a barrier counts arrivals and bytes as the
+hardware does, and an asynchronous product is computed when it is *waited for*: an operand that is
+overwritten too early gives a wrong result, a barrier that nobody completes a timeout.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ringray_kernels.backends import triton as package
+
+PATIENCE_S = 20.0
+FLOOR, LOG2_E, LN_2 = -1.0e30, 1.4426950408889634, 0.6931471805599453
+
+
+class Number(int):
+    """An integer that can be cast."""
+
+    def to(self, dtype: Any) -> Number:
+        return self
+
+
+class Array(np.ndarray):
+    """A tensor: numpy with casts."""
+
+    def to(self, dtype: Any) -> Array:
+        return self.astype(np.float16).astype(np.float32).view(Array) if dtype == "half" else self
+
+
+def array(x: Any) -> Array:
+    return np.asarray(x).view(Array)
+
+
+class Pointer:
+    """Into a flat numpy array, at an offset or many."""
+
+    def __init__(self, data: np.ndarray, offset: Any = 0) -> None:
+        self.data, self.offset = data, offset
+        self.dtype = SimpleNamespace(element_ty="float")
+
+    def __add__(self, more: Any) -> Pointer:
+        return Pointer(self.data, self.offset + np.asarray(more))
+
+
+class Shared:
+    """Shared memory, or a view of it."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+    def index(self, i: Any) -> Any:
+        part = self.data[int(i)]
+        return part if isinstance(part, Barrier) else Shared(part)
+
+    def reshape(self, shape: list[int]) -> Shared:
+        return Shared(self.data.reshape(shape))
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.data.transpose(order))
+
+    def load(self, layout: Any) -> Array:
+        return array(self.data.copy())
+
+    def store(self, value: np.ndarray) -> None:
+        self.data[...] = value
+
+
+class Barrier:
+    """An mbarrier: a phase completes when ``count`` arrivals and all expected bytes are there."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.phase = self.count = self.pending = self.bytes = 0
+
+    def init(self, count: int) -> None:
+        self.count = self.pending = count
+
+    def arrive(self, count: int = 1, expected: int = 0) -> None:
+        with self.changed:
+            self.pending -= count
+            self.bytes += expected
+            assert self.pending >= 0, "more arrivals than the barrier was made for"
+            self._complete()
+
+    def deliver(self, size: int) -> None:
+        with self.changed:
+            self.bytes -= size
+            self._complete()
+
+    def _complete(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phase += 1
+            self.pending = self.count
+            self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            # The phase of this parity is over when the one under way has the other parity.
+            done = self.changed.wait_for(lambda: self.phase & 1 != int(parity) & 1, PATIENCE_S)
+        assert done, "a barrier that nobody completes"
+
+
+class Product:
+    """An asynchronous product: computed when it is waited for."""
+
+    def __init__(self, a: Any, b: Shared, acc: Any, use_acc: bool) -> None:
+        self.a, self.b, self.acc, self.use_acc = a, b, acc, use_acc
+
+    def result(self) -> Array:
+        a = self.a.data if isinstance(self.a, Shared) else self.a
+        start = self.acc if self.use_acc else 0.0
+        return array(a.astype(np.float32) @ self.b.data.astype(np.float32) + start)
+
+
+class Descriptor:
+    """A tensor descriptor of (1, 1, rows, D) blocks; zeros beyond the end."""
+
+    layout = None
+    dtype = "half"
+
+    def __init__(self, x: np.ndarray, rows: int) -> None:
+        self.x, self.rows = x, rows
+
+    def block(self, batch: int, head: int, row: int) -> np.ndarray:
+        part = self.x[batch, head, max(row, 0) : row + self.rows]
+        block = np.zeros((self.rows, self.x.shape[-1]), self.x.dtype)
+        block[: len(part)] = part
+        return block
+
+
+def _async_load(tiles: Descriptor, at: list[int], bar: Any, into: Shared, pred: Any = True) -> None:
+    if pred:
+        block = tiles.block(*(int(i) for i in at[:3]))
+        into.data[...] = block.reshape(into.data.shape)
+        _one(bar).deliver(block.size * 2)
+
+
+def _one(bar: Any) -> Barrier:
+    barrier = bar if isinstance(bar, Barrier) else bar.data[0]
+    assert isinstance(barrier, Barrier)
+    return barrier
+
+
+def _wait(pending: int = 0, deps: Any = ()) -> Any:
+    results = [x.result() if isinstance(x, Product) else x for x in deps]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _load(pointer: Pointer, mask: Any = None) -> Array:
+    return array(pointer.data.reshape(-1)[pointer.offset])
+
+
+def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+    flat = pointer.data.reshape(-1)
+    where = np.broadcast_to(mask, np.shape(pointer.offset))
+    flat[pointer.offset[where]] = np.broadcast_to(value, where.shape)[where]
+
+
+def _plan(first: np.ndarray, last: np.ndarray, block: int) -> tuple[Number, ...]:
+    """``tiles.plan_tiles``, which the interpreter tests cover."""
+    seen = first < last
+    high = int(last[seen].max(initial=0))
+    low = min(int(first[seen].min(initial=2**31 - 1)), high)
+    count = -(-(high - low) // block)
+    leading = min(-(-max(int(first.max()) - low, 0) // block), count)
+    whole = max(max(int(last.min()) - low, 0) // block - leading, 0)
+    return tuple(Number(x) for x in (low, high, leading, whole, count))
+
+
+def _allocate(dtype: str, shape: list[int], layout: Any) -> Shared:
+    if dtype == "barrier":
+        barriers = np.empty(shape[0], object)
+        for i in range(shape[0]):
+            barriers[i] = Barrier()
+        return Shared(barriers)
+    return Shared(np.full(shape, np.nan, np.float16))
+
+
+def _specialise(partitions: Any, warps: Any, registers: Any) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(function: Any, arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=part) for part in partitions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def load_kernel(**changes: Any) -> dict[str, Any]:
+    """The names of ``hopper.py``, executed with stand-ins; ``changes`` replace source text."""
+    path = Path(str(package.__file__)).with_name("hopper.py")
+    text = path.read_text()
+    for old, new in changes.get("replace", {}).items():
+        assert old in text, old
+        text = text.replace(old, new)
+    tree = ast.parse(text)
+    tree.body = [
+        node
+        for node in tree.body
+        if not isinstance(node, ast.Import | ast.ImportFrom) and not _is_type_checking(node)
+    ]
+    grid = threading.local()
+
+    def jit(function: Any = None, **options: Any) -> Any:
+        return function if callable(function) else (lambda f: f)
+
+    gl = SimpleNamespace(
+        constexpr=lambda x: x, where=lambda c, a, b: array(np.where(c, a, b)),
+        maximum=lambda a, b: array(np.maximum(a, b)), minimum=lambda a, b: array(np.minimum(a, b)),
+        max=lambda x, axis: array(x.max(axis)), sum=lambda x, axis: array(x.sum(axis)),
+        exp2=lambda x: array(np.exp2(x)), log2=lambda x: array(np.log2(x)),
+        zeros=lambda shape, *_: array(np.zeros(shape, np.float32)),
+        full=lambda shape, value, *_: array(np.full(shape, value, np.float32)),
+        arange=lambda a, b, *_: array(np.arange(a, b)),
+        expand_dims=lambda x, axis: array(np.expand_dims(x, axis)),
+        convert_layout=lambda x, layout: x, load=_load, store=_store, static_range=range,
+        allocate_shared_memory=_allocate, warp_specialize=_specialise, float32="float",
+        int64="barrier", program_id=lambda axis: grid.at[axis],
+        num_programs=lambda axis: grid.of[axis],
+        **dict.fromkeys(
+            ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout"),
+            lambda *_: None,
+        ),
+    )  # fmt: skip
+    mbarrier = SimpleNamespace(
+        MBarrierLayout=lambda: None,
+        init=lambda bar, count: _one(bar).init(count),
+        arrive=lambda bar, count: _one(bar).arrive(count),
+        expect=lambda bar, size, pred=True: _one(bar).arrive(1, size) if pred else None,
+        wait=lambda bar, phase, pred=True: _one(bar).wait(phase) if pred else None,
+    )
+    names: dict[str, Any] = {
+        "gluon": SimpleNamespace(jit=jit),
+        "gl": gl,
+        "mbarrier": mbarrier,
+        "tma": SimpleNamespace(async_load=_async_load),
+        "fence_async_shared": lambda: None,
+        "warpgroup_mma": lambda a, b, acc, use_acc=True, is_async=False: Product(
+            a, b, acc, use_acc
+        ),
+        "warpgroup_mma_wait": _wait,
+        "tiles": SimpleNamespace(
+            FLOOR=SimpleNamespace(value=FLOOR),
+            LOG2_E=SimpleNamespace(value=LOG2_E),
+            LN_2=SimpleNamespace(value=LN_2),
+            plan_tiles=SimpleNamespace(fn=_plan),
+        ),
+        "TYPE_CHECKING": False,
+        "TensorDescriptor": object,
+    }
+    exec(compile(tree, str(path), "exec"), names)
+    names["grid"] = grid
+    return names
+
+
+def _is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def run_forward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, start: np.ndarray, end: np.ndarray, scale: float,
+    state: tuple[np.ndarray, np.ndarray] | None, block_n: int, stages: int, **changes: Any,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(out, lse) of the kernel; q, k, v (B, H, S, D) fp16, the state as in the public function."""
+    names = load_kernel(**changes)
+    batch, heads, rows, width = q.shape
+    out = np.full(q.shape, np.nan, np.float32) if state is None else state[0]
+    lse = np.full(q.shape[:3], np.nan, np.float32) if state is None else state[1]
+    blocks = -(-rows // 128)
+    for b in range(batch):
+        for head in range(heads):
+            for block in range(blocks):
+                names["grid"].at = (Number(block), Number(head), Number(b))
+                names["grid"].of = (Number(blocks), Number(heads), Number(batch))
+                names["hopper_forward_kernel"](
+                    Descriptor(q, 64), Descriptor(k, block_n), Descriptor(v, block_n),
+                    Pointer(start), Pointer(end), Pointer(out), Pointer(lse), Pointer(out),
+                    Pointer(lse), np.float32(scale * LOG2_E),
+                    0 if start.shape[0] == 1 else rows, rows, heads // k.shape[1],
+                    width, block_n, stages, state is not None, state is not None,
+                )  # fmt: skip
+    return out, lse
