@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ringray.attention import ring_attention
     from ringray.sharding import local_positions, shard, unshard
+    from ringray_kernels.config import Blocks
 
 __version__ = "0.1.0"
-__all__ = ["local_positions", "ring_attention", "shard", "unshard"]
+__all__ = ["Blocks", "local_positions", "ring_attention", "shard", "unshard"]
 
 _HOME = {
+    "Blocks": "ringray_kernels.config",
     "local_positions": "ringray.sharding",
     "ring_attention": "ringray.attention",
     "shard": "ringray.sharding",

@@ -19,7 +19,8 @@ from ringray.errors import nearest
 from ringray.geometry import Mask
 from ringray.job import Job
 from ringray.transport import TRANSPORTS
-from ringray_kernels.api import check_qkv, resolve_backend
+from ringray_kernels.api import check_blocks, check_qkv, resolve_backend
+from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -43,7 +44,7 @@ def ring_attention(
     scale: float | None = None,
     transport: str = "ring",
     backend: str = "auto",
-    blocks: int | None = None,
+    blocks: Blocks | int | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact softmax attention of this rank's queries over the keys of all ranks of a ring.
@@ -65,7 +66,9 @@ def ring_attention(
         scale: factor on q . k before the softmax; None is 1 / sqrt(D).
         transport: how K/V reach the other ranks, a name of ``ringray.transport.TRANSPORTS``.
         backend: what computes on this rank: ``auto`` or a name of ``ringray_kernels.backends``.
-        blocks: query rows per fused call, for backends that have the choice; None is the default.
+        blocks: how a backend cuts its work, the same on every rank; None is the backend's default.
+            ``triton`` takes a ``ringray.Blocks``, ``aten`` query rows per fused call (``reference``
+            accepts and ignores them).
         return_lse: also return the log-sum-exp.
 
     Returns:
@@ -106,16 +109,12 @@ def _job(
     seq_len: int | None,
     scale: float | None,
     backend: str,
-    blocks: int | None,
+    blocks: Blocks | int | None,
 ) -> Job:
     """The validated problem; ValueError says what was given and what is expected."""
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got {k.shape[2]} rows, expected q's {q.shape[2]}: shards are equal")
-    for name, value, least in (
-        ("window", window, 0),
-        ("seq_len", seq_len, 1),
-        ("blocks", blocks, 1),
-    ):
+    for name, value, least in (("window", window, 0), ("seq_len", seq_len, 1)):
         if value is not None and (
             not isinstance(value, int) or isinstance(value, bool) or value < least
         ):
@@ -136,6 +135,8 @@ def _job(
             f"partition {partition!r} deals {length} tokens as {expected} "
             f"({expected // comm.world_size} rows a rank); pad and deal with ringray.shard"
         )
+    backend = resolve_backend(backend, q)
+    check_blocks(blocks, backend)
     return Job(
         partition=partition,
         padded=padded,
@@ -143,7 +144,7 @@ def _job(
         rank=comm.rank,
         mask=Mask(length, causal, window, document_boundaries(cu_seqlens, length)),
         scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        backend=resolve_backend(backend, q),
+        backend=backend,
         blocks=blocks,
         itemsize=q.element_size(),
     )
@@ -194,9 +195,14 @@ def _signature(job: Job, q: Tensor, k: Tensor, transport: str, needs_grad: bool)
         "scale": job.scale,
         "transport": transport,
         "backend": job.backend,
-        "blocks": job.blocks,
+        "blocks": _said(job.blocks),
         "requires_grad": needs_grad,
     }
+
+
+def _said(blocks: Blocks | int | None) -> str | int | None:
+    """``blocks`` as ranks compare them; one that configures nothing is the default."""
+    return (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
 
 
 def _transport(name: str) -> ModuleType:

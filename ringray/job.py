@@ -18,6 +18,7 @@ from ringray_kernels.intervals import intervals, visible_range
 
 if TYPE_CHECKING:
     from ringray.geometry import Mask
+    from ringray_kernels.config import Blocks
 
 FP32_BYTES = 4
 
@@ -37,7 +38,7 @@ class Job:
     mask: Mask
     scale: float
     backend: str
-    blocks: int | None
+    blocks: Blocks | int | None
     itemsize: int
 
     @property

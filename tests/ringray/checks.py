@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,27 +37,39 @@ MASKS: tuple[dict[str, Any], ...] = (
 def exact(rank: int, size: int) -> None:
     """All partitions × masks × dtypes: within the budget, padding holding NaN."""
     for mask, dtype in itertools.product(MASKS, DTYPES):
-        case = Case("zigzag", dtype, **mask)
-        q, k, v, dout = case.inputs
-        seen = testing.visible(
-            case.seq_len, causal=case.causal, window=case.window,
-            cu_seqlens=case.arguments["cu_seqlens"],
-        )  # fmt: skip
-        scale = HEAD_DIM**-0.5
-        want = testing.oracle(q, k, v, dout, seen, scale=scale)
-        yard = testing.yardstick(q, k, v, dout, seen, scale=scale, causal=case.causal)
-        wide = k.double().repeat_interleave(HEADS // KV_HEADS, 1)
-        scores = (q.double() @ wide.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
-        want_lse = torch.logsumexp(scores, -1).float()
+        true = truth(Case("zigzag", dtype, **mask))
         for partition in PARTITIONS:
-            case = Case(partition, dtype, **mask)
-            _within_budget(case, rank, size, want, yard, want_lse, dout)
+            within_budget(Case(partition, dtype, **mask), rank, size, true)
 
 
-def _within_budget(
-    case: Case, rank: int, size: int, want: Any, yard: Any, want_lse: Tensor, dout: Tensor
-) -> None:
+class Truth(NamedTuple):
+    """What a case computes, by the oracle in fp64, and the yardstick of its budget."""
+
+    want: testing.Gradients
+    yard: testing.Gradients
+    lse: Tensor
+    dout: Tensor
+
+
+def truth(case: Case) -> Truth:
+    """The truth about ``case``, which no partition changes."""
+    q, k, v, dout = case.inputs
+    seen = testing.visible(
+        case.seq_len, causal=case.causal, window=case.window,
+        cu_seqlens=case.arguments["cu_seqlens"],
+    )  # fmt: skip
+    scale = case.head_dim**-0.5
+    want = testing.oracle(q, k, v, dout, seen, scale=scale)
+    yard = testing.yardstick(q, k, v, dout, seen, scale=scale, causal=case.causal)
+    wide = k.double().repeat_interleave(HEADS // KV_HEADS, 1)
+    scores = (q.double() @ wide.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
+    return Truth(want, yard, torch.logsumexp(scores, -1).float(), dout)
+
+
+def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
+    """Every tensor of ``case`` is right, and zero where a shard is padding."""
     got = case.run()
+    want, yard, want_lse, dout = true
     padding = ringray.local_positions(case.partition, case.seq_len, size, rank) >= case.seq_len
     for name, x in got.items():
         full = ringray.unshard(x, dim=2, partition=case.partition, seq_len=case.seq_len)
@@ -213,6 +225,8 @@ def disagreement(rank: int, size: int) -> None:
         "head dim": ([x[..., :8] for x in (q, k, v)], more, "head_dim: "),
         "dtype": ([x.half() for x in (q, k, v)], more, "dtype: "),
         "window": ([q, k, v], {**more, "window": 3}, "window: "),
+        "blocks": ([q, k, v], {**more, "blocks": 64}, "blocks: "),
+        "kind of blocks": ([q, k, v], {**more, "blocks": ringray.Blocks()}, "'aten' takes None or"),
         "documents": ([q, k, v], {**more, "cu_seqlens": whole}, "cu_seqlens: "),
         "gradient": ([q.clone().requires_grad_(), k, v], more, "requires_grad"),
         "mixed dtypes": ([q, k.half(), v], more, "k: got torch.float16"),
@@ -223,7 +237,7 @@ def disagreement(rank: int, size: int) -> None:
         "backend": ([q, k, v], {**more, "backend": "atn"}, "backend: got 'atn'"),
         "boundaries": ([q, k, v], {**more, "cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens: "),
     }  # fmt: skip
-    refused = ("mixed", "integers", "no tensor", "rows", "name", "backend", "boundaries")
+    refused = ("kind of", "mixed", "integers", "no tensor", "rows", "name", "backend", "boundaries")
     for name, (tensors, changed, says) in wrong.items():
         told = ""
         try:

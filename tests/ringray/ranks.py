@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ringray_kernels import Blocks
+
     Check = Callable[[int, int], None]
 
 NAN = float("nan")
@@ -69,19 +71,21 @@ class Case:
     backend: str = "aten"
     batch: int = 1
     seed: int = 0
+    blocks: Blocks | int | None = None
+    head_dim: int = HEAD_DIM
 
     @property
     def arguments(self) -> dict[str, Any]:
         return {
             "partition": self.partition, "causal": self.causal, "window": self.window,
             "cu_seqlens": None if self.cu is None else torch.tensor(self.cu),
-            "seq_len": self.seq_len, "backend": self.backend,
+            "seq_len": self.seq_len, "backend": self.backend, "blocks": self.blocks,
         }  # fmt: skip
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return testing.make_inputs(
-            self.batch, HEADS, KV_HEADS, self.seq_len, HEAD_DIM, self.dtype, seed=self.seed
+            self.batch, HEADS, KV_HEADS, self.seq_len, self.head_dim, self.dtype, seed=self.seed
         )
 
     def shards(self, pad_value: float = NAN) -> list[Tensor]:
