@@ -1,0 +1,117 @@
+"""Block configurations: their text, what fits where, and a default for everything."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ringray_kernels.backends.triton.defaults import default
+from ringray_kernels.config import (
+    TARGETS,
+    BlockConfig,
+    Blocks,
+    Problem,
+    head_dim_parts,
+    supports,
+    target_named,
+)
+
+TEXTS = ["128x64/8/2", "128x64/8/2/descriptors", "64x64/4/3/descriptors/pack4", "16x32/8/1/split"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_text_of_a_config_is_read_back(text: str) -> None:
+    assert str(BlockConfig.parse(text)) == text
+    assert str(Blocks.parse(f"forward={text},dkv={text},atomic_dq")) == (
+        f"forward={text},dkv={text},atomic_dq"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "128", "128x64", "128x64/8", "128x64/8/2/fast", "128x64/8/2/split/pack4", "axb/8/2"],
+)
+def test_a_text_that_is_no_config(text: str) -> None:
+    with pytest.raises(ValueError, match="block config: got"):
+        BlockConfig.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "128x64/8/2", "backward=128x64/8/2", "dq=16x16/4/1,dq=16x16/4/1", "atomic_dq=1", "dq="],
+)
+def test_a_text_that_is_no_blocks(text: str) -> None:
+    with pytest.raises(ValueError, match="got"):
+        Blocks.parse(text)
+
+
+@pytest.mark.parametrize("head_dim", range(1, 257))
+def test_parts_cover_the_head_dim(head_dim: int) -> None:
+    first, rest = head_dim_parts(head_dim)
+    assert first + rest >= head_dim
+    assert all(part & (part - 1) == 0 and part >= 16 for part in (first, rest) if part)
+    assert rest < first
+    # Never more than the next power of two would take.
+    assert first + rest <= max(16, 1 << (head_dim - 1).bit_length())
+
+
+def test_parts_that_matter() -> None:
+    given = {64: (64, 0), 80: (64, 16), 96: (64, 32), 128: (128, 0), 192: (128, 64), 256: (256, 0)}
+    assert {d: head_dim_parts(d) for d in given} == given
+
+
+HOPPER = TARGETS["sm_90"]
+FORWARD = Problem("forward", 128, 2, group=4)
+
+REFUSED = {
+    "block_m: got 96": ("96x64/8/2", FORWARD, "sm_90"),
+    "block_n: got 8": ("64x8/8/2", FORWARD, "sm_90"),
+    "warps: got 3": ("64x64/3/2", FORWARD, "sm_90"),
+    "stages: got 9": ("64x64/8/9", FORWARD, "sm_90"),
+    "pack: got 8": ("128x64/8/2/pack8", FORWARD, "sm_90"),
+    "pack: got 4, expected at most": ("32x64/8/2/pack4", FORWARD, "sm_90"),
+    "pack: the dkv kernel": ("64x64/8/2/pack4", Problem("dkv", 128, 2, group=4), "sm_90"),
+    "split: the dq kernel": ("64x64/8/2/split", Problem("dq", 128, 2), "sm_90"),
+    "path: sm_80 has no tensor descriptors": ("128x64/8/2/descriptors", FORWARD, "sm_80"),
+    "path: head dim 96 takes two parts": (
+        "128x64/8/2/descriptors", Problem("forward", 96, 2), "sm_90",
+    ),
+    "path: descriptors need unit stride": (
+        "128x64/8/2/descriptors", Problem("forward", 128, 2, aligned=False), "sm_90",
+    ),
+    "path: specialised is for Hopper": ("128x64/8/2/specialised", FORWARD, "sm_100"),
+    "path: specialised is for forward": (
+        "128x64/8/2/specialised", Problem("dq", 128, 2), "sm_90",
+    ),
+    "path: specialised takes block_m 128": ("64x64/8/2/specialised", FORWARD, "sm_90"),
+    "accumulators take": ("256x128/4/2", FORWARD, "sm_90"),
+    "tiles take about": ("128x128/8/3", FORWARD, "sm_86"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_does_not_fit_is_told(reason: str) -> None:
+    text, problem, target = REFUSED[reason]
+    said = supports(BlockConfig.parse(text), problem, TARGETS[target])
+    assert said is not None
+    assert said.startswith(reason)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_there_is_a_default_for_everything(target: str) -> None:
+    for kernel, head_dim, itemsize, aligned, group in itertools.product(
+        ("forward", "dq", "dkv"), (1, 16, 33, 64, 80, 96, 128, 192, 255, 256), (2, 4),
+        (True, False), (1, 3, 8),
+    ):  # fmt: skip
+        problem = Problem(kernel, head_dim, itemsize, group, aligned)  # type: ignore[arg-type]
+        assert supports(default(problem, TARGETS[target]), problem, TARGETS[target]) is None
+
+
+def test_targets() -> None:
+    assert target_named("sm_90") is HOPPER
+    assert target_named("sm_87").shared_bytes == TARGETS["sm_86"].shared_bytes
+    assert target_named("sm_103").descriptors
+    for name in ("sm_70", "gfx1100", "tpu"):
+        with pytest.raises(ValueError, match="expected one of sm_80"):
+            target_named(name)
