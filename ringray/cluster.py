@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ringray.errors import PlaceError
+from ringray.pruning import Reason, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it h
 RANK_BYTES = 512 << 20  # resident memory of a rank that does nothing yet
 GRACE_S = 5.0  # for the processes of an embedded Ray to end by themselves
 PROBE_S = 5.0  # for a cluster's address to answer
+_WAY_OUT = "; shrink ring.size, or name a larger cluster: --address"
 _STRATEGIES = {
     "pack": "PACK",
     "spread": "SPREAD",
@@ -57,22 +59,25 @@ class Cluster:
         bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
         return Placement(device, config.threads, _STRATEGIES[config.placement], bundle)
 
-    def refusal(self, config: Config) -> str | None:
-        """Why the trial's ring can never be placed here, or None."""
+    def refusal(self, config: Config) -> Reason | None:
+        """Why the trial can never run here, or None."""
         need = dict(self.placement(config).bundle)
         for name, have in (("GPU", self.gpus), ("CPU", self.cpus)):
             total = need.get(name, 0.0) * config.ring_size
             if total > have:
-                return (
+                return Reason(
+                    "ring.size",
                     f"a ring of {config.ring_size} needs {total:g} {name}s, "
                     f"{'this machine' if self.local else 'the cluster'} can hold {have:g}"
+                    + _WAY_OUT,
                 )
         if config.placement == "strict-spread" and config.ring_size > self.nodes:
-            return (
+            return Reason(
+                "ring.size",
                 f"strict-spread of {config.ring_size} ranks needs as many nodes, "
-                f"there are {self.nodes}"
+                f"there are {self.nodes}" + _WAY_OUT,
             )
-        return None
+        return unfit(config, self.device(config.device))
 
 
 def local_ranks() -> int:

@@ -305,20 +305,17 @@ def _measured(
 
 
 def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
-    """Trials whose ring this cluster can never hold, and why; PlaceError if that is all of them."""
+    """Trials that this cluster can never run, and why; PlaceError if that is all of them."""
     refused = {
-        trial.key: f"ring.size: {reason}"
+        trial.key: reason
         for trial in plan.runnable
         if (reason := place.refusal(trial.config)) is not None
     }
     if len(refused) == len(plan.runnable):
         reason = next(iter(refused.values()))
-        line = plan.spec.line_of("ring.size")
-        where = plan.spec.path + (f":{line}" if line else "")
-        raise PlaceError(
-            f"{where}: {reason}; shrink ring.size, or name a larger cluster: --address"
-        )
-    return refused
+        line = plan.spec.line_of(reason.field)
+        raise PlaceError(f"{plan.spec.path}{f':{line}' if line else ''}: {reason}")
+    return {key: str(reason) for key, reason in refused.items()}
 
 
 def _counts(store: Store, digest: str) -> dict[str, int]:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ringray import costmodel, geometry
 from ringray import partition as partitions
 from ringray.errors import SpecError
+from ringray.pruning import Reason, impossible, interpreted
+from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
     from ringray.spec import Spec
@@ -45,20 +47,6 @@ AXES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a point is pruned: the spec's field and what is wrong with it."""
-
-    field: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.text}"
-
-
 @dataclass(frozen=True)
 class Config:
     """One point, flat: what a trial computes and how it is measured. Lengths are tokens."""
@@ -78,7 +66,7 @@ class Config:
     transport: str
     backward: str
     backend: str
-    blocks: int | None
+    blocks: int | str | None
     partition: str
     device: str
     placement: str
@@ -108,6 +96,11 @@ class Config:
     def mask(self) -> geometry.Mask:
         """Who sees whom; ValueError for a mask that means nothing."""
         return _mask(self.seq_len, self.causal, self.window, self.documents)
+
+    @cached_property
+    def cut(self) -> Blocks | int | None:
+        """``blocks`` as the op takes them; in here they are a text, as in a spec."""
+        return Blocks.parse(self.blocks) if isinstance(self.blocks, str) else self.blocks
 
     @property
     def padded(self) -> int:
@@ -252,36 +245,10 @@ def _costs(
                 c.dtype,
                 c.has_backward,
             )
-            costs[i] = costmodel.predict(partition, padded, mask, shape, hardware)
+            slow = hardware.cores is not None and interpreted(c, "cpu")
+            rates = costmodel.interpreter(hardware) if slow else hardware
+            costs[i] = costmodel.predict(partition, padded, mask, shape, rates)
     return costs
-
-
-def impossible(kind: str, config: Config) -> Reason | None:
-    """Why a point can never run anywhere, or None."""
-    if kind == "correctness":
-        scores = 8 * config.batch * config.heads * config.seq_len**2
-        if scores > ORACLE_BYTES:
-            return Reason(
-                "problem.seq_len",
-                f"the fp64 oracle of {config.seq_len} tokens needs {scores >> 30} GiB for its "
-                f"scores, more than {ORACLE_BYTES >> 30}; check shorter lengths",
-            )
-    if config.heads % config.kv_heads:
-        return Reason(
-            "problem.kv_heads",
-            f"{config.heads} heads are no multiple of {config.kv_heads} K/V heads",
-        )
-    if config.window is not None and not config.causal:
-        return Reason(
-            "problem.window",
-            f"window {config.window} looks back from its query, which needs causal: true",
-        )
-    if isinstance(config.documents, tuple) and sum(config.documents) != config.seq_len:
-        return Reason(
-            "problem.documents",
-            f"lengths sum to {sum(config.documents)}, expected seq_len {config.seq_len}",
-        )
-    return None
 
 
 def local_hardware(device: str) -> costmodel.Hardware:

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from ringray.blocksfield import BlocksKind
 from ringray.errors import SpecError
 from ringray.fields import (
     Choice,
@@ -55,6 +56,7 @@ METRICS = (
 Ints = int | tuple[int, ...]
 IntsOrNull = int | None | tuple[int | None, ...]
 Names = str | tuple[str, ...]
+Cut = int | str | None
 
 
 class _Section(BaseModel):
@@ -116,8 +118,11 @@ class Strategy(_Section):
     """How gradients come home; planned: the order with the least traffic."""
     backend: Annotated[Names, sweep(Choice(lambda: ["auto", *BACKENDS]))] = "auto"
     """What computes attention on one rank; auto takes the fastest for the device."""
-    blocks: Annotated[IntsOrNull, sweep(OrNull(Whole(16, 65536), "tuned or default"))] = None
-    """Query rows per fused call. null: the tuned size, or the default."""
+    blocks: Annotated[Cut | tuple[Cut, ...], sweep(OrNull(BlocksKind(), "tuned or default"))] = None
+    """How the backend cuts its work. aten: query rows per fused call. triton: a text (in a list or
+    in braces put it in quotes) of forward=, dq=, dkv= and atomic_dq, with commas between them; each
+    configuration is query rows x key rows / warps / stages, as in forward=128x64/8/2. null: the
+    tuned choice, or the default."""
 
 
 class Baseline(_Section):

@@ -39,6 +39,9 @@ class Rank:
 
     def __init__(self, device: str, threads: int) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler reports its own start
+        if device == "cpu":
+            # Triton decides when it is imported, and a CPU has no other way to run its kernels.
+            os.environ["TRITON_INTERPRET"] = "1"
         import torch
 
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")

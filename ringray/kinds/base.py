@@ -71,7 +71,7 @@ def ring_pass(
         out = ringray.ring_attention(
             q, k, v, group=context.group, partition=config.partition, causal=config.causal,
             window=config.window, cu_seqlens=documents, seq_len=config.seq_len,
-            transport=config.transport, backend=config.backend, blocks=config.blocks,
+            transport=config.transport, backend=config.backend, blocks=config.cut,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return out

@@ -61,6 +61,8 @@ def value(name: str, given: Any) -> str:
         return "yes" if given else "no"
     if isinstance(given, list | tuple):
         return f"{len(given)} given"
+    if name == "blocks":
+        return str(given).replace(",", " ")  # so that a cell can break between kernels
     return _SHORT.get(given, str(given)) if isinstance(given, str) else str(given)
 
 

@@ -79,11 +79,11 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The caller's, less what it says of Ray, MLflow and threads: defaults are tested."""
+        """The caller's, less what it says of Ray, MLflow and Triton: defaults are tested."""
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("RAY_", "MLFLOW_", "RINGRAY_", "PYTEST_"))
+            if not name.startswith(("RAY_", "MLFLOW_", "RINGRAY_", "PYTEST_", "TRITON_"))
         }
         return kept | {
             "HOME": str(self.home),

@@ -68,8 +68,13 @@ def test_keys_name_points_and_nothing_else() -> None:
 
 
 def test_a_config_is_what_its_dict_says() -> None:
-    for documents in ("null", "3", "{lengths: [60, 0, 4]}"):
-        config = build(f"problem: {{seq_len: 64, documents: {documents}}}\n").trials[0].config
+    for documents, blocks in (
+        ("null", "64"),
+        ("3", "null"),
+        ("{lengths: [60, 0, 4]}", "atomic_dq"),
+    ):
+        text = f"problem: {{seq_len: 64, documents: {documents}}}\nstrategy: {{blocks: {blocks}}}\n"
+        config = build(text).trials[0].config
         assert plan.Config.from_dict(json.loads(json.dumps(config.as_dict()))) == config
 
 

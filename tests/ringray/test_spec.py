@@ -90,6 +90,18 @@ def test_defaults() -> None:
         ("ring", "idle_release", "0s", 0.0),
         ("strategy", "partition", "[zigzag, striped]", ("zigzag", "striped")),
         ("strategy", "blocks", "[null, 512]", (None, 512)),
+        (
+            "strategy",
+            "blocks",
+            "'atomic_dq, dkv=64x64/4/2, forward=0128x64/8/2'",
+            "forward=128x64/8/2,dkv=64x64/4/2,atomic_dq",
+        ),
+        (
+            "strategy",
+            "blocks",
+            "[null, 512, dq=64x64/4/2/descriptors]",
+            (None, 512, "dq=64x64/4/2/descriptors"),
+        ),
         ("strategy", "backend", "reference", "reference"),
         ("search", "objectives", "ratio", ("ratio",)),
         ("search", "objectives", "[ratio, median_ms]", ("ratio", "median_ms")),
@@ -256,6 +268,15 @@ def test_schema_agrees_with_the_checks() -> None:
     for wrong in ("heads: eight", "heads: 0", "hedas: 4", "dtype: float8", "window: -1"):
         data = yaml.safe_load(LEAST.replace("seq_len: 64", f"seq_len: 64, {wrong}"))
         assert not validator.is_valid(data), wrong
+    for blocks, valid in (
+        ("dq=64x64/4/2", True),
+        (64, True),
+        ([64, "atomic_dq"], True),
+        ("dk=64x64/4/2", False),
+        (8, False),
+    ):
+        data = {**yaml.safe_load(LEAST), "strategy": {"blocks": blocks}}
+        assert validator.is_valid(data) == valid, blocks
 
 
 def test_nearest() -> None:

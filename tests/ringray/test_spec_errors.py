@@ -80,7 +80,25 @@ CASES = {
     ),
     "block too small": Broken(
         "partition: zigzag", "blocks: 8", 10, "strategy.blocks",
-        "got 8, expected null (tuned or default) or an integer from 16 to 65536",
+        "got 8, expected null (tuned or default) or an integer from 16 to 65536 (aten), or blocks",
+    ),
+    "quoted block": Broken(
+        "partition: zigzag", 'blocks: "64"', 10, "strategy.blocks", "; write it plainly"
+    ),
+    "half a block": Broken(
+        "partition: zigzag", "blocks: forward=128x64", 10, "strategy.blocks",
+        "block config: got '128x64', expected block_m x block_n / warps / stages",
+    ),
+    "block of no kernel": Broken(
+        "partition: zigzag", "blocks: [null, dk=64x64/4/2]", 10, "strategy.blocks",
+        "blocks: got 'dk=64x64/4/2', expected forward=..., dq=..., dkv=... once each, or atomic_dq",
+    ),
+    "endless block": Broken(
+        "partition: zigzag", "blocks: forward=" + "9" * 5000, 10, "strategy.blocks", "500 charac"
+    ),
+    "same blocks under two names": Broken(
+        "partition: zigzag", "blocks: ['dq=64x64/4/2', 'dq=064x64/4/2']", 10, "strategy.blocks",
+        "expected each value once",
     ),
     "version of tomorrow": Broken("version: 1", "version: 2", 1, "version", "got 2, expected 1"),
     # names
