@@ -165,10 +165,17 @@ def _gloo(torch: dict[str, Any]) -> Iterator[Finding]:
 
 def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
     backends = torch.get("backends", {})
-    usable = [name for name, why in backends.items() if why is None]
+    interpreted = ["triton"] if torch.get("interpreted") else []
+    usable = [name for name, why in backends.items() if why is None and name not in interpreted]
     if backends:
         verdict: Literal["ok", "missing"] = "ok" if usable else "missing"
-        yield Finding(verdict, "backends", ", ".join(usable) or "none computes here")
+        said = ", ".join(usable) or "none computes here"
+        chosen = f"; auto is {torch['auto']}" if "auto" in torch else ""
+        yield Finding(verdict, "backends", said + chosen)
+    if interpreted and backends.get("triton") is None:
+        why = "TRITON_INTERPRET is set" if torch.get("gpus") else "its kernels need a GPU"
+        said = f"triton: only in its interpreter, for small sizes ({why})"
+        yield Finding("note", "backends", said)
     for name, why in backends.items():
         if why is not None:
             yield Finding("note", "backends", f"{name}: {why}")

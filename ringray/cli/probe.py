@@ -6,7 +6,9 @@ last line. A package that is broken may end the process or hang; ``doctor`` sees
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 
 def torch_() -> dict[str, Any]:
-    """Version, GPUs, whether gloo forms a group, which backends compute here."""
+    """Version, GPUs, whether gloo forms a group, which backends compute here and which is auto."""
     import torch
     import torch.distributed as dist
 
@@ -33,12 +35,19 @@ def torch_() -> dict[str, Any]:
         found["gloo"] = None if one.item() == 1 else "a sum over one rank came out wrong"
     except Exception as error:  # whatever it is, it is what the user must see
         found["gloo"] = f"{type(error).__name__}: {error}"
+    if not devices:  # as ranks on a CPU do; nothing has imported triton yet
+        os.environ["TRITON_INTERPRET"] = "1"
     q = torch.zeros(1, 1, 1, 16, device="cuda" if devices else "cpu")
     for name in BACKENDS:
         try:
-            found["backends"][name] = api.load_backend(name).unsupported(q)
+            backend = api.load_backend(name)
+            found["backends"][name] = backend.unsupported(q)
+            if name == "triton":
+                found["interpreted"] = getattr(backend, "INTERPRETED", False)
         except Exception as error:
             found["backends"][name] = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(Exception):  # told above, backend by backend
+        found["auto"] = api.resolve_backend("auto", q)
     return found
 
 

@@ -78,10 +78,45 @@ def test_doctor_names_what_is_missing_and_the_way_out(
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {"interpreted": True, "auto": "aten"},
+            [
+                "ok      backends  aten; auto is aten",
+                "note    backends  triton: only in its interpreter, for small sizes (its kernels",
+            ],
+        ),
+        ({"gpus": ["NVIDIA H100"], "auto": "triton"}, ["backends  triton, aten; auto is triton"]),
+        (
+            {"gpus": ["NVIDIA H100"], "interpreted": True, "auto": "triton"},
+            ["triton: only in its interpreter, for small sizes (TRITON_INTERPRET is set)"],
+        ),
+    ],
+)
+def test_doctor_tells_compiled_kernels_from_interpreted_ones(
+    changes: dict[str, Any],
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    backends = {"triton": None, "aten": None}
+    torch = {"version": "2.13.0", "gpus": [], "gloo": None, "backends": backends, **changes}
+    monkeypatch.setattr(doctor, "probe", _found(torch=torch))
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for line in lines:
+        assert line in out
+
+
 def test_doctor_probes_in_a_process_of_its_own() -> None:
     found = doctor.probe("torch")
     assert found["gloo"] is None
     assert found["backends"]["reference"] is None
+    assert found["backends"]["triton"] is None
+    assert found["interpreted"] == (not found["gpus"])
+    assert found["auto"] == ("triton" if found["gpus"] else "aten")
     assert "error" in doctor.probe("no_such_package")
 
 
