@@ -1,0 +1,204 @@
+"""Correctness gates timing: sampled rows of every result against attention computed by definition.
+
+Shape legend: R sampled query rows, K sampled key rows, S rows, D head dim; all of one batch entry.
+Everything is computed in chunks, so that 128k tokens fit, in fp64 or (long 16-bit problems) fp32.
+
+Sampled query rows of the first and the last query head give out and dq. dk and dv of sampled keys
+of the last key/value head sum over all queries, and so need lse and delta of every row of its query
+heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringray_kernels.bench.problems import Inputs, Point
+
+_RANDOM_ROWS = 96
+_ELEMENTS = 1 << 25  # of one chunk of scores
+_FP64_ROWS = 16 * 1024  # longer 16-bit problems are checked in fp32, thousands of times finer
+_FP32_LIMIT = 2e-5
+_HALF_LIMIT = 1.5  # in eps of the dtype
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What is right in the sampled rows.
+
+    ``want``: by tensor name, (heads, rows, D); ``heads`` and ``rows``: which of its heads and rows.
+    """
+
+    want: Mapping[str, Tensor]
+    heads: Mapping[str, tuple[int, ...]]
+    rows: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``errors``: by tensor, relative to the norm; ``share``: the worst one over the limit, so at
+    most 1 is right; ``reason``: what is wrong, or None."""
+
+    errors: dict[str, float]
+    share: float
+    reason: str | None
+
+
+def error_limit(dtype: torch.dtype) -> float:
+    """Largest accepted relative error."""
+    return _FP32_LIMIT if dtype == torch.float32 else _HALF_LIMIT * torch.finfo(dtype).eps
+
+
+def sampled_rows(point: Point, device: torch.device) -> Tensor:
+    """Sorted rows: random ones, the ends, both sides of tile and of document boundaries."""
+    generator = torch.Generator().manual_seed(point.seq_len)
+    chosen = set(torch.randint(point.seq_len, (_RANDOM_ROWS,), generator=generator).tolist())
+    edges = {0, 64, 128, point.seq_len, *(point.boundaries or ())}
+    chosen |= {row for edge in edges for row in (edge - 1, edge)}
+    legal = sorted(row for row in chosen if 0 <= row < point.seq_len)
+    return torch.tensor(legal, device=device)
+
+
+def _masked_scores(
+    q: Tensor, k: Tensor, low: Tensor, high: Tensor, keys: Tensor, scale: float
+) -> Tensor:
+    """q (R, D) against k (K, D) that stands at positions ``keys``; unseen pairs are -inf."""
+    seen = (keys >= low[:, None]) & (keys < high[:, None])
+    return (q @ k.T * scale).masked_fill_(~seen, -math.inf)
+
+
+class _Heads:
+    """The inputs by head, in the precision of the check."""
+
+    def __init__(self, point: Point, inputs: Inputs) -> None:
+        self.point = point
+        self.inputs = inputs
+        half = point.torch_dtype != torch.float32
+        self.dtype = torch.float32 if half and point.seq_len > _FP64_ROWS else torch.float64
+        self.low, self.high = point.visible(inputs.q.device)
+        self.positions = torch.arange(point.seq_len, device=inputs.q.device)
+        self.group = point.heads // point.kv_heads
+
+    def query(self, head: int) -> tuple[Tensor, Tensor]:
+        """q and dout (S, D) of a query head."""
+        return self.inputs.q[0, head].to(self.dtype), self.inputs.dout[0, head].to(self.dtype)
+
+    def key(self, kv_head: int) -> tuple[Tensor, Tensor]:
+        """k and v (S, D) of a key/value head."""
+        return self.inputs.k[0, kv_head].to(self.dtype), self.inputs.v[0, kv_head].to(self.dtype)
+
+    def rows(self, head: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """out and dq (R, D) of some query rows."""
+        (q, dout), (k, v) = self.query(head), self.key(head // self.group)
+        scores = _masked_scores(
+            q[rows], k, self.low[rows], self.high[rows], self.positions, self.point.scale
+        )
+        weights = torch.softmax(scores, -1)
+        out = weights @ v
+        delta = (dout[rows] * out).sum(-1, keepdim=True)
+        dscores = weights * (dout[rows] @ v.T - delta)
+        return out, dscores @ k * self.point.scale
+
+    def statistics(self, head: int) -> tuple[Tensor, Tensor]:
+        """lse and delta (S,) of every row of a query head, by chunks of rows."""
+        (q, dout), (k, v) = self.query(head), self.key(head // self.group)
+        lse, delta = (torch.empty(len(q), dtype=self.dtype, device=q.device) for _ in range(2))
+        step = max(1, _ELEMENTS // len(k))
+        bounds = range(0, len(q), step)
+        # Rows see ranges that move forward: outside of these keys a chunk sees nothing.
+        first = self.low[list(bounds)].tolist()
+        last = self.high[[min(at + step, len(q)) - 1 for at in bounds]].tolist()
+        for at, a, b in zip(bounds, first, last, strict=True):
+            part = slice(at, at + step)
+            scores = _masked_scores(
+                q[part], k[a:b], self.low[part], self.high[part], self.positions[a:b],
+                self.point.scale,
+            )  # fmt: skip
+            lse[part] = torch.logsumexp(scores, -1)
+            out = torch.exp(scores - lse[part, None]) @ v[a:b]
+            delta[part] = (dout[part] * out).sum(-1)
+        return lse, delta
+
+    def keys(self, kv_head: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """dk and dv (K, D) of some key rows, summed over the queries of all heads that share them,
+        by chunks of queries."""
+        k, v = self.key(kv_head)
+        k, v = k[keys], v[keys]
+        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+        for head in range(kv_head * self.group, (kv_head + 1) * self.group):
+            q, dout = self.query(head)
+            lse, delta = self.statistics(head)
+            step = max(1, _ELEMENTS // len(keys))
+            for at in range(0, len(q), step):
+                part = slice(at, at + step)
+                scores = _masked_scores(
+                    q[part], k, self.low[part], self.high[part], keys, self.point.scale
+                )
+                weights = torch.exp(scores - lse[part, None])
+                dv += weights.T @ dout[part]
+                dscores = weights * (dout[part] @ v.T - delta[part, None])
+                dk += dscores.T @ q[part] * self.point.scale
+        return dk, dv
+
+
+@torch.no_grad()
+def reference(point: Point, inputs: Inputs) -> Reference:
+    """What the results of ``point`` (forward: out; backward: dq, dk, dv) must be."""
+    heads = _Heads(point, inputs)
+    rows = sampled_rows(point, inputs.q.device)
+    query_heads = tuple(sorted({0, point.heads - 1}))
+    kv_heads = (point.kv_heads - 1,)
+    by_head = [heads.rows(head, rows) for head in query_heads]
+    out, dq = (torch.stack(part) for part in zip(*by_head, strict=True))
+    if point.direction == "forward":
+        return Reference({"out": out}, {"out": query_heads}, {"out": rows})
+    dk, dv = heads.keys(kv_heads[0], rows)
+    return Reference(
+        {"dq": dq, "dk": dk[None], "dv": dv[None]},
+        {"dq": query_heads, "dk": kv_heads, "dv": kv_heads},
+        {"dq": rows, "dk": rows, "dv": rows},
+    )
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Root mean square over the rows of |got - want| / |want|.
+
+    Row by row, because early rows of a causal problem are a hundred times larger than late ones and
+    would hide their errors. Rows smaller than half of all count as being of median size: a row
+    whose exact gradient is 0 has no relative error.
+    """
+    got, want = got.double().flatten(0, -2), want.double().flatten(0, -2)
+    norms = want.norm(dim=-1)
+    norms = norms.clamp_min(float(norms.median())).clamp_min(1e-30)
+    return float(((got - want).norm(dim=-1) / norms).square().mean().sqrt())
+
+
+def check(results: Mapping[str, Tensor], right: Reference, dtype: torch.dtype) -> Verdict:
+    """Whether ``results`` (by name, (1, heads, S, D)) are finite, and right in the sample.
+
+    Raises:
+        KeyError: a result is missing.
+    """
+    limit = error_limit(dtype)
+    errors: dict[str, float] = {}
+    wrong: list[str] = []
+    for name, want in right.want.items():
+        got = results[name]
+        rows = right.rows[name]
+        errors[name] = relative_error(
+            torch.stack([got[0, head, rows] for head in right.heads[name]]), want
+        )
+        if not bool(torch.isfinite(got).all()):
+            errors[name] = math.inf
+            wrong.append(f"{name} is not finite everywhere")
+        elif not errors[name] <= limit:
+            wrong.append(f"{name} is off by {errors[name]:.1e}, limit {limit:.1e}")
+    worst = max(errors.values())
+    return Verdict(errors, worst / limit, "; ".join(wrong) or None)

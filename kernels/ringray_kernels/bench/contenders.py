@@ -1,0 +1,286 @@
+"""Contenders: every attention that is measured, ours and others.
+
+To add one: write a class with ``unsupported`` and ``prepare`` as in ``Contender`` (most need only
+an ``attend`` function given to ``Autograd``) and add it to ``CONTENDERS``. Give it its best natural
+call: its own layout, causal and window flags, packed lengths, no mask that is written out. Nothing
+else knows contenders by name, except the targets in ``report.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import itertools
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import ringray_kernels
+from ringray_kernels.bench.flex import flex
+from ringray_kernels.config import Blocks
+from ringray_kernels.intervals import intervals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringray_kernels.bench.problems import Inputs, Point
+
+    Results = dict[str, Tensor]
+
+
+class Unsupported(Exception):
+    """What a contender cannot do, found out by trying."""
+
+
+class Contender(Protocol):
+    """An attention that can be measured."""
+
+    def unsupported(self, point: Point, device: torch.device) -> str | None:
+        """Why it cannot compute ``point`` on ``device``, or None if it may."""
+
+    def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
+        """What is timed: computes out, or dq, dk, dv by name, (1, heads, S, D) in q's dtype.
+
+        Backward may run the forward pass here. ``Unsupported`` if it turns out not to work.
+        """
+
+
+@dataclass(frozen=True)
+class Ringray:
+    """Our kernels, with all that a ring of one pays: intervals, delta, zeroed fp32 gradients and
+    their cast. ``backend`` None is triton on a GPU, aten on a CPU."""
+
+    blocks: Blocks | None = None
+    backend: str | None = None
+
+    def backend_on(self, device: torch.device) -> str:
+        return self.backend or ("triton" if device.type == "cuda" else "aten")
+
+    def unsupported(self, point: Point, device: torch.device) -> str | None:
+        if self.blocks is not None and self.backend_on(device) != "triton":
+            return "blocks are for the triton backend"
+        if self.blocks is not None and self.blocks.atomic_dq and point.direction == "forward":
+            return "differs in backward only"
+        return None
+
+    def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
+        device = inputs.q.device
+        low, high = point.visible(device)
+        positions = torch.arange(point.seq_len, device=device)
+        more: dict[str, Any] = {
+            "scale": point.scale,
+            "blocks": self.blocks,
+            "backend": self.backend_on(device),
+        }
+        q, k, v, dout = inputs
+
+        def bounds() -> tuple[Tensor, Tensor]:
+            start, end = intervals(low, high, positions)
+            return start[None], end[None]
+
+        def forward() -> Results:
+            state = ringray_kernels.forward(q, k, v, *bounds(), out_dtype=q.dtype, **more)
+            return {"out": state.out}
+
+        if point.direction == "forward":
+            return forward
+        out, lse = ringray_kernels.forward(q, k, v, *bounds(), out_dtype=q.dtype, **more)
+
+        def backward() -> Results:
+            delta = ringray_kernels.delta(dout, out, lse, backend=more["backend"])
+            start, end = bounds()
+            dq, dk, dv = (
+                torch.zeros(x.shape, dtype=torch.float32, device=device) for x in (q, k, v)
+            )
+            ringray_kernels.backward(
+                dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=out, **more
+            )
+            return {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
+
+        return backward
+
+
+@dataclass(frozen=True)
+class Autograd:
+    """An ``attend(point, q, k, v) -> out`` with gradients, all (1, heads, S, D).
+
+    ``limits(point, device)``: why it cannot, or None.
+    """
+
+    attend: Callable[[Point, Tensor, Tensor, Tensor], Tensor]
+    limits: Callable[[Point, torch.device], str | None]
+
+    def unsupported(self, point: Point, device: torch.device) -> str | None:
+        return self.limits(point, device)
+
+    def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
+        if point.direction == "forward":
+
+            def forward() -> Results:
+                with torch.no_grad():
+                    return {"out": self.attend(point, *inputs[:3])}
+
+            return forward
+        leaves = [x.detach().requires_grad_() for x in inputs[:3]]
+        out = self.attend(point, *leaves)
+
+        def backward() -> Results:
+            grads = torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True)
+            return dict(zip(("dq", "dk", "dv"), grads, strict=True))
+
+        return backward
+
+
+def _sdpa(backend: SDPBackend) -> Autograd:
+    """SDPA held to one backend. Its own flags only: full and causal."""
+
+    def limits(point: Point, device: torch.device) -> str | None:
+        if point.mask not in ("full", "causal"):
+            return f"SDPA takes {point.mask} as a written-out mask only"
+        return None
+
+    def call(point: Point, q: Tensor, k: Tensor, v: Tensor, *, shares: bool) -> Tensor:
+        if not shares:
+            k, v = (x.repeat_interleave(point.heads // point.kv_heads, 1) for x in (k, v))
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(
+                q, k, v, is_causal=point.causal, scale=point.scale, enable_gqa=shares
+            )
+
+    @lru_cache(maxsize=1)
+    def shares_heads(point: Point, device: torch.device) -> bool:
+        """Whether the backend takes shared heads without a copy; asked with a tiny problem."""
+        tiny = replace(point, seq_len=128)
+        q, k = (
+            torch.zeros(1, heads, 128, point.head_dim, dtype=point.torch_dtype, device=device)
+            for heads in (point.heads, point.kv_heads)
+        )
+        needs_grad = point.direction == "backward"
+        leaves = [x.clone().requires_grad_(needs_grad) for x in (q, k, k)]
+        try:
+            call(tiny, *leaves, shares=True)
+        except RuntimeError:
+            return False
+        return True
+
+    def attend(point: Point, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shares = point.heads != point.kv_heads and shares_heads(point, q.device)
+        try:
+            return call(point, q, k, v, shares=shares or point.heads == point.kv_heads)
+        except RuntimeError as error:
+            if "No available kernel" in str(error) or "No viable backend" in str(error):
+                name = backend.name.lower().partition("_")[0]
+                raise Unsupported(f"SDPA has no {name} kernel for this here") from error
+            raise
+
+    return Autograd(attend, limits)
+
+
+def _packed(point: Point, *tensors: Tensor) -> list[Tensor]:
+    """(1, H, S, D) as (S, H, D), as packed calls want it; views."""
+    return [x[0].transpose(0, 1) for x in tensors]
+
+
+@lru_cache(maxsize=4)
+def _boundaries(point: Point, device: torch.device) -> tuple[Tensor, int]:
+    """Boundaries as int32 on the device, and the longest document (rows)."""
+    bounds = point.boundaries or (0, point.seq_len)
+    longest = max(b - a for a, b in itertools.pairwise(bounds))
+    return torch.tensor(bounds, dtype=torch.int32, device=device), longest
+
+
+def _window(point: Point) -> tuple[int, int]:
+    """Keys seen before and after the own one, -1 for all."""
+    if point.window is not None:
+        return point.window, 0
+    return (-1, 0) if point.causal else (-1, -1)
+
+
+def _half_on_gpu(point: Point, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return "needs a GPU"
+    return None if point.dtype != "float32" else "16-bit dtypes only"
+
+
+def _varlen() -> Autograd:
+    """``torch.nn.attention.varlen``: PyTorch's own flash kernel on packed documents."""
+
+    def function() -> Any:
+        return importlib.import_module("torch.nn.attention.varlen").varlen_attn
+
+    def limits(point: Point, device: torch.device) -> str | None:
+        if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+            return "this torch has none"
+        if point.mask not in ("documents", "window"):
+            return "for packed and windowed problems; sdpa-flash is the same kernel"
+        if point.mask == "window" and "window_size" not in inspect.signature(function()).parameters:
+            return "this torch's has no window"
+        if point.kv_heads != point.heads:
+            return "measured with as many key/value heads as query heads only"
+        return _half_on_gpu(point, device)
+
+    def attend(point: Point, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cu, longest = _boundaries(point, q.device)
+        varlen = function()
+        names = inspect.signature(varlen).parameters
+        how: dict[str, Any] = (
+            {"window_size": _window(point)} if "window_size" in names else {"is_causal": True}
+        )
+        out = varlen(*_packed(point, q, k, v), cu, cu, longest, longest, **how)
+        return out.transpose(0, 1)[None]
+
+    return Autograd(attend, limits)
+
+
+def _flash_attn(module: str) -> Autograd:
+    """The flash-attn package (``flash_attn``), or FlashAttention 3 (``flash_attn_interface``)."""
+
+    def limits(point: Point, device: torch.device) -> str | None:
+        if importlib.util.find_spec(module) is None:
+            return "not installed"
+        return _half_on_gpu(point, device)
+
+    def attend(point: Point, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        package = importlib.import_module(module)
+        how: dict[str, Any] = {"causal": point.causal, "softmax_scale": point.scale}
+        if point.window is not None:
+            how["window_size"] = _window(point)
+        if point.mask == "documents":
+            cu, longest = _boundaries(point, q.device)
+            out = package.flash_attn_varlen_func(
+                *_packed(point, q, k, v), cu, cu, longest, longest, **how
+            )
+            out = out[0] if isinstance(out, tuple) else out  # some versions give lse as well
+            return out.transpose(0, 1)[None]
+        out = package.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), **how)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return Autograd(attend, limits)
+
+
+def _flex() -> Autograd:
+    """FlexAttention, compiled for exactly these shapes."""
+
+    def limits(point: Point, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "compiled for GPUs only here"
+
+    return Autograd(flex, limits)
+
+
+CONTENDERS: dict[str, Contender] = {
+    "ringray": Ringray(),
+    "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
+    "sdpa-flash": _sdpa(SDPBackend.FLASH_ATTENTION),
+    "sdpa-cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
+    "sdpa-efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),
+    "torch-varlen": _varlen(),
+    "flex": _flex(),
+    "flash-attn": _flash_attn("flash_attn"),
+    "flash-attn-3": _flash_attn("flash_attn_interface"),
+}

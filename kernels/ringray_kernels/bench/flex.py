@@ -1,0 +1,95 @@
+"""FlexAttention as a contender: a block mask made from intervals, compiled once per point."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringray_kernels.bench.problems import Point
+
+_BLOCK = 128
+
+
+def _mask_mod(point: Point, device: torch.device) -> Callable[..., Tensor]:
+    """The mask as users of FlexAttention write it."""
+    if point.mask == "documents":
+        bounds = torch.tensor(point.boundaries, device=device)
+        positions = torch.arange(point.seq_len, device=device)
+        document = torch.searchsorted(bounds, positions, right=True).int()
+
+        def packed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (q >= k) & (document[q] == document[k])
+
+        return packed
+    window = point.window
+    if window is not None:
+
+        def windowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (q >= k) & (q - k <= window)
+
+        return windowed
+
+    def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q >= k
+
+    return causal
+
+
+def block_mask(point: Point, device: torch.device) -> BlockMask | None:
+    """Which blocks are seen in part and which as a whole; None where everything is seen.
+
+    Made from the intervals: ``create_block_mask`` would write out all S x S pairs.
+    """
+    if point.mask == "full":
+        return None
+    low, high = point.visible(device)
+    blocks = -(-point.seq_len // _BLOCK)
+    rows = torch.arange(blocks, device=device) * _BLOCK
+    last = (rows + _BLOCK).clamp(max=point.seq_len) - 1
+    columns = torch.arange(blocks, device=device)
+    # Bounds never decrease: the first row of a block has its lowest key, the last its highest.
+    touched = (columns >= (low[rows] // _BLOCK)[:, None]) & (columns * _BLOCK < high[last][:, None])
+    full = (columns * _BLOCK >= low[last][:, None]) & (
+        (columns + 1) * _BLOCK <= high[rows][:, None]
+    )
+
+    def listed(which: Tensor) -> tuple[Tensor, Tensor]:
+        count = which.sum(-1, dtype=torch.int32)
+        # Stable and descending: the blocks that count, in order, then the others.
+        order = torch.argsort(which.int(), dim=-1, descending=True, stable=True).int()
+        return count[None, None], order[None, None].contiguous()
+
+    return BlockMask.from_kv_blocks(
+        *listed(touched & ~full),
+        *listed(full),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=_mask_mod(point, device),
+        seq_lengths=(point.seq_len, point.seq_len),
+    )
+
+
+@lru_cache(maxsize=1)
+def _compiled(point: Point, device: torch.device) -> tuple[Callable[..., Any], BlockMask | None]:
+    import torch._functorch.config as functorch
+
+    # A backward pass that is timed many times must not give its buffers away.
+    functorch.donated_buffer = False
+    # Each point is compiled afresh: earlier shapes would count against the recompile limit.
+    torch._dynamo.reset()
+    return torch.compile(flex_attention, dynamic=False), block_mask(point, device)
+
+
+def flex(point: Point, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """FlexAttention of (1, H, S, D), heads shared by its own flag."""
+    function, mask = _compiled(point, q.device)
+    out: Tensor = function(
+        q, k, v, block_mask=mask, scale=point.scale, enable_gqa=point.heads != point.kv_heads
+    )
+    return out

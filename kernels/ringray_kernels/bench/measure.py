@@ -1,0 +1,196 @@
+"""One point: every contender is checked, and those that are right are timed in turns."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ringray_kernels.bench import checks, machine, timing
+from ringray_kernels.bench.contenders import CONTENDERS, Unsupported
+from ringray_kernels.bench.problems import make_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ringray_kernels.bench.checks import Verdict
+    from ringray_kernels.bench.problems import Point
+
+Status = Literal["ok", "wrong", "refused", "unsupported", "oom", "failed"]
+# Long calls scatter less, and there is no time for many of them.
+_LONG_FLOPS = 1e13
+_REASON_LENGTH = 300
+
+
+class DeviceLost(Exception):
+    """The device answers no more: whatever runs next would fail too."""
+
+
+@dataclass
+class Record:
+    """One contender at one case. Times in milliseconds per call.
+
+    ``share``: worst error over its limit, at most 1 is right; ``errors``: relative, by tensor.
+    ``more``: what only some cases have.
+    """
+
+    case: str
+    contender: str
+    status: Status
+    reason: str | None = None
+    flops: float | None = None
+    median_ms: float | None = None
+    p20_ms: float | None = None
+    p80_ms: float | None = None
+    tflops: float | None = None
+    share: float | None = None
+    errors: dict[str, float] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def json(self, environment: dict[str, Any], clocks: dict[str, str] | None) -> str:
+        """One JSON line, without NaN and infinity, which JSON does not know."""
+        content = asdict(self)
+        line = {**content, **content.pop("more"), "clocks": clocks, "environment": environment}
+        line.pop("more", None)
+        return json.dumps(_finite(line), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def effort(point: Point, device: torch.device) -> timing.Effort:
+    """How often a point is measured: decided beforehand, by its size alone."""
+    if device.type == "cpu":
+        return timing.Effort(rounds=5, sample_ms=0.5)
+    return timing.Effort(rounds=20 if point.flops < _LONG_FLOPS else 7)
+
+
+def failure(case: str, contender: str, error: BaseException) -> Record:
+    """The record of a contender that raised ``error``."""
+    text = " ".join(str(error).split())[:_REASON_LENGTH]
+    if isinstance(error, Unsupported):
+        return Record(case, contender, "unsupported", text)
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return Record(case, contender, "oom", text)
+    return Record(case, contender, "failed", f"{type(error).__name__}: {text}")
+
+
+def free(device: torch.device) -> None:
+    """Gives memory back.
+
+    Raises:
+        DeviceLost: an earlier error has left the device unusable.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise DeviceLost(str(error).partition("\n")[0]) from error
+
+
+def timed(
+    case: str,
+    contender: str,
+    flops: float,
+    verdict: Verdict,
+    result: timing.Timing,
+    peak: float | None,
+) -> Record:
+    """The record of a right contender; without a figure if that cannot be true."""
+    refused = timing.above_peak(flops, result, peak)
+    if refused:
+        return Record(
+            case, contender, "refused", refused, flops, share=verdict.share, errors=verdict.errors
+        )
+    return Record(
+        case, contender, "ok", None, flops, result.median_ms, result.p20_ms, result.p80_ms,
+        timing.tflops(flops, result.median_ms), verdict.share, verdict.errors,
+        {"calls_per_sample": result.calls},
+    )  # fmt: skip
+
+
+def measure(
+    point: Point,
+    names: Sequence[str],
+    device: torch.device,
+    say: Callable[[str], None],
+    *,
+    peak: float | None,
+) -> list[Record]:
+    """One record for each of the contenders ``names``, in their order.
+
+    ``say`` is told what is being done; ``peak``: TFLOP/s that no figure may exceed, None to skip.
+
+    Raises:
+        DeviceLost: nothing more can be measured in this process.
+    """
+    records: dict[str, Record] = {}
+    able: list[str] = []
+    for name in names:
+        reason = CONTENDERS[name].unsupported(point, device)
+        if reason:
+            records[name] = Record(point.name, name, "unsupported", reason)
+        else:
+            able.append(name)
+    if able:
+        try:
+            records |= _measure(point, able, device, say, peak)
+        except DeviceLost:
+            raise
+        except Exception as error:  # no memory for the inputs, say
+            records |= {name: failure(point.name, name, error) for name in able}
+        free(device)
+    return [records[name] for name in names]
+
+
+def _measure(
+    point: Point,
+    names: Sequence[str],
+    device: torch.device,
+    say: Callable[[str], None],
+    peak: float | None,
+) -> dict[str, Record]:
+    case = point.name
+    say("inputs and reference")
+    sets = make_sets(point, device, machine.cache_bytes(device), machine.memory_bytes(device))
+    right = checks.reference(point, sets[0])
+    records: dict[str, Record] = {}
+    ready: dict[str, list[Callable[[], Any]]] = {}
+    verdicts: dict[str, Verdict] = {}
+    for name in names:
+        say(f"checking {name}")
+        contender = CONTENDERS[name]
+        try:
+            first = contender.prepare(point, sets[0])
+            verdict = checks.check(first(), right, point.torch_dtype)
+            if verdict.reason is None:
+                rest = [contender.prepare(point, one) for one in sets[1:]]
+                ready[name], verdicts[name] = [first, *rest], verdict
+            else:
+                records[name] = Record(
+                    case, name, "wrong", verdict.reason, share=verdict.share, errors=verdict.errors
+                )
+        except Exception as error:  # of any type, from any library: the others go on
+            records[name] = failure(case, name, error)
+        first = rest = None  # type: ignore[assignment]  # what is not timed is not kept either
+        free(device)
+    say(f"timing {', '.join(ready) or 'nobody'}; {len(sets)} sets of inputs")
+    for name, result in timing.interleaved(ready, device, effort(point, device)).items():
+        if isinstance(result, Exception):
+            records[name] = failure(case, name, result)
+        else:
+            records[name] = timed(case, name, point.flops, verdicts[name], result, peak)
+    return records

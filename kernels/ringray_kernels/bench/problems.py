@@ -1,0 +1,250 @@
+"""What the benchmark measures: points, their exact FLOPs, and inputs larger than the cache.
+
+Shapes: q, dout (1, H, S, D), k, v (1, Hkv, S, D), contiguous, standard normal values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ringray_kernels.intervals import visible_range
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MaskName = Literal["full", "causal", "window", "documents"]
+Direction = Literal["forward", "backward"]
+
+FORWARD_FLOPS = 4  # per visible pair and head dim element: two products of two operations
+BACKWARD_FACTOR = 2.5  # five products instead of two
+MAX_SETS = 8
+_MEMORY_SHARE = 0.2  # of the device, for all sets of inputs together
+_DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# Relative lengths of packed documents: uneven, and cut where no tile of 64 or 128 rows ends.
+_DOCUMENTS = (1, 7, 3, 20, 2, 11, 5, 18)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One attention problem of batch 1.
+
+    ``window``: a query at p sees keys ``[p - window, p]`` (mask ``window`` only). ``documents``
+    are causal and packed, with the boundaries ``boundaries``. ``dtype``: a name in torch.
+    """
+
+    mask: MaskName
+    seq_len: int
+    head_dim: int = 128
+    heads: int = 16
+    kv_heads: int = 16
+    dtype: str = "bfloat16"
+    direction: Direction = "forward"
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.window is None) == (self.mask == "window"):
+            raise ValueError(f"window: got {self.window} with mask {self.mask!r}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads: got {self.heads} and {self.kv_heads} key/value heads")
+
+    @property
+    def name(self) -> str:
+        """``backward/window4k/64k/d128/h32x8/bf16``: unique among points."""
+        mask = self.mask if self.window is None else f"window{short(self.window)}"
+        heads = f"h{self.heads}" + ("" if self.kv_heads == self.heads else f"x{self.kv_heads}")
+        return "/".join(
+            (self.direction, mask, short(self.seq_len), f"d{self.head_dim}", heads,
+             _DTYPE_NAMES[self.dtype])
+        )  # fmt: skip
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @property
+    def causal(self) -> bool:
+        return self.mask != "full"
+
+    @property
+    def boundaries(self) -> tuple[int, ...] | None:
+        """Where documents begin and end (rows), or None if nothing is packed."""
+        if self.mask != "documents":
+            return None
+        ends = [sum(_DOCUMENTS[:i]) for i in range(len(_DOCUMENTS) + 1)]
+        return tuple(self.seq_len * end // ends[-1] for end in ends)
+
+    @property
+    def pairs(self) -> int:
+        """Visible (query, key) pairs of one head."""
+        n = self.seq_len
+        if self.mask == "full":
+            return n * n
+        if self.window is not None:
+            inside = min(self.window, n)
+            return inside * (inside + 1) // 2 + (n - inside) * (inside + 1)
+        bounds = self.boundaries or (0, n)
+        sizes = [b - a for a, b in itertools.pairwise(bounds)]
+        return sum(size * (size + 1) // 2 for size in sizes)
+
+    @property
+    def flops(self) -> float:
+        """Floating point operations of all heads, from the visible pairs alone."""
+        forward = FORWARD_FLOPS * self.pairs * self.head_dim * self.heads
+        return forward * (BACKWARD_FACTOR if self.direction == "backward" else 1)
+
+    def visible(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Half-open range of keys that each query sees; int64 (S,), non-decreasing."""
+        bounds = self.boundaries
+        return visible_range(
+            torch.arange(self.seq_len, device=device),
+            self.seq_len,
+            causal=self.causal,
+            window=self.window,
+            cu_seqlens=None if bounds is None else torch.tensor(bounds, device=device),
+        )
+
+
+class Inputs(NamedTuple):
+    """One set of inputs; see the shapes above."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+
+
+def short(number: int) -> str:
+    """``16384`` is ``16k``; other numbers stay."""
+    return f"{number // 1024}k" if number >= 1024 and number % 1024 == 0 else str(number)
+
+
+def make_inputs(point: Point, device: torch.device, seed: int) -> Inputs:
+    """Made on the device: minutes would go by on a CPU at 128k."""
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = (1, point.heads, point.seq_len, point.head_dim)
+    kv_shape = (1, point.kv_heads, *shape[2:])
+    return Inputs(
+        *(
+            torch.randn(s, generator=generator, device=device, dtype=torch.float32).to(
+                point.torch_dtype
+            )
+            for s in (shape, kv_shape, kv_shape, shape)
+        )
+    )
+
+
+def make_sets(
+    point: Point, device: torch.device, cache_bytes: int, memory_bytes: int
+) -> list[Inputs]:
+    """Sets of inputs to rotate over, so that no call finds its inputs in the cache.
+
+    Together they exceed twice ``cache_bytes``, as far as ``MAX_SETS`` and a share of
+    ``memory_bytes`` allow. Only what the direction reads counts.
+    """
+    item = torch.empty((), dtype=point.torch_dtype).element_size()
+    row = point.head_dim * item * point.seq_len
+    tensors = (1 if point.direction == "forward" else 2) * point.heads + 2 * point.kv_heads
+    wanted = math.floor(2 * cache_bytes / (row * tensors)) + 1
+    held = 2 * row * (point.heads + point.kv_heads)
+    fits = math.floor(_MEMORY_SHARE * memory_bytes / held)
+    count = max(1, min(wanted, MAX_SETS, fits))
+    return [make_inputs(point, device, seed) for seed in range(count)]
+
+
+@dataclass(frozen=True)
+class VirtualPoint:
+    """The hops of ``world_size`` ranks, one after another on one device; causal, batch 1."""
+
+    partition: str
+    world_size: int
+    seq_len: int
+    heads: int = 8
+    head_dim: int = 128
+    dtype: str = "bfloat16"
+
+    @property
+    def whole(self) -> Point:
+        """The same problem in one call (forward)."""
+        return Point("causal", self.seq_len, self.head_dim, self.heads, self.heads, self.dtype)
+
+    def name(self, direction: Direction) -> str:
+        """``virtual/zigzag/n8/backward/causal/128k/d128/h8/bf16``."""
+        whole = replace(self.whole, direction=direction)
+        return f"virtual/{self.partition}/n{self.world_size}/{whole.name}"
+
+    @property
+    def label(self) -> str:
+        """Both directions in one name."""
+        return self.name("forward").replace("forward", "*")
+
+
+PARTITIONS = ("contiguous", "striped", "zigzag", "zigzag-token")
+
+
+def _both(points: Sequence[Point]) -> list[Point]:
+    return [*points, *(replace(p, direction="backward") for p in points)]
+
+
+def points(which: Literal["quick", "all"], device: str) -> list[Point]:
+    """What ``--quick`` or ``--all`` measures, what the targets need first; tiny on a CPU."""
+    k = 1024
+    if device == "cpu":
+        tiny = [
+            Point("full", 96, 32, 2, 2),
+            Point("causal", 131, 64, 2, 2),
+            Point("window", 131, 32, 2, 2, window=40),
+            Point("documents", 131, 32, 2, 2),
+            Point("causal", 96, 32, 4, 2, "float16"),
+        ]
+        return _both(tiny if which == "all" else tiny[1:3])
+    sparse = [Point("window", 16 * k, window=2 * k), Point("documents", 16 * k)]
+    targets = _both([Point("causal", 16 * k), Point("full", 16 * k), *sparse])
+    others = [
+        Point("causal", 16 * k, head_dim=64),
+        Point("causal", 16 * k, head_dim=256, heads=8, kv_heads=8),
+        Point("causal", 16 * k, heads=32, kv_heads=8),
+        Point("causal", 4 * k),
+        Point("causal", 1 * k),
+    ]
+    if which == "quick":
+        return [*targets, *others]
+    long = [
+        Point("causal", 64 * k),
+        Point("window", 64 * k, window=4 * k),
+        Point("documents", 64 * k),
+    ]
+    more = [
+        Point("full", 4 * k),
+        Point("full", 1 * k),
+        Point("full", 16 * k, head_dim=64),
+        Point("full", 16 * k, head_dim=256, heads=8, kv_heads=8),
+        Point("causal", 16 * k, dtype="float16"),
+        Point("full", 64 * k),
+        Point("causal", 128 * k, heads=4, kv_heads=4),
+        Point("full", 128 * k, heads=4, kv_heads=4),
+    ]
+    return [*targets, *_both(long), *_both(others), *_both(more)]
+
+
+def virtual_points(which: Literal["quick", "all"], device: str) -> list[VirtualPoint]:
+    """The virtual rings, the one that has a target first; tiny on a CPU."""
+    if device == "cpu":
+        sizes = (2,) if which == "quick" else (2, 4)
+        return [VirtualPoint(p, n, 128, 2, 32) for n in sizes for p in PARTITIONS]
+    long, short_ = 128 * 1024, 16 * 1024
+    first = VirtualPoint("zigzag", 8, long)
+    if which == "quick":
+        return [first, *(VirtualPoint("zigzag", n, long) for n in (2, 4))]
+    lengths = (long, 64 * 1024, short_)
+    every = [VirtualPoint(p, n, s) for s in lengths for n in (8, 4, 2) for p in PARTITIONS]
+    return [first, *(point for point in every if point != first)]

@@ -1,0 +1,59 @@
+"""What is printed: a table for each case, and what stands in a virtual ring's line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringray_kernels.bench.measure import Record
+
+_COLUMNS = "  {:16} {:>10} {:>21} {:>9} {:>8} {:>7}  {}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.4f}" if value < 10 else f"{value:.2f}"
+
+
+def table(records: Sequence[Record]) -> list[str]:
+    """One case, a contender a line. ``x ours``: its time over ringray's; ``error``: share of the
+    limit, at most 1."""
+    ours = next((r.median_ms for r in records if r.contender == "ringray"), None)
+    lines = [
+        records[0].case,
+        _COLUMNS.format("", "median ms", "p20 - p80", "TFLOP/s", "x ours", "error", "").rstrip(),
+    ]
+    unable = [one for one in records if one.status == "unsupported"]
+    for one in records:
+        if one in unable:
+            continue
+        error = "" if one.share is None else f"{one.share:.2f}"
+        if one.median_ms is None or one.p20_ms is None or one.p80_ms is None:
+            note = f"{one.status}: {one.reason}"
+            lines.append(_COLUMNS.format(one.contender, "-", "-", "-", "-", error, note))
+            continue
+        ratio = f"{one.median_ms / ours:.2f}" if ours else "-"
+        spread = f"{_milliseconds(one.p20_ms)} - {_milliseconds(one.p80_ms)}"
+        rate = "-" if one.tflops is None else f"{one.tflops:.1f}"
+        line = _COLUMNS.format(
+            one.contender, _milliseconds(one.median_ms), spread, rate, ratio, error, ""
+        )
+        lines.append(line.rstrip())
+    by_reason: dict[str | None, list[str]] = {}
+    for one in unable:
+        by_reason.setdefault(one.reason, []).append(one.contender)
+    lines += [f"  unsupported: {', '.join(names)}: {why}" for why, names in by_reason.items()]
+    return lines
+
+
+def ring_line(record: Record) -> str:
+    """A virtual ring in one line."""
+    if record.status != "ok" or record.median_ms is None:
+        return f"{record.case}  {record.status}: {record.reason}"
+    more = record.more
+    return (
+        f"{record.case}  hops {_milliseconds(record.median_ms)} ms, one call "
+        f"{_milliseconds(more['whole_ms'])} ms, sum {more['overhead']:.3f}, slowest rank "
+        f"{more['critical_path']:.4f} (1/N {more['ideal']:.4f}), error {record.share or 0:.2f}"
+    )

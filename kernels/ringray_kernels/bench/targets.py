@@ -1,0 +1,126 @@
+"""What the kernels aim at on an H200 (bf16, head dim 128), and whether they reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ringray_kernels.bench.problems import Direction, MaskName, Point, VirtualPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ringray_kernels.bench.measure import Record
+
+_K = 1024
+
+
+class Results:
+    """Records by case and contender."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = {(one.case, one.contender): one for one in records}
+
+    def tflops(self, case: str, contender: str = "ringray") -> float | None:
+        """Measured TFLOP/s, or None."""
+        found = self._records.get((case, contender))
+        return None if found is None or found.status != "ok" else found.tflops
+
+    def more(self, case: str, name: str) -> float | None:
+        """One of ringray's further figures, or None."""
+        found = self._records.get((case, "ringray"))
+        return None if found is None else found.more.get(name)
+
+
+@dataclass(frozen=True)
+class Target:
+    """``measured`` gives the figure, or None where it was not taken; ``at_least`` or ``at_most``
+    is what it is held against."""
+
+    name: str
+    measured: Callable[[Results], float | None]
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def line(self, results: Results) -> str:
+        """``met`` or ``missed``, and by how much."""
+        bound = self.at_least if self.at_least is not None else self.at_most
+        assert bound is not None
+        sign = "≥" if self.at_least is not None else "≤"
+        value = self.measured(results)
+        if value is None:
+            return f"{self.name:58} {sign} {bound:<7.4g} not measured"
+        margin = (value / bound - 1) * (1 if self.at_least is not None else -1)
+        verdict = "met" if margin >= 0 else "MISSED"
+        return f"{self.name:58} {sign} {bound:<7.4g} {value:<8.4g} {verdict} by {abs(margin):.1%}"
+
+
+def _rate(name: str, point: Point, at_least: float, contender: str = "ringray") -> Target:
+    return Target(name, lambda results: results.tflops(point.name, contender), at_least)
+
+
+def _against(name: str, point: Point, other: str, at_least: float) -> Target:
+    def ratio(results: Results) -> float | None:
+        ours, theirs = results.tflops(point.name), results.tflops(point.name, other)
+        return None if ours is None or theirs is None else ours / theirs
+
+    return Target(name, ratio, at_least)
+
+
+def _share(point: Point) -> Target:
+    """Time of a sparse mask over causal's, over the ratio of their FLOPs."""
+    causal = replace(point, mask="causal", window=None)
+
+    def ratio(results: Results) -> float | None:
+        sparse, dense = results.tflops(point.name), results.tflops(causal.name)
+        return None if sparse is None or dense is None else dense / sparse
+
+    return Target(f"{point.name}: cost over its FLOP share", ratio, at_most=1.1)
+
+
+def _virtual(direction: Direction) -> Iterator[Target]:
+    point = VirtualPoint("zigzag", 8, 128 * _K)
+    case = point.name(direction)
+    yield Target(f"{case}: sum", lambda r: r.more(case, "overhead"), at_most=1.03)
+    yield Target(f"{case}: slowest", lambda r: r.more(case, "critical_path"), at_most=1.05 / 8)
+
+
+def targets() -> list[Target]:
+    """All targets; rates in TFLOP/s."""
+
+    def at_16k(mask: MaskName, direction: Direction) -> Point:
+        return Point(mask, 16 * _K, direction=direction)
+
+    full, causal = at_16k("full", "forward"), at_16k("causal", "forward")
+    back = at_16k("causal", "backward")
+    listed = [
+        _rate("forward full, TFLOP/s", full, 600),
+        _rate("forward causal, TFLOP/s", causal, 560),
+    ]
+    for point in (full, causal):
+        listed += [
+            _against(f"forward {point.mask} over cuDNN", point, "sdpa-cudnn", 1.0),
+            _against(f"forward {point.mask} over FlexAttention", point, "flex", 1.5),
+        ]
+    listed += [
+        _rate("backward causal, deterministic, TFLOP/s", back, 360),
+        _against("backward causal over FlexAttention", back, "flex", 1.3),
+        _rate("backward causal, fused atomic, TFLOP/s", back, 500, "ringray-atomic"),
+    ]
+    directions: tuple[Direction, ...] = ("forward", "backward")
+    for direction in directions:
+        for length, window in ((16 * _K, 2 * _K), (64 * _K, 4 * _K)):
+            listed += [
+                _share(Point("window", length, direction=direction, window=window)),
+                _share(Point("documents", length, direction=direction)),
+            ]
+    for direction in directions:
+        listed += _virtual(direction)
+    return listed
+
+
+def summary(records: Iterable[Record], device_name: str) -> list[str]:
+    """One line for each target, under a line that says what for."""
+    results = Results(records)
+    note = "" if "H200" in device_name else f"; this is {device_name}"
+    return [f"targets (for an H200{note})", *(target.line(results) for target in targets())]

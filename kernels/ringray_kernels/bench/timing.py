@@ -1,0 +1,155 @@
+"""Timing: contenders take turns round by round, each sample long enough to be trusted.
+
+A shared or warming device drifts by more than the differences of interest, so contenders of one
+point are never timed one after the other but interleaved, and compared by their medians.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Calls = Sequence[Callable[[], Any]]
+
+_WARM_UP = 2
+_ESTIMATE = 3
+_MAX_CALLS = 2000
+# Cycles that the device waits before the first call of a series, so that the host is always ahead and
+# its launches are not measured: about 6 ms.
+_HEAD_START = 10_000_000
+
+
+@dataclass(frozen=True)
+class Effort:
+    """``rounds`` samples of each contender, each of at least about ``sample_ms`` milliseconds."""
+
+    rounds: int = 20
+    sample_ms: float = 2.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds per call over the rounds. ``calls``: calls in one sample."""
+
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    calls: int
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample below which ``share`` of the samples lie, between neighbours linearly."""
+    ordered = sorted(samples)
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
+    """Milliseconds per call of ``count`` calls that rotate over ``calls`` from ``first`` on."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        for i in range(count):
+            calls[(first + i) % len(calls)]()
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) / count
+    start = time.perf_counter()
+    for i in range(count):
+        calls[(first + i) % len(calls)]()
+    return (time.perf_counter() - start) * 1e3 / count
+
+
+def interleaved(
+    contenders: Mapping[str, Calls], device: torch.device, effort: Effort
+) -> dict[str, Timing | Exception]:
+    """Each contender's timing; one that fails is left out of later rounds and gets its error."""
+    counts: dict[str, int] = {}
+    failed: dict[str, Exception] = {}
+    for name, calls in contenders.items():
+        try:
+            sample(calls, max(_WARM_UP, len(calls)), 0, device)
+            each = sample(calls, _ESTIMATE, 0, device)
+            counts[name] = max(1, min(_MAX_CALLS, math.ceil(effort.sample_ms / max(each, 1e-6))))
+        except Exception as error:  # of any type: the others go on
+            failed[name] = error.with_traceback(None)
+    samples: dict[str, list[float]] = {name: [] for name in counts}
+    for turn in range(effort.rounds):
+        # Everyone is first, last and in between equally often.
+        order = list(counts)
+        shift = turn % max(1, len(order))
+        for name in order[shift:] + order[:shift]:
+            if name in failed:
+                continue
+            try:
+                one = sample(contenders[name], counts[name], turn * counts[name], device)
+            except Exception as error:
+                failed[name] = error.with_traceback(None)
+            else:
+                samples[name].append(one)
+    timings: dict[str, Timing | Exception] = {
+        name: Timing(
+            percentile(found, 0.5), percentile(found, 0.2), percentile(found, 0.8), counts[name]
+        )
+        for name, found in samples.items()
+        if name not in failed
+    }
+    return timings | failed
+
+
+def above_peak(flops: float, timing: Timing, peak_tflops: float | None) -> str | None:
+    """Why a figure cannot be true, or None: a fifth of the samples is faster than the hardware."""
+    fastest = tflops(flops, timing.p20_ms)
+    if peak_tflops is None or fastest <= peak_tflops:
+        return None
+    return f"{fastest:.0f} TFLOP/s is above the hardware's peak of {peak_tflops:.0f}"
+
+
+def tflops(flops: float, milliseconds: float) -> float:
+    """``flops`` in ``milliseconds`` as TFLOP/s."""
+    return flops / (milliseconds * 1e9)
+
+
+class Clock:
+    """Times calls on the device alone: events on a GPU, a timer on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.marks: list[tuple[Any, Any]] = []
+
+    def head_start(self) -> None:
+        """Keeps the device busy while the host launches what is timed next."""
+        if self.device.type == "cuda":
+            torch.cuda._sleep(_HEAD_START)
+
+    def time(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` returns; it is timed."""
+        if self.device.type != "cuda":
+            before = time.perf_counter()
+            result = call()
+            self.marks.append((before, time.perf_counter()))
+            return result
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        result = call()
+        stop.record()
+        self.marks.append((start, stop))
+        return result
+
+    def milliseconds(self) -> list[float]:
+        """Of every call since the last question, in order."""
+        marks, self.marks = self.marks, []
+        if self.device.type != "cuda":
+            return [(stop - start) * 1e3 for start, stop in marks]
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(stop) for start, stop in marks]

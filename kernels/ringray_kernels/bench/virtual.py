@@ -1,0 +1,327 @@
+"""The virtual ring: the hops of N ranks, one after another on one device.
+
+What a ring of N devices would compute, without its transfers: every rank's kernel calls with the
+ring's own intervals and order. Two numbers come of it. *Overhead*: the sum of all hop times over
+one call for the whole sequence; what cutting into hops costs. *Critical path*: the time of the
+slowest rank over that call; at best 1/N.
+
+This module alone of the kernels' package knows ``ringray``: it stands on top of both, and imports
+it when it is used. Shapes as in ``problems``; a shard has S / N rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import ringray_kernels
+from ringray_kernels.api import State
+from ringray_kernels.bench import checks, measure, timing
+from ringray_kernels.bench.contenders import Ringray
+from ringray_kernels.bench.measure import Record
+from ringray_kernels.bench.problems import Inputs, make_inputs
+from ringray_kernels.bench.timing import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringray_kernels.bench.problems import Direction, VirtualPoint
+
+_ROUNDS = 5
+
+
+class _Hop(NamedTuple):
+    """One kernel call of one rank: which rows of whose chunk, and what its queries see of them."""
+
+    owner: int
+    rows: slice
+    start: Tensor
+    end: Tensor
+
+
+@dataclass
+class _Rank:
+    """A rank's positions in the sequence, its shard, and its hops in each pass."""
+
+    positions: Tensor
+    shard: Inputs
+    forward: list[_Hop]
+    backward: list[_Hop]
+
+
+class Ring:
+    """All ranks of one virtual ring, and what they have computed so far."""
+
+    def __init__(self, point: VirtualPoint, inputs: Inputs, backend: str) -> None:
+        self.inputs = inputs
+        self.device = inputs.q.device
+        self.more: dict[str, Any] = {"scale": point.whole.scale, "backend": backend}
+        self.ranks = [self._rank(point, rank, backend) for rank in range(point.world_size)]
+        low, high = point.whole.visible(self.device)
+        self.bounds = low.int()[None], high.int()[None]
+        self.states: list[State] = []
+        self.deltas: list[Tensor] = []
+        self.grads: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def _rank(self, point: VirtualPoint, rank: int, backend: str) -> _Rank:
+        from ringray.geometry import Mask
+        from ringray.job import Job, positions
+
+        job = Job(
+            partition=point.partition,
+            padded=point.seq_len,
+            world_size=point.world_size,
+            rank=rank,
+            mask=Mask(point.seq_len),
+            scale=point.whole.scale,
+            backend=backend,
+            blocks=None,
+            itemsize=self.inputs.q.element_size(),
+        )
+
+        def hops(which: Direction) -> list[_Hop]:
+            # The first hop sets the state, and so is made even where nothing is needed.
+            made = [
+                (hop.owner, hop.need or hop.held)
+                for i, hop in enumerate(job.hops(which))
+                if hop.need or (i == 0 and which == "forward")
+            ]
+            return [
+                _Hop(owner, slice(rows.start, rows.stop), *job.intervals(owner, rows, self.device))
+                for owner, rows in made
+            ]
+
+        dealt = positions(point.partition, point.seq_len, point.world_size, rank, self.device)
+        shard = Inputs(*(x[:, :, dealt] for x in self.inputs))
+        return _Rank(dealt, shard, hops("forward"), hops("backward"))
+
+    def _cut(self, hop: _Hop) -> tuple[Tensor, Tensor]:
+        shard = self.ranks[hop.owner].shard
+        return shard.k[:, :, hop.rows], shard.v[:, :, hop.rows]
+
+    def forward(self, clock: Clock) -> None:
+        """Every rank's forward hops; each call is timed."""
+        self.states = []
+        for rank in self.ranks:
+            clock.head_start()
+            state: State | None = None
+            for i, hop in enumerate(rank.forward):
+                last = i == len(rank.forward) - 1
+                out_dtype = rank.shard.q.dtype if last else None
+                k, v = self._cut(hop)
+
+                def call(
+                    k: Tensor = k, v: Tensor = v, hop: _Hop = hop, state: State | None = state,
+                    out_dtype: torch.dtype | None = out_dtype, rank: _Rank = rank,
+                ) -> State:  # fmt: skip
+                    return ringray_kernels.forward(
+                        rank.shard.q, k, v, hop.start, hop.end, state=state, out_dtype=out_dtype,
+                        **self.more,
+                    )  # fmt: skip
+
+                state = clock.time(call)
+            assert state is not None
+            self.states.append(state)
+
+    def prepare_backward(self) -> None:
+        """delta, and gradients of zero, from the last forward."""
+        self.deltas, self.grads = [], []
+        for rank, state in zip(self.ranks, self.states, strict=True):
+            shard = rank.shard
+            backend = self.more["backend"]
+            self.deltas.append(ringray_kernels.delta(shard.dout, *state, backend=backend))
+            dq, dk, dv = (
+                torch.zeros(x.shape, dtype=torch.float32, device=self.device) for x in shard[:3]
+            )
+            self.grads.append((dq, dk, dv))
+
+    def backward(self, clock: Clock) -> None:
+        """Every rank's backward hops, added to the gradients; each call is timed.
+
+        In place of the sums of dK/dV that travel, ranks add to their owner's.
+        """
+        for rank, state, delta, grads in zip(
+            self.ranks, self.states, self.deltas, self.grads, strict=True
+        ):
+            clock.head_start()
+            for hop in rank.backward:
+                k, v = self._cut(hop)
+                dk, dv = (x[:, :, hop.rows] for x in self.grads[hop.owner][1:])
+
+                def call(
+                    k: Tensor = k, v: Tensor = v, dk: Tensor = dk, dv: Tensor = dv,
+                    hop: _Hop = hop, rank: _Rank = rank, state: State = state,
+                    delta: Tensor = delta, dq: Tensor = grads[0],
+                ) -> None:  # fmt: skip
+                    ringray_kernels.backward(
+                        rank.shard.dout, rank.shard.q, k, v, state.lse, delta, hop.start, hop.end,
+                        dq=dq, dk=dk, dv=dv, out=state.out, **self.more,
+                    )  # fmt: skip
+
+                clock.time(call)
+
+    def assembled(self, direction: Direction) -> dict[str, Tensor]:
+        """The whole sequence's results from all ranks, in q's dtype."""
+
+        def whole(parts: list[Tensor]) -> Tensor:
+            like = parts[0]
+            shape = (*like.shape[:2], self.inputs.q.shape[2], like.shape[3])
+            result = torch.empty(shape, dtype=self.inputs.q.dtype, device=self.device)
+            for rank, part in zip(self.ranks, parts, strict=True):
+                result[:, :, rank.positions] = part.to(result.dtype)
+            return result
+
+        if direction == "forward":
+            return {"out": whole([state.out for state in self.states])}
+        names = ("dq", "dk", "dv")
+        return {n: whole([grads[i] for grads in self.grads]) for i, n in enumerate(names)}
+
+
+class Whole:
+    """The same problem in one call, with the same clock."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        q, k, v, dout = ring.inputs
+        self.state = self._attend()
+        self.delta = ringray_kernels.delta(dout, *self.state, backend=ring.more["backend"])
+        self.grads = [
+            torch.zeros(x.shape, dtype=torch.float32, device=ring.device) for x in (q, k, v)
+        ]
+
+    def _attend(self) -> State:
+        q, k, v, _ = self.ring.inputs
+        return ringray_kernels.forward(
+            q, k, v, *self.ring.bounds, out_dtype=q.dtype, **self.ring.more
+        )
+
+    def forward(self, clock: Clock) -> None:
+        clock.head_start()
+        clock.time(self._attend)
+
+    def backward(self, clock: Clock) -> None:
+        q, k, v, dout = self.ring.inputs
+        dq, dk, dv = self.grads
+        clock.head_start()
+        clock.time(
+            lambda: ringray_kernels.backward(
+                dout, q, k, v, self.state.lse, self.delta, *self.ring.bounds, dq=dq, dk=dk, dv=dv,
+                out=self.state.out, **self.ring.more,
+            )
+        )  # fmt: skip
+
+    def results(self, direction: Direction) -> dict[str, Tensor]:
+        """Of the first call in ``direction``, in q's dtype."""
+        if direction == "forward":
+            return {"out": self.state.out}
+        names = ("dq", "dk", "dv")
+        dtype = self.ring.inputs.q.dtype
+        return {name: x.to(dtype) for name, x in zip(names, self.grads, strict=True)}
+
+
+class VirtualBench:
+    """Measures virtual rings; inputs and references are kept from one to the next of a length."""
+
+    def __init__(self, device: torch.device, peak: float | None, rounds: int = _ROUNDS) -> None:
+        self.device, self.peak, self.rounds = device, peak, rounds
+        self.backend = Ringray().backend_on(device)
+        self._kept: tuple[object, Inputs, dict[Direction, checks.Reference]] | None = None
+
+    def _inputs(self, point: VirtualPoint) -> tuple[Inputs, dict[Direction, checks.Reference]]:
+        if self._kept is None or self._kept[0] != point.whole:
+            self._kept = None  # before the next is made
+            inputs = make_inputs(point.whole, self.device, 0)
+            right: dict[Direction, checks.Reference] = {
+                "forward": checks.reference(point.whole, inputs),
+                "backward": checks.reference(replace(point.whole, direction="backward"), inputs),
+            }
+            self._kept = point.whole, inputs, right
+        return self._kept[1:]
+
+    def measure(self, point: VirtualPoint, say: Callable[[str], None]) -> list[Record]:
+        """Two records, forward and backward; ``median_ms`` is the sum of all hops.
+
+        Raises:
+            DeviceLost: nothing more can be measured in this process.
+        """
+        directions: tuple[Direction, ...] = ("forward", "backward")
+        records: list[Record] = []
+        try:
+            say("inputs and reference")
+            inputs, right = self._inputs(point)
+            say("checking every rank's hops")
+            ring = Ring(point, inputs, self.backend)
+            clock = Clock(self.device)
+            whole = Whole(ring)
+            for direction in directions:
+                if direction == "backward":
+                    ring.prepare_backward()
+                verdicts = []
+                for one, results in ((ring, ring.assembled), (whole, whole.results)):
+                    getattr(one, direction)(clock)
+                    verdicts.append(
+                        checks.check(results(direction), right[direction], inputs.q.dtype)
+                    )
+                clock.milliseconds()
+                case, (verdict, once) = point.name(direction), verdicts
+                if verdict.reason or once.reason:
+                    reason = verdict.reason or f"in one call: {once.reason}"
+                    errors, share = verdict.errors, max(verdict.share, once.share)
+                    records.append(
+                        Record(case, "ringray", "wrong", reason, share=share, errors=errors)
+                    )
+                    continue
+                say(f"timing {direction}")
+                records.append(self._timed(point, direction, ring, whole, clock, verdict))
+        except Exception as error:  # of any type: other rings may do
+            records += [
+                measure.failure(point.name(direction), "ringray", error)
+                for direction in directions[len(records) :]
+            ]
+        ring = whole = None  # type: ignore[assignment]
+        measure.free(self.device)
+        return records
+
+    def _timed(
+        self,
+        point: VirtualPoint,
+        direction: Direction,
+        ring: Ring,
+        whole: Whole,
+        clock: Clock,
+        verdict: checks.Verdict,
+    ) -> Record:
+        case = point.name(direction)
+        once: list[float] = []
+        hops: list[list[float]] = []
+        for _ in range(self.rounds):
+            getattr(whole, direction)(clock)
+            once += clock.milliseconds()
+            getattr(ring, direction)(clock)
+            hops.append(clock.milliseconds())
+        counts = [len(getattr(rank, direction)) for rank in ring.ranks]
+        medians = [timing.percentile(samples, 0.5) for samples in zip(*hops, strict=True)]
+        by_rank = [
+            medians[sum(counts[:rank]) : sum(counts[: rank + 1])] for rank in range(len(counts))
+        ]
+        ranks_ms = [sum(one) for one in by_rank]
+        one_call = timing.percentile(once, 0.5)
+        sums = [sum(one) for one in hops]
+        total = timing.Timing(
+            sum(medians), timing.percentile(sums, 0.2), timing.percentile(sums, 0.8), 1
+        )
+        flops = replace(point.whole, direction=direction).flops
+        record = measure.timed(case, "ringray", flops, verdict, total, self.peak)
+        if record.status == "ok":
+            record.more = {
+                "whole_ms": one_call,
+                "overhead": total.median_ms / one_call,
+                "critical_path": max(ranks_ms) / one_call,
+                "ideal": 1 / point.world_size,
+                "ranks_ms": ranks_ms,
+                "hops_ms": by_rank,
+            }
+        return record
