@@ -21,8 +21,8 @@ ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads
 TEXT_BLOCKS = ("triton",)  # backends whose blocks are a text in specs; the others take a number
 
 # Query-key pairs, all heads and passes, backward counted as the three forward passes that it takes.
-# One takes 3 to 13 us in the interpreter on one core of an AMD EPYC (head dims 16 to 128), so that
-# the largest problem ends within the default timeout of a trial.
+# One takes 2 to 25 us in the interpreter on one core of an AMD EPYC (head dims 16 to 256, tiles of
+# 16 x 16 and up), so that the largest problem ends within the default timeout of a trial.
 INTERPRETED_PAIRS = 4_000_000
 _BACKWARD_PASSES = 3
 _TILE_ROWS = 128  # a tile costs the same however few of its keys are seen
