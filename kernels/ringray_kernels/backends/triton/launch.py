@@ -62,9 +62,7 @@ def architecture(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def configured(
-    given: BlockConfig | None, problem: Problem, target: Target, *, interpreted: bool = INTERPRETED
-) -> BlockConfig:
+def configured(given: BlockConfig | None, problem: Problem, target: Target) -> BlockConfig:
     """``given`` if it fits, or the default.
 
     Raises:
@@ -73,7 +71,7 @@ def configured(
     if given is None:
         return default(problem, target)
     reason = supports(given, problem, target)
-    if reason and not interpreted:
+    if reason:
         raise ValueError(f"{problem.kernel} config {given}: {reason}")
     return given
 

@@ -1,0 +1,189 @@
+"""The Triton kernels in the interpreter: what the contract suite does not ask of every backend."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringray_kernels import Blocks, State, backward, delta, forward, testing
+from ringray_kernels.api import DTYPES, load_backend
+from ringray_kernels.backends.triton import launch
+from ringray_kernels.config import TARGETS, BlockConfig
+from ringray_kernels.config import Problem as KernelProblem
+from ringray_kernels.intervals import intervals, visible_range
+
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {"causal": False},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 19},
+    "documents": {"causal": True, "cu_seqlens": torch.tensor([0, 5, 5, 40, 97])},
+    "full documents": {"causal": False, "cu_seqlens": torch.tensor([0, 33, 97])},
+    "window and documents": {
+        "causal": True, "window": 9, "cu_seqlens": torch.tensor([0, 1, 50, 97]),
+    },
+}  # fmt: skip
+SMALL = Blocks.parse("forward=32x32/4/2,dq=32x32/4/2,dkv=32x32/4/2")
+ROWS = 97
+
+
+@pytest.fixture(autouse=True)
+def usable() -> None:
+    reason = load_backend("triton").unsupported(torch.zeros(1, 1, 1, 16))
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that the kernels are given to write to holds NaN."""
+    empty = torch.empty
+
+    def full(*args: Any, **options: Any) -> Tensor:
+        made = empty(*args, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", full)
+
+
+def bounds(mask: str, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    positions = torch.arange(ROWS)
+    low, high = visible_range(positions, ROWS, **MASKS[mask])
+    start, end = intervals(low, high, positions if keys is None else keys)
+    return start[None], end[None]
+
+
+def inputs(
+    head_dim: int = 16, heads: int = 2, kv_heads: int = 1, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
+    return testing.make_inputs(1, heads, kv_heads, ROWS, head_dim, dtype, seed=1)
+
+
+def computed(
+    given: tuple[Tensor, ...], start: Tensor, end: Tensor, scale: float, blocks: Blocks | None,
+    backend: str = "triton",
+) -> dict[str, Tensor]:  # fmt: skip
+    q, k, v, dout = given
+    more: dict[str, Any] = {"scale": scale, "backend": backend, "blocks": blocks}
+    out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
+    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
+    rows = delta(dout, out, lse, backend=backend)
+    backward(dout, q, k, v, lse, rows, start, end, dq=dq, dk=dk, dv=dv, out=out, **more)
+    return {"out": out, "dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
+
+
+def check(given: tuple[Tensor, ...], mask: str, got: dict[str, Tensor], scale: float) -> None:
+    seen = testing.visible(ROWS, **MASKS[mask])
+    want = testing.oracle(*given, seen, scale=scale)  # type: ignore[arg-type]
+    yard = testing.yardstick(*given, seen, scale=scale, causal=MASKS[mask]["causal"])  # type: ignore[arg-type]
+    for name, tensor in got.items():
+        share = testing.budget_share(tensor, getattr(want, name), getattr(yard, name), given[3])
+        assert share <= 1, f"{mask} {given[0].shape} {given[0].dtype}: {name} takes {share:.3f}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+def test_everything_by_everything(mask: str, head_dim: int) -> None:
+    for dtype, kv_heads in itertools.product(DTYPES, (1, 2)):
+        given = inputs(head_dim, kv_heads=kv_heads, dtype=dtype)
+        got = computed(given, *bounds(mask), head_dim**-0.5, SMALL)
+        check(given, mask, got, head_dim**-0.5)
+        again = computed(given, *bounds(mask), head_dim**-0.5, SMALL)
+        assert all(torch.equal(again[name], got[name]) for name in got)
+
+
+@pytest.mark.parametrize(
+    ("mask", "head_dim", "dtype"),
+    [("window and documents", 80, torch.bfloat16), ("full documents", 64, torch.float16)],
+)
+def test_a_part_of_it(mask: str, head_dim: int, dtype: torch.dtype) -> None:
+    given = inputs(head_dim, dtype=dtype)
+    check(given, mask, computed(given, *bounds(mask), 0.2, SMALL), 0.2)
+
+
+CUTS = {
+    "packed": "forward=64x32/4/2/pack4,dq=32x16/4/2/pack2",
+    "split": "dkv=32x32/4/2/split",
+    "descriptors": "forward=32x32/4/2/descriptors,dq=32x32/4/2/descriptors,"
+    "dkv=32x32/4/2/descriptors/split",
+    "atomic": "dkv=32x32/4/2,atomic_dq",
+    "atomic and split": "dkv=16x64/4/2/split,atomic_dq",
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_ways_to_cut(cut: str) -> None:
+    given = inputs(16, heads=4)
+    check(given, "causal", computed(given, *bounds("causal"), 0.2, Blocks.parse(CUTS[cut])), 0.2)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_any_scale(scale: float) -> None:
+    """PyTorch's flash kernel gives NaN where scale is not positive, so the oracle is compared."""
+    given = inputs()
+    got = computed(given, *bounds("causal"), scale, SMALL)
+    want = testing.oracle(*given, testing.visible(ROWS, causal=True), scale=scale)  # type: ignore[arg-type]
+    for name, tensor in got.items():
+        torch.testing.assert_close(tensor.double(), getattr(want, name), atol=2e-5, rtol=1e-4)
+
+
+def test_merging_is_attention_over_both() -> None:
+    q, k, v, _ = inputs(80)
+    whole = forward(q, k, v, *bounds("causal"), scale=0.2, blocks=SMALL, backend="triton")
+    state: State | None = None
+    for keys in (torch.arange(1, ROWS, 2), torch.arange(0, ROWS, 2)):
+        state = forward(
+            q, k[:, :, keys], v[:, :, keys], *bounds("causal", keys), scale=0.2, state=state,
+            blocks=SMALL, backend="triton",
+        )  # fmt: skip
+    assert state is not None
+    torch.testing.assert_close(state.out, whole.out, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(state.lse, whole.lse, atol=2e-6, rtol=1e-5)
+
+
+def test_non_finite_inputs_pass_through() -> None:
+    """To the rows that see them, and no further."""
+    q, k, v, _ = inputs(kv_heads=2)
+    v[0, 0, 50, 3], v[0, 1, 60, 2] = float("inf"), float("nan")
+    out, lse = forward(q, k, v, *bounds("causal"), scale=0.2, blocks=SMALL, backend="triton")
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2)
+    for head, row in ((0, 50), (1, 60)):
+        assert out[0, head, :32].isfinite().all()  # blocks that do not see it
+        assert not out[0, head, row:].isfinite().all(-1).any()
+        assert not want[0, head, row:].isfinite().all(-1).any()
+    assert lse.isfinite().all()
+
+
+def test_delta() -> None:
+    _, _, _, dout = inputs(80, dtype=torch.bfloat16)
+    out = torch.randn_like(dout.float()).bfloat16()
+    lse = torch.zeros(dout.shape[:3])
+    lse[:, :, 90:] = -torch.inf
+    out[:, :, 90:] = float("nan")
+    got, want = (delta(dout, out, lse, backend=name) for name in ("triton", "reference"))
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert (got[:, :, 90:] == 0).all()
+
+
+def test_what_is_not_supported_is_told() -> None:
+    q, k, v, _ = inputs()
+    start, end = bounds("causal")
+
+    def attempt(**changes: Any) -> None:
+        forward(**{"q": q, "k": k, "v": v, "start": start, "end": end, "scale": 1.0,
+                   "backend": "triton", **changes})  # fmt: skip
+
+    with pytest.raises(ValueError, match="backend 'triton' takes None or a "):
+        attempt(blocks=64)
+    wide = torch.zeros(1, 2, 8, 257)
+    with pytest.raises(ValueError, match="head dim: got 257, expected at most 256"):
+        attempt(q=wide, k=wide, v=wide)
+    with pytest.raises(ValueError, match="expected one of torch"):
+        attempt(q=q.double(), k=k.double(), v=v.double())
+    config, problem = BlockConfig.parse("128x128/8/4"), KernelProblem("forward", 128, 2)
+    with pytest.raises(ValueError, match="forward config 128x128/8/4: tiles take"):
+        launch.configured(config, problem, TARGETS["sm_90"])
