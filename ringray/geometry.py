@@ -137,8 +137,10 @@ def pairs(partition: str, padded: int, world_size: int, mask: Mask) -> Pairs:
     documents = np.stack([bounds[:-1], bounds[1:]], 1)
     documents = documents[documents[:, 0] < documents[:, 1]]
 
+    # In one document without a window, who needs any row of a rank needs its first one too.
+    whole = mask.window is None and len(documents) == 1
     visible = np.zeros((ranks, ranks), np.int64)
-    lowest = np.full((ranks, ranks), padded, np.int64)
+    lowest = np.full((ranks, ranks), 0 if whole else padded, np.int64)
     highest = np.full((ranks, ranks), -1, np.int64)
     chunk = max(1, _ELEMENTS_AT_ONCE // ranks**2)
     for at in range(0, len(documents), chunk):
@@ -151,11 +153,12 @@ def pairs(partition: str, padded: int, world_size: int, mask: Mask) -> Pairs:
             qa, qn, ka, kn = a[:, :, None, i], n[:, :, None, i], a[:, None, :, j], n[:, None, :, j]
             seen, first_j, last_j = _piece_pairs(mask, step, qa, qn, ka, kn)
             needed = last_j >= first_j
-            low = np.where(needed, ka + first_j * step, padded)
             high = np.where(needed, ka + last_j * step, -1)
             visible += seen.sum(0)
-            np.minimum(lowest, low.min(0), out=lowest)
             np.maximum(highest, high.max(0), out=highest)
+            if not whole:
+                low = np.where(needed, ka + first_j * step, padded)
+                np.minimum(lowest, low.min(0), out=lowest)
 
     def local_row(position: Ints) -> Ints:
         """Local rows of the key rank that stand before ``position``."""
@@ -164,11 +167,8 @@ def pairs(partition: str, padded: int, world_size: int, mask: Mask) -> Pairs:
         return rows
 
     some = highest >= 0
-    return Pairs(
-        visible,
-        np.where(some, local_row(np.where(some, lowest, 0)), 0),
-        np.where(some, local_row(highest) + 1, 0),
-    )
+    first_row = lowest if whole else np.where(some, local_row(np.where(some, lowest, 0)), 0)
+    return Pairs(visible, first_row, np.where(some, local_row(highest) + 1, 0))
 
 
 def total_visible(mask: Mask) -> int:
