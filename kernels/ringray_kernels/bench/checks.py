@@ -26,7 +26,7 @@ _RANDOM_ROWS = 96
 _ELEMENTS = 1 << 25  # of one chunk of scores
 _FP64_ROWS = 16 * 1024  # longer 16-bit problems are checked in fp32, thousands of times finer
 _FP32_LIMIT = 2e-5
-_HALF_LIMIT = 1.5  # in eps of the dtype
+_HALF_LIMIT = 1.25  # in eps of the dtype: just below 1% for bf16, of which kernels take a third
 
 
 @dataclass(frozen=True)
@@ -168,16 +168,16 @@ def reference(point: Point, inputs: Inputs) -> Reference:
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Root mean square over the rows of |got - want| / |want|.
+    """Norm of got - want over the norm of want, with all rows scaled to about one size.
 
-    Row by row, because early rows of a causal problem are a hundred times larger than late ones and
-    would hide their errors. Rows smaller than half of all count as being of median size: a row
-    whose exact gradient is 0 has no relative error.
+    Unscaled, early rows of a causal problem are a hundred times larger than late ones and would
+    hide their errors. Rows smaller than half of all are scaled as the median: where an exact
+    gradient is 0, nothing is relative to it.
     """
     got, want = got.double().flatten(0, -2), want.double().flatten(0, -2)
-    norms = want.norm(dim=-1)
-    norms = norms.clamp_min(float(norms.median())).clamp_min(1e-30)
-    return float(((got - want).norm(dim=-1) / norms).square().mean().sqrt())
+    norms = want.norm(dim=-1, keepdim=True)
+    sizes = norms.clamp_min(float(norms.median())).clamp_min(1e-30)
+    return float(((got - want) / sizes).norm() / (want / sizes).norm().clamp_min(1e-30))
 
 
 def check(results: Mapping[str, Tensor], right: Reference, dtype: torch.dtype) -> Verdict:

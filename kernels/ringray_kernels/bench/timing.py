@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _WARM_UP = 2
 _ESTIMATE = 3
 _MAX_CALLS = 2000
-# Cycles that the device waits before the first call of a series, so that the host is always ahead and
-# its launches are not measured: about 6 ms.
+# Cycles that the device waits before the first call of a series, so that the host is always ahead
+# and its launches are not measured: about 6 ms.
 _HEAD_START = 10_000_000
 
 
