@@ -71,9 +71,9 @@ class BlockConfig:
     ``block_m`` query rows by ``block_n`` key rows a tile, ``warps`` a program, ``stages`` of tiles
     in flight. ``path``: how tiles reach shared memory, by ``pointers`` (everywhere), by tensor
     ``descriptors`` (bulk copies; Hopper and later, aligned tensors), or ``specialised``: by a warp
-    of its own beside two groups of four that compute (Hopper, forward). ``pack``: query heads of
-    one key/value head that share a block of query rows. ``split``: dK and dV one after the other,
-    each with the registers of both, for large head dims (the dkv kernel only).
+    of its own beside two groups of four that compute (Hopper; forward and dkv). ``pack``: query
+    heads of one key/value head that share a block of query rows. ``split``: dK and dV one after the
+    other, each with the registers of both, for large head dims (the dkv kernel only).
     """
 
     block_m: int
@@ -234,10 +234,14 @@ def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> 
     if config.path == "specialised":
         if not target.wgmma:
             return f"specialised is for Hopper, got {target.name}"
-        if problem.kernel != "forward" or problem.itemsize != 2 or problem.head_dim != first:
-            return "specialised is for forward, 16-bit elements, head dims of a power of two"
-        if (config.block_m, config.warps, config.pack) != (128, 8, 1):
-            return "specialised takes block_m 128, 8 warps (two groups) and no packing"
+        if problem.kernel == "dq" or problem.itemsize != 2 or problem.head_dim != first:
+            return "specialised is for forward and dkv, 16-bit elements, powers of two as head dim"
+        own = config.block_m if problem.kernel == "forward" else config.block_n
+        if (own, config.warps, config.pack, config.split) != (128, 8, 1, False):
+            return (
+                "specialised takes 128 rows that stay (block_m forward, block_n in dkv), "
+                "8 warps (two groups), no packing and no splitting"
+            )
     return None
 
 

@@ -1,4 +1,4 @@
-"""A model of Gluon on a CPU, good enough to run ``hopper.py`` as it stands.
+"""A model of Gluon on a CPU, good enough to run ``hopper*.py`` as they stand.
 
 Gluon has no interpreter. Here its source is executed with stand-ins: each partition of
 ``warp_specialize`` is a thread, shared memory is numpy, a barrier counts arrivals and bytes as the
@@ -9,14 +9,18 @@ overwritten too early gives a wrong result, a barrier that nobody completes a ti
 from __future__ import annotations
 
 import ast
+import itertools
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringray_kernels.backends import triton as package
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PATIENCE_S = 20.0
 FLOOR, LOG2_E, LN_2 = -1.0e30, 1.4426950408889634, 0.6931471805599453
@@ -155,8 +159,12 @@ def _wait(pending: int = 0, deps: Any = ()) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _load(pointer: Pointer, mask: Any = None) -> Array:
-    return array(pointer.data.reshape(-1)[pointer.offset])
+def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Array:
+    flat, at = pointer.data.reshape(-1), np.asarray(pointer.offset)
+    if mask is None:
+        return array(flat[at])
+    mask = np.broadcast_to(mask, at.shape)
+    return array(np.where(mask, flat[np.where(mask, at, 0)], other))
 
 
 def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
@@ -203,19 +211,17 @@ def _specialise(partitions: Any, warps: Any, registers: Any) -> None:
         raise errors[0]
 
 
-def load_kernel(**changes: Any) -> dict[str, Any]:
-    """The names of ``hopper.py``, executed with stand-ins; ``changes`` replace source text."""
-    path = Path(str(package.__file__)).with_name("hopper.py")
-    text = path.read_text()
-    for old, new in changes.get("replace", {}).items():
+def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
+    """The names of ``hopper*.py``, executed with stand-ins; ``replace`` changes source text."""
+    paths = [
+        Path(str(package.__file__)).with_name(f"hopper{part}.py") for part in ("", "_backward")
+    ]
+    text = "\n".join(path.read_text() for path in paths)
+    for old, new in (replace or {}).items():
         assert old in text, old
         text = text.replace(old, new)
     tree = ast.parse(text)
-    tree.body = [
-        node
-        for node in tree.body
-        if not isinstance(node, ast.Import | ast.ImportFrom) and not _is_type_checking(node)
-    ]
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     grid = threading.local()
 
     def jit(function: Any = None, **options: Any) -> Any:
@@ -262,38 +268,54 @@ def load_kernel(**changes: Any) -> dict[str, Any]:
             LN_2=SimpleNamespace(value=LN_2),
             plan_tiles=SimpleNamespace(fn=_plan),
         ),
-        "TYPE_CHECKING": False,
-        "TensorDescriptor": object,
     }
-    exec(compile(tree, str(path), "exec"), names)
+    exec(compile(tree, "hopper", "exec"), names)
     names["grid"] = grid
     return names
 
 
-def _is_type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
 def run_forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, start: np.ndarray, end: np.ndarray, scale: float,
-    state: tuple[np.ndarray, np.ndarray] | None, block_n: int, stages: int, **changes: Any,
+    state: tuple[np.ndarray, np.ndarray] | None, block_n: int, stages: int,
+    replace: dict[str, str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(out, lse) of the kernel; q, k, v (B, H, S, D) fp16, the state as in the public function."""
-    names = load_kernel(**changes)
+    names = load_kernels(replace)
     batch, heads, rows, width = q.shape
     out = np.full(q.shape, np.nan, np.float32) if state is None else state[0]
     lse = np.full(q.shape[:3], np.nan, np.float32) if state is None else state[1]
-    blocks = -(-rows // 128)
-    for b in range(batch):
-        for head in range(heads):
-            for block in range(blocks):
-                names["grid"].at = (Number(block), Number(head), Number(b))
-                names["grid"].of = (Number(blocks), Number(heads), Number(batch))
-                names["hopper_forward_kernel"](
-                    Descriptor(q, 64), Descriptor(k, block_n), Descriptor(v, block_n),
-                    Pointer(start), Pointer(end), Pointer(out), Pointer(lse), Pointer(out),
-                    Pointer(lse), np.float32(scale * LOG2_E),
-                    0 if start.shape[0] == 1 else rows, rows, heads // k.shape[1],
-                    width, block_n, stages, state is not None, state is not None,
-                )  # fmt: skip
+    for _ in _programs(names, -(-rows // 128), heads, batch):
+        names["hopper_forward_kernel"](
+            Descriptor(q, 64), Descriptor(k, block_n), Descriptor(v, block_n), Pointer(start),
+            Pointer(end), Pointer(out), Pointer(lse), Pointer(out), Pointer(lse),
+            np.float32(scale * LOG2_E), 0 if start.shape[0] == 1 else rows, rows,
+            heads // k.shape[1], width, block_n, stages, state is not None, state is not None,
+        )  # fmt: skip
     return out, lse
+
+
+def _programs(names: dict[str, Any], *grid: int) -> Iterator[None]:
+    """Each program of the grid in turn."""
+    for at in itertools.product(*map(range, grid)):
+        names["grid"].at = tuple(Number(x) for x in at)
+        names["grid"].of = tuple(Number(x) for x in grid)
+        yield
+
+
+def run_dkv(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, lse: np.ndarray,
+    delta: np.ndarray, first: np.ndarray, stop: np.ndarray, dk: np.ndarray, dv: np.ndarray,
+    scale: float, block_m: int, stages: int, replace: dict[str, str] | None = None,
+) -> None:  # fmt: skip
+    """The kernel adds to dk and dv; ``first`` and ``stop`` are the inverse intervals."""
+    names = load_kernels(replace)
+    batch, kv_heads, keys, width = k.shape
+    strides = (kv_heads * keys * width, keys * width, width)
+    for _ in _programs(names, -(-keys // 128), kv_heads, batch):
+        names["hopper_dkv_kernel"](
+            Descriptor(q, block_m), Descriptor(dout, block_m), Descriptor(k, 64),
+            Descriptor(v, 64), Pointer(first), Pointer(stop), Pointer(lse), Pointer(delta),
+            Pointer(dk), Pointer(dv), np.float32(scale), np.float32(scale * LOG2_E), *strides,
+            *strides, 0 if first.shape[0] == 1 else keys, q.shape[2], keys,
+            q.shape[1] // kv_heads, width, block_m, stages,
+        )  # fmt: skip

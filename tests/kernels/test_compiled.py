@@ -51,7 +51,10 @@ CEILINGS: dict[str, dict[tuple[str, str, int, str], int]] = {
         ("gfx942", "dkv", 256, "float32"): 788,
     }
 }
-SPECIALISED_CEILINGS = {"3.9": {128: 216, 256: 284}}  # all of it in the loop over edge tiles
+# All of it in the loops over edge tiles, but 120 bytes of the last.
+SPECIALISED_CEILINGS = {
+    "3.9": {("forward", 128): 216, ("forward", 256): 284, ("dkv", 128): 636},
+}
 
 
 def compiled(tmp_path: Path, code: str) -> list[dict[str, Any]]:
@@ -102,28 +105,33 @@ def test_every_default(tmp_path: Path) -> None:
         hold(line)
 
 
-def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
-    """In the loop over whole tiles every exponential; the loop over edge tiles waits."""
-    code = """
+SPECIALISED = """
 import json
 from ringray_kernels.bench.compile_report import record
 from ringray_kernels.bench.compiled import Case, compile_case
 from ringray_kernels.config import BlockConfig
-for head_dim, text in ((64, "128x128/8/3"), (128, "128x128/8/2"), (256, "128x64/8/2")):
+for kernel, head_dim, text in (
+    ("forward", 64, "128x128/8/3"), ("forward", 128, "128x128/8/2"), ("forward", 256, "128x64/8/2"),
+    ("dkv", 64, "64x128/8/2"), ("dkv", 128, "64x128/8/2"),
+):
     config = BlockConfig.parse(text + "/specialised")
-    case = Case("sm_90", "forward", head_dim, config=config)
+    case = Case("sm_90", kernel, head_dim, config=config)
     with path.open("a") as file:
         file.write(json.dumps(record(case, compile_case(case))) + "\\n")
 """
+
+
+def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
+    """In the loops over whole tiles every exponential; forward's loop over edge tiles waits."""
     ceilings = SPECIALISED_CEILINGS.get(".".join(triton.__version__.split(".")[:2]))
-    for line in compiled(tmp_path, code):
+    for line in compiled(tmp_path, SPECIALISED):
         inside, exponentials = line["overlapped"]
-        assert inside * 2 == exponentials > 0, line
+        assert inside * (2 if line["kernel"] == "forward" else 1) == exponentials > 0, line
         assert not line["serialised"], line
         assert line["instructions"]["wgmma"] > 0, line
         assert line["instructions"]["bulk"] > 0, line
         if ceilings is not None:
-            assert line["inner_spilled"] <= ceilings.get(line["head_dim"], 0), line
+            assert line["inner_spilled"] <= ceilings.get((line["kernel"], line["head_dim"]), 0)
 
 
 LISTING = """

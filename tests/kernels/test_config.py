@@ -84,7 +84,7 @@ REFUSED = {
     "path: specialised is for forward": (
         "128x64/8/2/specialised", Problem("dq", 128, 2), "sm_90",
     ),
-    "path: specialised takes block_m 128": ("64x64/8/2/specialised", FORWARD, "sm_90"),
+    "path: specialised takes 128 rows": ("64x64/8/2/specialised", FORWARD, "sm_90"),
     "accumulators take": ("256x128/4/2", FORWARD, "sm_90"),
     "tiles take about": ("128x128/8/3", FORWARD, "sm_86"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The warp-specialised kernel in a model of its hardware: results, and the barrier protocol."""
+"""The warp-specialised kernels in a model of their hardware: results, and barrier protocols."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ringray_kernels import State, forward
-from ringray_kernels.intervals import intervals, visible_range
+from ringray_kernels import State, backward, delta, forward
+from ringray_kernels.intervals import intervals, inverse, visible_range
 from tests.kernels import gluon_model
 
 MASKS: dict[str, dict[str, Any]] = {
@@ -110,3 +110,55 @@ def test_the_model_finds_broken_protocols(
     want = forward(*inputs, scale=0.2, backend="reference")
     with pytest.raises(AssertionError):
         check(computed(inputs, 32, 2, replace={old: new}), want)
+
+
+def differentiated(
+    inputs: tuple[Any, ...], block: int, stages: int, **more: Any
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(got, wanted) of dk and dv, added to ones."""
+    q, k, v, start, end = inputs
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(0)).half()
+    blind = (start >= end)[0]
+    dout[:, :, blind] = 0.0
+    clean = q.nan_to_num()
+    state = forward(clean, k, v, start, end, scale=0.2, backend="reference", out_dtype=q.dtype)
+    rows = delta(dout, state.out, state.lse, backend="reference")
+    want = [torch.zeros(clean.shape), torch.ones(k.shape), torch.ones(v.shape)]
+    backward(
+        dout, clean, k, v, state.lse, rows, start, end, scale=0.2, dq=want[0], dk=want[1],
+        dv=want[2], backend="reference",
+    )  # fmt: skip
+    dout[:, :, blind] = float("nan")
+    first, stop = (x[None].numpy() for x in inverse(start[0], end[0], k.shape[2]))
+    dk, dv = torch.ones(k.shape), torch.ones(v.shape)
+    gluon_model.run_dkv(
+        dout.numpy(), q.numpy(), k.numpy(), v.numpy(), state.lse.numpy(), rows.numpy(), first, stop,
+        dk.numpy(), dv.numpy(), 0.2, block, stages, **more,
+    )  # fmt: skip
+    return [(dk, want[1]), (dv, want[2])]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_gradients_of_keys_and_values(mask: str) -> None:
+    for rows, keys, kv_heads in ((1, 1, 1), (130, 333, 1), (200, 200, 2)):
+        for got, want in differentiated(problem(mask, rows, keys, kv_heads=kv_heads), 32, 2):
+            torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+
+
+def test_gradients_where_rows_see_nothing() -> None:
+    q, k, v, start, end = problem("causal", 140, 200)
+    end[0, :50] = start[0, :50] = 0
+    q[:, :, :50] = float("nan")
+    for got, want in differentiated((q, k, v, start, end), 32, 2):
+        torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+
+
+def test_the_model_finds_a_slot_of_gradients_freed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gluon_model, "PATIENCE_S", 1.0)
+    read = "    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])\n"
+    freed = "    mbarrier.arrive(empty.index(slot), count=1)\n"
+    sleep = "    import time; time.sleep(0.05)\n"
+    broken = {read + freed: freed + sleep + read}
+    results = differentiated(problem("full", 200, 333, heads=1), 32, 2, replace=broken)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(*results[0], atol=2e-2, rtol=5e-3)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringray_kernels import Blocks, State, backward, delta, forward, testing
 from ringray_kernels.api import DTYPES, load_backend
-from ringray_kernels.backends.triton import launch
+from ringray_kernels.backends.triton import arguments
 from ringray_kernels.config import TARGETS, BlockConfig
 from ringray_kernels.config import Problem as KernelProblem
 from ringray_kernels.intervals import intervals, visible_range
@@ -186,4 +186,4 @@ def test_what_is_not_supported_is_told() -> None:
         attempt(q=q.double(), k=k.double(), v=v.double())
     config, problem = BlockConfig.parse("128x128/8/4"), KernelProblem("forward", 128, 2)
     with pytest.raises(ValueError, match="forward config 128x128/8/4: tiles take"):
-        launch.configured(config, problem, TARGETS["sm_90"])
+        arguments.configured(config, problem, TARGETS["sm_90"])

@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 
 from ringray_kernels.api import State
 from ringray_kernels.backends.triton import launch as launches
+from ringray_kernels.backends.triton.arguments import Launch, configured
 from ringray_kernels.bench.listing import (
     GCN,
     SASS,
@@ -97,7 +98,7 @@ class _Absent:
         return 0
 
 
-def launch_of(case: Case) -> tuple[launches.Launch, BlockConfig]:
+def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     """The launch of ``case`` on tensors without memory, and its configuration."""
     target, dtype = target_named(case.target), getattr(torch, case.dtype)
     rows, kv_heads, batch = 4096, 2, 1
@@ -123,7 +124,7 @@ def launch_of(case: Case) -> tuple[launches.Launch, BlockConfig]:
             -1
         ]
     problem = Problem(case.kernel, case.head_dim, dtype.itemsize, case.group)
-    config = launches.configured(case.config, problem, target)
+    config = configured(case.config, problem, target)
     return state, config
 
 

@@ -1,8 +1,8 @@
 """Triton kernels for CUDA and ROCm; on a CPU in Triton's interpreter (``TRITON_INTERPRET=1``).
 
-``forward.py`` and ``backward.py`` hold the kernels, ``tiles.py`` what they share, ``launch.py``
-what is launched, ``defaults.py`` with which blocks. docs/kernels.md says how they work and what was
-tried.
+``forward.py`` and ``backward.py`` hold the kernels, ``tiles.py`` what they share, ``hopper*.py``
+those for Hopper, ``launch.py`` what is launched, ``defaults.py`` with which blocks. docs/kernels.md
+says how they work and what was tried.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from ringray_kernels.api import State
+from ringray_kernels.backends.triton.arguments import INTERPRETED, architecture, run
 from ringray_kernels.backends.triton.launch import (
-    INTERPRETED,
-    architecture,
     delta_launch,
     dkv_launches,
     dq_launch,
     forward_launch,
-    run,
 )
 from ringray_kernels.config import Blocks, target_named
 from ringray_kernels.intervals import inverse

@@ -10,8 +10,6 @@ Edge tiles come first, one product after the other; whole tiles follow, overlapp
 visit the tiles of all 128 rows, so that each tile is loaded once.
 """
 
-from typing import TYPE_CHECKING
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -21,12 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ringray_kernels.backends.triton import tiles
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GROUPS = 2
 GROUP_ROWS = 64
@@ -282,10 +276,3 @@ def hopper_forward_kernel(
         [4, 1],
         [240, 24],
     )  # fmt: skip
-
-
-def described(x: "Tensor", rows: int, strides: list[int]) -> TensorDescriptor:
-    """``x`` (B, H, S, D), 16-bit elements, in blocks of ``rows`` rows of one head."""
-    block = [1, 1, rows, x.shape[-1]]
-    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)  # the same for fp16
-    return TensorDescriptor(x, list(x.shape), strides, block, layout)

@@ -6,9 +6,6 @@ and ``ringray_kernels.bench --compile-only`` compiles the same thing for a GPU t
 
 from __future__ import annotations
 
-import contextlib
-import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,106 +13,30 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ringray_kernels.backends.triton.backward import delta_kernel, dkv_kernel, dq_kernel
-from ringray_kernels.backends.triton.defaults import default
-from ringray_kernels.backends.triton.forward import forward_kernel
-from ringray_kernels.config import (
-    BlockConfig,
-    Blocks,
-    Kernel,
-    Problem,
-    Target,
-    head_dim_parts,
-    supports,
+from ringray_kernels.backends.triton.arguments import (
+    INTERPRETED,
+    LEAST_SCALE,
+    LOG2_E,
+    Launch,
+    bounds_of,
+    configured,
+    legal_strides,
+    problem_of,
 )
+from ringray_kernels.backends.triton.backward import delta_kernel, dkv_kernel, dq_kernel
+from ringray_kernels.backends.triton.forward import forward_kernel
+from ringray_kernels.config import BlockConfig, Blocks, Target, head_dim_parts
 
 if TYPE_CHECKING:
     from ringray_kernels.api import State
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-# The interpreter runs everything; it is asked for the tiles of a real GPU, which tests edges best.
-_INTERPRETER_TARGET = "sm_90"
-_LOG2_E = math.log2(math.e)
-# A scale of zero would make 0 * inf of a masked score; this one makes all scores equal as well.
-_LEAST_SCALE = 1e-30
 _DELTA_ROWS = 64
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch: ``kernel[grid](*arguments, **options)``."""
-
-    kernel: Any
-    grid: tuple[int, int, int]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-
-
-def architecture(device: torch.device) -> str:
-    """The name of ``device``'s architecture, as in ``config.TARGETS``."""
-    if device.type == "cpu":
-        return _INTERPRETER_TARGET
-    if torch.version.hip:
-        name: str = torch.cuda.get_device_properties(device).gcnArchName
-        return name.partition(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
-def configured(given: BlockConfig | None, problem: Problem, target: Target) -> BlockConfig:
-    """``given`` if it fits, or the default.
-
-    Raises:
-        ValueError: ``given`` cannot compute the problem on the target.
-    """
-    if given is None:
-        return default(problem, target)
-    reason = supports(given, problem, target)
-    if reason:
-        raise ValueError(f"{problem.kernel} config {given}: {reason}")
-    return given
-
-
-def run(launch: Launch, device: torch.device) -> None:
-    """Runs ``launch`` on ``device``."""
-    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with on_device:
-        launch.kernel[launch.grid](*launch.arguments, **launch.options)
-
-
-def _streamable(*tensors: Tensor) -> bool:
-    """Whether tensor descriptors can describe them."""
-    for x in tensors:
-        if x.stride(-1) != 1 or x.data_ptr() % 16:
-            return False
-        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
-            if size > 1 and (stride <= 0 or stride * x.element_size() % 16):
-                return False
-    return True
-
-
-def _legal_strides(x: Tensor) -> list[int]:
-    """The strides of ``x``; of a dimension of size 1 any that a descriptor takes will do."""
-    outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
-    return [stride if size > 1 else x.shape[-1] * 8 for size, stride in outer] + [1]
 
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """``x`` (B, H, S, D) in blocks of ``rows`` rows of one head."""
     width, _ = head_dim_parts(x.shape[-1])
-    return TensorDescriptor(x, list(x.shape), _legal_strides(x), [1, 1, rows, width])
-
-
-def _problem(kernel: Kernel, q: Tensor, k: Tensor, *streamed: Tensor) -> Problem:
-    return Problem(
-        kernel, q.shape[3], q.element_size(), q.shape[1] // k.shape[1], _streamable(*streamed)
-    )
-
-
-def _bounds(x: Tensor) -> tuple[Tensor, int]:
-    """An interval bound (B or 1, rows), and its stride from one batch entry to the next."""
-    x = x.contiguous()
-    return x, 0 if x.shape[0] == 1 else x.shape[1]
+    return TensorDescriptor(x, list(x.shape), legal_strides(x), [1, 1, rows, width])
 
 
 def _options(
@@ -156,12 +77,14 @@ def forward_launch(
     dtype: torch.dtype,
 ) -> Launch:
     """Forward into ``out`` and ``lse``, both contiguous, as are the state's; see forward_kernel."""
-    problem = _problem("forward", q, k, q, k, v)
+    problem = problem_of("forward", q, k, dtype, q, k, v)
     config = configured(blocks.forward, problem, target)
     if config.path == "specialised" and not INTERPRETED:
-        return _specialised(q, k, v, start, end, out, lse, state, scale, config)
+        from ringray_kernels.backends.triton import hopper_launch
+
+        return hopper_launch.forward(q, k, v, start, end, out, lse, state, scale, config)
     described = config.path == "descriptors"
-    (start, stride_bounds), (end, _) = _bounds(start), _bounds(end)
+    (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
     earlier_out, earlier_lse = state or (out, lse)
     return Launch(
@@ -172,7 +95,7 @@ def forward_launch(
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
             start, end, out, lse, earlier_out, earlier_lse,
-            max(abs(scale), _LEAST_SCALE) * _LOG2_E,
+            max(abs(scale), LEAST_SCALE) * LOG2_E,
             *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
@@ -181,48 +104,6 @@ def forward_launch(
             "HAS_STATE": state is not None,
             "IN_PLACE": state is not None and state.out is out,
             "NEGATE": scale < 0,
-        },
-    )  # fmt: skip
-
-
-def _specialised(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    end: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    state: State | None,
-    scale: float,
-    config: BlockConfig,
-) -> Launch:
-    """Forward with a warp that copies; see hopper_forward_kernel."""
-    from ringray_kernels.backends.triton import hopper
-
-    if scale < 0:
-        q, scale = -q, -scale
-    (start, stride_bounds), (end, _) = _bounds(start), _bounds(end)
-    earlier_out, earlier_lse = state or (out, lse)
-    return Launch(
-        hopper.hopper_forward_kernel,
-        (triton.cdiv(q.shape[2], config.block_m), q.shape[1], q.shape[0]),
-        (
-            hopper.described(q, hopper.GROUP_ROWS, _legal_strides(q)),
-            hopper.described(k, config.block_n, _legal_strides(k)),
-            hopper.described(v, config.block_n, _legal_strides(v)),
-            start, end, out, lse, earlier_out, earlier_lse,
-            max(scale, _LEAST_SCALE) * _LOG2_E,
-            stride_bounds, q.shape[2], q.shape[1] // k.shape[1],
-        ),
-        {
-            "D": q.shape[3],
-            "BLOCK_N": config.block_n,
-            "STAGES": config.stages,
-            "HAS_STATE": state is not None,
-            "IN_PLACE": state is not None and state.out is out,
-            "num_warps": config.warps // hopper.GROUPS,
-            "enable_fp_fusion": True,
         },
     )  # fmt: skip
 
@@ -243,10 +124,10 @@ def dq_launch(
     dtype: torch.dtype,
 ) -> Launch:
     """dQ added to ``dq``; it, ``lse`` and ``delta`` are contiguous; see dq_kernel."""
-    problem = _problem("dq", q, k, k, v)
+    problem = problem_of("dq", q, k, dtype, k, v)
     config = configured(blocks.dq, problem, target)
     described = config.path == "descriptors"
-    (start, stride_bounds), (end, _) = _bounds(start), _bounds(end)
+    (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
     return Launch(
         dq_kernel,
@@ -255,7 +136,7 @@ def dq_launch(
             dout, q,
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
-            lse, delta, start, end, dq, scale, scale * _LOG2_E,
+            lse, delta, start, end, dq, scale, scale * LOG2_E,
             *dout.stride(), *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
@@ -282,16 +163,22 @@ def dkv_launches(
 ) -> list[Launch]:
     """dK and dV added to ``dk`` and ``dv``, whose rows are contiguous; ``first``, ``stop`` (B or 1,
     Sk) are the query rows that see each key row; see dkv_kernel."""
-    problem = _problem("dkv", q, k, q, dout)
+    problem = problem_of("dkv", q, k, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
     described = config.path == "descriptors"
-    (first, stride_bounds), (stop, _) = _bounds(first), _bounds(stop)
+    (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
     batch, kv_heads, keys, _ = k.shape
+    if config.path == "specialised" and not INTERPRETED:
+        from ringray_kernels.backends.triton import hopper_launch
+
+        if blocks.atomic_dq:
+            raise ValueError(f"dkv config {config}: atomic_dq takes another path than specialised")
+        return [hopper_launch.dkv(dout, q, k, v, lse, delta, first, stop, dk, dv, scale, config)]
     grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
     arguments = (
         _described(dout, config.block_m) if described else dout,
         _described(q, config.block_m) if described else q,
-        k, v, lse, delta, first, stop, dq, dk, dv, scale, scale * _LOG2_E,
+        k, v, lse, delta, first, stop, dq, dk, dv, scale, scale * LOG2_E,
         *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
         *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
     )  # fmt: skip

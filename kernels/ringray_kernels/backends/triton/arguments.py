@@ -1,0 +1,96 @@
+"""What all launches share: the launch as data, the configuration, how tensors are passed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ringray_kernels.backends.triton.defaults import default
+from ringray_kernels.config import BlockConfig, Kernel, Problem, Target, supports
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+# The interpreter runs everything; it is asked for the tiles of a real GPU, which tests edges best.
+_INTERPRETER_TARGET = "sm_90"
+LOG2_E = math.log2(math.e)
+# A scale of zero would make 0 * inf of a masked score; this one makes all scores equal as well.
+LEAST_SCALE = 1e-30
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: ``kernel[grid](*arguments, **options)``."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+def architecture(device: torch.device) -> str:
+    """The name of ``device``'s architecture, as in ``config.TARGETS``."""
+    if device.type == "cpu":
+        return _INTERPRETER_TARGET
+    if torch.version.hip:
+        name: str = torch.cuda.get_device_properties(device).gcnArchName
+        return name.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def configured(given: BlockConfig | None, problem: Problem, target: Target) -> BlockConfig:
+    """``given`` if it fits, or the default.
+
+    Raises:
+        ValueError: ``given`` cannot compute the problem on the target.
+    """
+    if given is None:
+        return default(problem, target)
+    reason = supports(given, problem, target)
+    if reason:
+        raise ValueError(f"{problem.kernel} config {given}: {reason}")
+    return given
+
+
+def run(launch: Launch, device: torch.device) -> None:
+    """Runs ``launch`` on ``device``."""
+    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with on_device:
+        launch.kernel[launch.grid](*launch.arguments, **launch.options)
+
+
+def streamable(*tensors: Tensor) -> bool:
+    """Whether tensor descriptors can describe them."""
+    for x in tensors:
+        if x.stride(-1) != 1 or x.data_ptr() % 16:
+            return False
+        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
+            if size > 1 and (stride <= 0 or stride * x.element_size() % 16):
+                return False
+    return True
+
+
+def legal_strides(x: Tensor) -> list[int]:
+    """The strides of ``x``; of a dimension of size 1 any that a descriptor takes will do."""
+    outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    return [stride if size > 1 else x.shape[-1] * 8 for size, stride in outer] + [1]
+
+
+def problem_of(
+    kernel: Kernel, q: Tensor, k: Tensor, dtype: torch.dtype, *streamed: Tensor
+) -> Problem:
+    """What a configuration has to fit; ``streamed`` is what descriptors would describe."""
+    return Problem(
+        kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed)
+    )
+
+
+def bounds_of(x: Tensor) -> tuple[Tensor, int]:
+    """An interval bound (B or 1, rows), and its stride from one batch entry to the next."""
+    x = x.contiguous()
+    return x, 0 if x.shape[0] == 1 else x.shape[1]
