@@ -70,7 +70,7 @@ def test_who_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CONTENDERS, "spoilt", Spoilt())
     records = measured(BACKWARD, "spoilt", "ringray")
     assert records["spoilt"].status == "wrong"
-    assert "dq is off by 5.0e-02, limit 9.8e-03" in str(records["spoilt"].reason)
+    assert "dq is off by 5.0e-02, limit 1.2e-02" in str(records["spoilt"].reason)
     assert records["spoilt"].median_ms is None
     assert records["ringray"].status == "ok"
     lines = "\n".join(report.table(list(records.values())))

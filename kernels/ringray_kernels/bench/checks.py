@@ -26,7 +26,7 @@ _RANDOM_ROWS = 96
 _ELEMENTS = 1 << 25  # of one chunk of scores
 _FP64_ROWS = 16 * 1024  # longer 16-bit problems are checked in fp32, thousands of times finer
 _FP32_LIMIT = 2e-5
-_HALF_LIMIT = 1.25  # in eps of the dtype: just below 1% for bf16, of which kernels take a third
+_HALF_LIMIT = 1.5  # in eps of the dtype: 1.2% for bf16, of which GPU kernels take a third
 
 
 @dataclass(frozen=True)
