@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import ringray_kernels
+from ringray_kernels.backends.triton.defaults import SPECIALISED
 from ringray_kernels.bench.flex import flex
 from ringray_kernels.config import Blocks
 from ringray_kernels.intervals import intervals
@@ -104,6 +105,23 @@ class Ringray:
             return {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
 
         return backward
+
+
+@dataclass(frozen=True)
+class Specialised(Ringray):
+    """Ours on Hopper, with a warp that copies."""
+
+    def unsupported(self, point: Point, device: torch.device) -> str | None:
+        if self.backend_on(device) != "triton" or torch.version.hip is not None:
+            return "for Hopper GPUs only"
+        if torch.cuda.get_device_capability(device) != (9, 0):
+            return "for Hopper GPUs only"
+        if point.head_dim not in SPECIALISED or point.dtype == "float32":
+            return f"for 16 bits and head dims {', '.join(map(str, SPECIALISED))}"
+        return None
+
+    def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
+        return Ringray(SPECIALISED[point.head_dim], self.backend).prepare(point, inputs)
 
 
 @dataclass(frozen=True)
@@ -276,6 +294,7 @@ def _flex() -> Autograd:
 CONTENDERS: dict[str, Contender] = {
     "ringray": Ringray(),
     "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
+    "ringray-specialised": Specialised(),
     "sdpa-flash": _sdpa(SDPBackend.FLASH_ATTENTION),
     "sdpa-cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
     "sdpa-efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),

@@ -6,7 +6,15 @@ docs/kernels.md), not yet measured on a GPU, except where a line says so.
 
 from __future__ import annotations
 
-from ringray_kernels.config import BlockConfig, Kernel, Problem, Target, head_dim_parts, supports
+from ringray_kernels.config import (
+    BlockConfig,
+    Blocks,
+    Kernel,
+    Problem,
+    Target,
+    head_dim_parts,
+    supports,
+)
 
 # By family and kernel: (largest head dim, configuration), in the order in which they are tried.
 _HOPPER: dict[Kernel, list[tuple[int, str]]] = {
@@ -63,6 +71,13 @@ _WIDE: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [(64, "64x32/8/2"), (128, "32x16/8/2"), (256, "16x16/8/2"), (256, "16x16/8/1")],
     "dq": [(64, "32x32/4/2"), (128, "16x32/4/2"), (256, "16x16/8/1")],
     "dkv": [(64, "32x32/4/2"), (128, "16x32/8/1/split"), (256, "16x16/8/1")],
+}
+
+# Hopper's kernels with a warp that copies, by head dim. Not the defaults before they are measured.
+SPECIALISED = {
+    64: Blocks.parse("forward=128x128/8/3/specialised,dkv=64x128/8/2/specialised"),
+    128: Blocks.parse("forward=128x128/8/2/specialised,dkv=64x128/8/2/specialised"),
+    256: Blocks.parse("forward=128x64/8/2/specialised"),
 }
 
 
