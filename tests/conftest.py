@@ -26,3 +26,16 @@ def ringray_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.delenv(name, raising=False)
         yield home
     assert os.environ.get("RINGRAY_HOME") != str(home)
+
+
+@pytest.fixture(autouse=True)
+def interpreter_kept() -> Iterator[None]:
+    """No test leaves Triton's interpreter switched for the processes of the next."""
+    before = os.environ.get("TRITON_INTERPRET")
+    yield
+    after = os.environ.get("TRITON_INTERPRET")
+    if before is None:
+        os.environ.pop("TRITON_INTERPRET", None)
+    else:
+        os.environ["TRITON_INTERPRET"] = before
+    assert after == before, f"TRITON_INTERPRET is {after!r} after the test, {before!r} before it"

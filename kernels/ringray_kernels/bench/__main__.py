@@ -54,9 +54,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _compile_only(args: argparse.Namespace) -> int:
-    # In the interpreter nothing would be compiled.
-    os.environ.pop("TRITON_INTERPRET", None)
-    from ringray_kernels.bench import compile_report
     from ringray_kernels.config import TARGETS
 
     unknown = [name for name in args.target or () if name not in TARGETS]
@@ -65,6 +62,10 @@ def _compile_only(args: argparse.Namespace) -> int:
     wrong = [dim for dim in args.head_dim or () if not 1 <= dim <= 256]
     if wrong:
         raise _Usage(f"--head-dim: got {wrong[0]}, expected 1 to 256")
+    # In the interpreter nothing would be compiled.
+    os.environ.pop("TRITON_INTERPRET", None)
+    from ringray_kernels.bench import compile_report
+
     return compile_report.main(
         args.target or compile_report.TARGETS,
         args.head_dim or compile_report.HEAD_DIMS,
