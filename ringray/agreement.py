@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ringray.comm import Comm
 
 _REJECTED = -1
-_FIELDS = 17  # the signature's fields and the version
+_FIELDS = 18  # the signature's fields and the version
 
 
 def enabled() -> bool:

@@ -5,7 +5,6 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,18 +12,16 @@ import torch
 from torch import Tensor
 
 from ringray import partition as partitions
+from ringray import passes, walk
+from ringray import transport as transports
 from ringray.agreement import agree
 from ringray.comm import connect
-from ringray.errors import nearest
-from ringray.geometry import Mask
+from ringray.geometry import Deal, Mask
 from ringray.job import Job
-from ringray.transport import TRANSPORTS
 from ringray_kernels.api import check_blocks, check_qkv, resolve_backend
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import torch.distributed as dist
 
     from ringray.comm import Comm
@@ -43,6 +40,7 @@ def ring_attention(
     seq_len: int | None = None,
     scale: float | None = None,
     transport: str = "ring",
+    backward: str = "auto",
     backend: str = "auto",
     blocks: Blocks | int | None = None,
     return_lse: bool = False,
@@ -64,7 +62,11 @@ def ring_attention(
             decreasing, on any device, shared by all batch rows. A query sees its own document.
         seq_len: true global length (tokens) when the shards hold padding; None means N * S.
         scale: factor on q . k before the softmax; None is 1 / sqrt(D).
-        transport: how K/V reach the other ranks, a name of ``ringray.transport.TRANSPORTS``.
+        transport: how K/V reach the other ranks, a name of ``ringray.transport.TRANSPORTS``, or one
+            with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``.
+        backward: what travels in the backward pass: ``planned`` (K/V walk afresh, dK/dV follow),
+            ``reverse`` (K/V walk back from where they went last; keeps one chunk more), or
+            ``query-side`` (Q, dO and dQ travel, K/V stay); ``auto`` is ``planned``.
         backend: what computes on this rank: ``auto`` or a name of ``ringray_kernels.backends``.
         blocks: how a backend cuts its work, the same on every rank; None is the backend's default.
             ``triton`` takes a ``ringray.Blocks``, ``aten`` query rows per fused call (``reference``
@@ -83,17 +85,17 @@ def ring_attention(
     comm = connect(group)
     try:
         check_qkv(q, k, v)
-        check_transport(transport)
         job = _job(
             q, k, comm, partition=partition, causal=causal, window=window, cu_seqlens=cu_seqlens,
-            seq_len=seq_len, scale=scale, backend=backend, blocks=blocks,
+            seq_len=seq_len, scale=scale, transport=transport, backward=backward, backend=backend,
+            blocks=blocks,
         )  # fmt: skip
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         agree(comm, None, error, device=getattr(q, "device", torch.device("cpu")))
         raise
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     agree(comm, _signature(job, q, k, transport, needs_grad), None, device=q.device)
-    out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, job, comm, transport))
+    out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, job, comm))
     return (out, lse) if return_lse else out
 
 
@@ -108,6 +110,8 @@ def _job(
     cu_seqlens: Tensor | None,
     seq_len: int | None,
     scale: float | None,
+    transport: str,
+    backward: str,
     backend: str,
     blocks: Blocks | int | None,
 ) -> Job:
@@ -137,27 +141,24 @@ def _job(
         )
     backend = resolve_backend(backend, q)
     check_blocks(blocks, backend)
-    return Job(
-        partition=partition,
-        padded=padded,
-        world_size=comm.world_size,
-        rank=comm.rank,
+    batch, heads, _, head_dim = q.shape
+    kv_heads = k.shape[1]
+    exchange = transports.plan(transport, comm.world_size, heads, kv_heads)
+    fold = exchange.fold
+    job = Job(
+        deal=Deal(partition, padded, comm.world_size // fold, fold),
+        rank=comm.rank // fold,
         mask=Mask(length, causal, window, document_boundaries(cu_seqlens, length)),
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+        exchange=exchange,
+        backward=walk.resolve_backward(backward, transport, gathers=bool(exchange.heads_at_once)),
+        costs=walk.costs(q.element_size(), batch, heads // fold, kv_heads // fold, head_dim),
+        scale=head_dim**-0.5 if scale is None else float(scale),
         backend=backend,
         blocks=blocks,
-        itemsize=q.element_size(),
     )
-
-
-def check_transport(name: str) -> None:
-    """ValueError unless ``name`` is a registered transport."""
-    if not isinstance(name, str) or name not in TRANSPORTS:
-        hint = nearest(str(name), TRANSPORTS)
-        raise ValueError(
-            f"transport: got {name!r}, expected one of {', '.join(TRANSPORTS)}"
-            + (f"; did you mean {hint!r}?" if hint else "")
-        )
+    _ = job.walks  # says why, if the backward walk cannot be
+    comm.check(q.device, staged=exchange.staged)
+    return job
 
 
 def document_boundaries(cu_seqlens: Tensor | None, seq_len: int) -> tuple[int, ...] | None:
@@ -187,13 +188,14 @@ def _signature(job: Job, q: Tensor, k: Tensor, transport: str, needs_grad: bool)
         "rows per rank": q.shape[2],
         "head_dim": q.shape[3],
         "dtype": str(q.dtype).removeprefix("torch."),
-        "partition": job.partition,
+        "partition": job.deal.partition,
         "causal": job.mask.causal,
         "window": job.mask.window,
         "seq_len": job.mask.seq_len,
         "cu_seqlens": job.mask.documents,
         "scale": job.scale,
         "transport": transport,
+        "backward": job.backward,
         "backend": job.backend,
         "blocks": _said(job.blocks),
         "requires_grad": needs_grad,
@@ -205,31 +207,27 @@ def _said(blocks: Blocks | int | None) -> str | int | None:
     return (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
 
 
-def _transport(name: str) -> ModuleType:
-    return importlib.import_module(TRANSPORTS[name])
-
-
 class _RingAttention(torch.autograd.Function):
-    """Saves this rank's inputs, its output and lse; nothing of other ranks is kept."""
+    """Saves what the transport's backward pass needs: this rank's inputs, output and lse, and for
+    some transports what this rank received; see ``ringray.passes``."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm, transport: str
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _transport(transport).forward(q, k, v, job, comm)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.job, ctx.comm, ctx.transport = job, comm, transport
+        out, lse, saved = passes.forward(q, k, v, job, comm)
+        ctx.save_for_backward(*saved)
+        ctx.job, ctx.comm, ctx.dtype = job, comm, q.dtype
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
+        ctx.shape = out.shape
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        saved = ctx.saved_tensors
         if dout is None:  # only lse was used, and it carries no gradient
-            dout = torch.zeros_like(out)
-        dq, dk, dv = _transport(ctx.transport).backward(
-            dout.to(q.dtype), q, k, v, out, lse, ctx.job, ctx.comm
-        )
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+            dout = torch.zeros(ctx.shape, dtype=ctx.dtype, device=saved[0].device)
+        gradients = passes.backward(dout.to(ctx.dtype), saved, ctx.job, ctx.comm)
+        return (*(x.to(ctx.dtype) for x in gradients), None, None)

@@ -1,105 +1,114 @@
-"""Talking to the other ranks of a ring: one batch of sends and receives per hop, behind one object.
+"""Talking to the other ranks of a ring: batches of sends and receives, behind one object.
 
 ``connect(group)`` gives a ``Comm``; without a process group, or in a group of one, it is a null
 ring through which the same code computes locally. All ranks post the same batches in the same
 order: unbatched or differently ordered sends deadlock on NCCL.
+
+On CUDA a batch begins when what is queued on the current stream has ended and then runs on NCCL's
+own stream, beside what is queued afterwards; ``wait`` makes the current stream wait for it, never
+the host or the device. Process groups made with ``is_high_priority_stream`` (the platform's are)
+let it go before the kernels that it hides behind.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringray import staging
+from ringray.messages import METER, Batch, Meter, Pending
 
-@dataclass
-class Meter:
-    """What one rank moved and how long it waited, since the meter was made.
-
-    ``sent_bytes``: payload handed to the network. ``messages``: sends. ``wait_s``: seconds the host
-    blocked for messages; on CUDA waiting happens on the device and is not seen here.
-    """
-
-    sent_bytes: int = 0
-    messages: int = 0
-    wait_s: float = 0.0
-
-    def snapshot(self) -> Meter:
-        """The counts so far."""
-        return replace(self)
-
-    def since(self, earlier: Meter) -> Meter:
-        """What was counted after ``earlier`` was taken."""
-        return Meter(
-            self.sent_bytes - earlier.sent_bytes,
-            self.messages - earlier.messages,
-            self.wait_s - earlier.wait_s,
-        )
-
-
-@dataclass
-class Batch:
-    """Sends and receives of one hop, in an order that all ranks share."""
-
-    operations: list[tuple[bool, Tensor, int]] = field(default_factory=list)
-
-    def send(self, tensor: Tensor, to: int) -> None:
-        """Send a contiguous tensor to a rank; it must not change until the batch has ended."""
-        assert tensor.is_contiguous()
-        self.operations.append((True, tensor, to))
-
-    def receive(self, tensor: Tensor, source: int) -> None:
-        """Receive into a contiguous tensor from a rank."""
-        assert tensor.is_contiguous()
-        self.operations.append((False, tensor, source))
-
-
-class Pending:
-    """A posted batch. ``wait`` returns when its tensors may be used (on CUDA: by this stream)."""
-
-    def __init__(self, works: list[dist.Work], batch: Batch, meter: Meter) -> None:
-        self._works, self._batch, self._meter = works, batch, meter
-
-    def wait(self) -> None:
-        """Block until all sends and receives of the batch have ended."""
-        began = time.perf_counter()
-        for work in self._works:
-            work.wait()
-        self._meter.wait_s += time.perf_counter() - began
-        self._works = []
+__all__ = ["METER", "Batch", "Comm", "Meter", "Pending", "connect"]
 
 
 class Comm:
-    """The ranks of one ring, seen from one of them."""
+    """The ranks of one ring, seen from one of them.
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self.rank = dist.get_rank(group) if group is not None else 0
-        self.world_size = dist.get_world_size(group) if group is not None else 1
+    ``fold`` and ``place`` make it a part of a larger ring: rank r of this one is rank
+    ``r * fold + place`` of the group. ``through_host``: messages are staged in host memory.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        *,
+        fold: int = 1,
+        place: int = 0,
+        size: int | None = None,
+        through_host: bool = False,
+    ) -> None:
+        self._group, self._fold, self._place = group, fold, place
+        self._through_host = through_host
+        rank = dist.get_rank(group) if group is not None else 0
+        everyone = dist.get_world_size(group) if group is not None else 1
+        self.rank = (rank - place) // fold
+        self.world_size = everyone if size is None else size
         self.meter = METER
+
+    def check(self, device: torch.device, *, staged: bool) -> None:
+        """ValueError where the group's backend cannot send tensors of ``device``."""
+        if self._group is None:
+            return
+        backend = dist.get_backend(self._group)
+        if staged and backend != "gloo":
+            raise ValueError(
+                "transport 'staged' sends from host memory, which needs a gloo group; got "
+                f"{backend} (torch.distributed.new_group(backend='gloo') makes one)"
+            )
+        if not staged and backend == "gloo" and device.type == "cuda":
+            raise ValueError(
+                "group: gloo cannot send tensors of a GPU; take transport 'staged' or an nccl group"
+            )
+
+    def staged(self) -> Comm:
+        """The same ranks, with messages that go through host memory."""
+        return Comm(
+            self._group, fold=self._fold, place=self._place, size=self.world_size, through_host=True
+        )
+
+    def folded(self, fold: int) -> tuple[Comm, Comm]:
+        """Two dimensions: the ``fold`` neighbouring ranks that this one is among, and the ring of
+        the ranks that have its place among theirs."""
+        at, place = divmod(self.rank, fold)
+        host = self._through_host
+        near = Comm(self._group, place=at * fold, size=fold, through_host=host)
+        far = Comm(
+            self._group, fold=fold, place=place, size=self.world_size // fold, through_host=host
+        )
+        return near, far
+
+    def computing(self, step: int, owner: int) -> AbstractContextManager[None]:
+        """Around the computation of one step with one rank's chunk, for the timeline."""
+        if self.meter.timeline is None:
+            return nullcontext()
+        return self.meter.timeline.span("compute", f"step {step}, chunk {owner}")
 
     def post(self, batch: Batch) -> Pending:
         """Start all operations of a batch at once."""
         if not batch.operations:
-            return Pending([], batch, self.meter)
+            return Pending((), batch)
         assert self._group is not None, "a null ring has nobody to talk to"
+        self.meter.sent_bytes += batch.sent_bytes
+        self.meter.messages += sum(is_send for is_send, _, _ in batch.operations)
+        if self._through_host:
+            return staging.post(batch, self._start)
+        return Pending(self._start(batch), batch)
+
+    def _start(self, batch: Batch) -> list[dist.Work]:
+        assert self._group is not None
         operations = [
             dist.P2POp(
                 dist.isend if is_send else dist.irecv,
                 tensor,
-                dist.get_global_rank(self._group, peer),
+                dist.get_global_rank(self._group, peer * self._fold + self._place),
                 self._group,
             )
             for is_send, tensor, peer in batch.operations
         ]
-        for is_send, tensor, _ in batch.operations:
-            if is_send:
-                self.meter.sent_bytes += tensor.numel() * tensor.element_size()
-                self.meter.messages += 1
-        return Pending(dist.batch_isend_irecv(operations), batch, self.meter)
+        return dist.batch_isend_irecv(operations)
 
     def gather_integers(self, values: list[int], device: torch.device) -> list[list[int]]:
         """Every rank's ``values`` (the same count everywhere), by rank."""
@@ -122,9 +131,6 @@ class Comm:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         dist.all_gather(parts, tensor, group=self._group)
         return parts
-
-
-METER = Meter()  # this process: one rank
 
 
 def connect(group: dist.ProcessGroup | None) -> Comm:

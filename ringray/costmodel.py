@@ -1,33 +1,31 @@
 """What a trial costs before it runs: exact FLOPs and bytes, predicted memory and time.
 
 FLOPs and traffic are counted, not estimated: they come from the same tables that the ring executes.
-Memory adds up the buffers that the ring and the fused call hold at once. Time is the only guess:
-the work of each hop over a rate, or its transfer over a bandwidth, whichever is longer. Imports
-neither torch nor ray.
+Memory adds up what is live at each step (``ringray.memory``). Time is the only guess: the work of
+each step over a rate, or its transfers over a bandwidth, whichever is longer. Imports neither torch
+nor ray.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ringray import walk
+from ringray import memory, transport, walk
+from ringray.geometry import Deal
+from ringray.memory import Sizes, Walked
+from ringray.route import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
     from ringray.geometry import Mask
+    from ringray.transport import Exchange
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-FP32 = 4
-TENSORS = 2  # K and V, or dK and dV
 BACKWARD_FLOPS = 2.5  # five matrix products against two
-CALL_ELEMENTS = 1 << 19  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
 
 
 @dataclass(frozen=True)
@@ -94,70 +92,82 @@ class Shape:
     head_dim: int
     dtype: str
     backward: bool
-
-
-class _Tables(NamedTuple):
-    """One pass of one geometry, ``[rank, hop]``: visible pairs, and rows held at each hop."""
-
-    visible: NDArray[np.float64]
-    held: NDArray[np.float64]
-    sums: NDArray[np.float64]
-    sent: walk.Sent
-    total_visible: int
-    direction: int
-
-
-@lru_cache(maxsize=16)
-def _tables(
-    partition: str, padded: int, ranks: int, mask: Mask, which: walk.Pass, itemsize: int
-) -> _Tables:
-    pairs, up, down = walk.directions(partition, padded, ranks, mask)
-    moved, counted = walk.cheaper(up, down, which, itemsize, FP32)
-    owner = walk.chunk_at(ranks, moved.direction)
-    rank, hop = np.arange(ranks)[:, None], np.arange(ranks)[None, :]
-    return _Tables(
-        pairs.visible[rank, owner].astype(np.float64),
-        moved.kv_rows[owner, hop].astype(np.float64),
-        moved.sum_rows[owner, hop].astype(np.float64),
-        counted,
-        int(pairs.visible.sum()),
-        moved.direction,
-    )
+    transport: str = "ring"
+    walk_back: str = "auto"
 
 
 def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Hardware) -> Cost:
-    """The cost of one trial of ``shape`` on a ring of ``hardware``."""
+    """The cost of one trial of ``shape`` on a ring of ``hardware``.
+
+    Raises:
+        ValueError: the transport does not fit the ring and heads, or the walk back is impossible.
+    """
+    exchange = transport.plan(shape.transport, shape.ranks, shape.heads, shape.kv_heads)
+    fold = exchange.fold
+    deal = Deal(partition, padded, shape.ranks // fold, fold)
     itemsize = ITEMSIZE[shape.dtype]
-    forward = _tables(partition, padded, shape.ranks, mask, "forward", itemsize)
-    passes = [(forward, 1.0)]
+    sizes = Sizes(
+        shape.batch, shape.heads // fold, shape.kv_heads // fold, shape.head_dim, deal.rows,
+        itemsize, shape.threads, hardware.name == "cpu",
+    )  # fmt: skip
+    row_costs = walk.costs(itemsize, sizes.batch, sizes.heads, sizes.kv_heads, sizes.head_dim)
+    backward = walk.resolve_backward(
+        shape.walk_back, shape.transport, gathers=bool(exchange.heads_at_once)
+    )
+    walks = walk.choose(deal, mask, exchange.routes, backward, row_costs)
+    passes: list[tuple[walk.Traffic, walk.Pass, walk.Weights]] = [
+        (walks.forward, "forward", row_costs.forward)
+    ]
     if shape.backward:
-        backward = _tables(partition, padded, shape.ranks, mask, "backward", itemsize)
-        passes.append((backward, BACKWARD_FLOPS))
+        passes.append((walks.backward, "backward", walks.backward_weights))
 
     pair_flops = 4 * shape.head_dim * shape.heads * shape.batch
-    row_elements = TENSORS * shape.kv_heads * shape.head_dim * shape.batch
+    visible = walks.forward.visible
+    total_visible = int(visible.sum())
+    groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
     flops = sent_bytes = messages = 0
     seconds = 0.0
-    for tables, factor in passes:
-        flops += int(factor * 2) * tables.total_visible * pair_flops // 2
-        sent_bytes += row_elements * (tables.sent.kv_rows * itemsize + tables.sent.sum_rows * FP32)
-        messages += TENSORS * tables.sent.messages
-        rate = _rate(shape, hardware) * (1.0 if factor == 1.0 else hardware.backward)
+    for moved, which, weights in passes:
+        factor = 1.0 if which == "forward" else BACKWARD_FLOPS
+        flops += int(factor * 2) * total_visible * pair_flops // 2
+        sent = moved.sent(which)
+        sent_bytes += sent.bytes(weights) * fold
+        messages += walks.tensors(which) * groups * fold
+        rate = _rate(shape, hardware) * (1.0 if which == "forward" else hardware.backward)
+        tables = memory.walked(moved, deal.rows, backward=which == "backward")
         seconds += _critical_path(
-            tables, pair_flops * factor / rate, row_elements, itemsize, hardware
+            tables, pair_flops / fold * factor / rate, weights, hardware, groups
         )
-    work = forward.visible.sum(1)
-    direct = shape.ranks == 1 and mask.window is None and mask.documents is None
+    exchanged = _heads_for_rows(shape, itemsize, fold, padded)
+    sent_bytes += exchanged.sent_bytes
+    messages += exchanged.messages
+    seconds += exchanged.sent_bytes / shape.ranks / hardware.bandwidth
+    work = visible[walks.forward.route.owner, np.arange(visible.shape[1])].sum(1)
     return Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=_peak_memory(
-            padded // shape.ranks, shape, passes, itemsize, hardware, direct=direct
-        ),
+        peak_memory_bytes=_peak_memory(sizes, shape, exchange, walks, mask),
         time_ms=seconds * 1e3,
         balance=float(work.mean() / work.max()),
     )
+
+
+class _Moved(NamedTuple):
+    sent_bytes: int
+    messages: int
+
+
+def _heads_for_rows(shape: Shape, itemsize: int, fold: int, padded: int) -> _Moved:
+    """What all ranks send when ``fold`` of them exchange heads for rows and back again: Q, K, V
+    there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype."""
+    query = shape.batch * shape.heads * shape.head_dim * padded * itemsize
+    key = shape.batch * shape.kv_heads * shape.head_dim * padded * itemsize
+    lse = shape.batch * shape.heads * padded * walk.FP32
+    moved, tensors = 2 * query + 2 * key + lse, 5
+    if shape.backward:
+        moved, tensors = moved + 2 * query + 2 * key, tensors + 4
+    return _Moved(moved * (fold - 1) // fold, tensors * shape.ranks * (fold - 1))
 
 
 def _rate(shape: Shape, hardware: Hardware) -> float:
@@ -169,79 +179,49 @@ def _rate(shape: Shape, hardware: Hardware) -> float:
 
 
 def _critical_path(
-    tables: _Tables, seconds_per_pair: float, row_elements: int, itemsize: int, hardware: Hardware
+    tables: Walked, seconds_per_pair: float, weights: walk.Weights, hardware: Hardware, groups: int
 ) -> float:
-    """Seconds of the slowest rank: at each hop it computes while the next hop's rows arrive."""
+    """Seconds of the slowest rank: at each step it computes while the next step's rows arrive.
+
+    ``groups``: of heads, each of which walks for itself; then one computes while the next arrives.
+    """
     compute = tables.visible * seconds_per_pair
-    moved = tables.held * (row_elements * itemsize) + tables.sums * (row_elements * FP32)
-    arriving = np.zeros_like(moved)
-    arriving[:, :-1] = moved[:, 1:]
+    arriving = tables.chunks_in * weights.chunk + tables.sums_in * weights.sums
     transfer = arriving / hardware.bandwidth + hardware.latency * (arriving > 0)
-    return float(np.maximum(compute, transfer).sum(1).max())
+    if groups == 1:
+        return float(np.maximum(compute, transfer).sum(1).max())
+    computing, moving = compute.sum(1), transfer.sum(1)
+    return float((np.maximum(computing, moving) + moving / groups).max())
 
 
 def _peak_memory(
-    shard: int,
-    shape: Shape,
-    passes: list[tuple[_Tables, float]],
-    itemsize: int,
-    hardware: Hardware,
-    *,
-    direct: bool,
+    sizes: Sizes, shape: Shape, exchange: Exchange, walks: walk.Walks, mask: Mask
 ) -> int:
-    """Bytes of the largest rank: its shard, the accumulators, and the hop with most at hand.
-
-    ``direct``: nothing is merged, so the output is written in its own dtype at once.
-    """
-    query = shape.batch * shape.heads * shard * shape.head_dim
-    key = shape.batch * shape.kv_heads * shard * shape.head_dim
-    lse = shape.batch * shape.heads * shard * FP32
-    row = TENSORS * shape.batch * shape.kv_heads * shape.head_dim
-    inputs = (query + TENSORS * key) * itemsize
-    narrow = itemsize != FP32  # then results are other tensors than their accumulators
-    call = query
-    if hardware.name == "cpu":
-        entry = shape.heads // shape.kv_heads * shard * shape.head_dim
-        call = entry * min(shape.batch * shape.kv_heads, max(1, CALL_ELEMENTS // entry))
-
-    forward = passes[0][0]
-    hops = _chunks(forward, shard).max() * row * itemsize
-    last = forward.held.max() * row * itemsize
-    if direct:
-        peak = inputs + query * itemsize + lse + call * itemsize
+    """Bytes of the largest rank's tensors, its inputs included."""
+    backward = walks.backward if shape.backward else None
+    if exchange.heads_at_once is not None:
+        inside = memory.gathered_peak(
+            sizes, walks.forward, exchange.heads_at_once, backward=shape.backward
+        )
     else:
-        # A call's output, and then its packed K and V or the output in fp32 to be merged.
-        part = call * (itemsize + (FP32 if narrow else 0))
-        ending = last + (query * itemsize if narrow else 0)
-        peak = inputs + query * FP32 + lse + max(hops + part, ending)
-    if len(passes) > 1:
-        backward = passes[1][0]
-        kept = inputs + 2 * query * itemsize + lse  # with out and dout
-        gradients = (query + TENSORS * key) * FP32
-        walking = _chunks(backward, shard) * row * itemsize + _sums(backward) * row * FP32
-        part = call * (3 * itemsize + (FP32 if narrow else 0))
-        results = inputs if narrow else 0
-        delta = (2 if narrow else 1) * query * FP32
-        peak = max(peak, kept + gradients + max(walking.max() + part, results), kept + delta)
-    return int(peak)
+        plain = mask.window is None and mask.documents is None
+        inside = memory.walked_peak(
+            sizes,
+            walks.forward,
+            backward,
+            walks.backward_weights,
+            queries_travel=walks.travelling == "queries",
+            merges=walks.forward.route.ranks > 1 or not plain,
+            kept_rows=_kept_rows(walks) if shape.backward else 0,
+        )
+    if exchange.fold == 1:
+        return int(inside)
+    return int(memory.folded_peak(sizes, inside, exchange.fold, backward=shape.backward))
 
 
-def _chunks(tables: _Tables, shard: int) -> NDArray[np.float64]:
-    """Rows of K/V that a rank holds beside its own, ``[rank, hop]``: what it computes with, what
-    arrives, and a packed copy of what it sends on, where that is less than what it holds."""
-    arriving = np.zeros_like(tables.held)
-    arriving[:, :-1] = tables.held[:, 1:]
-    sending = np.roll(arriving, -tables.direction, 0)
-    has = tables.held.copy()
-    has[:, 0] = shard
-    packed = np.where(sending < has, sending, 0.0)
-    return np.concatenate([tables.held + arriving + packed, np.zeros((len(has), 1))], 1)
-
-
-def _sums(tables: _Tables) -> NDArray[np.float64]:
-    """Rows of travelling dK/dV that a rank holds, ``[rank, hop]``, and a last hop for the way home:
-    the sum that it makes, the one that leaves and the one that arrives."""
-    made = np.concatenate([tables.sums, np.zeros((len(tables.sums), 1))], 1)
-    leaving = np.zeros_like(made)
-    leaving[:, 1:] = made[:, :-1]
-    return made + leaving + np.roll(leaving, tables.direction, 0)
+def _kept_rows(walks: walk.Walks) -> int:
+    """Rows of K/V that a rank keeps between the passes beside its own."""
+    moved = walks.backward
+    kept = [lane.first for lane in moved.route.lanes if lane.source == KEPT]
+    rows = np.maximum(moved.held[1] - moved.held[0], 0)[:, kept]
+    return int(rows.max(initial=0)) * len(kept)

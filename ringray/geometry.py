@@ -1,11 +1,12 @@
-"""Which keys each rank sees of each other rank, in closed form: no rows are ever listed.
+"""Who sees what of whom, in closed form: no rows are ever listed.
 
 The ranges of a partition share one step, so "query p sees key k" between two ranges depends on
 the difference of two indices alone, and the visible pairs and the needed key rows have formulas.
 Everything the planner says (FLOPs, balance, traffic) and everything the ring sends comes from here.
 Imports numpy only.
 
-Arrays are indexed ``[query rank, key rank]`` and are int64; rows are local rows of the key rank.
+Arrays are int64 and indexed ``[visiting rank, owner]``: keys travel from their owner to the ranks
+whose queries see them, or queries to the ranks whose keys they see; rows are the owner's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -67,11 +68,50 @@ class Mask:
         return self.documents if self.documents is not None else (0, self.seq_len)
 
 
-class Pairs(NamedTuple):
-    """What ranks see of each other, ``[query rank, key rank]``.
+@dataclass(frozen=True)
+class Deal:
+    """How the positions of a sequence lie on the ranks of a ring.
 
-    ``visible``: visible (query, key) pairs. ``first``, ``stop``: the hull of local key rows that
-    some query row sees, half-open; ``stop <= first`` where none is seen (then both are 0).
+    ``padded``: length that is dealt (tokens). ``ranks``: of the ring. ``fold``: shards that each of
+    them holds: 1, or the Ulysses degree, when consecutive shards have come together by an exchange
+    of heads for rows.
+    """
+
+    partition: str
+    padded: int
+    ranks: int
+    fold: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows that each rank of the ring holds."""
+        return self.padded // self.ranks
+
+    def ranges(self, rank: int) -> tuple[range, ...]:
+        """Positions of a rank: disjoint ranges of one step, whose sorted union it holds."""
+        if self.ranks == 1:
+            return (range(self.padded),)
+        rule, world_size = partitions.get(self.partition), self.ranks * self.fold
+        shards = range(rank * self.fold, (rank + 1) * self.fold)
+        dealt = [one for shard in shards for one in rule.ranges(self.padded, world_size, shard)]
+        joined: list[range] = []
+        for one in sorted((one for one in dealt if one), key=lambda one: one.start):
+            if joined and one.step == 1 and joined[-1].stop == one.start:
+                joined[-1] = range(joined[-1].start, one.stop)
+            else:
+                joined.append(one)
+        return tuple(joined)
+
+
+Travelling = Literal["keys", "queries"]
+
+
+class Pairs(NamedTuple):
+    """What ranks see of each other, ``[visiting rank, owner]``.
+
+    ``visible``: visible (query, key) pairs. ``first``, ``stop``: the hull of the owner's rows that
+    the visiting rank computes with, half-open; ``stop <= first`` where there is none (then both are
+    0).
     """
 
     visible: Ints
@@ -84,14 +124,16 @@ def _brief(values: tuple[int, ...]) -> str:
 
 
 @lru_cache(maxsize=512)
-def _pieces(partition: str, padded: int, world_size: int) -> tuple[Ints, Ints, int]:
+def _pieces(deal: Deal) -> tuple[Ints, Ints, int]:
     """First positions and counts, ``[rank, piece]``, and the step that all pieces share."""
-    rule = partitions.get(partition)
-    ranges = [rule.ranges(padded, world_size, rank) for rank in range(world_size)]
+    ranges = [deal.ranges(rank) for rank in range(deal.ranks)]
     step = ranges[0][0].step
     assert all(piece.step == step for pieces in ranges for piece in pieces)
-    first = np.array([[piece.start for piece in pieces] for pieces in ranges], np.int64)
-    count = np.array([[len(piece) for piece in pieces] for pieces in ranges], np.int64)
+    most = max(len(pieces) for pieces in ranges)
+    first, count = np.zeros((2, deal.ranks, most), np.int64)
+    for rank, pieces in enumerate(ranges):
+        first[rank, : len(pieces)] = [piece.start for piece in pieces]
+        count[rank, : len(pieces)] = [len(piece) for piece in pieces]
     return first, count, step
 
 
@@ -129,18 +171,29 @@ def _piece_pairs(
     return visible, first_j, np.where((n > 0) & (m > 0), last_j, -1)
 
 
-def pairs(partition: str, padded: int, world_size: int, mask: Mask) -> Pairs:
-    """Visible pairs and needed key rows for all pairs of ranks of one ring."""
-    first, count, step = _pieces(partition, padded, world_size)
+def _mirrored_pairs(
+    mask: Mask, step: int, a: Ints, n: Ints, b: Ints, m: Ints
+) -> tuple[Ints, Ints | np.int64, Ints]:
+    """As ``_piece_pairs``, but with the first and the last needed *query* index: seen from the
+    other end of the sequence, keys look at the queries within their window."""
+    keys, queries = -(b + (m - 1) * step), -(a + (n - 1) * step)
+    visible, first_j, last_j = _piece_pairs(mask, step, keys, m, queries, n)
+    return visible, np.maximum(n - 1 - last_j, 0), np.where(last_j >= first_j, n - 1 - first_j, -1)
+
+
+def pairs(deal: Deal, mask: Mask, travelling: Travelling = "keys") -> Pairs:
+    """Visible pairs and needed rows for all pairs of ranks of one ring."""
+    first, count, step = _pieces(deal)
     ranks, pieces = first.shape
     bounds = np.array(mask.boundaries, np.int64)
     documents = np.stack([bounds[:-1], bounds[1:]], 1)
     documents = documents[documents[:, 0] < documents[:, 1]]
+    keys_travel = travelling == "keys"
 
-    # In one document without a window, who needs any row of a rank needs its first one too.
-    whole = mask.window is None and len(documents) == 1
+    # In one document without a window, who needs any row of a key rank needs its first one too.
+    whole = keys_travel and mask.window is None and len(documents) == 1
     visible = np.zeros((ranks, ranks), np.int64)
-    lowest = np.full((ranks, ranks), 0 if whole else padded, np.int64)
+    lowest = np.full((ranks, ranks), 0 if whole else deal.padded, np.int64)
     highest = np.full((ranks, ranks), -1, np.int64)
     chunk = max(1, _ELEMENTS_AT_ONCE // ranks**2)
     for at in range(0, len(documents), chunk):
@@ -151,17 +204,20 @@ def pairs(partition: str, padded: int, world_size: int, mask: Mask) -> Pairs:
         for i, j in itertools.product(range(pieces), repeat=2):
             # axes: document, query rank, key rank
             qa, qn, ka, kn = a[:, :, None, i], n[:, :, None, i], a[:, None, :, j], n[:, None, :, j]
-            seen, first_j, last_j = _piece_pairs(mask, step, qa, qn, ka, kn)
-            needed = last_j >= first_j
-            high = np.where(needed, ka + last_j * step, -1)
+            of_piece, begins = (_piece_pairs, ka) if keys_travel else (_mirrored_pairs, qa)
+            seen, low_index, high_index = of_piece(mask, step, qa, qn, ka, kn)
+            needed = high_index >= low_index
+            high = np.where(needed, begins + high_index * step, -1)
             visible += seen.sum(0)
             np.maximum(highest, high.max(0), out=highest)
             if not whole:
-                low = np.where(needed, ka + first_j * step, padded)
+                low = np.where(needed, begins + low_index * step, deal.padded)
                 np.minimum(lowest, low.min(0), out=lowest)
+    if not keys_travel:
+        visible, lowest, highest = visible.T, lowest.T, highest.T
 
     def local_row(position: Ints) -> Ints:
-        """Local rows of the key rank that stand before ``position``."""
+        """Local rows of the owner that stand before ``position``."""
         before = -((first - position[:, :, None]) // step)
         rows: Ints = np.clip(before, 0, count).sum(-1)
         return rows

@@ -12,85 +12,86 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ringray import partition as partitions
-from ringray.walk import Hop, Pass, Rows, Walk, plan
+from ringray import script, walk
+from ringray.walk import Rows
 from ringray_kernels.intervals import intervals, visible_range
 
 if TYPE_CHECKING:
-    from ringray.geometry import Mask
+    from ringray.geometry import Deal, Mask
+    from ringray.script import Script
+    from ringray.transport import Exchange
+    from ringray.walk import Backward, Costs, Pass, Walks
     from ringray_kernels.config import Blocks
-
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Job:
     """What one rank must know to compute its shard; equal on all ranks but for ``rank``.
 
-    ``padded``: global length dealt (tokens). ``kv_row_bytes``: bytes of one position of K and V
-    together; gradients travel in fp32, so their rows cost ``4 / itemsize`` as much.
+    ``deal``: how positions lie on the ring in which chunks walk; ``rank``: in that ring.
+    ``costs``: bytes of a row of whatever travels.
     """
 
-    partition: str
-    padded: int
-    world_size: int
+    deal: Deal
     rank: int
     mask: Mask
+    exchange: Exchange
+    backward: Backward
+    costs: Costs
     scale: float
     backend: str
     blocks: Blocks | int | None
-    itemsize: int
 
     @property
-    def shard_rows(self) -> int:
-        """Rows of each rank's shard."""
-        return self.padded // self.world_size
+    def own(self) -> Rows:
+        """All rows of this rank."""
+        return Rows(0, self.deal.rows)
 
-    def hops(self, which: Pass) -> tuple[Hop, ...]:
-        """This rank's hops, own chunk first."""
-        return self.walk(which).hops[self.rank]
+    @property
+    def walks(self) -> Walks:
+        """How both passes travel; ``walk.Unwalkable`` where ``backward`` cannot."""
+        return walk.choose(self.deal, self.mask, self.exchange.routes, self.backward, self.costs)
 
-    def walk(self, which: Pass) -> Walk:
-        """The ring's walk for one pass."""
-        return plan(
-            self.partition,
-            self.padded,
-            self.world_size,
-            self.mask,
-            which,
-            self.itemsize,
-            FP32_BYTES,
-        )
+    def script(self, which: Pass) -> Script:
+        """This rank's part of one pass."""
+        walks = self.walks
+        moved = walks.forward if which == "forward" else walks.backward
+        return script.write(moved, which, self.deal.rows, self.rank)
 
-    def intervals(self, owner: int, rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
-        """int32 (1, S) ``start``, ``end``: which of ``rows`` of ``owner``'s chunk a query sees."""
-        low, high = _seen_by(
-            self.mask, self.partition, self.padded, self.world_size, self.rank, device
-        )
-        keys = positions(self.partition, self.padded, self.world_size, owner, device)
-        start, end = intervals(low, high, keys[rows.start : rows.stop])
+    def positions(self, rank: int, device: torch.device) -> Tensor:
+        """Global positions of a rank of the ring, int64, strictly increasing."""
+        return positions(self.deal, rank, device)
+
+    def intervals(
+        self, queries: int, rows: Rows, owner: int, keys: Rows, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """int32 (1, rows) ``start``, ``end``: which of the rows ``keys`` of the rank ``owner`` are
+        seen by the rows ``rows`` of the rank ``queries``."""
+        chosen = positions(self.deal, owner, device)[keys.start : keys.stop]
+        return self.intervals_of(queries, rows, chosen)
+
+    def intervals_of(self, queries: int, rows: Rows, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``intervals``, for keys at any strictly increasing positions."""
+        low, high = _seen_by(self.mask, self.deal, queries, keys.device)
+        part = slice(rows.start, rows.stop)
+        start, end = intervals(low[part], high[part], keys)
         return start.unsqueeze(0), end.unsqueeze(0)
 
 
-@lru_cache(maxsize=64)
-def positions(
-    partition: str, padded: int, world_size: int, rank: int, device: torch.device
-) -> Tensor:
-    """Global positions of a rank's rows, int64 (padded / world_size,), strictly increasing."""
-    ranges = partitions.get(partition).ranges(padded, world_size, rank)
-    parts = [torch.arange(r.start, r.stop, r.step, device=device) for r in ranges]
+@lru_cache(maxsize=128)
+def positions(deal: Deal, rank: int, device: torch.device) -> Tensor:
+    """Global positions of a rank's rows, int64 (rows,), strictly increasing; not to be changed."""
+    parts = [torch.arange(r.start, r.stop, r.step, device=device) for r in deal.ranges(rank)]
     return torch.cat(parts).sort().values
 
 
-@lru_cache(maxsize=16)
-def _seen_by(
-    mask: Mask, partition: str, padded: int, world_size: int, rank: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=64)
+def _seen_by(mask: Mask, deal: Deal, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
     boundaries = None
     if mask.documents is not None:
         boundaries = torch.tensor(mask.documents, device=device)
     return visible_range(
-        positions(partition, padded, world_size, rank, device),
+        positions(deal, rank, device),
         mask.seq_len,
         causal=mask.causal,
         window=mask.window,

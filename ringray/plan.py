@@ -244,6 +244,8 @@ def _costs(
                 c.head_dim,
                 c.dtype,
                 c.has_backward,
+                c.transport,
+                c.backward,
             )
             slow = hardware.cores is not None and interpreted(c, "cpu")
             rates = costmodel.interpreter(hardware) if slow else hardware

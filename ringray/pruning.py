@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ringray import geometry
+from ringray import geometry, transport, walk
 from ringray.costmodel import ITEMSIZE
 from ringray_kernels.backends import PREFERRED
 from ringray_kernels.config import TARGETS, Blocks, Kernel, Problem, supports
@@ -64,7 +64,28 @@ def impossible(kind: str, config: Config) -> Reason | None:
             "problem.documents",
             f"lengths sum to {sum(config.documents)}, expected seq_len {config.seq_len}",
         )
-    return unfit(config, config.device)
+    return _unsendable(config) or unfit(config, config.device)
+
+
+def _unsendable(config: Config) -> Reason | None:
+    """A transport that ring and heads do not allow, or a walk back that it or the mask forbids."""
+    try:
+        exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
+    except ValueError as error:
+        return Reason("strategy.transport", str(error))
+    try:
+        back = walk.resolve_backward(
+            config.backward, config.transport, gathers=bool(exchange.heads_at_once)
+        )
+        if back == "reverse" and config.has_backward:
+            deal = geometry.Deal(
+                config.partition, config.padded, config.ring_size // exchange.fold, exchange.fold
+            )
+            costs = walk.costs(ITEMSIZE[config.dtype], config.batch, 1, 1, config.head_dim)
+            walk.choose(deal, config.mask, exchange.routes, back, costs)
+    except walk.Unwalkable as error:
+        return Reason("strategy.backward", str(error))
+    return None
 
 
 def interpreted(config: Config, device: str) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ringray import partition as partitions
 from ringray.comm import connect
+from ringray.geometry import Deal
 from ringray.job import positions
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def local_positions(partition: str, seq_len: int, world_size: int, rank: int) ->
     if type(rank) is not int or not 0 <= rank < world_size:
         raise ValueError(f"rank: got {rank!r}, expected 0 to {world_size - 1}")
     padded = partitions.padded_length(partition, seq_len, world_size)
-    return positions(partition, padded, world_size, rank, torch.device("cpu")).clone()
+    return positions(Deal(partition, padded, world_size), rank, torch.device("cpu")).clone()
 
 
 def shard(
@@ -123,7 +124,7 @@ def _dimension(x: Tensor, dim: int) -> int:
 def _take(x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float) -> Tensor:
     length = x.shape[dim]
     padded = partitions.padded_length(partition, length, comm.world_size)
-    rows = positions(partition, padded, comm.world_size, comm.rank, x.device)
+    rows = positions(Deal(partition, padded, comm.world_size), comm.rank, x.device)
     inside = int((rows < length).sum())
     mine = x.index_select(dim, rows[:inside])
     if inside == len(rows):
@@ -146,7 +147,7 @@ class _Shard(torch.autograd.Function):
         length = ctx.shape[ctx.dim]
         size = ctx.comm.world_size
         padded = partitions.padded_length(ctx.partition, length, size)
-        rows = positions(ctx.partition, padded, size, ctx.comm.rank, grad.device)
+        rows = positions(Deal(ctx.partition, padded, size), ctx.comm.rank, grad.device)
         inside = int((rows < length).sum())
         full = grad.new_zeros(ctx.shape)
         full.index_copy_(ctx.dim, rows[:inside], grad.narrow(ctx.dim, 0, inside))
@@ -161,8 +162,9 @@ class _Unshard(torch.autograd.Function):
         shape = list(x.shape)
         shape[dim] = padded
         full = x.new_empty(shape)
+        deal = Deal(partition, padded, comm.world_size)
         for rank, part in enumerate(comm.gather(x)):
-            rows = positions(partition, padded, comm.world_size, rank, x.device)
+            rows = positions(deal, rank, x.device)
             full.index_copy_(dim, rows, part)
         return full.narrow(dim, 0, length).clone() if length < padded else full
 

@@ -38,7 +38,8 @@ from ringray.fields import (
 from ringray.kinds import KINDS
 from ringray.partition import PARTITIONS
 from ringray.specerrors import explain
-from ringray.transport import TRANSPORTS
+from ringray.transportfield import TransportKind
+from ringray.walk import BACKWARDS
 from ringray.yamlsource import Source, read_text
 from ringray_kernels.backends import BACKENDS
 
@@ -112,10 +113,13 @@ class Strategy(_Section):
 
     partition: Annotated[Names, sweep(Choice(lambda: PARTITIONS))] = "zigzag"
     """The rule that deals positions to ranks."""
-    transport: Annotated[Names, sweep(Choice(lambda: TRANSPORTS))] = "ring"
-    """How K/V reaches the other ranks."""
-    backward: Annotated[Names, sweep(Choice.of("auto", "planned"))] = "auto"
-    """How gradients come home; planned: the order with the least traffic."""
+    transport: Annotated[Names, sweep(TransportKind())] = "ring"
+    """How K/V reaches the other ranks: a name, or a name with its number, as in hybrid:2 (ranks
+    that exchange heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once)."""
+    backward: Annotated[Names, sweep(Choice.of("auto", *BACKWARDS))] = "auto"
+    """What travels in the backward pass. planned: K/V walk afresh from their owner, dK/dV follow.
+    reverse: K/V walk back from where they went last. query-side: Q, dO and dQ travel, K/V stay.
+    auto: planned."""
     backend: Annotated[Names, sweep(Choice(lambda: ["auto", *BACKENDS]))] = "auto"
     """What computes attention on one rank; auto takes the fastest for the device."""
     blocks: Annotated[Cut | tuple[Cut, ...], sweep(OrNull(BlocksKind(), "tuned or default"))] = None

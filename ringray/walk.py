@@ -1,10 +1,13 @@
-"""The walk of K/V (and of dK/dV) around the ring: which rows each message carries.
+"""What travels: which rows each message carries, from whom to whom, and when.
 
-Every chunk (one rank's K/V) walks the ring in one direction, and each message carries only the hull
-of the rows that some rank further on still needs. The planner counts these messages and the ring
-sends them: both read the same tables. Imports numpy only.
+A chunk walks a route (``ringray.route``), and each message carries only the hull of the rows that
+some rank further on still needs. Sums of gradients grow along a lane and go home from its last
+rank. The planner counts these messages and the ring sends them: both read the same tables. Imports
+numpy only.
 
-Hop h of a chunk takes it to the rank ``owner + h * direction``; hop 0 is its owner.
+Walks of a backward pass: ``planned`` lets K/V walk afresh from their owner, followed by the sums of
+dK/dV. ``reverse`` walks back from the ranks that received K/V last, which have kept them.
+``query-side`` lets Q, dO, lse and delta walk, followed by the sum of dQ, while K/V and dK/dV stay.
 """
 
 from __future__ import annotations
@@ -16,17 +19,27 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from ringray import geometry
+from ringray.errors import nearest
+from ringray.route import KEPT, Route, back
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ringray.geometry import Deal, Mask, Pairs
+
     Ints = NDArray[np.int64]
+    Hulls = tuple[Ints, Ints]
 
 Pass = Literal["forward", "backward"]
+Backward = Literal["planned", "reverse", "query-side"]
+BACKWARDS: tuple[Backward, ...] = ("planned", "reverse", "query-side")
+
+FP32 = 4  # bytes
+_NONE = np.iinfo(np.int64).max
 
 
 class Rows(NamedTuple):
-    """A half-open range of local key rows of a chunk's owner; empty when ``stop <= start``."""
+    """A half-open range of local rows of a chunk's owner; empty when ``stop <= start``."""
 
     start: int
     stop: int
@@ -40,190 +53,243 @@ class Rows(NamedTuple):
         return self.stop > self.start
 
 
-class Hop(NamedTuple):
-    """What one rank does at one hop.
-
-    It computes with the rows ``need`` of chunk ``owner``, of which it holds ``held``; meanwhile
-    ``forward`` of them go on to the next rank. In backward the travelling sum of dK/dV arrives with
-    rows ``sum_in``, gains this rank's share and leaves with rows ``sum_out`` to rank ``sum_to``.
-    """
-
-    owner: int
-    held: Rows
-    need: Rows
-    forward: Rows
-    sum_in: Rows
-    sum_out: Rows
-    sum_to: int
+NO_ROWS = Rows(0, 0)
 
 
-@dataclass(frozen=True)
-class Walk:
-    """One direction's walk for a whole ring.
+class Weights(NamedTuple):
+    """Bytes of one row of what travels: of a chunk, and of the sum of its gradients."""
 
-    ``hops[rank]``: that rank's hops, own chunk first; trailing hops at which nothing moves or is
-    computed anywhere are dropped. ``kv_rows``, ``sum_rows``: rows sent by all ranks together (one
-    row is one position of K and V, or of dK and dV). ``home[rank]``: rows of the rank's own dK/dV
-    that come home, and who sends them (``None`` if no other rank saw them), and at which hop.
-    """
-
-    direction: int
-    hops: tuple[tuple[Hop, ...], ...]
-    home: tuple[tuple[Rows, int, int] | None, ...]
-    sent: Sent
+    chunk: int
+    sums: int
 
 
-@lru_cache(maxsize=64)
-def _route(world_size: int, direction: int) -> Ints:
-    """Flat indices that turn ``[query rank, key rank]`` into ``[key rank, hop]``: hop h of chunk s
-    is at rank s + h * direction."""
-    owner, hop = np.arange(world_size)[:, None], np.arange(world_size)[None, :]
-    return ((owner + direction * hop) % world_size) * world_size + owner
+class Sent(NamedTuple):
+    """What all ranks send in one pass: rows of chunks and of sums, and messages of each (the
+    tensors for the same rows count as one)."""
+
+    chunk_rows: int
+    sum_rows: int
+    chunks: int
+    sums: int
+
+    def bytes(self, weights: Weights) -> int:
+        """Payload, all ranks together."""
+        return self.chunk_rows * weights.chunk + self.sum_rows * weights.sums
+
+    @property
+    def messages(self) -> int:
+        """Of both."""
+        return self.chunks + self.sums
 
 
-@lru_cache(maxsize=64)
-def chunk_at(world_size: int, direction: int) -> Ints:
-    """``[rank, hop]``: whose chunk a rank holds at a hop."""
-    rank, hop = np.arange(world_size)[:, None], np.arange(world_size)[None, :]
-    owners: Ints = (rank - direction * hop) % world_size
-    return owners
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Traffic:
-    """Hulls per chunk and hop, ``[owner, hop]``; an empty hull has ``start = padded, stop = 0``.
+    """Hulls by owner and visit of one route; an empty hull has ``stop <= start``.
 
-    ``need``: what the rank at that hop computes with. ``kv``: what arrives there: the hull of all
-    needs from that hop on. ``sums``: what the travelling dK/dV holds when it leaves that hop.
+    ``need``: what the rank of the visit computes with. ``held``: what it has: the hull of all needs
+    from there on, other lanes that start there included. ``later``: the same within its lane.
+    ``sums``: what the sum of gradients holds when it leaves the visit.
     """
 
-    direction: int
-    need: tuple[Ints, Ints]
-    kv: tuple[Ints, Ints]
-    sums: tuple[Ints, Ints]
+    route: Route
+    visible: Ints
+    need: Hulls
+    held: Hulls
+    later: Hulls
+    sums: Hulls
 
     @cached_property
-    def kv_rows(self) -> Ints:
-        """Rows of K/V that arrive, ``[owner, hop]``; none at hop 0."""
-        rows = np.maximum(self.kv[1] - self.kv[0], 0)
+    def chunk_rows(self) -> Ints:
+        """Rows of chunks that arrive, ``[owner, visit]``; none where the rank has kept its own."""
+        rows = np.maximum(self.held[1] - self.held[0], 0)
         rows[:, 0] = 0
+        for lane in self.route.lanes:
+            if lane.source == KEPT:
+                rows[:, lane.first] = 0
         return rows
 
     @cached_property
     def sum_rows(self) -> Ints:
-        """Rows of dK/dV that leave, ``[owner, hop]``: onwards, or home after the last need."""
+        """Rows of sums that leave, ``[owner, visit]``: onwards, or home after the last need."""
         rows = np.maximum(self.sums[1] - self.sums[0], 0)
-        return np.where(self.kv[1] > self.kv[0], rows, 0)
+        rows[:, 0] = 0
+        return np.where(self.later[1] > self.later[0], rows, 0)
+
+    def sent(self, which: Pass) -> Sent:
+        """Count one pass: only a backward pass sends sums."""
+        chunks = self.chunk_rows
+        messages = int(np.count_nonzero(chunks))
+        if which == "forward":
+            return Sent(int(chunks.sum()), 0, messages, 0)
+        sums = self.sum_rows
+        return Sent(int(chunks.sum()), int(sums.sum()), messages, int(np.count_nonzero(sums)))
 
 
-def traffic(pairs: geometry.Pairs, direction: int) -> Traffic:
-    """All hulls of one direction, from what the ranks see of each other."""
-    route = _route(len(pairs.first), direction)
-    first, stop = pairs.first.ravel()[route], pairs.stop.ravel()[route]
-    none = np.iinfo(np.int64).max
-    first = np.where(stop > first, first, none)
-    kv = (
-        np.minimum.accumulate(first[:, ::-1], 1)[:, ::-1],
-        np.maximum.accumulate(stop[:, ::-1], 1)[:, ::-1],
+def traffic(pairs: Pairs, route: Route) -> Traffic:
+    """All hulls of one route, from what the ranks see of each other."""
+    at = route.rank * route.ranks + np.arange(route.ranks)[:, None]  # [visiting rank, owner], flat
+    first, stop = pairs.first.ravel()[at], pairs.stop.ravel()[at]
+    first = np.where(stop > first, first, _NONE)
+    held = (first.copy(), stop.copy())
+    later, sums = held, held  # one lane: what is held is for the lane alone
+    if len(route.lanes) > 1:
+        later = (first.copy(), stop.copy())
+    sums = (first.copy(), stop.copy())
+    for lane in reversed(route.lanes):
+        visits = slice(lane.first, lane.stop)
+        for hulls in (later, held) if later is not held else (held,):
+            hulls[0][:, visits] = np.minimum.accumulate(hulls[0][:, visits][:, ::-1], 1)[:, ::-1]
+            hulls[1][:, visits] = np.maximum.accumulate(hulls[1][:, visits][:, ::-1], 1)[:, ::-1]
+        if lane.source > 0:
+            np.minimum(held[0][:, lane.source], held[0][:, lane.first], out=held[0][:, lane.source])
+            np.maximum(held[1][:, lane.source], held[1][:, lane.first], out=held[1][:, lane.source])
+        sums[0][:, visits] = np.minimum.accumulate(sums[0][:, visits], 1)
+        sums[1][:, visits] = np.maximum.accumulate(sums[1][:, visits], 1)
+    return Traffic(route, pairs.visible.ravel()[at], (first, stop), held, later, sums)
+
+
+@lru_cache(maxsize=32)
+def _pairs(deal: Deal, mask: Mask, travelling: geometry.Travelling) -> Pairs:
+    return geometry.pairs(deal, mask, travelling)
+
+
+@lru_cache(maxsize=64)
+def _traffic(deal: Deal, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
+    return traffic(_pairs(deal, mask, travelling), route)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one row costs on its way, in bytes: K/V, and each walk's chunk and sum in backward."""
+
+    forward: Weights
+    planned: Weights
+    query_side: Weights
+
+
+def costs(itemsize: int, batch: int, heads: int, kv_heads: int, head_dim: int) -> Costs:
+    """Bytes of a row (one position, all heads of the batch). Gradients travel in fp32, and so do
+    lse and delta."""
+    keys = 2 * batch * kv_heads * head_dim
+    queries = batch * heads * head_dim
+    return Costs(
+        forward=Weights(keys * itemsize, 0),
+        planned=Weights(keys * itemsize, keys * FP32),
+        query_side=Weights(2 * queries * itemsize + 2 * batch * heads * FP32, queries * FP32),
     )
-    away_first, away_stop = first.copy(), stop.copy()
-    away_first[:, 0], away_stop[:, 0] = none, 0  # the owner keeps its own part of dK/dV
-    sums = (np.minimum.accumulate(away_first, 1), np.maximum.accumulate(away_stop, 1))
-    return Traffic(direction, (first, stop), kv, sums)
 
 
-class Sent(NamedTuple):
-    """What all ranks send in one pass: rows of K/V, rows of dK/dV, and messages (a pair of tensors
-    for the same rows is one)."""
+class Walks(NamedTuple):
+    """How both passes of one problem travel. ``travelling``: what walks in the backward pass."""
 
-    kv_rows: int
-    sum_rows: int
-    messages: int
+    forward: Traffic
+    backward: Traffic
+    travelling: geometry.Travelling
+    weights: Costs
 
+    def tensors(self, which: Pass) -> int:
+        """How many all ranks send in one pass: K and V, or Q, dO, lse and delta, of a chunk; dK and
+        dV, or dQ, of a sum."""
+        sent = (self.forward if which == "forward" else self.backward).sent(which)
+        if which == "forward" or self.travelling == "keys":
+            return 2 * sent.messages
+        return 4 * sent.chunks + sent.sums
 
-def sent(moved: Traffic, which: Pass) -> Sent:
-    """Count one pass of one direction."""
-    kv = moved.kv_rows
-    if which == "forward":
-        return Sent(int(kv.sum()), 0, int(np.count_nonzero(kv)))
-    sums = moved.sum_rows
-    messages = int(np.count_nonzero(kv)) + int(np.count_nonzero(sums))
-    return Sent(int(kv.sum()), int(sums.sum()), messages)
-
-
-@lru_cache(maxsize=16)
-def directions(
-    partition: str, padded: int, world_size: int, mask: geometry.Mask
-) -> tuple[geometry.Pairs, Traffic, Traffic]:
-    """What ranks see of each other, and the traffic toward higher and toward lower ranks."""
-    pairs = geometry.pairs(partition, padded, world_size, mask)
-    return pairs, traffic(pairs, +1), traffic(pairs, -1)
+    @property
+    def backward_weights(self) -> Weights:
+        """Bytes of one row in the backward pass."""
+        keys = self.travelling == "keys"
+        return self.weights.planned if keys else self.weights.query_side
 
 
-def cheaper(
-    up: Traffic, down: Traffic, which: Pass, kv_weight: int, sum_weight: int
-) -> tuple[Traffic, Sent]:
-    """The direction that sends fewer weighted rows; a tie goes toward higher ranks, so that every
-    rank and the planner choose alike."""
-    counted = [(moved, sent(moved, which)) for moved in (up, down)]
-    return min(counted, key=lambda c: c[1].kv_rows * kv_weight + c[1].sum_rows * sum_weight)
+class Unwalkable(ValueError):
+    """A backward walk that the forward pass or the transport makes impossible."""
 
 
-def _rows(table: tuple[Ints, Ints], owner: int, hop: int) -> Rows:
-    start, stop = int(table[0][owner, hop]), int(table[1][owner, hop])
-    return Rows(start, stop) if stop > start else Rows(0, 0)
+def resolve_backward(name: str, transport: str, *, gathers: bool) -> Backward:
+    """``auto`` or a name of ``BACKWARDS`` as the walk that is taken.
+
+    ``gathers``: the transport gathers heads, where nothing walks.
+
+    Raises:
+        Unwalkable: ``transport`` has only one way back.
+        ValueError: no such walk.
+    """
+    chosen = "planned" if name == "auto" else name
+    for known in BACKWARDS:
+        if known == chosen:
+            if gathers and known != "planned":
+                raise Unwalkable(
+                    f"backward: got {name!r}, but with transport {transport!r} gradients go "
+                    "straight to their owners; take 'planned'"
+                )
+            return known
+    hint = nearest(str(name), ("auto", *BACKWARDS))
+    raise ValueError(
+        f"backward: got {name!r}, expected one of auto, {', '.join(BACKWARDS)}"
+        + (f"; did you mean {hint!r}?" if hint else "")
+    )
 
 
-@lru_cache(maxsize=256)
-def plan(
-    partition: str,
-    padded: int,
-    world_size: int,
-    mask: geometry.Mask,
-    which: Pass,
-    kv_weight: int = 1,
-    sum_weight: int = 1,
-) -> Walk:
-    """The cheaper walk of a ring. ``kv_weight``, ``sum_weight``: bytes of one row of K/V, dK/dV."""
-    _, up, down = directions(partition, padded, world_size, mask)
-    moved, counted = cheaper(up, down, which, kv_weight, sum_weight)
-    direction = moved.direction
-    shard = padded // world_size
-    alive = (moved.kv[1] > moved.kv[0]).any(0)
-    length = max(1, int(np.flatnonzero(alive).max(initial=0)) + 1)
-    backward = which == "backward"
+@lru_cache(maxsize=128)
+def choose(
+    deal: Deal, mask: Mask, routes: tuple[Route, ...], backward: Backward, weights: Costs
+) -> Walks:
+    """The routes that send fewest bytes. On a tie the first one wins, so that every rank and the
+    planner choose alike.
 
-    def at(rank: int, hop: int) -> Hop:
-        owner = (rank - direction * hop) % world_size
-        kv_here = _rows(moved.kv, owner, hop)
-        kv_next = _rows(moved.kv, owner, hop + 1) if hop + 1 < length else Rows(0, 0)
-        sum_in = sum_out = Rows(0, 0)
-        if backward and hop > 0 and kv_here:
-            sum_in = _rows(moved.sums, owner, hop - 1)
-            sum_out = _rows(moved.sums, owner, hop)
-        return Hop(
-            owner=owner,
-            held=kv_here if hop else Rows(0, shard),
-            need=_rows(moved.need, owner, hop),
-            forward=kv_next,
-            sum_in=sum_in,
-            sum_out=sum_out,
-            sum_to=(rank + direction) % world_size if kv_next else owner,
-        )
+    Raises:
+        Unwalkable: ``reverse``, where on every route the forward pass drops rows that are needed
+            on the way back, or would leave a rank with several chunks to keep.
+    """
 
-    def coming_home(owner: int) -> tuple[Rows, int, int] | None:
-        hops = [hop for hop in range(1, length) if _rows(moved.kv, owner, hop)]
-        if not backward or not hops:
+    def forward_bytes(moved: Traffic) -> int:
+        return moved.sent("forward").bytes(weights.forward)
+
+    there = [_traffic(deal, mask, route, "keys") for route in routes]
+    if backward == "reverse":
+        both = [
+            (moved, returning)
+            for moved in there
+            if (returning := _returning(moved, deal, mask)) is not None
+        ]
+        if not both:
+            raise Unwalkable(
+                "backward walk 'reverse' goes back from the ranks that received K/V last, but with "
+                f"partition {deal.partition!r}, this mask and {deal.ranks} ranks the forward pass "
+                "has dropped rows by then that are needed on the way back; take 'planned'"
+            )
+
+        def total(pair: tuple[Traffic, Traffic]) -> int:
+            return forward_bytes(pair[0]) + pair[1].sent("backward").bytes(weights.planned)
+
+        forward, returning = min(both, key=total)
+        return Walks(forward, returning, "keys", weights)
+    travelling: geometry.Travelling = "keys" if backward == "planned" else "queries"
+    afresh = (
+        there
+        if travelling == "keys"
+        else [_traffic(deal, mask, route, travelling) for route in routes]
+    )
+    each = weights.planned if travelling == "keys" else weights.query_side
+    return Walks(
+        min(there, key=forward_bytes),
+        min(afresh, key=lambda moved: moved.sent("backward").bytes(each)),
+        travelling,
+        weights,
+    )
+
+
+def _returning(forward: Traffic, deal: Deal, mask: Mask) -> Traffic | None:
+    """The walk back of ``forward``, or None where its last ranks do not hold what it needs."""
+    route = back(forward.route)
+    if route is None:
+        return None
+    found = _traffic(deal, mask, route, "keys")
+    for there, lane in zip(forward.route.lanes, route.lanes, strict=True):
+        kept = forward.held[0][:, there.stop - 1], forward.held[1][:, there.stop - 1]
+        wanted = found.held[0][:, lane.first], found.held[1][:, lane.first]
+        # An empty hull starts beyond everything.
+        if not bool(((kept[0] <= wanted[0]) & (kept[1] >= wanted[1])).all()):
             return None
-        return (
-            _rows(moved.sums, owner, hops[-1]),
-            (owner + direction * hops[-1]) % world_size,
-            hops[-1],
-        )
-
-    return Walk(
-        direction=direction,
-        hops=tuple(tuple(at(rank, hop) for hop in range(length)) for rank in range(world_size)),
-        home=tuple(coming_home(owner) for owner in range(world_size)),
-        sent=counted,
-    )
+    return found

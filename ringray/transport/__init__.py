@@ -1,10 +1,110 @@
-"""The transports: how K/V reaches the other ranks of a ring.
+"""Transports: how what one rank owns reaches the others. Data only; ``ringray.passes`` executes it.
 
-To add one, write ``ringray/transport/<name>.py`` beside the others and add its name to
-``TRANSPORTS``; the contract suite then runs over it. The modules need torch, so this registry
-holds their paths: specs and plans are checked against the names without importing any of them.
+A transport is one pure function ``exchange(ranks, parameter) -> Exchange``: how many neighbouring
+ranks first exchange heads for rows, and on which routes the chunks walk then. To add one, write
+``ringray/transport/NAME.py`` with ``PARAMETER`` (what the number behind the name means, or None if
+it takes none) and ``exchange``, and add it to ``TRANSPORTS``; the contract suite then runs over it.
+Specs, plans and the ring read the same tables; nothing here needs torch.
+
+A transport is written as its name, or with its parameter: ``hybrid:2``, ``double-ring:4``.
 """
 
-TRANSPORTS: dict[str, str] = {
-    "ring": "ringray.transport.ring",
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from ringray.errors import nearest
+from ringray.transport import allgather, bidirectional, double_ring, hybrid, ring, staged, ulysses
+from ringray.transport.base import Exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["TRANSPORTS", "Exchange", "Transport", "check", "parse", "plan"]
+
+
+@dataclass(frozen=True)
+class Transport:
+    """A named way of exchanging. ``parameter``: what the number behind the name means.
+
+    ``exchange(ranks, parameter)``: what it does on a ring of ``ranks``; ValueError, with the
+    equation, for a size that does not multiply out.
+    """
+
+    name: str
+    parameter: str | None
+    exchange: Callable[[int, int | None], Exchange]
+
+
+TRANSPORTS: dict[str, Transport] = {
+    name: Transport(name, module.PARAMETER, module.exchange)
+    for name, module in {
+        "ring": ring,
+        "bidirectional": bidirectional,
+        "allgather": allgather,
+        "ulysses": ulysses,
+        "hybrid": hybrid,
+        "double-ring": double_ring,
+        "staged": staged,
+    }.items()
 }
+
+
+class Named(NamedTuple):
+    """A transport as it was asked for."""
+
+    transport: Transport
+    parameter: int | None
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> Named:
+    """``name`` or ``name:number``; ValueError with what is valid otherwise."""
+    name, colon, number = text.partition(":") if isinstance(text, str) else (str(text), "", "")
+    if name not in TRANSPORTS or not isinstance(text, str):
+        hint = nearest(name, TRANSPORTS)
+        raise ValueError(
+            f"transport: got {text!r}, expected one of {', '.join(TRANSPORTS)}"
+            + (f"; did you mean {hint!r}?" if hint else "")
+        )
+    found = TRANSPORTS[name]
+    if not colon:
+        return Named(found, None)
+    if found.parameter is None:
+        raise ValueError(f"transport: got {text!r}, but {name!r} takes no number")
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", number):
+        raise ValueError(
+            f"transport: got {text!r}, expected {name}:N with N the {found.parameter}, at least 1"
+        )
+    return Named(found, int(number))
+
+
+@lru_cache(maxsize=1024)
+def plan(text: str, ranks: int, heads: int, kv_heads: int) -> Exchange:
+    """What ``text`` does on a ring of ``ranks`` with these heads.
+
+    Raises:
+        ValueError: no such transport, or ring and heads do not multiply out; prints the equation.
+    """
+    named = parse(text)
+    found = named.transport.exchange(ranks, named.parameter)
+    fold = found.fold
+    for what, count in (("query heads", heads), ("K/V heads", kv_heads)):
+        if count % fold:
+            raise ValueError(
+                f"transport {text!r} gives each of {fold} ranks an equal share of the heads, but "
+                f"{count} {what} / {fold} ranks = {count / fold:.4g}"
+            )
+    return found
+
+
+def check(text: str, ranks: int, heads: int, kv_heads: int) -> str | None:
+    """Why this transport cannot work, or None."""
+    try:
+        plan(text, ranks, heads, kv_heads)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import ringray
-from ringray import walk
+from ringray import transport, walk
 from ringray.comm import METER
-from ringray.geometry import Mask
+from ringray.geometry import Deal, Mask
 from ringray.partition import PARTITIONS, padded_length
 from ringray_kernels import testing
 from tests.ringray.ranks import HEAD_DIM, HEADS, KV_HEADS, NAN, Case
@@ -61,7 +61,7 @@ def truth(case: Case) -> Truth:
     scale = case.head_dim**-0.5
     want = testing.oracle(q, k, v, dout, seen, scale=scale)
     yard = testing.yardstick(q, k, v, dout, seen, scale=scale, causal=case.causal)
-    wide = k.double().repeat_interleave(HEADS // KV_HEADS, 1)
+    wide = k.double().repeat_interleave(case.heads // case.kv_heads, 1)
     scores = (q.double() @ wide.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
     return Truth(want, yard, torch.logsumexp(scores, -1).float(), dout)
 
@@ -154,17 +154,17 @@ def traffic(rank: int, size: int) -> None:
         out.backward(dout)
         backward = METER.sent_bytes - sent
         row = 2 * KV_HEADS * HEAD_DIM
-        plans = [
-            walk.plan(partition, padded, size, described, which, dtype.itemsize, 4)
-            for which in ("forward", "backward")
-        ]
+        routes = transport.plan("ring", size, HEADS, KV_HEADS).routes
+        costs = walk.costs(dtype.itemsize, 1, HEADS, KV_HEADS, HEAD_DIM)
+        walks = walk.choose(Deal(partition, padded, size), described, routes, "planned", costs)
+        there, back = walks.forward.sent("forward"), walks.backward.sent("backward")
         total = torch.tensor([forward, backward, forward_messages])
         if size > 1:
             dist.all_reduce(total)
         assert total.tolist() == [
-            plans[0].sent.kv_rows * row * dtype.itemsize,
-            row * (plans[1].sent.kv_rows * dtype.itemsize + plans[1].sent.sum_rows * 4),
-            2 * plans[0].sent.messages,
+            there.chunk_rows * row * dtype.itemsize,
+            row * (back.chunk_rows * dtype.itemsize + back.sum_rows * 4),
+            2 * there.messages,
         ], (case, size)
 
 

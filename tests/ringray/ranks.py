@@ -73,6 +73,10 @@ class Case:
     seed: int = 0
     blocks: Blocks | int | None = None
     head_dim: int = HEAD_DIM
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+    transport: str = "ring"
+    backward: str = "auto"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -80,13 +84,15 @@ class Case:
             "partition": self.partition, "causal": self.causal, "window": self.window,
             "cu_seqlens": None if self.cu is None else torch.tensor(self.cu),
             "seq_len": self.seq_len, "backend": self.backend, "blocks": self.blocks,
+            "transport": self.transport, "backward": self.backward,
         }  # fmt: skip
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return testing.make_inputs(
-            self.batch, HEADS, KV_HEADS, self.seq_len, self.head_dim, self.dtype, seed=self.seed
-        )
+            self.batch, self.heads, self.kv_heads, self.seq_len, self.head_dim, self.dtype,
+            seed=self.seed,
+        )  # fmt: skip
 
     def shards(self, pad_value: float = NAN) -> list[Tensor]:
         """This rank's q, k, v, dout."""

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import ringray
-from ringray import costmodel
+from ringray import costmodel, memory
 from ringray.geometry import Mask
 from ringray.measure import peak_memory
 from ringray_kernels.backends import aten
 
 
 def test_it_mirrors_the_backend() -> None:
-    assert costmodel.CALL_ELEMENTS == aten.ELEMENTS_PER_CALL
+    assert memory.CALL_ELEMENTS == aten.ELEMENTS_PER_CALL
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 
 from ringray import costmodel, geometry
-from ringray.geometry import Mask
+from ringray.geometry import Deal, Mask
 from ringray.partition import PARTITIONS, padded_length
 from ringray_kernels.intervals import count_visible, intervals, visible_range
 from tests.ringray.brute import blocks, masks, problems, rows, seen
 
 
 def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
-    found = geometry.pairs(name, padded, ranks, mask)
+    found = geometry.pairs(Deal(name, padded, ranks), mask)
     total = 0
     for query, key, block in blocks(name, padded, ranks, mask):
         case = (name, padded, ranks, mask, query, key)
@@ -52,7 +52,7 @@ def test_intervals_cover_each_visible_pair_exactly_once(
 ) -> None:
     """The rows' intervals, which the kernels get, say what the closed forms say."""
     name, padded, ranks, mask = problem
-    found = geometry.pairs(name, padded, ranks, mask)
+    found = geometry.pairs(Deal(name, padded, ranks), mask)
     dealt = [torch.from_numpy(one) for one in rows(name, padded, ranks)]
     documents = None if mask.documents is None else torch.tensor(mask.documents)
     covered = torch.zeros(padded, padded, dtype=torch.int64)
@@ -89,7 +89,7 @@ def test_flops_are_exact(causal: bool) -> None:
 def test_balance_of_causal_work() -> None:
     """Zigzag deals causal work evenly, contiguous gives the last rank most of it."""
     mask = Mask(64)
-    work = {name: geometry.pairs(name, 64, 4, mask).visible.sum(1) for name in PARTITIONS}
+    work = {name: geometry.pairs(Deal(name, 64, 4), mask).visible.sum(1) for name in PARTITIONS}
     assert work["contiguous"].tolist() == [136, 392, 648, 904]
     assert len(set(work["zigzag"].tolist())) == 1
     assert len(set(work["zigzag-token"].tolist())) == 1
@@ -128,6 +128,6 @@ def test_a_million_tokens_cost_no_rows() -> None:
     mask = Mask(seq_len)
     for name in PARTITIONS:
         padded = padded_length(name, seq_len, 64)
-        found = geometry.pairs(name, padded, 64, mask)
+        found = geometry.pairs(Deal(name, padded, 64), mask)
         assert int(found.visible.sum()) == seq_len * (seq_len + 1) // 2
     print(f"{time.perf_counter() - began:.3f} s")

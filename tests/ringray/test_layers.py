@@ -20,17 +20,18 @@ HEAVY = {"torch", "ray", "mlflow", "triton"}
 # Each may import what stands after it, and nothing that stands before it.
 LAYERS = (
     "ringray.cli", "ringray.driver", "ringray.cluster", "ringray.ring", "ringray.worker",
-    "ringray.kinds", "ringray.attention", "ringray.transport", "ringray.comm", "ringray_kernels",
+    "ringray.kinds", "ringray.attention", "ringray.passes", "ringray.comm", "ringray_kernels",
 )  # fmt: skip
 QUICK = (
-    "ringray.spec", "ringray.plan", "ringray.costmodel", "ringray.geometry", "ringray.walk",
+    "ringray.spec", "ringray.plan", "ringray.costmodel", "ringray.memory", "ringray.geometry",
+    "ringray.walk", "ringray.route", "ringray.transport",
     "ringray.partition", "ringray.store", "ringray.environment", "ringray.errors",
     "ringray.report.words", "ringray.report.board", "ringray.report.tables", "ringray.report.live",
     "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray_kernels.backends",
 )  # fmt: skip
 LIBRARY = (
     "ringray.attention", "ringray.comm", "ringray.job", "ringray.agreement", "ringray.sharding",
-    "ringray.transport.ring", "ringray.partition",
+    "ringray.passes", "ringray.passes.walked", "ringray.transport", "ringray.partition",
 )  # fmt: skip
 
 

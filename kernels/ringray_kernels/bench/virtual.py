@@ -67,34 +67,42 @@ class Ring:
         self.grads: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def _rank(self, point: VirtualPoint, rank: int, backend: str) -> _Rank:
-        from ringray.geometry import Mask
-        from ringray.job import Job, positions
+        from ringray import transport, walk
+        from ringray.geometry import Deal, Mask
+        from ringray.job import Job
 
+        batch, heads, _, head_dim = self.inputs.q.shape
+        kv_heads = self.inputs.k.shape[1]
+        itemsize = self.inputs.q.element_size()
         job = Job(
-            partition=point.partition,
-            padded=point.seq_len,
-            world_size=point.world_size,
+            deal=Deal(point.partition, point.seq_len, point.world_size),
             rank=rank,
             mask=Mask(point.seq_len),
+            exchange=transport.plan("ring", point.world_size, heads, kv_heads),
+            backward="planned",
+            costs=walk.costs(itemsize, batch, heads, kv_heads, head_dim),
             scale=point.whole.scale,
             backend=backend,
             blocks=None,
-            itemsize=self.inputs.q.element_size(),
         )
 
         def hops(which: Direction) -> list[_Hop]:
             # The first hop sets the state, and so is made even where nothing is needed.
             made = [
-                (hop.owner, hop.need or hop.held)
-                for i, hop in enumerate(job.hops(which))
-                if hop.need or (i == 0 and which == "forward")
+                (visit.owner, visit.need or visit.held)
+                for i, visit in enumerate(job.script(which).visits)
+                if visit.need or (i == 0 and which == "forward")
             ]
             return [
-                _Hop(owner, slice(rows.start, rows.stop), *job.intervals(owner, rows, self.device))
+                _Hop(
+                    owner,
+                    slice(rows.start, rows.stop),
+                    *job.intervals(rank, job.own, owner, rows, self.device),
+                )
                 for owner, rows in made
             ]
 
-        dealt = positions(point.partition, point.seq_len, point.world_size, rank, self.device)
+        dealt = job.positions(rank, self.device)
         shard = Inputs(*(x[:, :, dealt] for x in self.inputs))
         return _Rank(dealt, shard, hops("forward"), hops("backward"))
 

@@ -1,0 +1,45 @@
+"""Forward and backward of one rank: what is computed when, and what is sent meanwhile.
+
+``walked`` is the ring loop, for every route on which chunks walk. ``gathered`` computes a few heads
+at a time with the keys of all ranks. ``folded`` exchanges heads for rows around either. Which one
+runs is what the transport's ``Exchange`` says; the modules below know no transport by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringray.passes import folded, gathered, walked
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch import Tensor
+
+    from ringray.comm import Comm
+    from ringray.job import Job
+    from ringray.passes.chunks import Result
+
+__all__ = ["backward", "forward"]
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
+    """This rank's output, lse, and what its backward pass needs."""
+    comm = comm.staged() if job.exchange.staged else comm
+    if job.exchange.fold > 1:
+        return folded.forward(q, k, v, job, comm, _inner(job))
+    return _inner(job).forward(q, k, v, job, comm)
+
+
+def backward(
+    dout: Tensor, saved: tuple[Tensor, ...], job: Job, comm: Comm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv of this rank's shard; ``saved`` is what ``forward`` returned."""
+    comm = comm.staged() if job.exchange.staged else comm
+    if job.exchange.fold > 1:
+        return folded.backward(dout, saved, job, comm, _inner(job))
+    return _inner(job).backward(dout, saved, job, comm)
+
+
+def _inner(job: Job) -> ModuleType:
+    return walked if job.exchange.heads_at_once is None else gathered

@@ -1,0 +1,148 @@
+"""Routes: where a chunk of each rank goes, in which order, and when it is computed with.
+
+A chunk is what one rank owns and others need: its K and V (or, on the query side of a backward
+pass, its Q and dO). A route is the same for every owner: ``visits`` number the ranks that a chunk
+meets, 0 is its owner, and a table says which rank a visit is at. Visits form lanes: paths along
+which the chunk is handed on, and along which the sum of its gradients grows until the last rank of
+the lane sends it home. A ring is one lane; a ring in both directions is two; a ring of rings has
+one lane per node. Imports numpy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+KEPT = -1  # the source of a lane whose first rank has kept the chunk since the forward pass
+
+
+class Lane(NamedTuple):
+    """Visits ``first`` to ``stop - 1``, each handing the chunk to the next. ``source``: the visit
+    that hands it to the first, or ``KEPT``."""
+
+    source: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """One way around the ring.
+
+    ``rank``: ``[owner, visit]``, the rank at which a visit is. ``step``: by visit, when its rank
+    computes with the chunk. ``posted``: by visit, at which step the transfer to it begins; it must
+    have ended before ``step``, and goes on while the steps between are computed.
+    """
+
+    name: str
+    rank: Ints
+    lanes: tuple[Lane, ...]
+    step: tuple[int, ...]
+    posted: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the ring."""
+        return len(self.rank)
+
+    @property
+    def owner(self) -> Ints:
+        """``[rank, visit]``: whose chunk a rank meets at a visit."""
+        return np.argsort(self.rank, axis=0)
+
+
+def _table(*columns: Ints) -> Ints:
+    table = np.stack(columns, 1)
+    table.flags.writeable = False
+    return table
+
+
+@lru_cache(maxsize=64)
+def around(ranks: int, direction: int) -> Route:
+    """The ring: from neighbour to neighbour, toward higher (+1) or lower (-1) ranks."""
+    owner = np.arange(ranks)
+    table = _table(*((owner + direction * hop) % ranks for hop in range(ranks)))
+    steps = tuple(range(ranks))
+    name = "toward higher ranks" if direction > 0 else "toward lower ranks"
+    return Route(name, table, _lanes((0, 1, ranks)), steps, _just_before(steps))
+
+
+@lru_cache(maxsize=64)
+def both_ways(ranks: int, up: int) -> Route:
+    """Both neighbours at once: ``up`` ranks are met toward higher ranks, the others toward lower
+    ones, in as many steps as the longer way has."""
+    owner = np.arange(ranks)
+    hops = [0, *range(1, up + 1), *(-hop for hop in range(1, ranks - up))]
+    table = _table(*((owner + hop) % ranks for hop in hops))
+    steps = tuple(abs(hop) for hop in hops)
+    lanes = _lanes((0, 1, up + 1), (0, up + 1, ranks))
+    return Route(f"{up} up, {ranks - 1 - up} down", table, lanes, steps, _just_before(steps))
+
+
+@lru_cache(maxsize=64)
+def ring_of_rings(ranks: int, node: int, outer: int, inner: int) -> Route:
+    """A ring in each node of ``node`` consecutive ranks, and one across nodes between ranks of
+    equal place, whose transfers have the time of a whole inner ring. Directions as in ``around``.
+    """
+    nodes = ranks // node
+    at, place = np.divmod(np.arange(ranks), node)
+    table = _table(
+        *(
+            (at + outer * far) % nodes * node + (place + inner * near) % node
+            for far in range(nodes)
+            for near in range(node)
+        )
+    )
+    steps = tuple(range(ranks))
+    posted = [step - 1 for step in steps]
+    for entry in range(node, ranks, node):
+        posted[entry] = entry - node
+    lanes = [(0, 1, node)] + [
+        (entry - node, entry, entry + node) for entry in range(node, ranks, node)
+    ]
+    name = f"nodes {outer:+d}, within {inner:+d}"
+    return Route(name, table, _lanes(*lanes), steps, (0, *posted[1:]))
+
+
+@lru_cache(maxsize=64)
+def straight(ranks: int) -> Route:
+    """Every owner to every rank that needs something, at once and without stations."""
+    owner = np.arange(ranks)
+    table = _table(*((owner + hop) % ranks for hop in range(ranks)))
+    lanes = _lanes(*((0, visit, visit + 1) for visit in range(1, ranks)))
+    return Route("straight", table, lanes, (0,) + (1,) * (ranks - 1), (0,) * ranks)
+
+
+@lru_cache(maxsize=64)
+def back(route: Route) -> Route | None:
+    """The same lanes walked back from their last ranks, which have kept the chunk: it is met last
+    by its owner. None where a lane does not begin at the owner."""
+    if any(lane.source != 0 for lane in route.lanes):
+        return None
+    columns, steps, lanes = [route.rank[:, 0]], [0], []
+    for lane in route.lanes:
+        visits = range(lane.stop - 1, lane.first - 1, -1)
+        lanes.append((KEPT, len(columns), len(columns) + len(visits)))
+        columns += [route.rank[:, visit] for visit in visits]
+        longest = max(one.stop - one.first for one in route.lanes)
+        steps += [longest - len(visits) + i for i in range(len(visits))]
+    steps[0] = max(steps[1:], default=-1) + 1
+    return Route(
+        f"back {route.name}", _table(*columns), _lanes(*lanes), tuple(steps), _just_before(steps)
+    )
+
+
+def _lanes(*lanes: tuple[int, int, int]) -> tuple[Lane, ...]:
+    return tuple(Lane(*lane) for lane in lanes if lane[1] < lane[2])
+
+
+def _just_before(steps: tuple[int, ...] | list[int]) -> tuple[int, ...]:
+    return tuple(max(0, step - 1) for step in steps)

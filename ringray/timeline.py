@@ -1,0 +1,71 @@
+"""When a rank computed, what was on its way meanwhile, and when it waited."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Span(NamedTuple):
+    """Seconds since the timeline began. ``kind``: ``compute``, ``transfer`` (from its start until
+    it was waited for) or ``wait`` (nothing to do until a transfer ended). ``bytes``: what moved."""
+
+    kind: str
+    label: str
+    began: float
+    ended: float
+    bytes: int
+
+
+Moment = float | torch.cuda.Event
+
+
+class Timeline:
+    """Spans of one rank. On CUDA moments are events of the current stream, so that nothing waits
+    for the device until ``spans`` is asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._recorded: list[tuple[str, str, Moment, Moment, int]] = []
+        self._origin = self.begin()
+
+    def begin(self) -> Moment:
+        """Now."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def end(self, kind: str, began: Moment, moved: int = 0, label: str = "") -> None:
+        """Record a span from ``began`` until now."""
+        self._recorded.append((kind, label or kind, began, self.begin(), moved))
+
+    @contextmanager
+    def span(self, kind: str, label: str) -> Iterator[None]:
+        """Record what happens inside."""
+        began = self.begin()
+        yield
+        self.end(kind, began, label=label)
+
+    def spans(self) -> list[Span]:
+        """All spans in the order in which they ended."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return [
+            Span(kind, label, self._since(began), self._since(ended), moved)
+            for kind, label, began, ended, moved in self._recorded
+        ]
+
+    def _since(self, moment: Moment) -> float:
+        if isinstance(moment, float):
+            assert isinstance(self._origin, float)
+            return moment - self._origin
+        assert not isinstance(self._origin, float)
+        return self._origin.elapsed_time(moment) / 1e3

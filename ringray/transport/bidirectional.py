@@ -1,0 +1,17 @@
+"""Both neighbours at once: a chunk walks half of the ring in each direction, so that links which
+carry both directions at full speed need half as many steps."""
+
+from __future__ import annotations
+
+from ringray.route import both_ways
+from ringray.transport.base import Exchange
+
+PARAMETER = None
+
+
+def exchange(ranks: int, parameter: int | None) -> Exchange:
+    """Two lanes per chunk; with an even number of ranks the longer one may go either way."""
+    others = ranks - 1
+    return Exchange(
+        tuple(both_ways(ranks, up) for up in sorted({others - others // 2, others // 2}))
+    )

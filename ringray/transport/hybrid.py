@@ -1,0 +1,26 @@
+"""Ulysses x ring in two dimensions: neighbouring ranks (one node, say) exchange heads for rows, and
+chunks of their joined rows walk the ring of these groups (Fang and Zhao, USP, 2024)."""
+
+from __future__ import annotations
+
+from ringray.route import around
+from ringray.transport.base import Exchange
+
+PARAMETER = "Ulysses degree: neighbouring ranks that exchange heads"
+
+
+def exchange(ranks: int, parameter: int | None) -> Exchange:
+    """``parameter`` ranks exchange heads; by default as near to the square root as divides."""
+    fold = parameter or _near_square(ranks)
+    if ranks % fold:
+        raise ValueError(
+            f"transport 'hybrid:{fold}': {fold} (Ulysses) x {ranks / fold:.4g} (ring) = {ranks} "
+            f"ranks does not multiply out; take a divisor of {ranks}"
+        )
+    around_ring = ranks // fold
+    return Exchange((around(around_ring, +1), around(around_ring, -1)), fold=fold)
+
+
+def _near_square(ranks: int) -> int:
+    """The largest divisor of ``ranks`` that is at most its square root."""
+    return max(d for d in range(1, ranks + 1) if ranks % d == 0 and d * d <= ranks)

@@ -1,0 +1,15 @@
+"""Ulysses: all ranks exchange heads for rows, so that each computes the whole sequence for its
+share of the heads (Jacobs et al., DeepSpeed Ulysses, 2023). Heads and K/V heads must be multiples
+of the ring size; masks and partitions do not matter to its balance."""
+
+from __future__ import annotations
+
+from ringray.route import around
+from ringray.transport.base import Exchange
+
+PARAMETER = None
+
+
+def exchange(ranks: int, parameter: int | None) -> Exchange:
+    """All ranks in one exchange; nothing walks."""
+    return Exchange((around(1, +1),), fold=ranks)
