@@ -1,12 +1,14 @@
 """``context_parallel``: ring attention for code that calls ``scaled_dot_product_attention``.
 
 The calls are caught by a ``TorchFunctionMode``: on this thread, inside of the block, under whatever
-name the function was imported, and nothing is patched. Autograd carries the mode into a backward
-that is called inside of the block, so that checkpointed layers recompute with the ring too.
+name the function was imported, and nothing is patched. A mode is off while it handles a call, and
+backward is such a call; it is called in a way that keeps the mode on, so that autograd carries it
+along, to its own threads too, and checkpointed layers recompute with the ring.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -33,11 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = ["context_parallel"]
 
-_ROUTED = (
+_ROUTED = {
     F.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,
-)
+}
+_BACKWARD = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 # They attend inside of one call, where no mode sees it.
 _OPAQUE = {
     "multi_head_attention_forward",
@@ -99,8 +103,9 @@ def context_parallel(
     Raises:
         ValueError: buffers that do not fit, an unknown partition; in the block, on every rank of
             the ring, a call that cannot be routed (a mask, dropout, other lengths of queries and
-            keys, ``nn.MultiheadAttention``, FlexAttention, reentrant checkpointing); at its end,
-            if no call came: the model attends by other means, and to this rank's rows only.
+            keys, reentrant checkpointing), or that hides its attention (``nn.MultiheadAttention``;
+            FlexAttention, whose compiler wraps the error); at the end, if no call came: the model
+            attends by other means, and to this rank's rows only.
     """
     partitions.get(partition)
     length, shards = _shards(buffers, buffer_dims, pad_values, seq_len, partition, group)
@@ -165,15 +170,30 @@ class _Router(TorchFunctionMode):
         if func in _ROUTED:
             self.routed += 1
             return self._route(*args, **kwargs)
+        if func in _BACKWARD:
+            return self._backward(func, *args, **kwargs)
         if getattr(func, "__name__", None) in _OPAQUE:
-            comm = connect(self.arguments["group"])
-            with refusing(comm, _device(args)):
-                raise ValueError(
-                    f"context_parallel: got a call of {func.__name__}, which cannot be routed, "
-                    "expected scaled_dot_product_attention (ringray.ContextParallelAttention is a "
-                    "module that can replace it)"
-                )
+            raise ValueError(
+                f"context_parallel: got a call of {func.__name__}, which cannot be routed, "
+                "expected scaled_dot_product_attention (ringray.ContextParallelAttention is a "
+                "module that can replace it)"
+            )
         return func(*args, **kwargs)
+
+    def _backward(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``func`` with this mode on: given edges of the graph, not tensors, it asks no mode."""
+        given = inspect.signature(func).bind(*args, **kwargs).arguments
+        if given.get("materialize_grads"):  # needs the tensors
+            return func(*args, **kwargs)
+        if func is Tensor.backward:
+            func = torch.autograd.backward
+            given["tensors"] = given.pop("self")
+            given["grad_tensors"] = given.pop("gradient", None)
+        for name in ("tensors", "outputs", "inputs"):
+            if given.get(name) is not None:
+                given[name] = _edges(given[name])
+        with self:
+            return func(**given)
 
     def _route(
         self,
@@ -227,8 +247,8 @@ def _check(
     if not torch.is_grad_enabled() and _in_reentrant_checkpoint():
         raise ValueError(
             "context_parallel: got a layer checkpointed with use_reentrant=True, expected "
-            "use_reentrant=False: nothing would notice a backward outside of the block, which "
-            "recomputes the layer without the ring"
+            "use_reentrant=False: nothing notices a backward outside of the block, which would "
+            "recompute the layer without the ring"
         )
 
 
@@ -241,8 +261,10 @@ def _in_reentrant_checkpoint() -> bool:
     return False
 
 
-def _device(args: tuple[Any, ...]) -> torch.device:
-    return next((x.device for x in args if isinstance(x, Tensor)), torch.device("cpu"))
+def _edges(tensors: Any) -> list[Any]:
+    if isinstance(tensors, Tensor | GradientEdge):
+        tensors = (tensors,)
+    return [get_gradient_edge(x) if isinstance(x, Tensor) else x for x in tensors]
 
 
 class _Marked(torch.autograd.Function):
