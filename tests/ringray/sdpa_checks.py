@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import ringray
 from ringray.partition import PARTITIONS
-from tests.ringray.decoder import HIDDEN, SEQ_LEN, same, sum_gradients
+from tests.ringray.decoder import HIDDEN, SEQ_LEN, same_gradients, sum_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,14 +121,7 @@ def manager_is_exact(rank: int, size: int) -> None:
         want = plain_step(plain, where.get("cu_seqlens"), where.get("window"))
         got = ring_step(model, partition=partition, **where)
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
-        _same_gradients(model, plain, (partition, how, where))
-
-
-def _same_gradients(got: nn.Module, want: nn.Module, what: object) -> None:
-    for (name, mine), theirs in zip(got.named_parameters(), want.parameters(), strict=True):
-        assert mine.grad is not None
-        assert theirs.grad is not None
-        same(mine.grad, theirs.grad, (what, name))
+        same_gradients(model, plain)
 
 
 def _grads(model: nn.Module) -> list[Tensor]:
@@ -157,6 +152,20 @@ def backward_anywhere(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="use_reentrant=True, expected use_reentrant=False"):
         ring_step(model, reentrant)
     assert torch.equal(ring_step(model), loss)
+
+
+def fsdp(rank: int, size: int) -> None:
+    """Parameters sharded by FSDP2 and layers checkpointed, under the manager."""
+    plain = PlainModel()
+    plain_step(plain, None, None)
+    model = PlainModel()
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    with ringray.context_parallel(
+        buffers=batch(), buffer_dims=(1, 1, 1), pad_values=(0, -100, 0)
+    ) as (ids, labels, positions):
+        logits = model(ids, positions, non_reentrant)
+        ringray.sharded_cross_entropy(logits, labels, gradients="mean").backward()
+    same_gradients(model, plain)
 
 
 def nobody_waits_for_a_refused_rank(rank: int, size: int) -> None:

@@ -18,7 +18,7 @@ from tests.ringray.ranks import on_ring
 
 EVERY = (
     checks.manager_is_exact, checks.backward_anywhere, checks.nobody_waits_for_a_refused_rank,
-    checks.buffers_are_dealt, checks.other_groups,
+    checks.buffers_are_dealt, checks.other_groups, checks.fsdp,
 )  # fmt: skip
 
 
