@@ -11,17 +11,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringray.attention import ring_attention
+    from ringray.models.sdpa import context_parallel
+    from ringray.nn import ContextParallelAttention, sharded_cross_entropy
     from ringray.sharding import local_positions, shard, unshard
     from ringray_kernels.config import Blocks
 
 __version__ = "0.1.0"
-__all__ = ["Blocks", "local_positions", "ring_attention", "shard", "unshard"]
+__all__ = [
+    "Blocks",
+    "ContextParallelAttention",
+    "context_parallel",
+    "local_positions",
+    "ring_attention",
+    "shard",
+    "sharded_cross_entropy",
+    "unshard",
+]
 
 _HOME = {
     "Blocks": "ringray_kernels.config",
+    "ContextParallelAttention": "ringray.nn",
+    "context_parallel": "ringray.models.sdpa",
     "local_positions": "ringray.sharding",
     "ring_attention": "ringray.attention",
     "shard": "ringray.sharding",
+    "sharded_cross_entropy": "ringray.nn",
     "unshard": "ringray.sharding",
 }
 

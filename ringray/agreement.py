@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ringray
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from ringray.comm import Comm
@@ -83,3 +86,14 @@ def _list(ranks: list[int]) -> str:
 def _brief(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+@contextmanager
+def refusing(comm: Comm, device: torch.device) -> Iterator[None]:
+    """For callers of the op that check or compute before it: the others must not wait for a rank
+    that fails there, so whatever is raised inside also takes part in the call's one exchange."""
+    try:
+        yield
+    except Exception as error:
+        agree(comm, None, error, device=device)
+        raise

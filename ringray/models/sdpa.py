@@ -1,0 +1,284 @@
+"""``context_parallel``: ring attention for code that calls ``scaled_dot_product_attention``.
+
+The calls are caught by a ``TorchFunctionMode``: on this thread, inside of the block, under whatever
+name the function was imported, and nothing is patched. A mode is off while it handles a call, and
+backward is such a call; it is called in a way that keeps the mode on, so that autograd carries it
+along, to its own threads too, and checkpointed layers recompute with the ring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from ringray import partition as partitions
+from ringray.agreement import refusing
+from ringray.attention import ring_attention
+from ringray.comm import connect
+from ringray.sharding import shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch.distributed as dist
+
+    from ringray.comm import Comm
+    from ringray_kernels.config import Blocks
+
+__all__ = ["context_parallel"]
+
+_ROUTED = {
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+}
+_BACKWARD = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+# They attend inside of one call, where no mode sees it.
+_OPAQUE = {
+    "multi_head_attention_forward",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+    "flex_attention",
+}
+
+
+@contextmanager
+def context_parallel(
+    *,
+    group: dist.ProcessGroup | None = None,
+    partition: str = "zigzag",
+    transport: str = "ring",
+    backend: str = "auto",
+    blocks: Blocks | int | None = None,
+    buffers: Sequence[Tensor] = (),
+    buffer_dims: Sequence[int] = (),
+    pad_values: float | Sequence[float] = 0,
+    seq_len: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    window: int | None = None,
+    **options: Any,
+) -> Iterator[tuple[Tensor, ...]]:
+    """Calls of ``scaled_dot_product_attention`` in the block attend over the whole ring.
+
+    ::
+
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        with ringray.context_parallel(
+            buffers=(ids, labels, positions), buffer_dims=(1, 1, 1), pad_values=(0, -100, 0)
+        ) as (ids, labels, positions):
+            loss = ringray.sharded_cross_entropy(model(ids, positions), labels)
+            loss.backward()
+
+    The model sees this rank's rows only: whatever depends on positions (RoPE, learned embeddings)
+    must take them from a buffer, not from ``arange`` over its own rows. Every SDPA call of the
+    block is routed, so it is for models whose only attention is over the sharded sequence.
+
+    Call backward inside of the block if the model checkpoints activations, since layers are
+    recomputed there; outside of it PyTorch's check of recomputed tensors raises. Without
+    checkpointing backward may be called anywhere.
+
+    Args:
+        group, partition, transport, backend, blocks, cu_seqlens, window: as in ``ring_attention``,
+            for every call.
+        buffers: full tensors that every rank holds: token ids, labels, positions. They are not
+            changed; the block gets this rank's rows of each.
+        buffer_dims: of each buffer, its sequence dimension.
+        pad_values: fill rows beyond the sequence: one for all buffers, or one for each.
+        seq_len: true global length (tokens); None is the length of the buffers or, without any,
+            N * S.
+        options: further keywords of ``ring_attention``, passed on as they are.
+
+    Yields:
+        tuple of Tensor: this rank's rows of each buffer, in their order.
+
+    Raises:
+        ValueError: buffers that do not fit, an unknown partition; in the block, on every rank of
+            the ring, a call that cannot be routed (a mask, dropout, other lengths of queries and
+            keys, reentrant checkpointing), or that hides its attention (``nn.MultiheadAttention``;
+            FlexAttention, whose compiler wraps the error); at the end, if no call came: the model
+            attends by other means, and to this rank's rows only.
+    """
+    partitions.get(partition)
+    length, shards = _shards(buffers, buffer_dims, pad_values, seq_len, partition, group)
+    router = _Router(
+        group=group, partition=partition, transport=transport, backend=backend, blocks=blocks,
+        seq_len=length, cu_seqlens=cu_seqlens, window=window, **options,
+    )  # fmt: skip
+    with router:
+        yield shards
+    if not router.routed:
+        raise ValueError(
+            "context_parallel: got a block that never called scaled_dot_product_attention, "
+            "expected a call: this model attends by other means, to this rank's rows only"
+        )
+
+
+def _shards(
+    buffers: Sequence[Tensor],
+    dims: Sequence[int],
+    pad_values: float | Sequence[float],
+    seq_len: int | None,
+    partition: str,
+    group: dist.ProcessGroup | None,
+) -> tuple[int | None, tuple[Tensor, ...]]:
+    """The sequence length, if it is known, and this rank's rows of each buffer."""
+    fills = [pad_values] * len(buffers) if isinstance(pad_values, int | float) else [*pad_values]
+    for name, values in (("buffer_dims", dims), ("pad_values", fills)):
+        if len(values) != len(buffers):
+            raise ValueError(f"{name}: got {len(values)}, expected one for each of {len(buffers)}")
+    for i, (buffer, dim) in enumerate(zip(buffers, dims, strict=True)):
+        if not -buffer.dim() <= dim < buffer.dim():
+            raise ValueError(f"buffer_dims: got {dim} for shape {tuple(buffer.shape)}")
+        seq_len = buffer.shape[dim] if seq_len is None else seq_len
+        if buffer.shape[dim] != seq_len:
+            raise ValueError(
+                f"buffers: number {i} has {buffer.shape[dim]} rows in dimension {dim}, expected "
+                f"the {seq_len} of the sequence; cut longer ones"
+            )
+    rows = tuple(
+        shard(buffer, dim=dim, partition=partition, group=group, pad_value=fill)
+        for buffer, dim, fill in zip(buffers, dims, fills, strict=True)
+    )
+    return seq_len, rows
+
+
+class _Router(TorchFunctionMode):
+    """Sends SDPA to the ring, with ``arguments`` of ``ring_attention``; counts what it sent."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.arguments = arguments
+        self.routed = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ROUTED:
+            self.routed += 1
+            return self._route(*args, **kwargs)
+        if func in _BACKWARD:
+            return self._backward(func, *args, **kwargs)
+        if getattr(func, "__name__", None) in _OPAQUE:
+            raise ValueError(
+                f"context_parallel: got a call of {func.__name__}, which cannot be routed, "
+                "expected scaled_dot_product_attention (ringray.ContextParallelAttention is a "
+                "module that can replace it)"
+            )
+        return func(*args, **kwargs)
+
+    def _backward(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``func`` with this mode on: given edges of the graph, not tensors, it asks no mode."""
+        given = inspect.signature(func).bind(*args, **kwargs).arguments
+        if given.get("materialize_grads"):  # needs the tensors
+            return func(*args, **kwargs)
+        if func is Tensor.backward:
+            func = torch.autograd.backward
+            given["tensors"] = given.pop("self")
+            given["grad_tensors"] = given.pop("gradient", None)
+        for name in ("tensors", "outputs", "inputs"):
+            if given.get(name) is not None:
+                given[name] = _edges(given[name])
+        with self:
+            return func(**given)
+
+    def _route(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        comm: Comm = connect(self.arguments["group"])
+        with refusing(comm, query.device):
+            _check(query, key, attn_mask, dropout_p, enable_gqa)
+            if torch.is_autocast_enabled(query.device.type):  # it would cast after this mode
+                dtype = torch.get_autocast_dtype(query.device.type)
+                query, key, value = (x.to(dtype) for x in (query, key, value))
+        out = cast(
+            "Tensor",
+            ring_attention(query, key, value, causal=is_causal, scale=scale, **self.arguments),
+        )
+        return cast("Tensor", _Marked.apply(out)) if out.requires_grad else out
+
+
+def _check(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float, enable_gqa: bool
+) -> None:
+    """ValueError on what the ring cannot do; ``ring_attention`` checks the rest."""
+    says = "context_parallel: scaled_dot_product_attention got "
+    if attn_mask is not None:
+        raise ValueError(
+            f"{says}attn_mask, expected none: is_causal, or window, cu_seqlens and seq_len of "
+            "context_parallel, say what a query sees"
+        )
+    if dropout_p:
+        raise ValueError(f"{says}dropout_p={dropout_p}, expected 0 (model.eval() or the config)")
+    if query.is_nested or query.dim() != 4:
+        shape = "a nested tensor" if query.is_nested else tuple(query.shape)
+        raise ValueError(f"{says}query {shape}, expected (B, H, S, D)")
+    if key.dim() == 4 and query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"{says}{query.shape[2]} query rows and {key.shape[2]} key rows, expected as many: "
+            "cross-attention and caches are not sharded like this"
+        )
+    if not enable_gqa and query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"{says}{query.shape[1]} query heads and {key.shape[1]} key heads, expected as many, "
+            "or enable_gqa=True"
+        )
+    if not torch.is_grad_enabled() and _in_reentrant_checkpoint():
+        raise ValueError(
+            "context_parallel: got a layer checkpointed with use_reentrant=True, expected "
+            "use_reentrant=False: nothing notices a backward outside of the block, which would "
+            "recompute the layer without the ring"
+        )
+
+
+def _in_reentrant_checkpoint() -> bool:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            return True
+    return False
+
+
+def _edges(tensors: Any) -> list[Any]:
+    if isinstance(tensors, Tensor | GradientEdge):
+        tensors = (tensors,)
+    return [get_gradient_edge(x) if isinstance(x, Tensor) else x for x in tensors]
+
+
+class _Marked(torch.autograd.Function):
+    """The identity, which saves what no attention saves.
+
+    Plain SDPA may save tensors of the same shapes as the ring does. With this one checkpointing
+    always sees that a layer was recomputed without the ring, instead of taking what it computed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        ctx.save_for_backward(out.new_empty(0, dtype=torch.bool))
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
