@@ -310,8 +310,8 @@ def _no_mask(
     unknown = sorted({name for name in _names(mask_function) if name not in _COMPUTED})
     if unknown:
         raise ValueError(
-            f"mask: the model builds one of {', '.join(unknown)}, expected causal or sliding-window "
-            "attention, or neither; chunked and partly bidirectional attention are not implemented"
+            f"mask: the model builds one of {', '.join(unknown)}, expected causal, sliding-window "
+            "or full attention; chunked and partly bidirectional attention are not implemented"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,9 +41,8 @@ def tiny(attention: str, family: str = "llama", dtype: torch.dtype = torch.float
     return model.to(dtype)
 
 
-@lru_cache(maxsize=8)
 def tokens(batch: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Input ids and labels (batch, SEQ_LEN); some labels are ignored, unevenly over the sequence."""
+    """Input ids and labels (batch, SEQ_LEN); some labels are ignored, unevenly."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, VOCABULARY, (batch, SEQ_LEN), generator=generator)
     labels = ids.clone()
@@ -57,6 +56,14 @@ def ring_sum(x: Tensor) -> Tensor:
     total = x.detach().float().clone()
     dist.all_reduce(total)
     return total
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Over all ranks, in one message."""
+    parameters = list(model.parameters())
+    total = ring_sum(torch.cat([p.grad.float().flatten() for p in parameters]))
+    for p, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
+        p.grad = part.view_as(p).to(p.dtype)
 
 
 def sdpa(model: nn.Module, **more: Any) -> dict[str, Tensor]:
@@ -77,8 +84,9 @@ def ring(model: nn.Module, **sharding: Any) -> dict[str, Tensor]:
     out.loss.backward()
     partition = sharding.get("partition", "zigzag")
     logits = ringray.unshard(out.logits.detach(), dim=1, partition=partition, seq_len=SEQ_LEN)
+    sum_gradients(model)
     return {"logits": logits, "loss": ring_sum(out.loss)} | {
-        name: ring_sum(p.grad) for name, p in model.named_parameters()
+        name: p.grad for name, p in model.named_parameters()
     }
 
 
@@ -133,7 +141,7 @@ def sliding_window(rank: int, size: int) -> None:
 
 def packed(rank: int, size: int) -> None:
     """Documents as transformers finds them in positions, or by their boundaries."""
-    positions = torch.cat([torch.arange(b - a) for a, b in zip(CUTS, CUTS[1:], strict=False)])[None]
+    positions = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(CUTS)])[None]
     model = tiny("sdpa")
     ids, labels = tokens()
     out = model(input_ids=ids, position_ids=positions.expand_as(ids), use_cache=False)
@@ -173,7 +181,7 @@ def losses_per_document(
         logits.transpose(1, 2), batch["shift_labels"], reduction="none"
     )
     full = ringray.unshard(losses, dim=1, seq_len=SEQ_LEN)
-    return torch.stack([full[:, a:b].mean() for a, b in zip(CUTS, CUTS[1:], strict=False)])
+    return torch.stack([full[:, a:b].mean() for a, b in itertools.pairwise(CUTS)])
 
 
 def checkpointing(rank: int, size: int) -> None:
@@ -232,8 +240,7 @@ def curve(model: nn.Module, batch: dict[str, Any], summed: bool = False) -> Tens
         loss = model(**batch).loss
         loss.backward()
         if summed:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
+            sum_gradients(model)
         losses.append(ring_sum(loss) if summed else loss.detach())
         optimizer.step()
         optimizer.zero_grad()
