@@ -7,7 +7,7 @@ checkpointing too, which a context manager would not reach)::
 
     hf.register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="ringray")
-    batch = hf.shard_batch(input_ids, labels=labels)  # the whole batch in, this rank's rows out
+    batch = hf.shard_batch(model, input_ids, labels=labels)  # this rank's rows of it
     model(**batch).loss.backward()  # then sum losses and gradients over the ring
 
 Whatever a ring cannot compute is refused, by the same rule on every rank.
@@ -97,6 +97,7 @@ def register() -> None:
 
 
 def shard_batch(
+    model: nn.Module,
     input_ids: Tensor,
     *,
     labels: Tensor | None = None,
@@ -117,6 +118,8 @@ def shard_batch(
     and the parts of all ranks sum to it.
 
     Args:
+        model: the transformers model that gets the batch, or DDP around it; only its config is
+            read. Other attention implementations ignore ``ring`` and would attend within the shard.
         input_ids: (B, S) integers, the same on every rank of ``group``.
         labels: (B, S) integers, not shifted, -100 where ignored, as transformers takes them; None
             for no loss. The last token of a document predicts nothing.
@@ -138,9 +141,11 @@ def shard_batch(
         Padding rows hold token 0 at position 0 and are ignored by the loss.
 
     Raises:
-        ValueError: shapes, boundaries or names that do not fit, documents that differ between batch
-            rows, or an ``attention_mask`` that masks something.
+        ValueError: a model with another attention implementation (two models made from one config
+            object share it), shapes, boundaries or names that do not fit, documents that differ
+            between batch rows, or an ``attention_mask`` that masks something.
     """
+    _check_attends_by_ring(model)
     if input_ids.dim() != 2 or input_ids.is_floating_point():
         raise ValueError(f"input_ids: got {_said(input_ids)}, expected integers (B, S)")
     if gradients not in ("sum", "mean"):
@@ -183,6 +188,16 @@ def shard_batch(
         batch["labels"] = batch["shift_labels"] = rows(shifted, IGNORED)
         batch["num_items_in_batch"] = counted if gradients == "sum" else counted / size
     return batch
+
+
+def _check_attends_by_ring(model: nn.Module) -> None:
+    config = getattr(getattr(model, "module", model), "config", None)
+    given = getattr(config, "_attn_implementation", None)
+    if given != NAME:
+        raise ValueError(
+            f"model: attends by {given!r}, expected {NAME!r}; make it with "
+            f"attn_implementation={NAME!r}, from a config that no other model shares"
+        )
 
 
 def _said(x: Tensor) -> str:
@@ -245,7 +260,7 @@ def _attention(
     if not isinstance(ring, Ring):
         raise ValueError(
             f"ring: {type(module).__name__} got {type(ring).__name__}, expected a Ring: call the "
-            "model with **shard_batch(...), or with ring=Ring(...) on a batch dealt otherwise"
+            "model with **shard_batch(model, ...), or with ring=Ring(...) on rows dealt otherwise"
         )
     if attention_mask is not None:
         raise ValueError(

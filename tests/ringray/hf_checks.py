@@ -79,7 +79,7 @@ def sdpa(model: nn.Module, **more: Any) -> dict[str, Tensor]:
 def ring(model: nn.Module, **sharding: Any) -> dict[str, Tensor]:
     """The same from the ring: logits put together, losses and gradients summed."""
     ids, labels = tokens()
-    batch = hf.shard_batch(ids, labels=labels, **sharding)
+    batch = hf.shard_batch(model, ids, labels=labels, **sharding)
     out = model(**batch)
     out.loss.backward()
     partition = sharding.get("partition", "zigzag")
@@ -174,7 +174,7 @@ def losses_per_document(
 ) -> Tensor:
     """(documents,) mean losses over the whole sequence, from the shards of all ranks."""
     cu = None if cuts is None else torch.tensor(cuts)
-    batch = hf.shard_batch(ids, labels=ids, cu_seqlens=cu)
+    batch = hf.shard_batch(model, ids, labels=ids, cu_seqlens=cu)
     with torch.no_grad():
         logits = model(**batch).logits
     losses = torch.nn.functional.cross_entropy(
@@ -207,7 +207,8 @@ def without_causality(rank: int, size: int) -> None:
     ids, _ = tokens()
     with torch.no_grad():
         want = tiny("sdpa")(input_ids=ids, is_causal=False, use_cache=False).logits
-        logits = tiny("ringray")(**hf.shard_batch(ids), is_causal=False).logits
+        model = tiny("ringray")
+        logits = model(**hf.shard_batch(model, ids), is_causal=False).logits
     assert error(ringray.unshard(logits, dim=1, seq_len=SEQ_LEN), want) < 1e-5
 
 
@@ -216,7 +217,7 @@ def averaged_gradients(rank: int, size: int) -> None:
     want = sdpa(tiny("sdpa"))
     model = torch.nn.parallel.DistributedDataParallel(tiny("ringray"))
     ids, labels = tokens()
-    loss = model(**hf.shard_batch(ids, labels=labels, gradients="mean")).loss
+    loss = model(**hf.shard_batch(model, ids, labels=labels, gradients="mean")).loss
     loss.backward()
     assert error(ring_sum(loss) / size, want["loss"]) < 1e-5
     for name, parameter in model.module.named_parameters():
@@ -227,7 +228,8 @@ def trains(rank: int, size: int) -> None:
     """50 steps of AdamW: the loss curve of one process with SDPA."""
     ids, labels = tokens()
     want = curve(tiny("sdpa"), {"input_ids": ids, "labels": labels, "use_cache": False})
-    got = curve(tiny("ringray"), hf.shard_batch(ids, labels=labels), summed=True)
+    model = tiny("ringray")
+    got = curve(model, hf.shard_batch(model, ids, labels=labels), summed=True)
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
     assert want[-1] < 0.2 * want[0]
 

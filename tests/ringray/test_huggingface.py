@@ -32,7 +32,9 @@ def test_rings(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_batch_lies_as_its_tokens() -> None:
     ids, labels = tokens()
-    batch = hf.shard_batch(ids, labels=labels, cu_seqlens=torch.tensor([0, 9, 9, 30, SEQ_LEN]))
+    batch = hf.shard_batch(
+        tiny("ringray"), ids, labels=labels, cu_seqlens=torch.tensor([0, 9, 9, 30, SEQ_LEN])
+    )
     assert {name for name, x in batch.items() if isinstance(x, torch.Tensor)} == {
         "input_ids", "position_ids", "labels", "shift_labels", "num_items_in_batch"
     }  # fmt: skip
@@ -43,13 +45,19 @@ def test_a_batch_lies_as_its_tokens() -> None:
     assert (batch["shift_labels"][:, SEQ_LEN - 1 :] == -100).all()
     assert batch["num_items_in_batch"] == (batch["shift_labels"] != -100).sum()
     assert batch["ring"] == hf.Ring(SEQ_LEN, (0, 9, 9, 30, SEQ_LEN))
-    assert set(hf.shard_batch(ids)) == {"input_ids", "position_ids", "use_cache", "ring"}
+    assert set(hf.shard_batch(tiny("ringray"), ids)) == {
+        "input_ids",
+        "position_ids",
+        "use_cache",
+        "ring",
+    }
 
 
 def test_a_batch_without_labels_has_no_nan() -> None:
     ids, labels = tokens()
-    loss = tiny("ringray")(**hf.shard_batch(ids, labels=torch.full_like(labels, -100))).loss
-    assert loss == 0
+    model = tiny("ringray")
+    batch = hf.shard_batch(model, ids, labels=torch.full_like(labels, -100))
+    assert model(**batch).loss == 0
 
 
 @pytest.mark.parametrize(
@@ -74,12 +82,29 @@ def test_a_batch_without_labels_has_no_nan() -> None:
 )
 def test_wrong_batches_are_told(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        hf.shard_batch(**{"input_ids": tokens()[0], **changes})
+        hf.shard_batch(tiny("ringray"), **{"input_ids": tokens()[0], **changes})
+
+
+def test_a_model_that_would_attend_locally_is_told() -> None:
+    """It would train, on attention within each shard, and nobody would notice."""
+    ids, _ = tokens()
+    with pytest.raises(ValueError, match="model: attends by 'sdpa', expected 'ringray'"):
+        hf.shard_batch(tiny("sdpa"), ids)
+    config, make = transformers.LlamaConfig(**TINY), transformers.AutoModelForCausalLM.from_config
+    model = make(config, attn_implementation="ringray")
+    hf.shard_batch(model, ids)
+    make(config, attn_implementation="sdpa")  # transformers changes the config that both share
+    with pytest.raises(ValueError, match="from a config that no other model shares"):
+        hf.shard_batch(model, ids)
+    with pytest.raises(ValueError, match="model: attends by None"):
+        hf.shard_batch(torch.nn.Linear(1, 1), ids)
 
 
 def test_a_mask_that_masks_nothing_is_dropped() -> None:
     ids, _ = tokens()
-    assert "attention_mask" not in hf.shard_batch(ids, attention_mask=torch.ones_like(ids))
+    assert "attention_mask" not in hf.shard_batch(
+        tiny("ringray"), ids, attention_mask=torch.ones_like(ids)
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,15 +121,16 @@ def test_a_mask_that_masks_nothing_is_dropped() -> None:
     ],
 )
 def test_what_a_ring_cannot_compute_is_refused(changes: dict[str, Any], says: str) -> None:
-    batch = hf.shard_batch(tokens()[0])
+    model = tiny("ringray")
+    batch = hf.shard_batch(model, tokens()[0])
     with pytest.raises(ValueError, match=says):
-        tiny("ringray")(**{**batch, **changes})
+        model(**{**batch, **changes})
 
 
 def test_dropout_is_refused_in_training() -> None:
     config = transformers.LlamaConfig(**TINY, attention_dropout=0.1)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ringray")
-    batch = hf.shard_batch(tokens()[0])
+    batch = hf.shard_batch(model, tokens()[0])
     model.eval()(**batch)
     with pytest.raises(ValueError, match=r"dropout: got 0\.1, expected 0"):
         model.train()(**batch)
@@ -116,8 +142,9 @@ def test_generation_is_refused() -> None:
         tiny("ringray").generate(input_ids=ids, max_new_tokens=2)
     cache = transformers.DynamicCache()
     tiny("sdpa")(input_ids=ids, past_key_values=cache, use_cache=True)
+    model = tiny("ringray")
     with pytest.raises(ValueError, match="past_key_values: 61 keys before this call's 62"):
-        tiny("ringray")(**hf.shard_batch(ids), past_key_values=cache)
+        model(**hf.shard_batch(model, ids), past_key_values=cache)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +159,7 @@ def test_models_that_ask_for_more_are_refused(config: Any, says: str) -> None:
     made = config(**TINY, head_dim=16, pad_token_id=0, **more)
     model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="ringray")
     with pytest.raises(ValueError, match=says):
-        model(**hf.shard_batch(tokens()[0]))
+        model(**hf.shard_batch(model, tokens()[0]))
 
 
 @pytest.mark.parametrize(
