@@ -30,7 +30,7 @@ QUICK = (
 )  # fmt: skip
 LIBRARY = (
     "ringray.attention", "ringray.comm", "ringray.job", "ringray.agreement", "ringray.sharding",
-    "ringray.transport.ring", "ringray.partition",
+    "ringray.transport.ring", "ringray.partition", "ringray.models.huggingface",
 )  # fmt: skip
 
 
