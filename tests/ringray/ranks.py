@@ -43,7 +43,7 @@ def _rank(rank: int, size: int, folder: str, checks: tuple[Check, ...]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=(Path(folder) / "store").as_uri(), rank=rank, world_size=size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=120),
     )  # fmt: skip
     try:
         for check in checks:

@@ -31,9 +31,9 @@ QUICK = (
     "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray_kernels.backends",
 )  # fmt: skip
 LIBRARY = (
-    "ringray.models.sdpa", "ringray.nn", "ringray.attention", "ringray.comm", "ringray.job",
-    "ringray.agreement", "ringray.sharding", "ringray.passes", "ringray.passes.walked",
-    "ringray.transport", "ringray.partition",
+    "ringray.models.sdpa", "ringray.models.huggingface", "ringray.nn", "ringray.attention",
+    "ringray.comm", "ringray.job", "ringray.agreement", "ringray.sharding", "ringray.passes",
+    "ringray.passes.walked", "ringray.transport", "ringray.partition",
 )  # fmt: skip
 
 

@@ -1,0 +1,249 @@
+"""What each rank of a real ring checks of Hugging Face models, beside their own SDPA."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import transformers
+
+import ringray
+import ringray.models.huggingface as hf
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+VOCABULARY = 97
+SEQ_LEN = 61  # odd: every ring of more than one rank holds padding
+CUTS = (0, 9, 30, SEQ_LEN)
+TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+hf.register()
+
+
+def tiny(attention: str, family: str = "llama", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A tiny model with the same weights in every process, rounded to ``dtype``."""
+    torch.manual_seed(0)
+    make = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig}[family]
+    config = make(**TINY, **({"sliding_window": 7} if family == "mistral" else {}))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    assert type(model).__module__.startswith("transformers.")  # unmodified
+    return model.to(dtype)
+
+
+def tokens(batch: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Input ids and labels (batch, SEQ_LEN); some labels are ignored, unevenly."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCABULARY, (batch, SEQ_LEN), generator=generator)
+    labels = ids.clone()
+    labels[:, :20] = -100
+    labels[0, 40:43] = -100
+    return ids, labels
+
+
+def ring_sum(x: Tensor) -> Tensor:
+    """``x`` in fp32, summed over all ranks."""
+    total = x.detach().float().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Over all ranks, in one message."""
+    parameters = list(model.parameters())
+    total = ring_sum(torch.cat([p.grad.float().flatten() for p in parameters]))
+    for p, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
+        p.grad = part.view_as(p).to(p.dtype)
+
+
+def sdpa(model: nn.Module, **more: Any) -> dict[str, Tensor]:
+    """Logits, loss and gradients of one process with the whole sequence."""
+    ids, labels = tokens()
+    out = model(input_ids=ids, labels=labels, use_cache=False, **more)
+    out.loss.backward()
+    return {"logits": out.logits.detach(), "loss": out.loss.detach()} | {
+        name: p.grad for name, p in model.named_parameters()
+    }
+
+
+def ring(model: nn.Module, **sharding: Any) -> dict[str, Tensor]:
+    """The same from the ring: logits put together, losses and gradients summed."""
+    ids, labels = tokens()
+    batch = hf.shard_batch(model, ids, labels=labels, **sharding)
+    out = model(**batch)
+    out.loss.backward()
+    partition = sharding.get("partition", "zigzag")
+    logits = ringray.unshard(out.logits.detach(), dim=1, partition=partition, seq_len=SEQ_LEN)
+    sum_gradients(model)
+    return {"logits": logits, "loss": ring_sum(out.loss)} | {
+        name: p.grad for name, p in model.named_parameters()
+    }
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """Norm of the difference, relative to ``want``."""
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def agrees(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    """Logits and loss to 1e-5, every gradient to 1e-4."""
+    assert got.keys() == want.keys()
+    for name, x in got.items():
+        allowed = 1e-5 if name in ("logits", "loss") else 1e-4
+        assert error(x, want[name]) < allowed, (name, error(x, want[name]))
+
+
+def like_sdpa(rank: int, size: int) -> None:
+    """Llama with grouped heads, in fp32: the same logits, loss and gradients."""
+    want = sdpa(tiny("sdpa"))
+    for partition in ("zigzag", "striped"):
+        agrees(ring(tiny("ringray"), partition=partition), want)
+
+
+def in_half_precision(rank: int, size: int) -> None:
+    """bf16, by the model's dtype and by autocast: at most twice SDPA's error against fp64."""
+    half = torch.bfloat16
+    true = sdpa(tiny("sdpa", dtype=half).double())
+    want, got = sdpa(tiny("sdpa", dtype=half)), ring(tiny("ringray", dtype=half))
+    within_twice(got, want, true)
+
+    true = sdpa(tiny("sdpa").double())
+    with torch.autocast("cpu", half):
+        want, got = sdpa(tiny("sdpa")), ring(tiny("ringray"))
+    within_twice(got, want, true)
+
+
+def within_twice(got: dict[str, Tensor], want: dict[str, Tensor], true: dict[str, Tensor]) -> None:
+    for name, x in true.items():
+        mine, theirs = error(got[name], x), error(want[name], x)
+        # Single numbers round to anything, SDPA's to the right one at times.
+        floor = 1e-2 if name == "loss" else 1e-6
+        assert mine <= 2 * theirs + floor, f"{name}: {mine:.2e}, SDPA {theirs:.2e}"
+
+
+def sliding_window(rank: int, size: int) -> None:
+    """Mistral sees ``sliding_window`` keys, the token's own among them."""
+    want = sdpa(tiny("sdpa", "mistral"))
+    agrees(ring(tiny("ringray", "mistral")), want)
+    without = sdpa(tiny("sdpa"))  # the same weights
+    assert error(without["logits"], want["logits"]) > 1e-3
+
+
+def packed(rank: int, size: int) -> None:
+    """Documents as transformers finds them in positions, or by their boundaries."""
+    positions = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(CUTS)])[None]
+    model = tiny("sdpa")
+    ids, labels = tokens()
+    out = model(input_ids=ids, position_ids=positions.expand_as(ids), use_cache=False)
+    for how in ({"position_ids": positions}, {"cu_seqlens": torch.tensor(CUTS)}):
+        for partition in ("zigzag", "contiguous"):
+            got = ring(tiny("ringray"), partition=partition, **how)
+            assert error(got["logits"], out.logits.detach()) < 1e-5
+    # A document's last token predicts nothing, least of all the next document.
+    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    shifted[:, [c - 1 for c in CUTS[1:]]] = -100
+    loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), shifted.flatten())
+    assert error(got["loss"], loss.detach()) < 1e-5
+
+
+def no_leak(rank: int, size: int) -> None:
+    """Another first document changes no bit of the others' losses."""
+    model = tiny("ringray")
+    ids, _ = tokens()
+    other = ids.clone()
+    other[:, : CUTS[1]] = (other[:, : CUTS[1]] + 1) % VOCABULARY
+    before, after = (losses_per_document(model, x) for x in (ids, other))
+    assert torch.equal(before[1:], after[1:])
+    assert not torch.equal(before[0], after[0])
+    again = losses_per_document(model, ids, None)
+    assert not torch.equal(again[1:], losses_per_document(model, other, None)[1:])
+
+
+def losses_per_document(
+    model: nn.Module, ids: Tensor, cuts: tuple[int, ...] | None = CUTS
+) -> Tensor:
+    """(documents,) mean losses over the whole sequence, from the shards of all ranks."""
+    cu = None if cuts is None else torch.tensor(cuts)
+    batch = hf.shard_batch(model, ids, labels=ids, cu_seqlens=cu)
+    with torch.no_grad():
+        logits = model(**batch).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), batch["shift_labels"], reduction="none"
+    )
+    full = ringray.unshard(losses, dim=1, seq_len=SEQ_LEN)
+    return torch.stack([full[:, a:b].mean() for a, b in itertools.pairwise(CUTS)])
+
+
+def checkpointing(rank: int, size: int) -> None:
+    """Recomputed layers take part in the ring again, with the same result to a bit."""
+    want = ring(tiny("ringray").train())
+    for reentrant in (False, True):
+        model = tiny("ringray").train()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        calls = count_calls(model.model.layers[0].self_attn)
+        got = ring(model)
+        assert len(calls) == 2  # forward, and once more
+        assert all(torch.equal(got[name], x) for name, x in want.items())
+
+
+def count_calls(module: nn.Module) -> list[None]:
+    calls: list[None] = []
+    module.register_forward_pre_hook(lambda *_: calls.append(None))
+    return calls
+
+
+def without_causality(rank: int, size: int) -> None:
+    """transformers' way of making an encoder of a decoder."""
+    ids, _ = tokens()
+    with torch.no_grad():
+        want = tiny("sdpa")(input_ids=ids, is_causal=False, use_cache=False).logits
+        model = tiny("ringray")
+        logits = model(**hf.shard_batch(model, ids), is_causal=False).logits
+    assert error(ringray.unshard(logits, dim=1, seq_len=SEQ_LEN), want) < 1e-5
+
+
+def averaged_gradients(rank: int, size: int) -> None:
+    """DDP averages over the ranks; ``gradients="mean"`` makes that the gradient of the batch."""
+    want = sdpa(tiny("sdpa"))
+    model = torch.nn.parallel.DistributedDataParallel(tiny("ringray"))
+    ids, labels = tokens()
+    loss = model(**hf.shard_batch(model, ids, labels=labels, gradients="mean")).loss
+    loss.backward()
+    assert error(ring_sum(loss) / size, want["loss"]) < 1e-5
+    for name, parameter in model.module.named_parameters():
+        assert error(parameter.grad, want[name]) < 1e-4, name
+
+
+def trains(rank: int, size: int) -> None:
+    """50 steps of AdamW: the loss curve of one process with SDPA."""
+    ids, labels = tokens()
+    want = curve(tiny("sdpa"), {"input_ids": ids, "labels": labels, "use_cache": False})
+    model = tiny("ringray")
+    got = curve(model, hf.shard_batch(model, ids, labels=labels), summed=True)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    assert want[-1] < 0.2 * want[0]
+
+
+def curve(model: nn.Module, batch: dict[str, Any], summed: bool = False) -> Tensor:
+    """(50,) losses of training on one batch; ``summed``: it is one rank's part."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(50):
+        loss = model(**batch).loss
+        loss.backward()
+        if summed:
+            sum_gradients(model)
+        losses.append(ring_sum(loss) if summed else loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.stack(losses)
