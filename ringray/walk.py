@@ -255,9 +255,14 @@ def choose(
         ]
         if not both:
             raise Unwalkable(
-                "backward walk 'reverse' goes back from the ranks that received K/V last, but with "
-                f"partition {deal.partition!r}, this mask and {deal.ranks} ranks the forward pass "
-                "has dropped rows by then that are needed on the way back; take 'planned'"
+                "backward walk 'reverse' goes back from the ranks that received K/V last, but "
+                + (
+                    "this transport hands chunks on in the middle of their way; take 'planned'"
+                    if all(back(route) is None for route in routes)
+                    else f"with partition {deal.partition!r}, this mask and {deal.ranks} ranks the "
+                    "forward pass has dropped rows by then that are needed on the way back; take "
+                    "'planned'"
+                )
             )
 
         def total(pair: tuple[Traffic, Traffic]) -> int:

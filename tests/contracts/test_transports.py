@@ -1,0 +1,237 @@
+"""Every transport, by name: exact on real rings, the planner's bytes and messages, bitwise alike.
+
+One ring of processes is started per size and does all checks; ``CASES`` names what is registered,
+with the numbers behind a name that are worth a case of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringray
+from ringray import costmodel, transport, walk
+from ringray.comm import METER
+from ringray.geometry import Mask
+from ringray.partition import PARTITIONS, padded_length
+from tests.ringray import checks
+from tests.ringray.ranks import HEAD_DIM, Case, on_ring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NUMBERED = {
+    2: ("hybrid:1", "hybrid:2", "allgather:2"),
+    3: ("hybrid:3", "double-ring:1", "allgather:2"),
+    4: ("hybrid:1", "hybrid:4", "double-ring:1", "double-ring:4", "allgather:3"),
+    8: ("hybrid:4", "double-ring:2", "allgather:3"),
+}
+HEADS = {2: (8, 4), 3: (6, 3), 4: (8, 4), 8: (8, 8)}  # multiples of the ring size
+BACKWARDS = ("auto", *walk.BACKWARDS)
+TRAFFIC_MASKS = (
+    {}, {"causal": False}, {"window": 7}, {"cu": (0, 30, 61)}, {"window": 9, "cu": (0, 1, 33, 61)},
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+
+
+def names(size: int) -> tuple[str, ...]:
+    return (*transport.TRANSPORTS, *NUMBERED[size])
+
+
+def cases(size: int, *, whole: bool) -> Iterator[Case]:
+    """All transports × masks × partitions; the ways back and dtypes take turns, or all meet all."""
+    heads, kv_heads = HEADS[size]
+    every = itertools.product(checks.MASKS, PARTITIONS, names(size))
+    for turn, (mask, partition, name) in enumerate(every):
+        backwards = BACKWARDS[1:] if whole else (BACKWARDS[turn % 4],)
+        dtypes = checks.DTYPES if whole else (checks.DTYPES[turn % 3],)
+        for backward, dtype in itertools.product(backwards, dtypes):
+            yield Case(
+                partition, dtype, transport=name, backward=backward, heads=heads,
+                kv_heads=kv_heads, **mask,
+            )  # fmt: skip
+
+
+def planned(case: Case, size: int, *, backward: bool) -> costmodel.Cost:
+    """What the planner says; ``walk.Unwalkable`` where it says that it cannot be."""
+    shape = costmodel.Shape(
+        size, 1, case.batch, case.heads, case.kv_heads, HEAD_DIM, _spoken(case.dtype), backward,
+        case.transport, case.backward,
+    )  # fmt: skip
+    padded = padded_length(case.partition, case.seq_len, size)
+    mask = Mask(case.seq_len, case.causal, case.window, case.cu)
+    return costmodel.predict(case.partition, padded, mask, shape, costmodel.cpu(2))
+
+
+def _spoken(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def walkable(case: Case, size: int) -> bool:
+    try:
+        planned(case, size, backward=True)
+    except walk.Unwalkable:
+        return False
+    return True
+
+
+def exact(rank: int, size: int) -> None:
+    _exact(rank, size, whole=False)
+
+
+def everything_exact(rank: int, size: int) -> None:
+    _exact(rank, size, whole=True)
+
+
+def _exact(rank: int, size: int, *, whole: bool) -> None:
+    """Out, lse and gradients within the budget, whatever padding holds."""
+    truths: dict[tuple[object, ...], checks.Truth] = {}
+    refused = 0
+    for case in cases(size, whole=whole):
+        if not walkable(case, size):
+            refused += 1
+            q, k, v, _ = case.shards()
+            with pytest.raises(ValueError, match=r"take 'planned'"):
+                ringray.ring_attention(q.requires_grad_(), k, v, **case.arguments)
+            continue
+        key = (case.dtype, case.causal, case.window, case.cu)
+        if key not in truths:
+            truths[key] = checks.truth(case)
+        checks.within_budget(case, rank, size, truths[key])
+    assert refused, "some walks back are impossible"
+
+
+def repeatable(rank: int, size: int) -> None:
+    """Two runs are bitwise equal, and nothing depends on what padding holds."""
+    for at, name in enumerate(names(size)):
+        backwards = BACKWARDS[1:] if not name.startswith("allgather") else ("planned",)
+        for backward in backwards:
+            case = Case(
+                list(PARTITIONS)[at % 4], torch.bfloat16, causal=False, transport=name,
+                backward=backward, heads=HEADS[size][0], kv_heads=HEADS[size][1],
+            )  # fmt: skip
+            if not walkable(case, size):
+                continue
+            a, b, c = case.run(), case.run(), case.run(3.0)
+            for tensor in a:
+                assert torch.equal(a[tensor], b[tensor]), f"{case}: {tensor} differs between runs"
+                assert torch.equal(a[tensor], c[tensor]), f"{case}: {tensor} depends on padding"
+
+
+def traffic(rank: int, size: int) -> None:
+    """Bytes and tensors sent, forward and backward, are the planner's."""
+    every = itertools.product(names(size), TRAFFIC_MASKS, PARTITIONS)
+    for turn, (name, mask, partition) in enumerate(every):
+        case = Case(
+            partition, checks.DTYPES[turn % 2], transport=name, backward=BACKWARDS[turn % 4],
+            heads=HEADS[size][0], kv_heads=HEADS[size][1], **mask,
+        )  # fmt: skip
+        if not walkable(case, size):
+            continue
+        q, k, v, dout = case.shards()
+        before = METER.snapshot()
+        out = ringray.ring_attention(q.requires_grad_(), k, v, **case.arguments)
+        there = METER.since(before)
+        out.backward(dout)  # type: ignore[union-attr]
+        both = METER.since(before)
+        counts = torch.tensor([there.sent_bytes, there.messages, both.sent_bytes, both.messages])
+        dist.all_reduce(counts)
+        forward, whole = (planned(case, size, backward=x) for x in (False, True))
+        assert counts.tolist() == [
+            forward.sent_bytes, forward.messages, whole.sent_bytes, whole.messages
+        ], (case, size)  # fmt: skip
+
+
+def refusals(rank: int, size: int) -> None:
+    """What ring and heads do not allow is told to every rank, with the equation."""
+    wrong = {
+        "ulysses": (
+            (7 * size, 7),
+            f"an equal share of the heads, but 7 K/V heads / {size} ranks = {7 / size:.4g}",
+        ),
+        f"hybrid:{size + 1}": (
+            (size, size),
+            rf"{size + 1} \(Ulysses\) x {size / (size + 1):.4g} \(ring\) = {size} ranks does not",
+        ),
+        f"double-ring:{size + 1}": (
+            (size, size),
+            rf"{size / (size + 1):.4g} \(nodes\) x {size + 1} \(ranks per node\) = {size} ranks",
+        ),
+    }
+    for name, ((heads, kv_heads), says) in wrong.items():
+        case = Case("zigzag", seq_len=8 * size, transport=name, heads=heads, kv_heads=kv_heads)
+        q, k, v, _ = case.shards()
+        with pytest.raises(ValueError, match=says):
+            ringray.ring_attention(q, k, v, **case.arguments)
+    # Ranks that chose differently learn it.
+    case = Case("zigzag", seq_len=8 * size, causal=False, heads=HEADS[size][0])
+    q, k, v, _ = case.shards()
+    for option, one, other in (
+        ("transport", "ring", "bidirectional"), ("backward", "planned", "query-side"),
+    ):  # fmt: skip
+        mine = {**case.arguments, option: other if rank == size - 1 else one}
+        with pytest.raises(ValueError, match=f"ranks disagree about the problem: {option}"):
+            ringray.ring_attention(q, k, v, **mine)
+
+
+EVERY = (exact, repeatable, traffic, refusals)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_rings(size: int) -> None:
+    on_ring(size, EVERY)
+
+
+def test_a_ring_of_eight() -> None:
+    on_ring(8, (traffic, refusals))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_everything_by_everything(size: int) -> None:
+    on_ring(size, (everything_exact, repeatable))
+
+
+def test_alone_every_transport_is_attention() -> None:
+    """A ring of one computes locally through the same code."""
+    assert "RANK" not in os.environ
+    for name, backward in itertools.product(transport.TRANSPORTS, BACKWARDS):
+        if name == "allgather" and backward not in ("auto", "planned"):
+            continue
+        case = Case("zigzag", transport=name, backward=backward)
+        checks.within_budget(case, 0, 1, checks.truth(case))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rings", "expected one of ring, .* did you mean 'ring'"),
+        ("ring:2", "'ring' takes no number"),
+        ("hybrid:0", "expected hybrid:N with N the Ulysses degree"),
+        ("hybrid:", "expected hybrid:N"),
+        ("double-ring:2.5", "expected double-ring:N with N the ranks per node"),
+        ("hybrid:-2", "expected hybrid:N"),
+        ("", "expected one of ring"),
+    ],
+)
+def test_names_that_mean_nothing(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        transport.plan(text, 4, 8, 8)
+
+
+def test_every_module_says_what_it_is() -> None:
+    for name, one in transport.TRANSPORTS.items():
+        assert one.name == name
+        for ranks in (1, 2, 6):
+            found = one.exchange(ranks, None)
+            assert all(route.ranks * found.fold == ranks for route in found.routes)
