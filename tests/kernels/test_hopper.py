@@ -88,6 +88,22 @@ def test_rows_that_see_nothing() -> None:
     assert np.isfinite(out).all()
 
 
+@pytest.mark.parametrize("at", [0, 31, 64, 200])
+def test_a_hop_in_which_nobody_sees_anything(at: int) -> None:
+    """Where empty intervals stand must not matter."""
+    q, k, v, start, _ = problem("causal", 140, 200)
+    nothing = torch.full_like(start, at)
+    k[:], v[:] = float("nan"), float("nan")
+    out, lse = computed((q, k, v, nothing, nothing), 32, 2)
+    assert (out == 0).all()
+    assert (lse == -np.inf).all()
+    found = np.random.default_rng(0).standard_normal((*q.shape[:3], 33)).astype(np.float32)
+    state = found[..., :32].copy(), found[..., 32].copy()
+    out, lse = computed((q, k, v, nothing, nothing), 32, 2, state=state, last=True)
+    np.testing.assert_allclose(out, found[..., :32], rtol=1e-6)
+    np.testing.assert_allclose(lse, found[..., 32], rtol=1e-6, atol=1e-6)
+
+
 READ = "            acc = warpgroup_mma_wait(0, deps=[acc_next])\n"
 FREED = "            mbarrier.arrive(v_empty.index(before), count=1)\n"
 SLEEP = "            import time; time.sleep(0.05)\n"
