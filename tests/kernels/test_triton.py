@@ -247,6 +247,10 @@ def test_what_is_not_supported_is_told() -> None:
         attempt(q=wide, k=wide, v=wide)
     with pytest.raises(ValueError, match="expected one of torch"):
         attempt(q=q.double(), k=k.double(), v=v.double())
+    for name, shape in (("batch", (65536, 1, 1, 16)), ("heads", (1, 65536, 1, 16))):
+        many, row = torch.zeros(shape), torch.zeros(1, 1, dtype=torch.int32)
+        with pytest.raises(ValueError, match=f"{name}: got 65536, expected at most 65535"):
+            attempt(q=many, k=many, v=many, start=row, end=row)
     config, problem = BlockConfig.parse("128x128/8/4"), KernelProblem("forward", 128, 2)
     with pytest.raises(ValueError, match="forward config 128x128/8/4: tiles take"):
         arguments.configured(config, problem, TARGETS["sm_90"])
