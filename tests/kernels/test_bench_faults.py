@@ -17,7 +17,6 @@ from ringray_kernels.bench import contenders, measure, watchdog
 from ringray_kernels.bench.contenders import CONTENDERS, Ringray
 from tests.kernels.test_bench import Spoilt
 
-
 HANGING = """
 import sys, threading
 from ringray_kernels.bench import __main__ as cli
