@@ -12,12 +12,13 @@ import ast
 import itertools
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringray_kernels.backends import triton as package
+from ringray_kernels.backends.triton import tiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,15 +174,16 @@ def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     flat[pointer.offset[where]] = np.broadcast_to(value, where.shape)[where]
 
 
+_TL = SimpleNamespace(
+    where=np.where, min=np.min, max=np.max, minimum=np.minimum, maximum=np.maximum,
+    cdiv=lambda a, b: -(-a // b),
+)  # fmt: skip
+_PLAN = FunctionType(tiles.plan_tiles.fn.__code__, {"tl": _TL})
+
+
 def _plan(first: np.ndarray, last: np.ndarray, block: int) -> tuple[Number, ...]:
-    """``tiles.plan_tiles``, which the interpreter tests cover."""
-    seen = first < last
-    high = int(last[seen].max(initial=0))
-    low = min(int(first[seen].min(initial=2**31 - 1)), high)
-    count = -(-(high - low) // block)
-    leading = min(-(-max(int(first.max()) - low, 0) // block), count)
-    whole = max(max(int(last.min()) - low, 0) // block - leading, 0)
-    return tuple(Number(x) for x in (low, high, leading, whole, count))
+    """``tiles.plan_tiles`` as it stands."""
+    return tuple(Number(x) for x in _PLAN(first, last, block))
 
 
 def _allocate(dtype: str, shape: list[int], layout: Any) -> Shared:
@@ -277,19 +279,22 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
 def run_forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, start: np.ndarray, end: np.ndarray, scale: float,
     state: tuple[np.ndarray, np.ndarray] | None, block_n: int, stages: int,
-    replace: dict[str, str] | None = None,
+    replace: dict[str, str] | None = None, last: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(out, lse) of the kernel; q, k, v (B, H, S, D) fp16, the state as in the public function."""
+    """(out, lse) of the kernel; q, k, v (B, H, S, D) fp16, the state as in the public function;
+    ``last``: it is read and not written, as where the input's dtype is asked for."""
     names = load_kernels(replace)
     batch, heads, rows, width = q.shape
-    out = np.full(q.shape, np.nan, np.float32) if state is None else state[0]
-    lse = np.full(q.shape[:3], np.nan, np.float32) if state is None else state[1]
+    in_place = state is not None and not last
+    blank = (np.full(q.shape, np.nan, np.float32), np.full(q.shape[:3], np.nan, np.float32))
+    out, lse = state if in_place else blank
+    earlier = state or (out, lse)
     for _ in _programs(names, -(-rows // 128), heads, batch):
         names["hopper_forward_kernel"](
             Descriptor(q, 64), Descriptor(k, block_n), Descriptor(v, block_n), Pointer(start),
-            Pointer(end), Pointer(out), Pointer(lse), Pointer(out), Pointer(lse),
+            Pointer(end), Pointer(out), Pointer(lse), *map(Pointer, earlier),
             np.float32(scale * LOG2_E), 0 if start.shape[0] == 1 else rows, rows,
-            heads // k.shape[1], width, block_n, stages, state is not None, state is not None,
+            heads // k.shape[1], width, block_n, stages, state is not None, in_place,
         )  # fmt: skip
     return out, lse
 

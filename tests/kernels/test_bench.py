@@ -228,6 +228,28 @@ def test_the_exit_code_tells_of_wrong_kernels(
     assert "the device answers no more" in capsys.readouterr().out
 
 
+def test_the_device_is_busy_while_the_host_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            log.append("record")
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, other: Event) -> float:
+            return 6.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("sleep"))
+    calls = [lambda: log.append("call")]
+    assert timing.sample(calls, 3, 0, torch.device("cuda")) == 2.0
+    assert log == ["wait", "sleep", "record", "call", "call", "call", "record"]
+
+
 WRONG = {
     "": "--quick, --all, --list or --compile-only",
     "--quick --all": "not allowed with",
@@ -237,6 +259,7 @@ WRONG = {
     "--quick --device cpu --contenders ringray,x": "got x, expected some of ringray,",
     "--quick --device cpu --json /no/such/folder/f": "cannot write /no/such/folder/f",
     "--quick --minutes 0": "got 0, expected more than 0",
+    "--quick --patience 0": "--patience: got 0, expected more than 0",
     "--quick --target sm_90": "go with --compile-only",
     "--compile-only --head-dim 300": "got 300, expected 1 to 256",
     "--compile-only --target sm_1": "got sm_1, expected some of sm_80,",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,7 @@ def test_there_is_a_default_for_everything(target: str) -> None:
         (True, False), (1, 3, 8),
     ):  # fmt: skip
         problem = Problem(kernel, head_dim, itemsize, group, aligned)  # type: ignore[arg-type]
+        assert default(replace(problem), TARGETS[target]) is default(problem, TARGETS[target])
         assert supports(default(problem, TARGETS[target]), problem, TARGETS[target]) is None
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import pkgutil
 from dataclasses import dataclass
@@ -17,12 +18,15 @@ from torch import Tensor
 
 from ringray_kernels import Blocks, State, backward, delta, forward, testing
 from ringray_kernels.api import DTYPES
+from ringray_kernels.backends.triton.defaults import SPECIALISED
 from ringray_kernels.intervals import intervals, visible_range
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="TRITON_INTERPRET is set"),
+    # A kernel that hangs is waited for where no signal handler runs.
+    pytest.mark.timeout(300, method="thread"),
 ]
 
 NAN = float("nan")
@@ -36,6 +40,17 @@ MASKS: dict[str, dict[str, Any]] = {
     "full documents": {"causal": False, "cu": (0, 201, 333)},
     "window and documents": {"causal": True, "window": 30, "cu": (0, 1, 150, 333)},
 }
+HOPPER = (
+    torch.cuda.is_available()
+    and torch.version.hip is None
+    and torch.cuda.get_device_capability() == (9, 0)
+)
+PATHS = [
+    "default",
+    pytest.param(
+        "specialised", marks=pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+    ),
+]  # fmt: skip
 DTYPE_IDS = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
 
 
@@ -72,6 +87,15 @@ class Case:
         )
         start, end = intervals(low, high, keys)
         return start[None], end[None]
+
+
+def blocks_of(path: str, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Blocks | None:
+    """The default, or the specialised kernels where there are any."""
+    if path == "default":
+        return None
+    if head_dim not in SPECIALISED or dtype == torch.float32:
+        pytest.skip(f"no specialised kernel for head dim {head_dim}, {dtype}")
+    return SPECIALISED[head_dim]
 
 
 def compute(
@@ -132,20 +156,23 @@ def check(case: Case, inputs: tuple[Tensor, ...], got: dict[str, Tensor]) -> Non
     torch.testing.assert_close(got["lse"], lse, atol=2e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
-def test_masks_and_shared_heads(dtype: torch.dtype, head_dim: int) -> None:
+def test_masks_and_shared_heads(dtype: torch.dtype, head_dim: int, path: str) -> None:
+    blocks = blocks_of(path, head_dim, dtype)
     for mask in MASKS:
         for kv_heads in (4, 2, 1):
-            case = Case(mask, head_dim, dtype, kv_heads=kv_heads)
+            case = Case(mask, head_dim, dtype, kv_heads=kv_heads, blocks=blocks)
             inputs = case.inputs()
             check(case, inputs, compute(case, inputs))
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("rows", [1, 63, 111, 128, 1000])
-def test_odd_lengths(rows: int) -> None:
-    for mask in ("full", "causal", "window"):
-        case = Case(mask, rows=rows)
+def test_odd_lengths(rows: int, path: str) -> None:
+    for mask, head_dim in itertools.product(("full", "causal", "window"), (64, 128)):
+        case = Case(mask, head_dim, rows=rows, blocks=blocks_of(path, head_dim))
         inputs = case.inputs()
         got = compute(case, inputs)
         if rows >= 61:  # on fewer the yardstick's own error is a matter of luck
@@ -161,12 +188,16 @@ def test_the_faster_backward_that_adds_dq_atomically(head_dim: int) -> None:
         check(case, inputs, compute(case, inputs))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
-def test_hops_merge_into_attention_over_all_keys(dtype: torch.dtype, head_dim: int) -> None:
+def test_hops_merge_into_attention_over_all_keys(
+    dtype: torch.dtype, head_dim: int, path: str
+) -> None:
+    blocks = blocks_of(path, head_dim, dtype)
     everyone = torch.arange(ROWS, device="cuda")
     for mask in MASKS:
-        case = Case(mask, head_dim, dtype, kv_heads=2)
+        case = Case(mask, head_dim, dtype, kv_heads=2, blocks=blocks)
         inputs = case.inputs()
         for parts in (
             [everyone[::2].contiguous(), everyone[1::2].contiguous()],
@@ -203,11 +234,13 @@ def test_any_strides(layout: str, dtype: torch.dtype) -> None:
         check(case, inputs, compute(case, inputs))
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_identical_runs_are_bitwise_equal(head_dim: int) -> None:
+def test_identical_runs_are_bitwise_equal(head_dim: int, path: str) -> None:
+    blocks = blocks_of(path, head_dim)
     for dtype in (torch.bfloat16, torch.float16):
         for mask, rows in (("full", 1000), ("causal", 1000), ("window and documents", ROWS)):
-            case = Case(mask, head_dim, dtype, heads=8, kv_heads=2, rows=rows)
+            case = Case(mask, head_dim, dtype, heads=8, kv_heads=2, rows=rows, blocks=blocks)
             inputs = case.inputs()
             first = compute(case, inputs)
             for _ in range(4):
@@ -215,10 +248,14 @@ def test_identical_runs_are_bitwise_equal(head_dim: int) -> None:
                     assert torch.equal(x, first[name]), f"{case}: {name}"
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
-def test_rows_that_nobody_sees_may_hold_anything(dtype: torch.dtype, head_dim: int) -> None:
+def test_rows_that_nobody_sees_may_hold_anything(
+    dtype: torch.dtype, head_dim: int, path: str
+) -> None:
     """Keys outside of every interval, and queries whose interval is empty."""
+    blocks = blocks_of(path, head_dim, dtype)
     case = Case("causal", head_dim, dtype, kv_heads=2)
     q, k, v, dout = case.inputs()
     start, end = case.bounds(torch.arange(ROWS, device="cuda"))
@@ -228,7 +265,7 @@ def test_rows_that_nobody_sees_may_hold_anything(dtype: torch.dtype, head_dim: i
     assert 0 < int(blind.sum()) < ROWS
 
     def both(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> list[Tensor]:
-        more: dict[str, Any] = {"scale": case.scale, "backend": "triton"}
+        more: dict[str, Any] = {"scale": case.scale, "backend": "triton", "blocks": blocks}
         out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
         rows = delta(dout, out, lse, backend="triton")
         dq, dk, dv = (torch.zeros(x.shape, device="cuda") for x in (q, k, v))
@@ -250,6 +287,34 @@ def test_rows_that_nobody_sees_may_hold_anything(dtype: torch.dtype, head_dim: i
         assert (got[0][:, :, blind] == 0).all()
         assert (got[1][:, :, blind] == -torch.inf).all()
         assert (got[3][:, :, :7] == 0).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("at", [0, 128, 300, 333])
+def test_a_hop_in_which_nobody_sees_anything(at: int, head_dim: int, path: str) -> None:
+    """Where empty intervals stand must not matter, nor what the keys hold."""
+    case = Case(head_dim=head_dim, kv_heads=2, blocks=blocks_of(path, head_dim))
+    q, k, v, dout = case.inputs()
+    k.fill_(NAN)
+    v.fill_(NAN)
+    nothing = torch.full((1, ROWS), at, dtype=torch.int32, device="cuda")
+    found = State(torch.randn(q.shape, device="cuda"), torch.randn(q.shape[:3], device="cuda"))
+    more: dict[str, Any] = {"scale": case.scale, "backend": "triton", "blocks": case.blocks}
+    for out_dtype in (q.dtype, torch.float32):
+        out, lse = forward(q, k, v, nothing, nothing, out_dtype=out_dtype, **more)
+        assert (out == 0).all()
+        assert (lse == -torch.inf).all()
+        state = State(found.out.clone(), found.lse.clone())
+        out, lse = forward(q, k, v, nothing, nothing, state=state, out_dtype=out_dtype, **more)
+        torch.testing.assert_close(out, found.out.to(out_dtype))
+        torch.testing.assert_close(lse, found.lse)
+    grads = [torch.ones(x.shape, device="cuda") for x in (q, k, v)]
+    backward(
+        dout, q, k, v, found.lse, found.lse, nothing, nothing, dq=grads[0], dk=grads[1],
+        dv=grads[2], **more,
+    )  # fmt: skip
+    assert all((x == 1).all() for x in grads)
 
 
 def compiled() -> int:

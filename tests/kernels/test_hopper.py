@@ -88,6 +88,22 @@ def test_rows_that_see_nothing() -> None:
     assert np.isfinite(out).all()
 
 
+@pytest.mark.parametrize("at", [0, 31, 64, 200])
+def test_a_hop_in_which_nobody_sees_anything(at: int) -> None:
+    """Where empty intervals stand must not matter."""
+    q, k, v, start, _ = problem("causal", 140, 200)
+    nothing = torch.full_like(start, at)
+    k[:], v[:] = float("nan"), float("nan")
+    out, lse = computed((q, k, v, nothing, nothing), 32, 2)
+    assert (out == 0).all()
+    assert (lse == -np.inf).all()
+    found = np.random.default_rng(0).standard_normal((*q.shape[:3], 33)).astype(np.float32)
+    state = found[..., :32].copy(), found[..., 32].copy()
+    out, lse = computed((q, k, v, nothing, nothing), 32, 2, state=state, last=True)
+    np.testing.assert_allclose(out, found[..., :32], rtol=1e-6)
+    np.testing.assert_allclose(lse, found[..., 32], rtol=1e-6, atol=1e-6)
+
+
 READ = "            acc = warpgroup_mma_wait(0, deps=[acc_next])\n"
 FREED = "            mbarrier.arrive(v_empty.index(before), count=1)\n"
 SLEEP = "            import time; time.sleep(0.05)\n"
@@ -128,7 +144,7 @@ def differentiated(
         dout, clean, k, v, state.lse, rows, start, end, scale=0.2, dq=want[0], dk=want[1],
         dv=want[2], backend="reference",
     )  # fmt: skip
-    dout[:, :, blind] = float("nan")
+    dout[:, :, blind] = rows[:, :, blind] = float("nan")
     first, stop = (x[None].numpy() for x in inverse(start[0], end[0], k.shape[2]))
     dk, dv = torch.ones(k.shape), torch.ones(v.shape)
     gluon_model.run_dkv(
@@ -146,9 +162,12 @@ def test_gradients_of_keys_and_values(mask: str) -> None:
 
 
 def test_gradients_where_rows_see_nothing() -> None:
-    q, k, v, start, end = problem("causal", 140, 200)
-    end[0, :50] = start[0, :50] = 0
-    q[:, :, :50] = float("nan")
+    """Before all others, and between two documents, within the span of a block of keys."""
+    q, k, v, start, end = problem("causal", 200, 200)
+    for blind, at in ((slice(0, 50), 0), (slice(100, 110), 100)):
+        start[0, blind.start :] = at
+        end[0, blind] = at
+        q[:, :, blind] = float("nan")
     for got, want in differentiated((q, k, v, start, end), 32, 2):
         torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
 

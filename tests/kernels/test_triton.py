@@ -145,6 +145,69 @@ def test_merging_is_attention_over_both() -> None:
     torch.testing.assert_close(state.lse, whole.lse, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("at", [0, 31, 128, 300])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_hop_in_which_nobody_sees_anything(dtype: torch.dtype, at: int) -> None:
+    """Where empty intervals stand must not matter, nor what the keys hold."""
+    generator = torch.Generator().manual_seed(at)
+    q = torch.randn(1, 2, 130, 16, generator=generator).to(dtype)
+    k, v = (torch.full((1, 1, 300, 16), float("nan"), dtype=dtype) for _ in range(2))
+    nothing = torch.full((1, 130), at, dtype=torch.int32)
+    found = State(
+        torch.randn(q.shape, generator=generator), torch.randn(q.shape[:3], generator=generator)
+    )
+    for blocks, out_dtype in itertools.product((SMALL, None), {dtype, torch.float32}):
+        more: dict[str, Any] = {
+            "scale": 0.2, "blocks": blocks, "out_dtype": out_dtype, "backend": "triton",
+        }  # fmt: skip
+        out, lse = forward(q, k, v, nothing, nothing, **more)
+        assert out.dtype == out_dtype
+        assert (out == 0).all()
+        assert (lse == -torch.inf).all()
+        state = State(found.out.clone(), found.lse.clone())
+        out, lse = forward(q, k, v, nothing, nothing, state=state, **more)
+        torch.testing.assert_close(out, found.out.to(out_dtype))
+        torch.testing.assert_close(lse, found.lse)
+
+
+def windowed_ring(dtype: torch.dtype, backend: str) -> tuple[State, list[Tensor]]:
+    """The last of three contiguous ranks of 512 rows, with a window of 140: its second hop is
+    empty but for the first rows, its third altogether."""
+    rows, ranks, window = 512, 3, 140
+    q, k, v, dout = testing.make_inputs(1, 1, 1, ranks * rows, 16, dtype, seed=3)
+    mine = torch.arange((ranks - 1) * rows, ranks * rows)
+    low, high = visible_range(mine, ranks * rows, causal=True, window=window)
+    q, dout = q[:, :, mine], dout[:, :, mine]
+    shards = [torch.arange(rank * rows, (rank + 1) * rows) for rank in reversed(range(ranks))]
+    hops = [[x[None] for x in intervals(low, high, keys)] for keys in shards]
+    state: State | None = None
+    for i, (keys, bounds) in enumerate(zip(shards, hops, strict=True)):
+        state = forward(
+            q, k[:, :, keys], v[:, :, keys], *bounds, scale=0.25, state=state, backend=backend,
+            out_dtype=dtype if i == ranks - 1 else None,
+        )  # fmt: skip
+    assert state is not None
+    grads = [torch.zeros(x.shape) for x in (q, k, v)]
+    total = delta(dout, state.out, state.lse, backend=backend)
+    for keys, bounds in zip(shards, hops, strict=True):
+        part = slice(int(keys[0]), int(keys[-1]) + 1)
+        backward(
+            dout, q, k[:, :, part], v[:, :, part], state.lse, total, *bounds, scale=0.25,
+            dq=grads[0], dk=grads[1][:, :, part], dv=grads[2][:, :, part], backend=backend,
+        )  # fmt: skip
+    return state, grads
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_ring_whose_window_is_shorter_than_a_shard(dtype: torch.dtype) -> None:
+    (got, grads), (want, wanted) = (windowed_ring(dtype, name) for name in ("triton", "reference"))
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.lse, want.lse, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got.out, want.out, atol=4 * eps, rtol=4 * eps)
+    for one, other in zip(grads, wanted, strict=True):
+        assert (one - other).norm() <= eps * other.norm()
+
+
 def test_non_finite_inputs_pass_through() -> None:
     """To the rows that see them, and no further."""
     q, k, v, _ = inputs(kv_heads=2)
@@ -184,6 +247,10 @@ def test_what_is_not_supported_is_told() -> None:
         attempt(q=wide, k=wide, v=wide)
     with pytest.raises(ValueError, match="expected one of torch"):
         attempt(q=q.double(), k=k.double(), v=v.double())
+    for name, shape in (("batch", (65536, 1, 1, 16)), ("heads", (1, 65536, 1, 16))):
+        many, row = torch.zeros(shape), torch.zeros(1, 1, dtype=torch.int32)
+        with pytest.raises(ValueError, match=f"{name}: got 65536, expected at most 65535"):
+            attempt(q=many, k=many, v=many, start=row, end=row)
     config, problem = BlockConfig.parse("128x128/8/4"), KernelProblem("forward", 128, 2)
     with pytest.raises(ValueError, match="forward config 128x128/8/4: tiles take"):
         arguments.configured(config, problem, TARGETS["sm_90"])

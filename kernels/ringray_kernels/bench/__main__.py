@@ -46,6 +46,10 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--contenders", metavar="A,B", help="these only, see --list")
     made.add_argument("--minutes", type=float, metavar="M", help="start no case after M minutes")
+    made.add_argument(
+        "--patience", type=float, default=120.0, metavar="S",
+        help="end when nothing comes back for S seconds (120): a kernel hangs",
+    )  # fmt: skip
     made.add_argument("--target", nargs="+", metavar="T", help="with --compile-only: sm_90, ...")
     made.add_argument(
         "--head-dim", nargs="+", type=int, metavar="D", help="with --compile-only: head dims"
@@ -127,7 +131,7 @@ def _measure(args: argparse.Namespace) -> int:
     except OSError as error:
         raise _Usage(f"--json: cannot write {args.json}: {error.strerror}") from None
     with file or contextlib.nullcontext():
-        fine = session.Session(device, names, file, minutes).run(points, rings)
+        fine = session.Session(device, names, file, minutes, args.patience).run(points, rings)
     return EXIT_OK if fine else EXIT_FAILED
 
 
@@ -148,7 +152,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; the exit code. 0: fine; 1: one of our kernels is wrong or failed, or a
-    figure was refused; 2: the command line or the place is wrong; 130: interrupted."""
+    figure was refused; 2: the command line or the place is wrong; 3: something hung; 130:
+    interrupted."""
     try:
         args = parser().parse_args(argv)
         if not args.compile_only and (args.target or args.head_dim):
@@ -161,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise _Usage("say what to do: --quick, --all, --list or --compile-only")
         if args.minutes is not None and not args.minutes > 0:
             raise _Usage(f"--minutes: got {args.minutes:g}, expected more than 0")
+        if not args.patience > 0:
+            raise _Usage(f"--patience: got {args.patience:g}, expected more than 0")
         return _measure(args)
     except _Usage as error:
         print(f"ringray_kernels.bench: {error}", file=sys.stderr)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 KERNELS: tuple[Kernel, ...] = ("forward", "dq", "dkv")
-_COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4} {:>9}  {}"
+_COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4} {:>9} {:>8}  {}"
 
 
 def default_cases(
@@ -66,12 +66,13 @@ def main(
     """Prints the table; 1 if something did not compile.
 
     Units: registers a thread; spilled bytes a thread, in all and in the inner loops; shared memory
-    in KiB; resident blocks a SM; exponentials issued beside an asynchronous product.
+    in KiB; resident blocks a SM; exponentials issued beside an asynchronous product; operations of
+    products over those that are needed.
     """
     print(
         _COLUMNS.format(
             "target", "kernel", "dim", "dtype", "config", "regs", "spill", "inner", "shared",
-            "CTAs", "exp", "instructions",
+            "CTAs", "exp", "repeated", "instructions",
         )
     )  # fmt: skip
     failed = 0
@@ -82,14 +83,14 @@ def main(
         start = (case.target, case.kernel, case.head_dim, case.dtype)
         if isinstance(result, str):
             failed += 1
-            print(_COLUMNS.format(*start, "-", *"------", result), flush=True)
+            print(_COLUMNS.format(*start, "-", *"-------", result), flush=True)
             continue
         kinds = ", ".join(f"{n} {name}" for name, n in result.instructions.items() if n)
         print(
             _COLUMNS.format(
                 *start, str(result.config), result.registers, result.spilled, result.inner_spilled,
                 f"{result.shared_bytes / 1024:.0f}", result.resident,
-                "{}/{}".format(*result.overlapped),
+                "{}/{}".format(*result.overlapped), f"{result.repeated:.2f}",
                 kinds + (" SERIALISED" if result.serialised else ""),
             ),
             flush=True,

@@ -30,6 +30,7 @@ from ringray_kernels.bench.listing import (
     gcn_instructions,
     inner_loops,
     overlapped,
+    repetition,
     sass_instructions,
     spilled_bytes,
 )
@@ -62,7 +63,8 @@ class Case:
 class Compiled:
     """``registers`` a thread; ``spilled`` bytes a thread stores and loads in all, ``inner_spilled``
     in the inner loops; ``resident`` blocks a SM; ``serialised``: ptxas gave up asynchronous
-    products; ``overlapped``: exponentials beside a product, and all of them, in the inner loops."""
+    products; ``overlapped``: exponentials beside a product, and all of them, in the inner loops;
+    ``repeated``: operations of products over those that are needed, see ``repetition``."""
 
     case: Case
     config: BlockConfig
@@ -73,6 +75,7 @@ class Compiled:
     resident: int
     serialised: bool
     overlapped: tuple[int, int]
+    repeated: float
     instructions: dict[str, int]
     listing: str = field(repr=False)
 
@@ -142,9 +145,8 @@ def compile_case(case: Case) -> Compiled:
         made = launch.kernel.run(*launch.arguments, grid=launch.grid, warmup=True, **launch.options)
     finally:
         triton.runtime.driver._active = previous
-    if target.is_amd:
-        return _read_amd(case, config, made, target)
-    return _read_nvidia(case, config, made, target)
+    read = _read_amd if target.is_amd else _read_nvidia
+    return read(case, config, made, target)
 
 
 def _read_nvidia(case: Case, config: BlockConfig, made: Any, target: Target) -> Compiled:
@@ -168,8 +170,9 @@ def _read_nvidia(case: Case, config: BlockConfig, made: Any, target: Target) -> 
         (target.shared_bytes + _RESERVED_SHARED) // (shared + _RESERVED_SHARED),
     )
     code = sass_instructions(listing)
+    serialised = "serialized" in said
     return _compiled(
-        case, config, SASS, code, listing, registers, shared, resident, "serialized" in said
+        case, config, made, SASS, code, listing, registers, shared, resident, serialised
     )
 
 
@@ -182,12 +185,13 @@ def _read_amd(case: Case, config: BlockConfig, made: Any, target: Target) -> Com
     waves = min(_WAVES_PER_SIMD, _VGPRS_PER_LANE // (-(-registers // 8) * 8))
     resident = min(waves * _SIMDS // config.warps, target.shared_bytes // max(1, shared))
     code = gcn_instructions(listing)
-    return _compiled(case, config, GCN, code, listing, registers, shared, resident, False)
+    return _compiled(case, config, made, GCN, code, listing, registers, shared, resident, False)
 
 
 def _compiled(
     case: Case,
     config: BlockConfig,
+    made: Any,
     syntax: Syntax,
     code: list[Instruction],
     listing: str,
@@ -203,8 +207,8 @@ def _compiled(
 
     return Compiled(
         case, config, registers, spilled(code), spilled(inner), shared, resident, serialised,
-        overlapped(inner), {name: count(code, look) for name, look in syntax.classes.items()},
-        listing,
+        overlapped(inner), repetition(made.asm["ttgir"]),
+        {name: count(code, look) for name, look in syntax.classes.items()}, listing,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Reading disassembly: instruction classes, loops, and what happens in the loops that matter.
+"""Reading listings: instruction classes, loops, and what happens in the loops that matter.
 
 Registers saved around a loop cost nothing to speak of; those saved in it cost every tile. So spills
 are counted in all, and in the *inner* loops: those with matrix products and no loop within.
@@ -134,3 +134,36 @@ def overlapped(code: list[Instruction]) -> tuple[int, int]:
         elif "MUFU.EX2" in one.text:
             inside += under_way
     return inside, count(code, r"MUFU\.EX2")
+
+
+_MMA = re.compile(
+    r"^(#\w+) = #ttg\.(?:nvidia_mma|amd_mfma)<\{.*?"
+    r"warpsPerCTA = \[(\d+), (\d+)\].*?instrShape = \[(\d+), (\d+)",
+    re.MULTILINE,
+)
+_DOT = re.compile(
+    r"= (?:tt\.dot|ttng\.warp_group_dot) .*? : (?:tensor|!ttg\.memdesc)<\d+x(\d+)x.*"
+    r"-> tensor<(\d+)x(\d+)x\w+, (#\w+)>"
+)
+
+
+def repetition(ttgir: str) -> float:
+    """Operations of the matrix products in Triton's GPU code over those that are needed.
+
+    Warps that find no part of a tile left compute the part of others once more: eight warps of 16
+    rows each cover 128 rows, so that a tile of 64 is computed twice. Tensor memory's products
+    (tcgen05) are not shared out among warps and do not count.
+    """
+    cover = {
+        name: (int(warps_m) * int(rows), int(warps_n) * int(columns))
+        for name, warps_m, warps_n, rows, columns in _MMA.findall(ttgir)
+    }
+    needed = executed = 0
+    for depth, rows, columns, layout in _DOT.findall(ttgir):
+        if layout in cover:
+            size = int(rows) * int(columns) * int(depth)
+            needed += size
+            for extent, covered in zip((int(rows), int(columns)), cover[layout], strict=True):
+                size *= max(1, covered // extent)
+            executed += size
+    return executed / needed if needed else 1.0

@@ -15,7 +15,7 @@ from ringray_kernels.bench.contenders import CONTENDERS, Unsupported
 from ringray_kernels.bench.problems import make_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ringray_kernels.bench.checks import Verdict
     from ringray_kernels.bench.problems import Point
@@ -27,7 +27,12 @@ _REASON_LENGTH = 300
 
 
 class DeviceLost(Exception):
-    """The device answers no more: whatever runs next would fail too."""
+    """The device answers no more: whatever runs next would fail too. ``records``: what the case has
+    given until then."""
+
+    def __init__(self, reason: str, records: Iterable[Record] = ()) -> None:
+        super().__init__(reason)
+        self.records = list(records)
 
 
 @dataclass
@@ -86,11 +91,11 @@ def failure(case: str, contender: str, error: BaseException) -> Record:
     return Record(case, contender, "failed", f"{type(error).__name__}: {text}")
 
 
-def free(device: torch.device) -> None:
+def free(device: torch.device, records: Iterable[Record]) -> None:
     """Gives memory back.
 
     Raises:
-        DeviceLost: an earlier error has left the device unusable.
+        DeviceLost: an earlier error has left the device unusable; with ``records``.
     """
     gc.collect()
     if device.type == "cuda":
@@ -98,7 +103,7 @@ def free(device: torch.device) -> None:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
         except RuntimeError as error:
-            raise DeviceLost(str(error).partition("\n")[0]) from error
+            raise DeviceLost(str(error).partition("\n")[0], records) from error
 
 
 def timed(
@@ -129,10 +134,12 @@ def measure(
     say: Callable[[str], None],
     *,
     peak: float | None,
+    mark: Callable[[str], None] = timing.unmarked,
 ) -> list[Record]:
     """One record for each of the contenders ``names``, in their order.
 
-    ``say`` is told what is being done; ``peak``: TFLOP/s that no figure may exceed, None to skip.
+    ``say`` is told what is being done, ``mark`` whose turn it is at every sample; ``peak``: TFLOP/s
+    that no figure may exceed, None to skip.
 
     Raises:
         DeviceLost: nothing more can be measured in this process.
@@ -147,12 +154,13 @@ def measure(
             able.append(name)
     if able:
         try:
-            records |= _measure(point, able, device, say, peak)
+            _measure(point, able, device, say, peak, mark, records)
         except DeviceLost:
             raise
         except Exception as error:  # no memory for the inputs, say
-            records |= {name: failure(point.name, name, error) for name in able}
-        free(device)
+            failed = [name for name in able if name not in records]
+            records |= {name: failure(point.name, name, error) for name in failed}
+        free(device, records.values())
     return [records[name] for name in names]
 
 
@@ -162,12 +170,14 @@ def _measure(
     device: torch.device,
     say: Callable[[str], None],
     peak: float | None,
-) -> dict[str, Record]:
+    mark: Callable[[str], None],
+    records: dict[str, Record],
+) -> None:
+    """Adds to ``records`` as they come."""
     case = point.name
     say("inputs and reference")
     sets = make_sets(point, device, machine.cache_bytes(device), machine.memory_bytes(device))
     right = checks.reference(point, sets[0])
-    records: dict[str, Record] = {}
     ready: dict[str, list[Callable[[], Any]]] = {}
     verdicts: dict[str, Verdict] = {}
     for name in names:
@@ -186,11 +196,11 @@ def _measure(
         except Exception as error:  # of any type, from any library: the others go on
             records[name] = failure(case, name, error)
         first = rest = None  # type: ignore[assignment]  # what is not timed is not kept either
-        free(device)
+        free(device, records.values())
     say(f"timing {', '.join(ready) or 'nobody'}; {len(sets)} sets of inputs")
-    for name, result in timing.interleaved(ready, device, effort(point, device)).items():
+    results = timing.interleaved(ready, device, effort(point, device), mark)
+    for name, result in results.items():
         if isinstance(result, Exception):
             records[name] = failure(case, name, result)
         else:
             records[name] = timed(case, name, point.flops, verdicts[name], result, peak)
-    return records

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from ringray_kernels.bench.measure import Record
 
-_COLUMNS = "  {:16} {:>10} {:>21} {:>9} {:>8} {:>7}  {}"
+_COLUMNS = "  {:19} {:>10} {:>21} {:>9} {:>8} {:>7}  {}"
 
 
 def _milliseconds(value: float) -> str:

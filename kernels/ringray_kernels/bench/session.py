@@ -6,8 +6,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from ringray_kernels.bench import machine, measure, report, targets
+from ringray_kernels.bench import contenders, machine, measure, report, targets
 from ringray_kernels.bench.virtual import VirtualBench
+from ringray_kernels.bench.watchdog import PATIENCE_S, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,10 +24,16 @@ _BEFORE_RINGS = 8
 
 class Session:
     """Measures on ``device`` with the contenders ``names``; records go to ``file`` too, if given.
-    No case is started after ``minutes``."""
+    No case is started after ``minutes``; after ``patience_s`` seconds without progress the process
+    ends, see ``Watchdog``."""
 
     def __init__(
-        self, device: torch.device, names: Sequence[str], file: TextIO | None, minutes: float
+        self,
+        device: torch.device,
+        names: Sequence[str],
+        file: TextIO | None,
+        minutes: float,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.device, self.names, self.file = device, names, file
         self.device_name = machine.device_name(device)
@@ -35,6 +42,8 @@ class Session:
         self.deadline = time.monotonic() + 60 * minutes
         self.records: list[Record] = []
         self.skipped: list[str] = []
+        self.watchdog = Watchdog(patience_s, self._hung)
+        self.case = ""
 
     def run(self, points: Sequence[Point], rings: Sequence[VirtualPoint]) -> bool:
         """Everything, then the summary. False if one of our kernels is wrong or failed, a figure
@@ -46,33 +55,70 @@ class Session:
         print(flush=True)
         fine = True
         try:
-            for point in points[:_BEFORE_RINGS]:
-                self._point(point)
-            for ring in rings[:1]:
-                self._ring(bench, ring)
-            for point in points[_BEFORE_RINGS:]:
-                self._point(point)
-            for ring in rings[1:]:
-                self._ring(bench, ring)
+            with self.watchdog:
+                self._run(bench, points, rings)
         except measure.DeviceLost as error:
             fine = False
             print(f"the device answers no more, the rest is not measured: {error}\n")
         print("\n".join(targets.summary(self.records, self.device_name)))
         return self._ended() and fine
 
+    def _run(
+        self, bench: VirtualBench, points: Sequence[Point], rings: Sequence[VirtualPoint]
+    ) -> None:
+        later = {point: self._able_last(point) for point in points}
+        for point in points[:_BEFORE_RINGS]:
+            self._point(point, [name for name in self.names if name not in later[point]])
+        for ring in rings[:1]:
+            self._ring(bench, ring)
+        for point in points[_BEFORE_RINGS:]:
+            self._point(point, [name for name in self.names if name not in later[point]])
+        for ring in rings[1:]:
+            self._ring(bench, ring)
+        for point, names in later.items():
+            if names:
+                beside = [name for name in self.names if name == "ringray"]
+                self._point(point, [*beside, *names], kept=names)
+
+    def _able_last(self, point: Point) -> list[str]:
+        """Who can compute ``point`` and is measured after all others."""
+        return [
+            name
+            for name in self.names
+            if name in contenders.LAST
+            and contenders.CONTENDERS[name].unsupported(point, self.device) is None
+        ]
+
+    def _hung(self, doing: str) -> None:
+        """Saves what there is, from the watchdog's thread: the main one will not come back."""
+        name = doing.rpartition(" ")[2]
+        reason = f"no progress for {self.watchdog.patience_s:g} s while {doing}"
+        print(f"\nHUNG: {self.case}: {reason}; the rest is not measured\n", flush=True)
+        if name in self.names:
+            self._keep([measure.Record(self.case, name, "failed", reason)], None)
+        print("\n".join(targets.summary(self.records, self.device_name)))
+        self._ended()
+        sys.stdout.flush()
+
     def _peak(self, dtype: str) -> float | None:
         return machine.peak_tflops(self.device_name, dtype)
 
     def _say(self, text: str) -> None:
         """What is being done now, on stderr: if something hangs, it is known what."""
+        self.watchdog.mark(text)
         print(f"  ... {text}", file=sys.stderr, flush=True)
 
-    def _point(self, point: Point) -> None:
-        def measured() -> list[Record]:
-            peak = self._peak(point.dtype)
-            return measure.measure(point, self.names, self.device, self._say, peak=peak)
+    def _point(self, point: Point, names: Sequence[str], kept: Sequence[str] | None = None) -> None:
+        """``names`` at one point; the records of ``kept`` are kept, by default all."""
 
-        self._case(point.name, measured, report.table)
+        def measured() -> list[Record]:
+            return measure.measure(
+                point, names, self.device, self._say, peak=self._peak(point.dtype),
+                mark=self.watchdog.mark,
+            )  # fmt: skip
+
+        if names:
+            self._case(point.name, measured, report.table, kept)
 
     def _ring(self, bench: VirtualBench, ring: VirtualPoint) -> None:
         def lines(found: Sequence[Record]) -> list[str]:
@@ -85,19 +131,32 @@ class Session:
         name: str,
         measured: Callable[[], list[Record]],
         lines: Callable[[Sequence[Record]], list[str]],
+        kept: Sequence[str] | None = None,
     ) -> None:
         if time.monotonic() > self.deadline:
-            self.skipped.append(name)
+            self.skipped.append(name if kept is None else f"{name} ({', '.join(kept)})")
             return
+        self.case = name
         print(name, file=sys.stderr, flush=True)
-        found = measured()
-        clocks = machine.clocks(self.device)
+        lost: measure.DeviceLost | None = None
+        try:
+            found = measured()
+        except measure.DeviceLost as error:
+            found, lost = error.records, error
+        clocks = None if lost else machine.clocks(self.device)
+        self._keep([one for one in found if kept is None or one.contender in kept], clocks)
+        if found:
+            print("\n".join(lines(found)) + "\n", flush=True)
+        if lost:
+            raise lost
+
+    def _keep(self, found: Sequence[Record], clocks: dict[str, str] | None) -> None:
+        """Records, and writes down at once."""
         self.records += found
         if self.file is not None:
             for record in found:
                 self.file.write(record.json(self.environment, clocks) + "\n")
             self.file.flush()
-        print("\n".join(lines(found)) + "\n", flush=True)
 
     def _ended(self) -> bool:
         """Says what was left out and what went wrong; whether nothing did."""

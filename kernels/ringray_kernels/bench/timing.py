@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 _WARM_UP = 2
 _ESTIMATE = 3
 _MAX_CALLS = 2000
-# Cycles that the device waits before the first call of a series, so that the host is always ahead
-# and its launches are not measured: about 6 ms.
+# Cycles that the device waits before what is timed, so that the host is ahead and its launches are
+# not measured: about 2 ms before the calls of a sample, 6 ms before a rank's hops.
+_SAMPLE_HEAD_START = 4_000_000
 _HEAD_START = 10_000_000
 
 
@@ -58,6 +59,7 @@ def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(_SAMPLE_HEAD_START)
         before.record()
         for i in range(count):
             calls[(first + i) % len(calls)]()
@@ -70,13 +72,24 @@ def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
     return (time.perf_counter() - start) * 1e3 / count
 
 
+def unmarked(doing: str) -> None:
+    """Nobody watches what is being done."""
+
+
 def interleaved(
-    contenders: Mapping[str, Calls], device: torch.device, effort: Effort
+    contenders: Mapping[str, Calls],
+    device: torch.device,
+    effort: Effort,
+    mark: Callable[[str], None] = unmarked,
 ) -> dict[str, Timing | Exception]:
-    """Each contender's timing; one that fails is left out of later rounds and gets its error."""
+    """Each contender's timing; one that fails is left out of later rounds and gets its error.
+
+    ``mark`` is told whose turn begins.
+    """
     counts: dict[str, int] = {}
     failed: dict[str, Exception] = {}
     for name, calls in contenders.items():
+        mark(f"timing {name}")
         try:
             sample(calls, max(_WARM_UP, len(calls)), 0, device)
             each = sample(calls, _ESTIMATE, 0, device)
@@ -91,6 +104,7 @@ def interleaved(
         for name in order[shift:] + order[:shift]:
             if name in failed:
                 continue
+            mark(f"timing {name}")
             try:
                 one = sample(contenders[name], counts[name], turn * counts[name], device)
             except Exception as error:

@@ -290,7 +290,7 @@ class VirtualBench:
                 for direction in directions[len(records) :]
             ]
         ring = whole = None  # type: ignore[assignment]
-        measure.free(self.device)
+        measure.free(self.device, records)
         return records
 
     def _timed(

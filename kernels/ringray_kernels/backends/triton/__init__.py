@@ -59,13 +59,12 @@ def forward(
     dtype, target = q.dtype, target_named(architecture(q.device))
     q, k, v = (_interpretable(x) for x in (q, k, v))
     out_dtype = out_dtype or torch.float32
-    made = torch.float32 if INTERPRETED else out_dtype
     if state is not None:
         state = State(state.out.contiguous(), state.lse.contiguous())
-    if state is not None and made == torch.float32:
+    if state is not None and out_dtype == torch.float32:
         out, lse = state
     else:
-        out = torch.empty(q.shape, dtype=made, device=q.device)
+        out = torch.empty(q.shape, dtype=_stored(out_dtype), device=q.device)
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     launch = forward_launch(
         q, k, v, start, end, out, lse, state, scale, blocks or Blocks(), target, dtype
@@ -123,6 +122,11 @@ def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
 def _interpretable(x: Tensor) -> Tensor:
     """``x``; in the interpreter, which cannot multiply bf16, in fp32."""
     return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
+
+
+def _stored(dtype: torch.dtype) -> torch.dtype:
+    """What is written for ``dtype``; the interpreter would cut bf16 off, where GPUs round."""
+    return torch.float32 if INTERPRETED and dtype == torch.bfloat16 else dtype
 
 
 @contextlib.contextmanager

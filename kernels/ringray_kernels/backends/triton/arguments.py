@@ -20,16 +20,28 @@ _INTERPRETER_TARGET = "sm_90"
 LOG2_E = math.log2(math.e)
 # A scale of zero would make 0 * inf of a masked score; this one makes all scores equal as well.
 LEAST_SCALE = 1e-30
+# CUDA's limit on the second and third dimension of a grid.
+_GRID_LIMIT = 65535
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: ``kernel[grid](*arguments, **options)``."""
+    """One kernel launch: ``kernel[grid](*arguments, **options)``. The grid is blocks of rows, heads
+    (or blocks of them), batch.
+
+    Raises:
+        ValueError: more heads or a larger batch than a grid holds.
+    """
 
     kernel: Any
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for name, size in zip(("heads", "batch"), self.grid[1:], strict=True):
+            if size > _GRID_LIMIT:
+                raise ValueError(f"{name}: got {size}, expected at most {_GRID_LIMIT} in one call")
 
 
 def architecture(device: torch.device) -> str:

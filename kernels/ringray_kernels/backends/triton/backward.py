@@ -66,7 +66,7 @@ def _dq_step(
     return dq0, dq1
 
 
-@triton.jit(do_not_specialize=["query_rows", "group"])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
 def dq_kernel(
     dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale,
     stride_ob, stride_oh, stride_os, stride_od,
@@ -217,7 +217,7 @@ def _dkv_step(
     return dk0, dk1, dv0, dv1
 
 
-@triton.jit(do_not_specialize=["query_rows", "key_rows", "group"])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group"])
 def dkv_kernel(
     dout, q, k, v, lse, delta, start, end, dq, dk, dv, scale, log2_scale,
     stride_ob, stride_oh, stride_os, stride_od,

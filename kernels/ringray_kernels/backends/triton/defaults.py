@@ -2,9 +2,18 @@
 
 Where the numbers come from: compiled for the target (registers, spills, shared memory; see
 docs/kernels.md), not yet measured on a GPU, except where a line says so.
+
+A product is shared out among a program's warps by rows of the block that stays: eight warps of 16
+rows (four of 32 on CDNA) take 128, and compute a block of 64 twice. So blocks have as many rows as
+their warps take. Exceptions, where all that repeats less spills in its loops, are fp32 on NVIDIA at
+head dims above 64 (all but dq at 128 and forward at 128 on Hopper) and what is left for little
+shared memory (sm_86, sm_89, sm_120) or unaligned tensors at head dim 256; docs/kernels.md lists
+them.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 from ringray_kernels.config import (
     BlockConfig,
@@ -23,54 +32,67 @@ _HOPPER: dict[Kernel, list[tuple[int, str]]] = {
         (128, "128x128/8/2/descriptors"),
         (256, "128x64/8/2/descriptors"),
         (64, "128x64/8/3"),
-        (128, "128x64/8/2"),
-        (256, "64x64/8/2"),
-        (256, "64x32/8/2"),
+        (192, "128x64/8/2"),
+        (256, "128x32/8/2"),
     ],
     "dq": [
         (64, "128x64/8/3/descriptors"),
         (128, "128x64/8/2/descriptors"),
         (256, "128x32/8/2/descriptors"),
         (128, "128x64/8/2"),
+        (192, "128x32/8/2"),
         (256, "64x32/8/2"),
-        (256, "32x32/4/2"),
     ],
     "dkv": [
         (128, "64x128/8/2/descriptors"),
         (256, "32x128/8/2/descriptors/split"),
         (64, "64x128/8/2"),
         (128, "32x128/8/2"),
-        (192, "32x64/8/2"),
-        (256, "32x64/8/1/split"),
-        (256, "16x64/8/2"),
+        (192, "32x128/8/2/split"),
+        (256, "16x128/8/2/split"),
     ],
 }
 _AMPERE: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [
         (64, "128x64/8/3"),
-        (128, "128x64/8/2"),
+        (192, "128x64/8/2"),
         (256, "64x64/8/2"),
         (256, "64x32/8/2"),
     ],
-    "dq": [(128, "64x64/8/2"), (256, "64x32/8/2"), (256, "32x32/4/2")],
+    "dq": [
+        (96, "128x64/8/2"),
+        (128, "64x64/8/2"),
+        (192, "128x32/8/2"),
+        (256, "32x32/4/2"),
+    ],
     "dkv": [
-        (64, "64x64/8/2"),
-        (128, "32x64/8/2"),
+        (96, "32x128/8/2"),
+        (128, "64x64/8/2"),
         (192, "32x32/4/2"),
-        (256, "32x64/8/1/split"),
-        (256, "16x64/8/2"),
+        (256, "64x64/8/1/split"),
+        (256, "32x32/4/1/split"),
     ],
 }
 _CDNA: dict[Kernel, list[tuple[int, str]]] = {
-    "forward": [(64, "128x64/4/2"), (128, "128x32/4/2"), (256, "64x32/4/1")],
-    "dq": [(128, "64x32/4/2"), (256, "64x32/4/1")],
-    "dkv": [(128, "32x64/4/2"), (256, "16x64/4/1")],
+    "forward": [(64, "128x64/4/2"), (128, "128x32/4/2"), (192, "64x16/4/2"), (256, "64x16/4/1")],
+    "dq": [(64, "128x32/4/2"), (128, "64x16/4/2"), (256, "64x16/4/1")],
+    "dkv": [(64, "16x64/4/2"), (96, "16x64/4/1"), (128, "16x64/4/2"), (256, "16x64/4/1")],
 }
-# Four bytes an element. A product of fp32 takes three of tf32, and three times their registers.
+# Four bytes an element. On NVIDIA a product of fp32 takes three of tf32, and three times their
+# registers.
+_WIDE_CDNA: dict[Kernel, list[tuple[int, str]]] = {
+    "forward": [(64, "128x32/4/2"), (128, "64x16/4/2"), (256, "64x16/4/1")],
+    "dq": [(64, "128x16/4/2"), (128, "64x16/4/2"), (256, "64x16/4/1")],
+    "dkv": [(128, "16x64/4/2"), (256, "16x64/4/1/split")],
+}
 _WIDE: dict[Kernel, list[tuple[int, str]]] = {
-    "forward": [(64, "64x32/8/2"), (128, "32x16/8/2"), (256, "16x16/8/2"), (256, "16x16/8/1")],
+    "forward": [(64, "128x32/8/2"), (128, "32x16/4/2"), (256, "16x16/8/2"), (256, "16x16/8/1")],
     "dq": [(64, "32x32/4/2"), (128, "16x32/4/2"), (256, "16x16/8/1")],
     "dkv": [(64, "32x32/4/2"), (128, "16x32/8/1/split"), (256, "16x16/8/1")],
+}
+_WIDE_HOPPER: dict[Kernel, list[tuple[int, str]]] = {
+    **_WIDE,
+    "forward": [(64, "128x32/8/2"), (128, "128x16/8/2"), (256, "16x16/8/2")],
 }
 
 # Hopper's kernels with a warp that copies, by head dim. Not the defaults before they are measured.
@@ -80,17 +102,31 @@ SPECIALISED = {
     256: Blocks.parse("forward=128x64/8/2/specialised"),
 }
 
+# Forward on Hopper, 16 bits, by head dim: what else may turn out to be the fastest.
+CANDIDATES = {
+    128: [
+        Blocks.parse("forward=128x64/8/3/descriptors"),
+        Blocks.parse("forward=128x128/8/3/descriptors"),
+    ],
+}
 
+
+@cache
 def default(problem: Problem, target: Target) -> BlockConfig:
     """The first configuration of the table that fits.
 
     Raises:
         ValueError: none does.
     """
-    family = _CDNA if target.is_amd else _HOPPER if target.descriptors else _AMPERE
-    table = _WIDE if problem.itemsize == 4 else family
+    if target.is_amd:
+        narrow, wide = _CDNA, _WIDE_CDNA
+    elif target.descriptors:
+        narrow, wide = _HOPPER, _WIDE_HOPPER if target.wgmma else _WIDE
+    else:
+        narrow, wide = _AMPERE, _WIDE
+    table = (wide if problem.itemsize == 4 else narrow)[problem.kernel]
     reason: str | None = "no configuration"
-    for head_dim, text in table[problem.kernel]:
+    for head_dim, text in table:
         if sum(head_dim_parts(problem.head_dim)) <= head_dim:
             config = BlockConfig.parse(text)
             reason = supports(config, problem, target)

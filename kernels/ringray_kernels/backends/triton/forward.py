@@ -66,7 +66,7 @@ def _step(
     return acc0, acc1, new_top, total
 
 
-@triton.jit(do_not_specialize=["query_rows", "group"])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
 def forward_kernel(
     q, k, v, start, end, out, lse, state_out, state_lse, scale,
     stride_qb, stride_qh, stride_qs, stride_qd,

@@ -206,7 +206,7 @@ def _compute(
     gl.store(out + places, acc.to(out.dtype.element_ty), mask=stored)
 
 
-@gluon.jit(do_not_specialize=["query_rows", "group"])
+@gluon.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
 def hopper_forward_kernel(
     q_tiles, k_tiles, v_tiles, start, end, out, lse, state_out, state_lse, scale,
     stride_bounds, query_rows, group,

@@ -86,7 +86,8 @@ def _step(
     if MASKED:
         present = row < high
         row_lse = gl.load(lse + sums + row, mask=present, other=0.0)
-        row_delta = gl.load(delta + sums + row, mask=present, other=0.0)
+        by_delta = present & (row_lse > float("-inf"))
+        row_delta = gl.load(delta + sums + row, mask=by_delta, other=0.0)
         mbarrier.wait(full.index(slot), (n // STAGES) & 1)
         blocked: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
         lane = begin + gl.arange(0, BLOCK_M, gl.SliceLayout(1, blocked))
@@ -171,7 +172,7 @@ def _compute_rows(
     gl.store(at, gl.load(at, mask=stored, other=0.0) + sum_v, mask=stored)
 
 
-@gluon.jit(do_not_specialize=["query_rows", "key_rows", "group"])
+@gluon.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group"])
 def hopper_dkv_kernel(
     q_tiles, do_tiles, k_tiles, v_tiles, start, end, lse, delta, dk, dv, scale, log2_scale,
     stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh, stride_dvs,

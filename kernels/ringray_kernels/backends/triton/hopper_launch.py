@@ -97,7 +97,7 @@ def dkv(
             _described(dout, config.block_m),
             _described(k, hopper.GROUP_ROWS),
             _described(v, hopper.GROUP_ROWS),
-            first, stop, lse, delta, dk, dv, scale, scale * LOG2_E, *dk.stride()[:3],
+            first, stop, lse, delta, dk, dv, float(scale), scale * LOG2_E, *dk.stride()[:3],
             *dv.stride()[:3], stride_bounds, q.shape[2], keys, q.shape[1] // kv_heads,
         ),
         {

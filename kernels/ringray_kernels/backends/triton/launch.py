@@ -136,7 +136,7 @@ def dq_launch(
             dout, q,
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
-            lse, delta, start, end, dq, scale, scale * LOG2_E,
+            lse, delta, start, end, dq, float(scale), scale * LOG2_E,
             *dout.stride(), *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
@@ -178,7 +178,7 @@ def dkv_launches(
     arguments = (
         _described(dout, config.block_m) if described else dout,
         _described(q, config.block_m) if described else q,
-        k, v, lse, delta, first, stop, dq, dk, dv, scale, scale * LOG2_E,
+        k, v, lse, delta, first, stop, dq, dk, dv, float(scale), scale * LOG2_E,
         *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
         *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
     )  # fmt: skip

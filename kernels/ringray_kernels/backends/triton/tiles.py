@@ -29,7 +29,8 @@ def plan_tiles(first, last, BLOCK: tl.constexpr):
     seen = first < last
     low = tl.min(tl.where(seen, first, 0x7FFFFFFF))
     high = tl.max(tl.where(seen, last, 0))
-    whole_low, whole_high = tl.max(first), tl.min(last)
+    # Where nobody sees anything high is 0, and the bounds may still stand anywhere.
+    whole_low, whole_high = tl.max(first), tl.minimum(tl.min(last), high)
     low = tl.minimum(low, high)
     count = tl.cdiv(high - low, BLOCK)
     leading = tl.minimum(tl.cdiv(tl.maximum(whole_low - low, 0), BLOCK), count)
