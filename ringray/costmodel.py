@@ -106,10 +106,19 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
     fold = exchange.fold
     deal = Deal(partition, padded, shape.ranks // fold, fold)
     itemsize = ITEMSIZE[shape.dtype]
+    ranges = deal.ranges(0)
     sizes = Sizes(
-        shape.batch, shape.heads // fold, shape.kv_heads // fold, shape.head_dim, deal.rows,
-        itemsize, shape.threads, hardware.name == "cpu",
-    )  # fmt: skip
+        batch=shape.batch,
+        heads=shape.heads // fold,
+        kv_heads=shape.kv_heads // fold,
+        head_dim=shape.head_dim,
+        rows=deal.rows,
+        itemsize=itemsize,
+        threads=shape.threads,
+        fused_on_cpu=hardware.name == "cpu",
+        runs=len(ranges) if ranges[0].step == 1 else 1,
+        triangular=mask.causal,
+    )
     row_costs = walk.costs(itemsize, sizes.batch, sizes.heads, sizes.kv_heads, sizes.head_dim)
     backward = walk.resolve_backward(
         shape.walk_back, shape.transport, gathers=bool(exchange.heads_at_once)
@@ -198,30 +207,29 @@ def _peak_memory(
     sizes: Sizes, shape: Shape, exchange: Exchange, walks: walk.Walks, mask: Mask
 ) -> int:
     """Bytes of the largest rank's tensors, its inputs included."""
-    backward = walks.backward if shape.backward else None
+    backward = shape.backward
     if exchange.heads_at_once is not None:
-        inside = memory.gathered_peak(
-            sizes, walks.forward, exchange.heads_at_once, backward=shape.backward
+        peaks = memory.gathered_peaks(
+            sizes, walks.forward, exchange.heads_at_once, backward=backward
         )
     else:
         plain = mask.window is None and mask.documents is None
-        inside = memory.walked_peak(
+        peaks = memory.walked_peaks(
             sizes,
-            walks.forward,
-            backward,
-            walks.backward_weights,
-            queries_travel=walks.travelling == "queries",
+            walks,
             merges=walks.forward.route.ranks > 1 or not plain,
-            kept_rows=_kept_rows(walks) if shape.backward else 0,
+            kept_rows=_kept_rows(walks) if backward else 0,
+            backward=backward,
         )
-    if exchange.fold == 1:
-        return int(inside)
-    return int(memory.folded_peak(sizes, inside, exchange.fold, backward=shape.backward))
+    if exchange.fold > 1:
+        peaks = memory.folded_peaks(sizes, peaks, exchange.fold, backward=backward)
+    return int(max(peaks))
 
 
 def _kept_rows(walks: walk.Walks) -> int:
-    """Rows of K/V that a rank keeps between the passes beside its own."""
-    moved = walks.backward
-    kept = [lane.first for lane in moved.route.lanes if lane.source == KEPT]
-    rows = np.maximum(moved.held[1] - moved.held[0], 0)[:, kept]
-    return int(rows.max(initial=0)) * len(kept)
+    """Rows of K/V that a rank keeps between the passes beside its own: what came last."""
+    if not any(lane.source == KEPT for lane in walks.backward.route.lanes):
+        return 0
+    last = [lane.stop - 1 for lane in walks.forward.route.lanes]
+    rows = np.maximum(walks.forward.held[1] - walks.forward.held[0], 0)[:, last]
+    return int(rows.max(0).sum())

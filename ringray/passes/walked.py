@@ -40,9 +40,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
         for visit in step.visits:
             left -= bool(visit.need)
             if visit.need or state is None:  # the first visit sets the state, whatever it needs
+                out_dtype = None if left else q.dtype
                 with comm.computing(at, visit.owner):
-                    held = walk.held[visit.owner]
-                    state = _attend(q, held, visit, job, state, None if left else q.dtype)
+                    # No name for the chunk here: it would live until the next step's.
+                    state = _attend(q, walk.held[visit.owner], visit, job, state, out_dtype)
         walk.end(at, [visit.owner for visit in step.visits if visit.owner not in kept])
     walk.finish()
     assert state is not None
@@ -210,16 +211,14 @@ def _all_visits(
     for at, step in enumerate(script.steps):
         walk.begin(step.messages)
         for visit in step.visits:
-            into, share = walk.home, whole
-            if visit.owner != rank:
-                if not visit.sums:
-                    continue
-                into = walk.sums[visit.owner] = walk.zeros(visit.sums)
-            elif at < last and len(halves) == 2:
+            share, own = whole, visit.owner == rank
+            if own and at < last and len(halves) == 2:
                 share, waiting = halves[0], (visit, halves[1])
+            if not own and visit.sums:
+                walk.sums[visit.owner] = walk.zeros(visit.sums)
             if visit.need:
                 with comm.computing(at, visit.owner):
-                    differentiate(visit, into, share)
+                    differentiate(visit, walk.home if own else walk.sums[visit.owner], share)
         if at == last and waiting is not None and waiting[0].need:
             with comm.computing(at, rank):
                 differentiate(waiting[0], walk.home, waiting[1])

@@ -18,12 +18,15 @@ import ringray
 from ringray import costmodel, transport, walk
 from ringray.comm import METER
 from ringray.geometry import Mask
+from ringray.measure import peak_memory
 from ringray.partition import PARTITIONS, padded_length
 from tests.ringray import checks
 from tests.ringray.ranks import HEAD_DIM, Case, on_ring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import Tensor
 
 NUMBERED = {
     2: ("hybrid:1", "hybrid:2", "allgather:2"),
@@ -151,6 +154,31 @@ def traffic(rank: int, size: int) -> None:
         ], (case, size)  # fmt: skip
 
 
+def memory(rank: int, size: int) -> None:
+    """The largest rank's peak is what the planner says, within 6%."""
+    seq_len, heads = 4096, 8
+    for name, backward in itertools.product(transport.TRANSPORTS, (False, True)):
+        rows = seq_len // size
+        q, k, v, dout = (torch.randn(1, heads, rows, 64, requires_grad=backward) for _ in range(4))
+
+        def work(
+            q: Tensor = q, k: Tensor = k, v: Tensor = v, dout: Tensor = dout, name: str = name,
+            backward: bool = backward,
+        ) -> None:  # fmt: skip
+            out = ringray.ring_attention(q, k, v, transport=name)
+            if backward:
+                assert isinstance(out, torch.Tensor)
+                torch.autograd.grad(out, (q, k, v), dout)
+
+        work()
+        live = (4 if backward else 3) * q.numel() * q.element_size()
+        peak = torch.tensor(live + peak_memory(work, torch.device("cpu")))
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+        shape = costmodel.Shape(size, 1, 1, heads, heads, 64, "float32", backward, name)
+        said = costmodel.predict("zigzag", seq_len, Mask(seq_len), shape, costmodel.cpu(2))
+        assert said.peak_memory_bytes == pytest.approx(int(peak), rel=0.06), (name, backward)
+
+
 def refusals(rank: int, size: int) -> None:
     """What ring and heads do not allow is told to every rank, with the equation."""
     wrong = {
@@ -189,6 +217,12 @@ EVERY = (exact, repeatable, traffic, refusals)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
+
+
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_memory(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "5")  # the profiler reports its own start
+    on_ring(size, (memory,))
 
 
 def test_a_ring_of_eight() -> None:
