@@ -136,6 +136,7 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
     flops = sent_bytes = messages = 0
     seconds = 0.0
+    tables: list[Walked] = []
     for moved, which, weights in passes:
         factor = 1.0 if which == "forward" else BACKWARD_FLOPS
         flops += int(factor * 2) * total_visible * pair_flops // 2
@@ -143,20 +144,20 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
         sent_bytes += sent.bytes(weights) * fold
         messages += walks.tensors(which) * groups * fold
         rate = _rate(shape, hardware) * (1.0 if which == "forward" else hardware.backward)
-        tables = memory.walked(moved, deal.rows, backward=which == "backward")
+        tables.append(memory.walked(moved, deal.rows, backward=which == "backward"))
         seconds += _critical_path(
-            tables, pair_flops / fold * factor / rate, weights, hardware, groups
+            tables[-1], pair_flops / fold * factor / rate, weights, hardware, groups
         )
     exchanged = _heads_for_rows(shape, itemsize, fold, padded)
     sent_bytes += exchanged.sent_bytes
     messages += exchanged.messages
     seconds += exchanged.sent_bytes / shape.ranks / hardware.bandwidth
-    work = visible[walks.forward.route.owner, np.arange(visible.shape[1])].sum(1)
+    work = walks.forward.route.by_rank(visible).sum(1)
     return Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=_peak_memory(sizes, shape, exchange, walks, mask),
+        peak_memory_bytes=_peak_memory(sizes, exchange, walks, tables, mask),
         time_ms=seconds * 1e3,
         balance=float(work.mean() / work.max()),
     )
@@ -204,10 +205,10 @@ def _critical_path(
 
 
 def _peak_memory(
-    sizes: Sizes, shape: Shape, exchange: Exchange, walks: walk.Walks, mask: Mask
+    sizes: Sizes, exchange: Exchange, walks: walk.Walks, tables: list[Walked], mask: Mask
 ) -> int:
-    """Bytes of the largest rank's tensors, its inputs included."""
-    backward = shape.backward
+    """Bytes of the largest rank's tensors, its inputs included. ``tables``: one per pass."""
+    backward = len(tables) > 1
     if exchange.heads_at_once is not None:
         peaks = memory.gathered_peaks(
             sizes, walks.forward, exchange.heads_at_once, backward=backward
@@ -217,9 +218,10 @@ def _peak_memory(
         peaks = memory.walked_peaks(
             sizes,
             walks,
+            tables[0],
+            tables[1] if backward else None,
             merges=walks.forward.route.ranks > 1 or not plain,
             kept_rows=_kept_rows(walks) if backward else 0,
-            backward=backward,
         )
     if exchange.fold > 1:
         peaks = memory.folded_peaks(sizes, peaks, exchange.fold, backward=backward)

@@ -92,6 +92,8 @@ class Deal:
         if self.ranks == 1:
             return (range(self.padded),)
         rule, world_size = partitions.get(self.partition), self.ranks * self.fold
+        if self.fold == 1:
+            return rule.ranges(self.padded, world_size, rank)
         shards = range(rank * self.fold, (rank + 1) * self.fold)
         dealt = [one for shard in shards for one in rule.ranges(self.padded, world_size, shard)]
         joined: list[range] = []
@@ -195,24 +197,24 @@ def pairs(deal: Deal, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     visible = np.zeros((ranks, ranks), np.int64)
     lowest = np.full((ranks, ranks), 0 if whole else deal.padded, np.int64)
     highest = np.full((ranks, ranks), -1, np.int64)
-    chunk = max(1, _ELEMENTS_AT_ONCE // ranks**2)
+    chunk = max(1, _ELEMENTS_AT_ONCE // (ranks * pieces) ** 2)
     for at in range(0, len(documents), chunk):
         begin, end = documents[at : at + chunk].T[:, :, None, None]
         skipped = np.clip(-((first - begin) // step), 0, count)  # positions before the document
         n = np.clip(-((first - end) // step), 0, count) - skipped
         a = first + skipped * step
-        for i, j in itertools.product(range(pieces), repeat=2):
-            # axes: document, query rank, key rank
-            qa, qn, ka, kn = a[:, :, None, i], n[:, :, None, i], a[:, None, :, j], n[:, None, :, j]
-            of_piece, begins = (_piece_pairs, ka) if keys_travel else (_mirrored_pairs, qa)
-            seen, low_index, high_index = of_piece(mask, step, qa, qn, ka, kn)
-            needed = high_index >= low_index
-            high = np.where(needed, begins + high_index * step, -1)
-            visible += seen.sum(0)
-            np.maximum(highest, high.max(0), out=highest)
-            if not whole:
-                low = np.where(needed, begins + low_index * step, deal.padded)
-                np.minimum(lowest, low.min(0), out=lowest)
+        # axes: document, piece of the queries, piece of the keys, query rank, key rank
+        qa, qn = (x.swapaxes(1, 2)[:, :, None, :, None] for x in (a, n))
+        ka, kn = (x.swapaxes(1, 2)[:, None, :, None, :] for x in (a, n))
+        of_piece, begins = (_piece_pairs, ka) if keys_travel else (_mirrored_pairs, qa)
+        seen, low_index, high_index = of_piece(mask, step, qa, qn, ka, kn)
+        needed = high_index >= low_index
+        high = np.where(needed, begins + high_index * step, -1)
+        visible += seen.sum((0, 1, 2))
+        np.maximum(highest, high.max((0, 1, 2)), out=highest)
+        if not whole:
+            low = np.where(needed, begins + low_index * step, deal.padded)
+            np.minimum(lowest, low.min((0, 1, 2)), out=lowest)
     if not keys_travel:
         visible, lowest, highest = visible.T, lowest.T, highest.T
 

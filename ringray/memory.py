@@ -26,36 +26,41 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-class Live(NamedTuple):
-    """Which visits' tensors are live at which step, ``[visit, step]``, 0 or 1.
-
-    ``at``: the step at which a visit is computed. ``chunk``: received and not yet done with.
-    ``packed``: a copy that is being sent. ``made``: a sum of gradients, until it has left.
-    ``joined``: one that has come to be added to the rank's own sum, or ``home``.
-    """
-
-    at: Floats
-    chunk: Floats
-    packed: Floats
-    made: Floats
-    joined: Floats
-    home: Floats
-
-
 @lru_cache(maxsize=256)
-def live(route: Route) -> Live:
-    """The tables of one route."""
+def _under_way(route: Route) -> tuple[Floats, Floats] | None:
+    """``[visit, step]``, 0 or 1: a chunk on its way or at hand, and a copy that is being sent. None
+    where each transfer takes one step, the one before its chunk is computed with."""
+    if route.posted == tuple(max(0, step - 1) for step in route.step):
+        return None
     step, posted = np.array(route.step)[:, None], np.array(route.posted)[:, None]
     t = np.arange(max(route.step) + 2)[None, :]
-    tables = (
-        t == step,
-        (posted <= t) & (t <= step),
-        (posted <= t) & (t < step),
-        (step <= t) & (t <= step + 1),
-        t == step,
-        t == step + 1,
-    )
-    return Live(*(table.astype(np.float64) for table in tables))
+    chunk, packed = (posted <= t) & (t <= step), (posted <= t) & (t < step)
+    return chunk.astype(np.float64), packed.astype(np.float64)
+
+
+def _at_steps(values: Ints | Floats, route: Route) -> Floats:
+    """``[rank, visit]`` summed to ``[rank, step]``, with a step more at the end."""
+    placed = np.zeros((len(values), max(route.step) + 2))
+    if route.steps_differ:
+        placed[:, route.step] = values
+    else:
+        for visit, step in enumerate(route.step):
+            placed[:, step] += values[:, visit]
+    return placed
+
+
+def _before(placed: Floats) -> Floats:
+    """Everything one step earlier."""
+    earlier = np.zeros_like(placed)
+    earlier[:, :-1] = placed[:, 1:]
+    return earlier
+
+
+def _after(placed: Floats) -> Floats:
+    """Everything one step later."""
+    later = np.zeros_like(placed)
+    later[:, 1:] = placed[:, :-1]
+    return later
 
 
 @lru_cache(maxsize=256)
@@ -80,25 +85,26 @@ class Walked(NamedTuple):
 
 def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
     """All steps of one pass, the sums' way home included."""
-    route = moved.route
-    tables, owner, visits = live(route), route.owner, np.arange(len(route.step))
-    source = sources(route)
+    route, source = moved.route, sources(moved.route)
     arrive = moved.chunk_rows
-    received = arrive[owner, visits].astype(np.float64)
+    received = route.by_rank(arrive)
     # As the source of a visit, a rank sends what the visit holds, and packs it if it holds more.
-    sent = arrive[owner[:, source], visits]
+    owner = route.owner[:, source]
+    sent = arrive[owner, np.arange(len(route.step))]
     holds = np.maximum(moved.held[1] - moved.held[0], 0)
     holds[:, 0] = shard
-    packed = np.where(sent < holds[owner[:, source], source], sent, 0).astype(np.float64)
-    chunks = received @ tables.chunk + packed @ tables.packed
-    visible = moved.visible[owner, visits].astype(np.float64) @ tables.at
-    due = np.zeros_like(tables.at)
-    due[:, :-1] = tables.at[:, 1:]
-    chunks_in = received @ due
+    packed = np.where(sent < holds[owner, source], sent, 0)
+    under_way = _under_way(route)
+    placed = _at_steps(received, route)
+    chunks_in = _before(placed)
+    if under_way is None:
+        chunks = placed + _before(_at_steps(received + packed, route))
+    else:
+        chunks = received.astype(np.float64) @ under_way[0] + packed @ under_way[1]
+    visible = _at_steps(route.by_rank(moved.visible), route)
     if not backward:
         return Walked(chunks, np.zeros_like(chunks), visible, chunks_in, np.zeros_like(chunks))
     leave = moved.sum_rows
-    made = leave[owner, visits].astype(np.float64)
     alive = moved.later[1] > moved.later[0]
     after = np.zeros_like(leave)  # what the sum of the visit before brings to a visit
     ends = alive.copy()
@@ -107,11 +113,11 @@ def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
         before = slice(lane.first, lane.stop - 1)
         after[:, inside] = np.where(alive[:, inside], leave[:, before], 0)
         ends[:, before] &= ~alive[:, inside]
-    joined = after[owner, visits].astype(np.float64)
     home = np.where(ends, leave, 0)  # by owner, which is the rank that receives it
     home[:, 0] = 0
-    coming = joined @ tables.joined + home.astype(np.float64) @ tables.home
-    return Walked(chunks, made @ tables.made + coming, visible, chunks_in, coming)
+    made = _at_steps(route.by_rank(leave), route)  # lives until it has left, one step later
+    coming = _at_steps(route.by_rank(after), route) + _after(_at_steps(home, route))
+    return Walked(chunks, made + _after(made) + coming, visible, chunks_in, coming)
 
 
 CALL_ELEMENTS = 1 << 19  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
@@ -237,9 +243,9 @@ class _Calls(NamedTuple):
 def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> _Calls:
     """Where rows fall into blocks, two of them see each other wholly or not at all, so visible
     pairs over needed rows of one side are the rows of the other."""
-    owner, visits = moved.route.owner, np.arange(len(moved.route.step))
-    need = np.maximum(moved.need[1] - moved.need[0], 0)[owner, visits].astype(np.float64)
-    visible = moved.visible[owner, visits].astype(np.float64)
+    route = moved.route
+    need = route.by_rank(np.maximum(moved.need[1] - moved.need[0], 0)).astype(np.float64)
+    visible = route.by_rank(moved.visible)
     rows = float(sizes.rows)
     other = np.full_like(need, rows)
     if sizes.runs > 1:
@@ -249,14 +255,13 @@ def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> _Calls:
     return _Calls(need, other) if queries_travel else _Calls(other, need)
 
 
-def _at_steps(values: Floats, route: Route, steps: int) -> Floats:
+def _largest(values: Floats, route: Route) -> Floats:
     """``[rank, visit]`` to ``[rank, step]``: visits of one step are computed one after another."""
-    placed = np.zeros((len(values), steps))
-    if len(set(route.step)) == len(route.step):
-        placed[:, list(route.step)] = values
-    else:
-        for visit, step in enumerate(route.step):
-            np.maximum(placed[:, step], values[:, visit], out=placed[:, step])
+    if route.steps_differ:
+        return _at_steps(values, route)
+    placed = np.zeros((len(values), max(route.step) + 2))
+    for visit, step in enumerate(route.step):
+        np.maximum(placed[:, step], values[:, visit], out=placed[:, step])
     return placed
 
 
@@ -268,18 +273,17 @@ class Peaks(NamedTuple):
 
 
 def walked_peaks(
-    sizes: Sizes, walks: Walks, *, merges: bool, kept_rows: int, backward: bool
+    sizes: Sizes, walks: Walks, there: Walked, back: Walked | None, *, merges: bool, kept_rows: int
 ) -> Peaks:
-    """Where chunks walk. ``merges``: the output is put together in fp32. ``kept_rows``: of K/V,
-    kept from the forward pass for the backward one."""
+    """Where chunks walk. ``there``, ``back``: both passes' tables. ``merges``: the output is put
+    together in fp32. ``kept_rows``: of K/V, kept from the forward pass for the backward one."""
     itemsize, narrow = sizes.itemsize, sizes.narrow
     key_bytes = 2 * sizes.key_row * itemsize
-    there = walked(walks.forward, sizes.rows, backward=False)
     route = walks.forward.route
     calls = _calls(sizes, walks.forward, queries_travel=False)
     later = np.arange(len(route.step)) > 0  # the own chunk comes first and is not merged
     called = forward_call(sizes, *calls, merges=later)
-    computing = _at_steps(called, route, there.chunks.shape[1])
+    computing = _largest(called, route)
     held = there.chunks * key_bytes
     out = sizes.query * (FP32 if merges else itemsize)
     busy = (held + computing).max()
@@ -288,9 +292,8 @@ def walked_peaks(
         last = computes.shape[1] - 1 - computes[:, ::-1].argmax(1)
         busy = max(busy, held[np.arange(len(held)), last].max() + sizes.query * itemsize)
     forward = sizes.inputs + out + sizes.lse + busy
-    if not backward:
+    if back is None:
         return Peaks(float(forward), 0.0)
-    back = walked(walks.backward, sizes.rows, backward=True)
     weights = walks.backward_weights
     queries_travel = walks.travelling == "queries"
     calls = _calls(sizes, walks.backward, queries_travel=queries_travel)
@@ -301,13 +304,13 @@ def walked_peaks(
         # Away from its owner a row has no output: a stand-in is made, in fp32 like all operands.
         wide = replace(sizes, itemsize=FP32)
         needed = np.maximum(walks.backward.need[1] - walks.backward.need[0], 0)
-        rows = needed[walks.backward.route.owner, np.arange(called.shape[1])]
+        rows = walks.backward.route.by_rank(needed)
         stand_in = sizes.query_row * rows * FP32
         operands = (2 * sizes.query_row * rows + 2 * sizes.key_row * sizes.rows) * FP32
         away = backward_call(wide, *calls) + stand_in + (operands if narrow else 0)
         called[:, 1:] = np.where(rows > 0, away, 0.0)[:, 1:]
     moving = back.chunks * weights.chunk + back.sums * weights.sums
-    computing = _at_steps(called, walks.backward.route, moving.shape[1])
+    computing = _largest(called, walks.backward.route)
     kept = sizes.inputs + 2 * sizes.query * itemsize + sizes.lse + kept_rows * key_bytes
     results = sizes.inputs if narrow else 0
     during = (moving + computing).max() + sizes.lse  # delta is as large as lse
@@ -320,9 +323,8 @@ def walked_peaks(
 def gathered_peaks(sizes: Sizes, moved: Traffic, heads_at_once: int, *, backward: bool) -> Peaks:
     """Where a few K/V heads are gathered from all ranks at once."""
     rows, narrow, itemsize = sizes.rows, sizes.narrow, sizes.itemsize
-    route, visits = moved.route, np.arange(len(moved.route.step))
     given = moved.chunk_rows
-    received = given[route.owner, visits].sum(1)
+    received = moved.route.by_rank(given).sum(1)
     packed = np.where(given < rows, given, 0).sum(1)
     count = min(heads_at_once, sizes.kv_heads)
     group = replace(sizes, kv_heads=count, heads=sizes.heads * count // sizes.kv_heads)

@@ -11,7 +11,7 @@ one lane per node. Imports numpy only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -53,10 +53,24 @@ class Route:
         """Ranks of the ring."""
         return len(self.rank)
 
-    @property
+    @cached_property
     def owner(self) -> Ints:
         """``[rank, visit]``: whose chunk a rank meets at a visit."""
         return np.argsort(self.rank, axis=0)
+
+    @cached_property
+    def _flat(self) -> Ints:
+        return self.owner * len(self.step) + np.arange(len(self.step))
+
+    def by_rank(self, table: Ints) -> Ints:
+        """``[owner, visit]`` to ``[rank, visit]``: a rank meets one owner's chunk at each visit."""
+        taken: Ints = table.ravel()[self._flat]
+        return taken
+
+    @cached_property
+    def steps_differ(self) -> bool:
+        """Whether no rank has two visits at one step."""
+        return len(set(self.step)) == len(self.step)
 
 
 def _table(*columns: Ints) -> Ints:

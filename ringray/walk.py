@@ -117,12 +117,17 @@ class Traffic:
 
     def sent(self, which: Pass) -> Sent:
         """Count one pass: only a backward pass sends sums."""
-        chunks = self.chunk_rows
-        messages = int(np.count_nonzero(chunks))
-        if which == "forward":
-            return Sent(int(chunks.sum()), 0, messages, 0)
-        sums = self.sum_rows
-        return Sent(int(chunks.sum()), int(sums.sum()), messages, int(np.count_nonzero(sums)))
+        rows, messages = self._chunks_sent
+        return Sent(rows, 0, messages, 0) if which == "forward" else self._both_sent
+
+    @cached_property
+    def _chunks_sent(self) -> tuple[int, int]:
+        return int(self.chunk_rows.sum()), int(np.count_nonzero(self.chunk_rows))
+
+    @cached_property
+    def _both_sent(self) -> Sent:
+        (rows, messages), sums = self._chunks_sent, self.sum_rows
+        return Sent(rows, int(sums.sum()), messages, int(np.count_nonzero(sums)))
 
 
 def traffic(pairs: Pairs, route: Route) -> Traffic:
