@@ -150,7 +150,7 @@ def _job(
         rank=comm.rank // fold,
         mask=Mask(length, causal, window, document_boundaries(cu_seqlens, length)),
         exchange=exchange,
-        backward=walk.resolve_backward(backward, transport, gathers=bool(exchange.heads_at_once)),
+        backward=walk.resolve_backward(backward, transport, walks=exchange.walks),
         costs=walk.costs(q.element_size(), batch, heads // fold, kv_heads // fold, head_dim),
         scale=head_dim**-0.5 if scale is None else float(scale),
         backend=backend,

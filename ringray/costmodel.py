@@ -120,9 +120,7 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
         triangular=mask.causal,
     )
     row_costs = walk.costs(itemsize, sizes.batch, sizes.heads, sizes.kv_heads, sizes.head_dim)
-    backward = walk.resolve_backward(
-        shape.walk_back, shape.transport, gathers=bool(exchange.heads_at_once)
-    )
+    backward = walk.resolve_backward(shape.walk_back, shape.transport, walks=exchange.walks)
     walks = walk.choose(deal, mask, exchange.routes, backward, row_costs)
     passes: list[tuple[walk.Traffic, walk.Pass, walk.Weights]] = [
         (walks.forward, "forward", row_costs.forward)

@@ -74,9 +74,7 @@ def _unsendable(config: Config) -> Reason | None:
     except ValueError as error:
         return Reason("strategy.transport", str(error))
     try:
-        back = walk.resolve_backward(
-            config.backward, config.transport, gathers=bool(exchange.heads_at_once)
-        )
+        back = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
         if back == "reverse" and config.has_backward:
             deal = geometry.Deal(
                 config.partition, config.padded, config.ring_size // exchange.fold, exchange.fold

@@ -211,10 +211,10 @@ class Unwalkable(ValueError):
     """A backward walk that the forward pass or the transport makes impossible."""
 
 
-def resolve_backward(name: str, transport: str, *, gathers: bool) -> Backward:
+def resolve_backward(name: str, transport: str, *, walks: bool) -> Backward:
     """``auto`` or a name of ``BACKWARDS`` as the walk that is taken.
 
-    ``gathers``: the transport gathers heads, where nothing walks.
+    ``walks``: the transport has chunks that walk.
 
     Raises:
         Unwalkable: ``transport`` has only one way back.
@@ -223,10 +223,10 @@ def resolve_backward(name: str, transport: str, *, gathers: bool) -> Backward:
     chosen = "planned" if name == "auto" else name
     for known in BACKWARDS:
         if known == chosen:
-            if gathers and known != "planned":
+            if not walks and known != "planned":
                 raise Unwalkable(
-                    f"backward: got {name!r}, but with transport {transport!r} gradients go "
-                    "straight to their owners; take 'planned'"
+                    f"backward: got {name!r}, but with transport {transport!r} nothing walks; take "
+                    "'planned'"
                 )
             return known
     hint = nearest(str(name), ("auto", *BACKWARDS))

@@ -89,6 +89,10 @@ class Rank:
             )
         _choose_interface()
         backend = "nccl" if self._device.type == "cuda" else "gloo"
+        options = None
+        if backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options.is_high_priority_stream = True  # transfers go before the kernels they hide in
         dist.init_process_group(
             backend,
             store=dist.PrefixStore(  # type: ignore[attr-defined]
@@ -98,6 +102,7 @@ class Rank:
             world_size=world_size,
             timeout=patience,
             device_id=self._device if backend == "nccl" else None,
+            pg_options=options,
         )
         self._group = dist.group.WORLD
 

@@ -24,3 +24,9 @@ class Exchange:
     fold: int = 1
     heads_at_once: int | None = None
     staged: bool = False
+
+    @property
+    def walks(self) -> bool:
+        """Whether there are different ways back: not where heads are gathered, nor where all ranks
+        exchange them."""
+        return self.heads_at_once is None and (self.fold == 1 or self.routes[0].ranks > 1)
