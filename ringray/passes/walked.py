@@ -36,11 +36,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
     left = sum(bool(visit.need) for visit in script.visits)
     kept = _keeps(job)
     for at, step in enumerate(script.steps):
-        walk.begin(step.messages)
+        walk.begin(at, step.messages)
         for visit in step.visits:
             left -= bool(visit.need)
             if visit.need or state is None:  # the first visit sets the state, whatever it needs
-                with comm.computing(at, visit.owner):
+                with comm.computing(at, f"chunk {visit.owner}"):
                     held = walk.held[visit.owner]
                     state = _attend(q, held, visit, job, state, None if left else q.dtype)
         walk.end(at, [visit.owner for visit in step.visits if visit.owner not in kept])
@@ -208,7 +208,7 @@ def _all_visits(
     whole = Heads(slice(None), slice(None))
     waiting: tuple[Visit, Heads] | None = None
     for at, step in enumerate(script.steps):
-        walk.begin(step.messages)
+        walk.begin(at, step.messages)
         for visit in step.visits:
             into, share = walk.home, whole
             if visit.owner != rank:
@@ -218,10 +218,10 @@ def _all_visits(
             elif at < last and len(halves) == 2:
                 share, waiting = halves[0], (visit, halves[1])
             if visit.need:
-                with comm.computing(at, visit.owner):
+                with comm.computing(at, f"chunk {visit.owner}"):
                     differentiate(visit, into, share)
         if at == last and waiting is not None and waiting[0].need:
-            with comm.computing(at, rank):
+            with comm.computing(at, f"chunk {rank}"):
                 differentiate(waiting[0], walk.home, waiting[1])
         walk.end(at, [visit.owner for visit in step.visits])
     walk.finish()
