@@ -263,6 +263,7 @@ def test_a_sweep_records_it(swept: Swept, place: Place, monkeypatch: pytest.Monk
 def test_the_summary_and_status_show_hops(swept: Swept, place: Place) -> None:
     status = place.run("status", "over")
     assert status.code == 0, status.err
+    assert "of its transfers hidden" in swept.first.out
     for out in (swept.first.out, status.out):
         assert "backward, step 2" in out
         assert f"traces: {next(iter(swept.written)).parent}" in out
