@@ -142,7 +142,7 @@ def _axis(end: float, scale: float, bottom: float) -> list[str]:
             f"<line x1='{x:.2f}' y1='{TOP - 6}' x2='{x:.2f}' y2='{bottom + 4:.1f}' "
             "stroke='#dddddd' stroke-width='1'/>"
         )
-        if x < WIDTH - RIGHT - 26:
+        if x < WIDTH - RIGHT - 40:
             shapes.append(_text(x, bottom + 18, f"{at * step:g}", anchor="middle"))
     shapes.append(_text(WIDTH - RIGHT, bottom + 18, "ms", anchor="end"))
     return shapes
