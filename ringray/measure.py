@@ -40,12 +40,12 @@ class Report:
     seconds: list[float] = field(default_factory=list)
     wait_seconds: list[float] = field(default_factory=list)
     baseline_seconds: list[float] = field(default_factory=list)
-    compute_seconds: list[float] = field(default_factory=list)
-    transfer_seconds: list[float] = field(default_factory=list)
     sent_bytes: int = 0
     messages: int = 0
     peak_memory_bytes: int | None = None
     errors: dict[str, float] = field(default_factory=dict)
+    compute_seconds: list[float] = field(default_factory=list)
+    transfer_seconds: list[float] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     failure: str | None = None
