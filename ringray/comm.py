@@ -80,11 +80,15 @@ class Comm:
         )
         return near, far
 
-    def computing(self, step: int, owner: int) -> AbstractContextManager[None]:
-        """Around the computation of one step with one rank's chunk, for the timeline."""
+    def hop(self, place: str) -> str:
+        """The name of a place in the pass that runs, such as a step, for timelines."""
+        return f"{self.meter.running}, {place}"
+
+    def computing(self, step: int, what: str) -> AbstractContextManager[None]:
+        """Around the computation of one step with a chunk or some heads, for the timeline."""
         if self.meter.timeline is None:
             return nullcontext()
-        return self.meter.timeline.span("compute", f"step {step}, chunk {owner}")
+        return self.meter.timeline.span("compute", self.hop(f"step {step}"), what)
 
     def post(self, batch: Batch) -> Pending:
         """Start all operations of a batch at once."""
@@ -94,8 +98,12 @@ class Comm:
         self.meter.sent_bytes += batch.sent_bytes
         self.meter.messages += sum(is_send for is_send, _, _ in batch.operations)
         if self._through_host:
-            return staging.post(batch, self._start)
-        return Pending(self._start(batch), batch)
+            pending = staging.post(batch, self._start)
+        else:
+            pending = Pending(self._start(batch), batch)
+        if self.meter.tape is not None:
+            self.meter.tape.posted(self.post, batch, pending)
+        return pending
 
     def _start(self, batch: Batch) -> list[dist.Work]:
         assert self._group is not None

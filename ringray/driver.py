@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringray import cluster, environment
+from ringray import cluster, environment, trace
 from ringray.errors import PlaceError, UserError
 from ringray.measure import summarise, verdict
 from ringray.plan import cost_dict
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ringray.cluster import Cluster
+    from ringray.measure import Report
     from ringray.plan import Plan, Trial
     from ringray.ring import Ring
     from ringray.store import Store
@@ -249,10 +250,21 @@ class _Session:
                 return self._outcome(trial, status, str(fault), attempt, started)
             assert trial.predicted is not None
             metrics, samples = summarise(trial.config, trial.predicted.flops, reports)
+            self._trace(trial, reports)
             reason = verdict(reports)
             status = "failed" if reason else "ok"
             return self._outcome(trial, status, reason, attempt, started, metrics, samples)
         raise AssertionError("the last attempt returns")
+
+    def _trace(self, trial: Trial, reports: list[Report]) -> None:
+        """Keep the trace, if the kind takes one; before the trial is recorded, so that whoever
+        sees the record finds it."""
+        if any(report.spans for report in reports):
+            path = trace.path_of(self._plan.digest, trial.key)
+            try:
+                trace.write(path, reports)
+            except OSError as error:  # the numbers are worth more than their picture
+                self._observer.note(f"no trace {path}: {error.strerror}")
 
     def _outcome(
         self,

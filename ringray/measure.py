@@ -10,12 +10,18 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ringray.spans import hidden, merged
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
 
     from ringray.plan import Config
+    from ringray.spans import Hop, Span
+
+HOP = "hop: "  # samples under this and a hop's name: its milliseconds and bytes, as ``HOP_VALUES``
+HOP_VALUES = ("compute_ms", "transfer_ms", "wait_ms", "sent_bytes")
 
 
 @dataclass
@@ -23,9 +29,11 @@ class Report:
     """What one rank found out about one trial; plain data, so it crosses process borders.
 
     Lists have one entry per repeat: ``seconds`` of the pass on this rank, ``wait_seconds`` that it
-    blocked for messages, ``baseline_seconds`` (rank 0 only). ``sent_bytes``, ``messages``: of one
-    pass. ``peak_memory_bytes``: of PyTorch's allocator, None where it was not measured. ``errors``:
-    shares of the error budget by tensor (rank 0 only).
+    waited for messages, ``baseline_seconds`` (rank 0 only), ``compute_seconds`` of attention alone
+    and ``transfer_seconds`` of all messages alone. ``sent_bytes``, ``messages``: of one pass.
+    ``peak_memory_bytes``: of PyTorch's allocator, None where it was not measured. ``errors``:
+    shares of the error budget by tensor (rank 0 only). ``hops``: as ``spans.hops``. ``spans``: of
+    the median repeat, from its barrier.
     """
 
     rank: int
@@ -36,6 +44,10 @@ class Report:
     messages: int = 0
     peak_memory_bytes: int | None = None
     errors: dict[str, float] = field(default_factory=dict)
+    compute_seconds: list[float] = field(default_factory=list)
+    transfer_seconds: list[float] = field(default_factory=list)
+    hops: list[Hop] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     failure: str | None = None
 
 
@@ -79,11 +91,33 @@ def summarise(
                 "baseline_ms": statistics.median(baseline) * 1e3,
                 "ratio": statistics.median(ratios),
             }
+    if reports[0].transfer_seconds:
+        overlap, by_hop = _overlap(reports)
+        metrics |= overlap
+        samples |= by_hop
     metrics["sent_bytes"] = sum(r.sent_bytes for r in reports)
     peaks = [r.peak_memory_bytes for r in reports if r.peak_memory_bytes is not None]
     if peaks:
         metrics["peak_memory_bytes"] = max(peaks)
     metrics |= {f"error_{name}": share for name, share in reports[0].errors.items()}
+    return metrics, samples
+
+
+def _overlap(
+    reports: Sequence[Report],
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The metrics that only ``overlap`` has, which defines them, and the samples of each hop."""
+    metrics = {
+        "compute_ms": max(statistics.median(r.compute_seconds) for r in reports) * 1e3,
+        "transfer_ms": max(statistics.median(r.transfer_seconds) for r in reports) * 1e3,
+    }
+    share = hidden(r.hops for r in reports)
+    if share is not None:
+        metrics["hidden"] = share
+    samples = {
+        HOP + hop.name: [hop.compute * 1e3, hop.transfer * 1e3, hop.wait * 1e3, float(hop.sent)]
+        for hop in merged(r.hops for r in reports)
+    }
     return metrics, samples
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from ringray.tape import Tape
     from ringray.timeline import Timeline
 
 
@@ -22,13 +23,16 @@ class Meter:
 
     ``sent_bytes``: payload handed to the network. ``messages``: tensors sent. ``wait_s``: seconds
     the host blocked for messages; on CUDA the device waits instead, which only a timeline sees.
-    ``timeline``: where spans are recorded while it is set.
+    ``timeline``, ``tape``: where spans and messages are recorded while they are set. ``running``:
+    the pass that runs, ``forward`` or ``backward``.
     """
 
     sent_bytes: int = 0
     messages: int = 0
     wait_s: float = 0.0
     timeline: Timeline | None = None
+    tape: Tape | None = None
+    running: str = ""
 
     def snapshot(self) -> Meter:
         """The counts so far."""
@@ -48,8 +52,11 @@ METER = Meter()  # this process: one rank
 
 @dataclass
 class Batch:
-    """Sends and receives that begin together, in an order that all ranks share."""
+    """Sends and receives that begin together, in an order that all ranks share. ``hop``: the pass
+    and the step at which they do; ``label``: what is moved. Both are for timelines."""
 
+    hop: str = ""
+    label: str = ""
     operations: list[tuple[bool, Tensor, int]] = field(default_factory=list)
 
     def send(self, tensor: Tensor, to: int) -> None:
@@ -85,14 +92,17 @@ class Pending:
         """Block until all sends and receives of the batch have ended."""
         if not self._batch.operations:
             return
+        if METER.tape is not None:
+            METER.tape.waited(self)
         timeline, began = METER.timeline, time.perf_counter()
         stall = timeline.begin() if timeline is not None else None
         self._join()
         METER.wait_s += time.perf_counter() - began
         if timeline is not None and stall is not None and self._flight is not None:
-            moved = max(self._batch.sent_bytes, self._batch.received_bytes)
-            timeline.end("wait", stall, moved)
-            timeline.end("transfer", self._flight, moved)
+            batch = self._batch
+            about = batch.hop, batch.label
+            timeline.end("wait", *about, stall)
+            timeline.end("transfer", *about, self._flight, batch.sent_bytes, batch.received_bytes)
         self._batch = Batch()
 
     def _join(self) -> None:

@@ -51,6 +51,7 @@ METHODS = ("grid",)
 METRICS = (
     "median_ms", "p20_ms", "p80_ms", "baseline_ms", "ratio", "tflops", "tflops_per_rank",
     "tokens_per_s", "peak_memory_bytes", "sent_bytes", "wait_ms",
+    "compute_ms", "transfer_ms", "hidden",
     "error_out", "error_dq", "error_dk", "error_dv",
 )  # fmt: skip
 

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
+from ringray.spans import Span
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class Span(NamedTuple):
-    """Seconds since the timeline began. ``kind``: ``compute``, ``transfer`` (from its start until
-    it was waited for) or ``wait`` (nothing to do until a transfer ended). ``bytes``: what moved."""
-
-    kind: str
-    label: str
-    began: float
-    ended: float
-    bytes: int
-
 
 Moment = float | torch.cuda.Event
 
@@ -32,7 +22,7 @@ class Timeline:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._recorded: list[tuple[str, str, Moment, Moment, int]] = []
+        self._recorded: list[tuple[str, str, str, Moment, Moment, int, int]] = []
         self._origin = self.begin()
 
     def begin(self) -> Moment:
@@ -43,24 +33,26 @@ class Timeline:
         event.record()
         return event
 
-    def end(self, kind: str, began: Moment, moved: int = 0, label: str = "") -> None:
-        """Record a span from ``began`` until now."""
-        self._recorded.append((kind, label or kind, began, self.begin(), moved))
+    def end(
+        self, kind: str, hop: str, label: str, began: Moment, sent: int = 0, received: int = 0
+    ) -> None:
+        """Record a span from ``began`` until now; the rest is as in ``Span``."""
+        self._recorded.append((kind, hop, label, began, self.begin(), sent, received))
 
     @contextmanager
-    def span(self, kind: str, label: str) -> Iterator[None]:
+    def span(self, kind: str, hop: str, label: str) -> Iterator[None]:
         """Record what happens inside."""
         began = self.begin()
         yield
-        self.end(kind, began, label=label)
+        self.end(kind, hop, label, began)
 
     def spans(self) -> list[Span]:
         """All spans in the order in which they ended."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return [
-            Span(kind, label, self._since(began), self._since(ended), moved)
-            for kind, label, began, ended, moved in self._recorded
+            Span(kind, hop, label, self._since(began), self._since(ended), sent, received)
+            for kind, hop, label, began, ended, sent, received in self._recorded
         ]
 
     def _since(self, moment: Moment) -> float:

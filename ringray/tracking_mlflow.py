@@ -2,9 +2,10 @@
 
 What is there is found by tags (``ringray.sweep``, ``ringray.key``), so writing may stop at any
 point and begin again. A child run is written in three calls: created with all its tags, given
-params and metrics, ended. It is up to date when it has ended and ``ringray.record`` names what
-the store holds. One that names an older recording goes to MLflow's trash and is written anew,
-because MLflow forgets neither a metric nor a param of a run.
+params and metrics, ended; the trial's trace, if there is one, goes in before the end. It is up to
+date when it has ended and ``ringray.record`` names what the store holds. One that names an older
+recording goes to MLflow's trash and is written anew, because MLflow forgets neither a metric nor a
+param of a run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mlflow.exceptions import MlflowException
 
 from ringray import tracking_format as show
 from ringray.errors import PlaceError
+from ringray.trace import path_of
 
 if TYPE_CHECKING:
     from ringray.store import Store, TrialRow
@@ -133,6 +135,9 @@ class Projection:
             ],
             params=[Param(name, value) for name, value in show.params(trial.config).items()],
         )
+        trace = path_of(self._digest, trial.key)
+        if trial.status == "ok" and trace.exists():
+            self._client.log_text(child.run_id, trace.read_text(), "trace.json")
         status = _CHILD_STATUS[trial.status or "failed"]
         self._client.set_terminated(child.run_id, status=status, end_time=ended)
         child.ended = True

@@ -79,6 +79,7 @@ def status(arguments: argparse.Namespace) -> int:
     )
     say(console, words.counts(sweep.counts, pending) + (f"; run by {owner}" if owner else ""))
     print_results(console, trials, everything=arguments.all, more="--all")
+    print_hops(console, sweep.digest, trials, everything=arguments.all, more="--all")
     if pending and owner is None:
         console.print()
         option = f" --store {arguments.store}" if arguments.store else ""
@@ -102,6 +103,31 @@ def print_results(console: Console, trials: list[TrialRow], *, everything: bool,
     if len(shown) < len(rows):
         hidden = words.plural(len(rows) - len(shown), "trial")
         say(console, f"... and {hidden} more that tell less ({more})")
+
+
+def print_hops(
+    console: Console, digest: str, trials: list[TrialRow], *, everything: bool, more: str
+) -> None:
+    """The table of hops, if any trial measured them, and where the traces are."""
+    from ringray.report import hops, tables
+    from ringray.trace import path_of
+
+    rows = hops.measured(trials)
+    if not rows:
+        return
+    shown = rows if everything else hops.at_most(rows, ROWS)
+    console.print()
+    tables.show(hops.hops_table(digest, shown), console)
+    if len(shown) < len(rows):
+        say(
+            console, f"... and the hops of {words.plural(len(rows) - len(shown), 'trial')} ({more})"
+        )
+    console.print()
+    say(
+        console,
+        "largest time of any rank; transfer: with nothing computed beside it, wait: in the pass",
+    )
+    say(console, f"traces: {path_of(digest, '').parent} (https://ui.perfetto.dev opens them)")
 
 
 def say(console: Console, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringray import spec as specs
-from ringray.cli.records import open_store, print_results, say
+from ringray.cli.records import open_store, print_hops, print_results, say
 from ringray.errors import SpecError, UserError
 from ringray.plan import build
 from ringray.report import words
@@ -146,6 +146,7 @@ def _print_summary(
     more = f"`ringray status {plan.spec.name}{option} --all`"
     ended = [row for row in trials if row.status is not None]
     print_results(console, ended, everything=False, more=more)
+    print_hops(console, plan.digest, ended, everything=False, more=more)
     console.print()
     if any("ratio" in row.metrics for row in trials):
         compared = words.baseline(plan.runnable[0].config.as_dict())
@@ -156,6 +157,8 @@ def _print_summary(
         )
     if any("error_out" in row.metrics for row in trials):
         say(console, "error: share of the budget, 2 × flash SDPA's own error; up to 1 is right")
+    if any("hidden" in row.metrics for row in trials):
+        say(console, "hidden: share of the transfers' own time for which no rank had to wait")
     if len(summary.gaps_ms) >= 10:
         gap = statistics.median(summary.gaps_ms)
         say(console, f"driver: {gap:.1f} ms between two trials on a warm ring (median)")

@@ -8,4 +8,5 @@ the names without importing any of them.
 KINDS: dict[str, str] = {
     "correctness": "ringray.kinds.correctness",
     "latency": "ringray.kinds.latency",
+    "overlap": "ringray.kinds.overlap",
 }

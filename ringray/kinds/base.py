@@ -71,7 +71,8 @@ def ring_pass(
         out = ringray.ring_attention(
             q, k, v, group=context.group, partition=config.partition, causal=config.causal,
             window=config.window, cu_seqlens=documents, seq_len=config.seq_len,
-            transport=config.transport, backend=config.backend, blocks=config.cut,
+            transport=config.transport, backward=config.backward, backend=config.backend,
+            blocks=config.cut,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return out

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ringray.plan import Config
 
+    Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
 
 def _random(config: Config, heads: int, rows: int, context: RankContext, salt: int) -> Tensor:
     generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
@@ -29,9 +31,7 @@ def _random(config: Config, heads: int, rows: int, context: RankContext, salt: i
     return x.normal_(generator=generator)
 
 
-def _inputs(
-    config: Config, rows: int, context: RankContext, salt: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _inputs(config: Config, rows: int, context: RankContext, salt: int) -> Inputs:
     """q, k, v and dout (None for forward alone) of standard normal values."""
     heads = (config.heads, config.kv_heads, config.kv_heads)
     q, k, v = (_random(config, h, rows, context, salt + i) for i, h in enumerate(heads))
@@ -42,14 +42,31 @@ def _inputs(
     return q, k, v, _random(config, config.heads, rows, context, salt + 3)
 
 
+def shards(config: Config, context: RankContext) -> Inputs:
+    """q, k, v and dout of this rank."""
+    rows = config.padded // config.ring_size
+    return _inputs(config, rows, context, salt=4 * (context.rank + 1))
+
+
 def run(config: Config, context: RankContext) -> Report:
     """Measure one trial on this rank; every rank of the ring calls it at the same time."""
-    rows = config.padded // config.ring_size
-    inputs = _inputs(config, rows, context, salt=4 * (context.rank + 1))
+    inputs = shards(config, context)
 
     def ring() -> None:
         ring_pass(config, context, *inputs)
 
+    return measure(config, context, inputs, ring)
+
+
+def measure(
+    config: Config,
+    context: RankContext,
+    inputs: Inputs,
+    ring: Callable[[], None],
+    beside: Callable[[], None] | None = None,
+) -> Report:
+    """Time ``ring``, which works on ``inputs``, beside the baseline. ``beside`` runs at the end of
+    each repeat, on all ranks at once; what it moves is not counted."""
     baseline = _baseline(config, context) if config.baseline and context.rank == 0 else None
     report = Report(rank=context.rank)
     held = sum(x.numel() * x.element_size() for x in inputs if x is not None)
@@ -74,6 +91,9 @@ def run(config: Config, context: RankContext) -> Report:
         context.barrier()
         if baseline is not None and not i % 2:
             report.baseline_seconds.append(baseline())
+        if beside is not None:
+            context.barrier()
+            beside()
     context.barrier()
     return report
 

@@ -25,6 +25,7 @@ __all__ = ["backward", "forward"]
 
 def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
     """This rank's output, lse, and what its backward pass needs."""
+    comm.meter.running = "forward"
     comm = comm.staged() if job.exchange.staged else comm
     if job.exchange.fold > 1:
         return folded.forward(q, k, v, job, comm, _inner(job))
@@ -35,6 +36,7 @@ def backward(
     dout: Tensor, saved: tuple[Tensor, ...], job: Job, comm: Comm
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of this rank's shard; ``saved`` is what ``forward`` returned."""
+    comm.meter.running = "backward"
     comm = comm.staged() if job.exchange.staged else comm
     if job.exchange.fold > 1:
         return folded.backward(dout, saved, job, comm, _inner(job))

@@ -91,10 +91,12 @@ class Traveller:
         assert self._total is not None
         return self._total.zeros(rows)
 
-    def begin(self, messages: Sequence[Message]) -> None:
+    def begin(self, step: int, messages: Sequence[Message]) -> None:
         """Start the transfers of one step; one batch for those that end together."""
-        for due, together in itertools.groupby(messages, lambda message: message.due):
-            batch, arriving = Batch(), list[tuple[int, Chunk]]()
+        for due, group in itertools.groupby(messages, lambda message: message.due):
+            together = list(group)
+            batch = Batch(self._comm.hop(f"step {step}"), ", ".join(map(_said, together)))
+            arriving = list[tuple[int, Chunk]]()
             for message in together:
                 if message.send:
                     source = self.held if message.chunk else self.sums
@@ -130,3 +132,9 @@ class Traveller:
         """Wait for what is still under way: transfers to ranks that take them later."""
         for step in sorted(self._pending):
             self.end(step)
+
+
+def _said(message: Message) -> str:
+    """``chunk 2 to 3``, ``sum 0 from 1``: ranks of the ring in which chunks walk."""
+    what, way = "chunk" if message.chunk else "sum", "to" if message.send else "from"
+    return f"{what} {message.owner} {way} {message.peer}"

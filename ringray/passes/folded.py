@@ -43,7 +43,7 @@ class _ToRows:
 
     def __init__(self, tensors: Sequence[Tensor], comm: Comm) -> None:
         self._tensors, self._comm = tensors, comm
-        batch = Batch()
+        batch = Batch(comm.hop("heads to rows"), f"{len(tensors)} tensors")
         self._parts: list[list[Tensor]] = []
         for x in tensors:
             mine, *_ = shares = x.chunk(comm.world_size, 1)
@@ -78,7 +78,7 @@ class _ToHeads:
     """Tensors (B, H / F, F * S, ...) on their way back to (B, H, S, ...)."""
 
     def __init__(self, tensors: Sequence[Tensor], comm: Comm, places: tuple[Tensor, ...]) -> None:
-        batch = Batch()
+        batch = Batch(comm.hop("rows to heads"), f"{len(tensors)} tensors")
         self._parts: list[list[Tensor]] = []
         for x in tensors:
             shares = [x.index_select(2, place) for place in places]

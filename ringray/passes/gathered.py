@@ -59,27 +59,36 @@ def _plan(job: Job, device: torch.device) -> _Plan:
 
 
 class _Group:
-    """Some K/V heads, and the query heads that share them."""
+    """Some K/V heads from ``at`` on, which are computed with at one ``step``, and the query heads
+    that share them."""
 
-    def __init__(self, at: int, q: Tensor, k: Tensor, count: int) -> None:
+    def __init__(self, step: int, at: int, q: Tensor, k: Tensor, count: int) -> None:
+        self.step = step
         share = q.shape[1] // k.shape[1]
         stop = min(at + count, k.shape[1])
         self.kv_heads = slice(at, stop)
         self.heads = slice(at * share, stop * share)
+        self.label = f"K/V heads {at} to {stop - 1}" if stop - at > 1 else f"K/V head {at}"
 
 
 def _groups(q: Tensor, k: Tensor, job: Job) -> list[_Group]:
     count = job.exchange.heads_at_once
     assert count is not None
-    return [_Group(at, q, k, count) for at in range(0, k.shape[1], count)]
+    starts = range(0, k.shape[1], count)
+    return [_Group(step, at, q, k, count) for step, at in enumerate(starts)]
 
 
 class _Gather:
     """One group's K and V on their way from all ranks."""
 
-    def __init__(self, k: Tensor, v: Tensor, plan: _Plan, job: Job, comm: Comm) -> None:
+    def __init__(
+        self, k: Tensor, v: Tensor, group: _Group, plan: _Plan, job: Job, comm: Comm
+    ) -> None:
+        k, v = k[:, group.kv_heads], v[:, group.kv_heads]
         self._plan, self._own = plan, Chunk((k, v), job.own)
-        kind, batch = Kind((k, v)), Batch()
+        # It travels while the group before it is computed with.
+        hop = comm.hop(f"step {group.step - 1}" if group.step else "start")
+        kind, batch = Kind((k, v)), Batch(hop, f"{group.label} of all")
         self._parts = {
             owner: kind.empty(rows) for owner, rows in plan.wanted.items() if owner != job.rank
         }
@@ -108,8 +117,11 @@ class _Gather:
 class _Scatter:
     """One group's dK and dV on their way to their owners."""
 
-    def __init__(self, dk: Tensor, dv: Tensor, plan: _Plan, job: Job, comm: Comm) -> None:
-        batch, kind = Batch(), Kind((dk, dv))
+    def __init__(
+        self, dk: Tensor, dv: Tensor, group: _Group, plan: _Plan, job: Job, comm: Comm
+    ) -> None:
+        hop = comm.hop(f"step {group.step + 1}")  # the step of the group after it
+        kind, batch = Kind((dk, dv)), Batch(hop, f"sums of {group.label}")
         for owner, place in plan.place.items():
             if owner != job.rank:
                 for x in (dk, dv):
@@ -136,15 +148,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
 
-    def gather(group: _Group) -> _Gather:
-        return _Gather(k[:, group.kv_heads], v[:, group.kv_heads], plan, job, comm)
-
-    coming = gather(groups[0])
+    coming = _Gather(k, v, groups[0], plan, job, comm)
     for at, group in enumerate(groups):
         keys, values = coming.wait()
         if at + 1 < len(groups):
-            coming = gather(groups[at + 1])
-        with comm.computing(at, job.rank):
+            coming = _Gather(k, v, groups[at + 1], plan, job, comm)
+        with comm.computing(at, group.label):
             state = ringray_kernels.forward(
                 q[:, group.heads],
                 keys,
@@ -170,22 +179,19 @@ def backward(
     plan, groups = _plan(job, q.device), _groups(q, k, job)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
 
-    def gather(group: _Group) -> _Gather:
-        return _Gather(k[:, group.kv_heads], v[:, group.kv_heads], plan, job, comm)
-
     def settle(going: tuple[_Scatter, _Group]) -> None:
         scatter, group = going
         scatter.wait(Chunk((dk[:, group.kv_heads], dv[:, group.kv_heads]), job.own))
 
-    coming = gather(groups[0])
+    coming = _Gather(k, v, groups[0], plan, job, comm)
     going: tuple[_Scatter, _Group] | None = None
     for at, group in enumerate(groups):
         keys, values = coming.wait()
         if at + 1 < len(groups):
-            coming = gather(groups[at + 1])
+            coming = _Gather(k, v, groups[at + 1], plan, job, comm)
         sums = Kind((keys, values), torch.float32).zeros(Rows(0, plan.rows))
         dk_all, dv_all = sums.tensors
-        with comm.computing(at, job.rank):
+        with comm.computing(at, group.label):
             ringray_kernels.backward(
                 dout[:, group.heads],
                 q[:, group.heads],
@@ -206,7 +212,7 @@ def backward(
         del keys, values
         if going is not None:
             settle(going)
-        going = (_Scatter(dk_all, dv_all, plan, job, comm), group)
+        going = (_Scatter(dk_all, dv_all, group, plan, job, comm), group)
         del sums, dk_all, dv_all
     assert going is not None
     settle(going)

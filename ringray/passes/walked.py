@@ -36,12 +36,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
     left = sum(bool(visit.need) for visit in script.visits)
     kept = _keeps(job)
     for at, step in enumerate(script.steps):
-        walk.begin(step.messages)
+        walk.begin(at, step.messages)
         for visit in step.visits:
             left -= bool(visit.need)
             if visit.need or state is None:  # the first visit sets the state, whatever it needs
                 out_dtype = None if left else q.dtype
-                with comm.computing(at, visit.owner):
+                with comm.computing(at, f"chunk {visit.owner}"):
                     # No name for the chunk here: it would live until the next step's.
                     state = _attend(q, walk.held[visit.owner], visit, job, state, out_dtype)
         walk.end(at, [visit.owner for visit in step.visits if visit.owner not in kept])
@@ -209,7 +209,7 @@ def _all_visits(
     whole = Heads(slice(None), slice(None))
     waiting: tuple[Visit, Heads] | None = None
     for at, step in enumerate(script.steps):
-        walk.begin(step.messages)
+        walk.begin(at, step.messages)
         for visit in step.visits:
             share, own = whole, visit.owner == rank
             if own and at < last and len(halves) == 2:
@@ -217,10 +217,10 @@ def _all_visits(
             if not own and visit.sums:
                 walk.sums[visit.owner] = walk.zeros(visit.sums)
             if visit.need:
-                with comm.computing(at, visit.owner):
+                with comm.computing(at, f"chunk {visit.owner}"):
                     differentiate(visit, walk.home if own else walk.sums[visit.owner], share)
         if at == last and waiting is not None and waiting[0].need:
-            with comm.computing(at, rank):
+            with comm.computing(at, f"chunk {rank}"):
                 differentiate(waiting[0], walk.home, waiting[1])
         walk.end(at, [visit.owner for visit in step.visits])
     walk.finish()

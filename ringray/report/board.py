@@ -189,6 +189,8 @@ def _details(outcome: Outcome, trial: Trial) -> str:
         said.append(f"{trial.config.baseline} {words.digits(metrics['baseline_ms'])} ms")
     if "ratio" in metrics:
         said.append(f"ratio {words.ratio(metrics['ratio'])}")
+    if "hidden" in metrics:
+        said.append(f"{words.share(metrics['hidden'])} of its transfers hidden")
     worst = worst_error(metrics)
     if worst is not None:
         said.append(f"worst error {words.digits(worst)} of its budget")

@@ -182,6 +182,10 @@ METRICS = (
     Metric("baseline ms", "baseline_ms", _number("baseline_ms")),
     Metric("ratio", "ratio", lambda metrics: words.ratio(metrics.get("ratio"))),
     Metric("TFLOP/s", "tflops", _number("tflops")),
+    Metric("compute ms", "compute_ms", _number("compute_ms")),
+    Metric("transfer ms", "transfer_ms", _number("transfer_ms")),
+    Metric("wait ms", "transfer_ms", _number("wait_ms")),
+    Metric("hidden", "transfer_ms", lambda metrics: words.share(metrics.get("hidden"))),
     Metric("peak MiB", "peak_memory_bytes", _mib("peak_memory_bytes")),
     Metric("sent MiB", "sent_bytes", _mib("sent_bytes")),
 )  # fmt: skip

@@ -162,6 +162,11 @@ def ratio(number: float | None) -> str:
     return _ABSENT if number is None or number != number else f"{number:.2f}"
 
 
+def share(number: float | None) -> str:
+    """A part of a whole in percent."""
+    return _ABSENT if number is None or number != number else f"{number:.0%}"
+
+
 def mib(count: float | None) -> str:
     """Bytes as MiB."""
     return _ABSENT if count is None else "0" if count == 0 else digits(count / MIB)

@@ -104,7 +104,7 @@ CASES = {
     # names
     "unknown kind": Broken(
         "kind: latency", "kind: latencey", 3, "kind",
-        "got 'latencey', expected one of correctness, latency; did you mean 'latency'?",
+        "got 'latencey', expected one of correctness, latency, overlap; did you mean 'latency'?",
     ),
     "unknown partition": Broken(
         "zigzag", "zig-zag", 10, "strategy.partition", "did you mean 'zigzag'?"
