@@ -27,9 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ringray.attention import document_boundaries, ring_attention
+from ringray.attention import ring_attention
 from ringray.comm import connect
 from ringray.geometry import Mask
+from ringray.problem import document_boundaries
 from ringray.sharding import shard
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ def _no_mask(
     kv_length: int,
     mask_function: Callable[..., Any],
     attention_mask: Tensor | None = None,
-    **_: Any,
+    **more: Any,
 ) -> None:
     """What transformers calls in place of making a dense mask; refuses what a ring cannot mask."""
     if attention_mask is not None:
@@ -322,12 +323,33 @@ def _no_mask(
             f"past_key_values: {kv_length - q_length} keys before this call's {q_length}; a ring "
             "keeps no KV cache and does not generate"
         )
-    unknown = sorted({name for name in _names(mask_function) if name not in _COMPUTED})
+    unknown = _unknown_when_traced(mask_function, **more)
+    if not torch.compiler.is_compiling():
+        unknown = sorted({name for name in _names(mask_function) if name not in _COMPUTED})
     if unknown:
         raise ValueError(
             f"mask: the model builds one of {', '.join(unknown)}, expected causal, sliding-window "
             "or full attention; chunked and partly bidirectional attention are not implemented"
         )
+
+
+def _unknown_when_traced(
+    mask_function: Callable[..., Any],
+    *,
+    config: Any = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    **_: Any,
+) -> list[str]:
+    """As ``_names`` would find, where ``torch.compile`` does not let one look into functions."""
+    unknown = []
+    if use_vmap:  # transformers' sign that the model brought a function of its own
+        unknown.append("a custom mask function")
+    if mask_function.__code__.co_qualname == "or_masks.<locals>.or_mask":
+        unknown.append("or_masks")
+    if local_size is not None and local_size != getattr(config, "sliding_window", None):
+        unknown.append("chunked_overlay")
+    return unknown
 
 
 def _names(function: Callable[..., Any]) -> Iterator[str]:

@@ -7,7 +7,10 @@ runs is what the transport's ``Exchange`` says; the modules below know no transp
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
+
+import torch
 
 from ringray.passes import folded, gathered, walked
 
@@ -26,9 +29,10 @@ __all__ = ["backward", "forward"]
 def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
     """This rank's output, lse, and what its backward pass needs."""
     comm = comm.staged() if job.exchange.staged else comm
-    if job.exchange.fold > 1:
-        return folded.forward(q, k, v, job, comm, _inner(job))
-    return _inner(job).forward(q, k, v, job, comm)
+    with _exactly(q.device):
+        if job.exchange.fold > 1:
+            return folded.forward(q, k, v, job, comm, _inner(job))
+        return _inner(job).forward(q, k, v, job, comm)
 
 
 def backward(
@@ -36,9 +40,17 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of this rank's shard; ``saved`` is what ``forward`` returned."""
     comm = comm.staged() if job.exchange.staged else comm
-    if job.exchange.fold > 1:
-        return folded.backward(dout, saved, job, comm, _inner(job))
-    return _inner(job).backward(dout, saved, job, comm)
+    with _exactly(dout.device):
+        if job.exchange.fold > 1:
+            return folded.backward(dout, saved, job, comm, _inner(job))
+        return _inner(job).backward(dout, saved, job, comm)
+
+
+def _exactly(device: torch.device) -> AbstractContextManager[None]:
+    """Autocast is for what calls the op: within, it would take fp32 sums through half precision."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _inner(job: Job) -> ModuleType:
