@@ -42,7 +42,8 @@ def ring_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact softmax attention of this rank's queries over the keys of all ranks of a ring.
 
-    Every rank of ``group`` calls it with its shard, as dealt by ``ringray.shard``.
+    Every rank of ``group`` calls it with its shard, as dealt by ``ringray.shard``. Under
+    ``torch.compile`` it is one operator of the graph, ``ringray::attention``, with the same results.
 
     Args:
         q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 256.

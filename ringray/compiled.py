@@ -40,7 +40,8 @@ _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 class Settings(NamedTuple):
     """The arguments of both operators that are no tensors; as ``Options`` but for the types.
 
-    ``ranks``: of the ring, on which shapes depend. Caches of compiled graphs must see it too.
+    ``ranks``: of the ring, on which shapes depend, so that caches of compiled graphs see it.
+    ``rows`` and ``blocks``: the two kinds of ``blocks`` that there are.
     """
 
     group: str | None
@@ -53,11 +54,13 @@ class Settings(NamedTuple):
     transport: str
     backward: str
     backend: str
+    rows: int | None
     blocks: str | None
 
     @property
     def options(self) -> Options:
-        return Options(*self[2:-1], _blocks(self.blocks))
+        blocks = self.rows if self.blocks is None else _blocks(self.blocks)
+        return Options(*self[2:-2], blocks)
 
     @property
     def comm(self) -> Comm:
@@ -66,7 +69,7 @@ class Settings(NamedTuple):
 
 _SETTINGS = (
     "str? group, int ranks, str partition, bool causal, SymInt? window, SymInt? seq_len, "
-    "float? scale, str transport, str backward, str backend, str? blocks"
+    "float? scale, str transport, str backward, str backend, SymInt? rows, str? blocks"
 )
 
 
@@ -109,7 +112,7 @@ def attention(
     _, ranks = place_in(group)
     out, lse, _ = _attention(
         q, k, v, cu_seqlens, needs_grad, refused, name_of(group), ranks, *options[:-1],
-        _text(blocks) if isinstance(blocks, Blocks) else None if blocks is None else str(blocks),
+        *((None, _text(blocks)) if isinstance(blocks, Blocks) else (blocks, None)),
     )  # fmt: skip
     return out, lse
 
@@ -130,16 +133,11 @@ def _refused(options: Options, cu_seqlens: object) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _text(blocks: Blocks) -> str:
-    return str(blocks) or "default"
+    return str(blocks)
 
 
-def _blocks(text: str | None) -> Blocks | int | None:
-    """The inverse of what ``attention`` makes of ``blocks``."""
-    if text is None:
-        return None
-    if text.lstrip("-").isdigit():
-        return int(text)
-    return Blocks() if text == "default" else Blocks.parse(text)
+def _blocks(text: str) -> Blocks:
+    return Blocks.parse(text) if text else Blocks()
 
 
 def _like_inputs(
