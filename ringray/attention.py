@@ -5,26 +5,21 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from ringray import partition as partitions
-from ringray import passes, walk
-from ringray import transport as transports
-from ringray.agreement import agree
+from ringray import compiled, passes
 from ringray.comm import connect
-from ringray.geometry import Deal, Mask
-from ringray.job import Job
-from ringray_kernels.api import check_blocks, check_qkv, resolve_backend
-from ringray_kernels.config import Blocks
+from ringray.problem import Options, settle
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from ringray.comm import Comm
+    from ringray.job import Job
+    from ringray_kernels.config import Blocks
 
 
 def ring_attention(
@@ -47,7 +42,8 @@ def ring_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact softmax attention of this rank's queries over the keys of all ranks of a ring.
 
-    Every rank of ``group`` calls it with its shard, as dealt by ``ringray.shard``.
+    Every rank of ``group`` calls it with its shard, as dealt by ``ringray.shard``. Under
+    ``torch.compile`` it is one operator of the graph, ``ringray::attention``, with the same results.
 
     Args:
         q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 256.
@@ -82,129 +78,19 @@ def ring_attention(
         ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on
             every rank, before anything is sent.
     """
-    comm = connect(group)
-    try:
-        check_qkv(q, k, v)
-        job = _job(
-            q, k, comm, partition=partition, causal=causal, window=window, cu_seqlens=cu_seqlens,
-            seq_len=seq_len, scale=scale, transport=transport, backward=backward, backend=backend,
-            blocks=blocks,
-        )  # fmt: skip
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
-        agree(comm, None, error, device=getattr(q, "device", torch.device("cpu")))
-        raise
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    agree(comm, _signature(job, q, k, transport, needs_grad), None, device=q.device)
-    out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, job, comm))
-    return (out, lse) if return_lse else out
-
-
-def _job(
-    q: Tensor,
-    k: Tensor,
-    comm: Comm,
-    *,
-    partition: str,
-    causal: bool,
-    window: int | None,
-    cu_seqlens: Tensor | None,
-    seq_len: int | None,
-    scale: float | None,
-    transport: str,
-    backward: str,
-    backend: str,
-    blocks: Blocks | int | None,
-) -> Job:
-    """The validated problem; ValueError says what was given and what is expected."""
-    if k.shape[2] != q.shape[2]:
-        raise ValueError(f"k: got {k.shape[2]} rows, expected q's {q.shape[2]}: shards are equal")
-    for name, value, least in (("window", window, 0), ("seq_len", seq_len, 1)):
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or value < least
-        ):
-            raise ValueError(
-                f"{name}: got {value!r}, expected None or an integer of at least {least}"
-            )
-    if not isinstance(causal, bool):
-        raise ValueError(f"causal: got {causal!r}, expected True or False")
-    number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if scale is not None and not (number and math.isfinite(scale)):
-        raise ValueError(f"scale: got {scale!r}, expected None or a finite number")
-    padded = comm.world_size * q.shape[2]
-    length = padded if seq_len is None else seq_len
-    expected = partitions.padded_length(partition, length, comm.world_size)
-    if expected != padded:
-        raise ValueError(
-            f"seq_len: {comm.world_size} ranks x {q.shape[2]} rows = {padded} positions, but "
-            f"partition {partition!r} deals {length} tokens as {expected} "
-            f"({expected // comm.world_size} rows a rank); pad and deal with ringray.shard"
-        )
-    backend = resolve_backend(backend, q)
-    check_blocks(blocks, backend)
-    batch, heads, _, head_dim = q.shape
-    kv_heads = k.shape[1]
-    exchange = transports.plan(transport, comm.world_size, heads, kv_heads)
-    fold = exchange.fold
-    job = Job(
-        deal=Deal(partition, padded, comm.world_size // fold, fold),
-        rank=comm.rank // fold,
-        mask=Mask(length, causal, window, document_boundaries(cu_seqlens, length)),
-        exchange=exchange,
-        backward=walk.resolve_backward(backward, transport, walks=exchange.walks),
-        costs=walk.costs(q.element_size(), batch, heads // fold, kv_heads // fold, head_dim),
-        scale=head_dim**-0.5 if scale is None else float(scale),
-        backend=backend,
-        blocks=blocks,
+    options = Options(
+        partition, causal, window, seq_len, scale, transport, backward, backend, blocks
     )
-    _ = job.walks  # says why, if the backward walk cannot be
-    comm.check(q.device, staged=exchange.staged)
-    return job
-
-
-def document_boundaries(cu_seqlens: Tensor | None, seq_len: int) -> tuple[int, ...] | None:
-    """``cu_seqlens`` as a tuple; ``Mask`` checks its values against ``seq_len``."""
-    if cu_seqlens is None:
-        return None
-    if (
-        not isinstance(cu_seqlens, Tensor)
-        or cu_seqlens.dim() != 1
-        or cu_seqlens.is_floating_point()
-    ):
-        given = (
-            f"{cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
-            if isinstance(cu_seqlens, Tensor)
-            else type(cu_seqlens).__name__
-        )
-        raise ValueError(f"cu_seqlens: got {given}, expected a 1-D tensor of integers")
-    return tuple(cu_seqlens.tolist())
-
-
-def _signature(job: Job, q: Tensor, k: Tensor, transport: str, needs_grad: bool) -> dict[str, Any]:
-    """Everything that all ranks must have in common."""
-    return {
-        "batch": q.shape[0],
-        "heads": q.shape[1],
-        "kv_heads": k.shape[1],
-        "rows per rank": q.shape[2],
-        "head_dim": q.shape[3],
-        "dtype": str(q.dtype).removeprefix("torch."),
-        "partition": job.deal.partition,
-        "causal": job.mask.causal,
-        "window": job.mask.window,
-        "seq_len": job.mask.seq_len,
-        "cu_seqlens": job.mask.documents,
-        "scale": job.scale,
-        "transport": transport,
-        "backward": job.backward,
-        "backend": job.backend,
-        "blocks": _said(job.blocks),
-        "requires_grad": needs_grad,
-    }
-
-
-def _said(blocks: Blocks | int | None) -> str | int | None:
-    """``blocks`` as ranks compare them; one that configures nothing is the default."""
-    return (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
+    needs_grad = torch.is_grad_enabled() and any(
+        getattr(x, "requires_grad", False) for x in (q, k, v)
+    )
+    if torch.compiler.is_compiling():
+        out, lse = compiled.attention(q, k, v, cu_seqlens, group, options, needs_grad=needs_grad)
+    else:
+        comm = connect(group)
+        job = settle(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad)
+        out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, job, comm))
+    return (out, lse) if return_lse else out
 
 
 class _RingAttention(torch.autograd.Function):

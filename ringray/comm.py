@@ -13,6 +13,7 @@ let it go before the kernels that it hides behind.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,17 @@ from torch import Tensor
 from ringray import staging
 from ringray.messages import METER, Batch, Meter, Pending
 
-__all__ = ["METER", "Batch", "Comm", "Meter", "Pending", "connect"]
+__all__ = [
+    "METER",
+    "Batch",
+    "Comm",
+    "Meter",
+    "Pending",
+    "connect",
+    "connect_named",
+    "name_of",
+    "place_in",
+]
 
 
 class Comm:
@@ -143,10 +154,43 @@ class Comm:
 
 def connect(group: dist.ProcessGroup | None) -> Comm:
     """The ring of ``group``; None means the default group if there is one, otherwise local."""
-    if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise ValueError(f"group: got {type(group).__name__}, expected a process group or None")
+    _check(group)
     if group is None and dist.is_available() and dist.is_initialized():
         group = dist.group.WORLD
     if group is not None and dist.get_world_size(group) == 1:
         group = None
     return Comm(group)
+
+
+def _check(group: dist.ProcessGroup | None) -> None:
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"group: got {type(group).__name__}, expected a process group or None")
+
+
+# In code that torch.compile traces, a group is its name, and found by it when the code runs.
+
+
+def name_of(group: dist.ProcessGroup | None) -> str | None:
+    """The name that ``connect_named`` takes."""
+    _check(group)
+    return None if group is None else group.group_name
+
+
+def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This process's rank in the ring of ``group``, and the size of it."""
+    _check(group)
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def connect_named(name: str | None, ranks: int) -> Comm:
+    """As ``connect``, by name; ValueError if that ring has not the ``ranks`` that it had."""
+    resolve = cast("Any", dist).distributed_c10d._resolve_process_group if name else None
+    comm = connect(resolve(name) if resolve else None)
+    if comm.world_size != ranks:
+        raise ValueError(
+            f"group: compiled for a ring of {ranks}, but it now has {comm.world_size} ranks; "
+            "torch.compiler.reset() forgets what was compiled"
+        )
+    return comm

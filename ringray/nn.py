@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,17 @@ from torch import Tensor, nn
 
 from ringray import partition as partitions
 from ringray.agreement import refusing
-from ringray.attention import document_boundaries, ring_attention
-from ringray.comm import connect
+from ringray.attention import ring_attention
+from ringray.comm import connect, place_in
+from ringray.compiled import operator
 from ringray.geometry import Mask
-from ringray.sharding import local_positions
+from ringray.loss import next_token_labels, sharded_cross_entropy
+from ringray.problem import document_boundaries
+from ringray.sharding import _positions, local_positions
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from ringray.comm import Comm
     from ringray_kernels.config import Blocks
 
 __all__ = ["ContextParallelAttention", "next_token_labels", "sharded_cross_entropy"]
@@ -139,46 +141,78 @@ class ContextParallelAttention(nn.Module):
         Raises:
             ValueError: wrong shapes, or whatever ``ring_attention`` refuses; on every rank.
         """
+        if torch.compiler.is_compiling():
+            return self._traced(x, seq_len, cu_seqlens)
         comm = connect(self.group)
         with refusing(comm, getattr(x, "device", torch.device("cpu"))):
-            if x.dim() != 3 or x.shape[-1] != self.hidden_dim:
-                raise ValueError(
-                    f"x: got shape {tuple(x.shape)}, expected (B, S, {self.hidden_dim})"
-                )
-            mask = self._mask(x.shape[1], comm, seq_len, cu_seqlens)
-            tokens = _tokens(self.partition, mask.seq_len, comm.world_size, comm.rank)
+            length = self._length(x, comm.world_size, seq_len)
+            documents = document_boundaries(cu_seqlens, length)
+            Mask(length, self.causal, self.window, documents)  # checks; RoPE comes before the op
+            tokens = _tokens(self.partition, length, comm.world_size, comm.rank)
             x = _blank(x, tokens)
-            q, k, v = (
-                project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-                for project in (self.q_proj, self.k_proj, self.v_proj)
-            )
+            rotation = None
             if self.rope_theta is not None:
-                cos, sin = _rotation(
-                    self.partition, mask.seq_len, comm.world_size, comm.rank, mask.documents,
+                rotation = _rotation(
+                    self.partition, length, comm.world_size, comm.rank, documents,
                     self.head_dim, float(self.rope_theta), x.device,
                 )  # fmt: skip
-                q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            q, k, v = self._heads(x, rotation)
+        cu_seqlens = None if documents is None else torch.tensor(documents)
+        return _blank(self._attend(q, k, v, length, cu_seqlens), tokens)
+
+    def _traced(self, x: Tensor, seq_len: int | None, cu_seqlens: Tensor | None) -> Tensor:
+        """``forward`` as ``torch.compile`` traces it: no caches, and no value of a tensor."""
+        rank, ranks = place_in(self.group)
+        length = self._length(x, ranks, seq_len)
+        where = (self.partition, x.shape[1] * ranks, ranks, rank)
+        padding = None
+        if length < x.shape[1] * ranks:
+            padding = (_positions(*where).to(x.device) >= length)[:, None]
+            x = x.masked_fill(padding, 0)
+        rotation = None
+        if self.rope_theta is not None:
+            documents = None if cu_seqlens is None else cu_seqlens.cpu()
+            rotation = _rotation_op(
+                documents, *where, length, self.head_dim, float(self.rope_theta), x.device
+            )
+        out = self._attend(*self._heads(x, rotation), length, cu_seqlens)
+        return out if padding is None else out.masked_fill(padding, 0)
+
+    def _heads(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (B, H, S, D)."""
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if rotation is None:
+            return q, k, v
+        return _rotate(q, *rotation), _rotate(k, *rotation), v
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, seq_len: int, cu_seqlens: Tensor | None
+    ) -> Tensor:
         out = ring_attention(
             q, k, v, group=self.group, partition=self.partition, causal=self.causal,
-            window=self.window, seq_len=mask.seq_len,
-            cu_seqlens=None if mask.documents is None else torch.tensor(mask.documents),
-            **self.options,
+            window=self.window, seq_len=seq_len, cu_seqlens=cu_seqlens, **self.options,
         )  # fmt: skip
-        out = cast("Tensor", out).transpose(1, 2).flatten(2)
-        return _blank(self.o_proj(out), tokens)
+        return self.o_proj(cast("Tensor", out).transpose(1, 2).flatten(2))
 
-    def _mask(self, rows: int, comm: Comm, seq_len: int | None, cu_seqlens: Tensor | None) -> Mask:
-        """The checked problem; ``ring_attention`` checks again, but RoPE comes before it."""
-        padded = rows * comm.world_size
+    def _length(self, x: Tensor, ranks: int, seq_len: int | None) -> int:
+        """The true global length; ValueError where x or it cannot be."""
+        if x.dim() != 3 or x.shape[-1] != self.hidden_dim:
+            raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, S, {self.hidden_dim})")
+        padded = x.shape[1] * ranks
         length = padded if seq_len is None else seq_len
-        if type(length) is not int or length < 1:
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
             raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
-        if partitions.padded_length(self.partition, length, comm.world_size) != padded:
+        if partitions.padded_length(self.partition, length, ranks) != padded:
             raise ValueError(
-                f"seq_len: {comm.world_size} ranks x {rows} rows = {padded} positions cannot hold "
+                f"seq_len: {ranks} ranks x {x.shape[1]} rows = {padded} positions cannot hold "
                 f"{length} tokens dealt by {self.partition!r}; pad and deal with ringray.shard"
             )
-        return Mask(length, self.causal, self.window, document_boundaries(cu_seqlens, length))
+        return length
 
     def extra_repr(self) -> str:
         said = {
@@ -242,97 +276,30 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
-def next_token_labels(
-    input_ids: Tensor, cu_seqlens: Tensor | None = None, *, ignore_index: int = -100
-) -> Tensor:
-    """Labels of a causal language model: each token's successor within its document.
-
-    Of the *whole* sequence, before it is sharded: the successor of a shard's last row is on another
-    rank.
-
-    Args:
-        input_ids: (B, sequence), integers.
-        cu_seqlens: boundaries of packed documents, as in ``ring_attention``.
-        ignore_index: label of each document's last token, which has no successor.
-
-    Returns:
-        (B, sequence), int64.
-    """
-    labels = torch.full_like(input_ids, ignore_index, dtype=torch.int64)
-    labels[:, :-1] = input_ids[:, 1:]
-    if cu_seqlens is not None:
-        ends = cu_seqlens.to(labels.device, torch.int64)
-        labels[:, ends[ends > 0] - 1] = ignore_index
-    return labels
+# Operators, for torch.compile; see ``ringray.compiled``. All layers of a graph share one result.
 
 
-def sharded_cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    group: dist.ProcessGroup | None = None,
-    ignore_index: int = -100,
-    gradients: Literal["sum", "mean"] = "sum",
-) -> Tensor:
-    """Cross entropy per token over all ranks of ``group``: the sum of all losses / their number.
-
-    A mean of the ranks' means would weigh tokens by how many labels their rank happens to hold;
-    this is the loss of one process that holds everything, whatever is ignored where. Labels are
-    shifted *before* sharding (``next_token_labels``) and padded with ``ignore_index``:
-    ``ringray.shard(labels, dim=1, pad_value=-100)``.
-
-    Args:
-        logits: (..., V) floating point, this rank's rows, finite; losses are computed in fp32.
-        labels: (...) integers, this rank's rows.
-        group: every rank that holds tokens of this step. None is the default group; pass the ring's
-            or, for one mean over data-parallel replicas as well, all ranks of ring x replicas.
-        ignore_index: label of tokens that count for nothing: prompts, document ends, padding.
-        gradients: what becomes of parameter gradients afterwards. ``sum``: each rank gets its part
-            of the gradient, and the parts are summed over ``group``. ``mean``: wrappers that
-            average over ``group``, as DDP and FSDP do, get the same result.
-
-    Returns:
-        fp32 scalar, bitwise equal on every rank; 0 with gradients 0 where every label of every rank
-        is ignored.
-
-    Raises:
-        ValueError: shapes or dtypes that do not fit, or an unknown ``gradients``.
-    """
-    if gradients not in ("sum", "mean"):
-        raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
-    if not logits.is_floating_point() or logits.dim() < 2:
-        raise ValueError(
-            f"logits: got {logits.dtype} of shape {tuple(logits.shape)}, expected floating point "
-            "(..., V)"
-        )
-    if labels.is_floating_point() or labels.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"labels: got {labels.dtype} of shape {tuple(labels.shape)}, expected integers of "
-            f"shape {tuple(logits.shape[:-1])}, as the logits"
-        )
-    comm = connect(group)
-    labels = labels.flatten().long()
-    own = F.cross_entropy(
-        logits.flatten(0, -2).float(), labels, ignore_index=ignore_index, reduction="sum"
-    )
-    counted = (labels != ignore_index).sum()
-    factor = comm.world_size if gradients == "mean" else 1
-    return cast("Tensor", _GlobalMean.apply(own, counted, comm, factor))
+def _like_rotation(
+    cu_seqlens: Tensor | None, partition: str, padded: int, ranks: int, rank: int, seq_len: int,
+    head_dim: int, theta: float, device: torch.device,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    cos = torch.empty((padded // ranks, head_dim // 2), device=device)
+    return cos, torch.empty_like(cos)
 
 
-class _GlobalMean(torch.autograd.Function):
-    """Forward: the sum over all ranks / the count over all ranks. Backward: this rank's part."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, counted: Tensor, comm: Comm, factor: int) -> Tensor:
-        # fp64 counts tokens exactly; fp32 stops at 2 ** 24.
-        totals = torch.stack([own.double(), counted.double()])
-        comm.sum(totals)
-        number = totals[1].clamp(min=1)
-        ctx.weight = (factor / number).float()
-        return (totals[0] / number).float()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad * ctx.weight, None, None, None
+@operator(
+    "rotation(Tensor? cu_seqlens, str partition, SymInt padded, SymInt ranks, SymInt rank, "
+    "SymInt seq_len, int head_dim, float theta, Device device) -> (Tensor cos, Tensor sin)",
+    fake=_like_rotation,
+)
+def _rotation_op(
+    cu_seqlens: Tensor | None, partition: str, padded: int, ranks: int, rank: int, seq_len: int,
+    head_dim: int, theta: float, device: torch.device,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    try:
+        documents = document_boundaries(cu_seqlens, seq_len)
+        Mask(seq_len, documents=documents)
+    except ValueError:
+        documents = None  # ring_attention refuses it, on every rank
+    cos, sin = _rotation(partition, seq_len, ranks, rank, documents, head_dim, theta, device)
+    return cos.clone(), sin.clone()  # the cache's own are not to be written into

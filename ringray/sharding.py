@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ringray import partition as partitions
-from ringray.comm import connect
+from ringray.comm import connect, connect_named, name_of, place_in
+from ringray.compiled import operator
 from ringray.geometry import Deal
 from ringray.job import positions
 
@@ -44,6 +45,8 @@ def local_positions(partition: str, seq_len: int, world_size: int, rank: int) ->
     if type(rank) is not int or not 0 <= rank < world_size:
         raise ValueError(f"rank: got {rank!r}, expected 0 to {world_size - 1}")
     padded = partitions.padded_length(partition, seq_len, world_size)
+    if torch.compiler.is_compiling():
+        return _positions(partition, padded, world_size, rank)
     return positions(Deal(partition, padded, world_size), rank, torch.device("cpu")).clone()
 
 
@@ -69,11 +72,13 @@ def shard(
     Raises:
         ValueError: unknown partition, or no such dimension.
     """
-    comm = connect(group)
     dim = _dimension(x, dim)
     if not x.is_floating_point() and not float(pad_value).is_integer():
         raise ValueError(f"pad_value: got {pad_value!r}, which {x.dtype} cannot hold")
-    return cast("Tensor", _Shard.apply(x, dim, partition, comm, pad_value))
+    if torch.compiler.is_compiling():
+        _, ranks = place_in(group)
+        return _shard(x, dim, partition, name_of(group), ranks, float(pad_value))
+    return cast("Tensor", _Shard.apply(x, dim, partition, connect(group), pad_value))
 
 
 def unshard(
@@ -98,18 +103,20 @@ def unshard(
     Raises:
         ValueError: unknown partition, no such dimension, or a length these shards cannot have.
     """
-    comm = connect(group)
     dim = _dimension(x, dim)
-    padded = x.shape[dim] * comm.world_size
+    _, ranks = place_in(group)
+    padded = x.shape[dim] * ranks
     length = padded if seq_len is None else seq_len
     if type(length) is not int or length < 1:
         raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
-    if partitions.padded_length(partition, length, comm.world_size) != padded:
+    if partitions.padded_length(partition, length, ranks) != padded:
         raise ValueError(
-            f"seq_len: {comm.world_size} ranks x {x.shape[dim]} rows = {padded} positions cannot "
+            f"seq_len: {ranks} ranks x {x.shape[dim]} rows = {padded} positions cannot "
             f"hold {length} tokens dealt by {partition!r}"
         )
-    return cast("Tensor", _Unshard.apply(x, dim, partition, comm, length))
+    if torch.compiler.is_compiling():
+        return _unshard(x, dim, partition, name_of(group), ranks, length)
+    return cast("Tensor", _Unshard.apply(x, dim, partition, connect(group), length))
 
 
 def _dimension(x: Tensor, dim: int) -> int:
@@ -134,42 +141,138 @@ def _take(x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float) -> 
     return torch.cat([mine, x.new_full(shape, pad_value)], dim)
 
 
+def _give(grad: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tensor:
+    """The inverse of ``_take``, but for zeros in place of other ranks' rows."""
+    padded = partitions.padded_length(partition, length, comm.world_size)
+    rows = positions(Deal(partition, padded, comm.world_size), comm.rank, grad.device)
+    inside = int((rows < length).sum())
+    shape = list(grad.shape)
+    shape[dim] = length
+    full = grad.new_zeros(shape)
+    full.index_copy_(dim, rows[:inside], grad.narrow(dim, 0, inside))
+    return full
+
+
+def _join(x: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tensor:
+    """The rows of all ranks, in order, without padding."""
+    padded = x.shape[dim] * comm.world_size
+    shape = list(x.shape)
+    shape[dim] = padded
+    full = x.new_empty(shape)
+    deal = Deal(partition, padded, comm.world_size)
+    for rank, part in enumerate(comm.gather(x)):
+        full.index_copy_(dim, positions(deal, rank, x.device), part)
+    return full.narrow(dim, 0, length).clone() if length < padded else full
+
+
+def _sum(grad: Tensor, dim: int, partition: str, comm: Comm) -> Tensor:
+    """This rank's rows of the sum over all ranks."""
+    grad = grad.contiguous().clone()
+    comm.sum(grad)
+    return _take(grad, dim, partition, comm, 0)
+
+
 class _Shard(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float
     ) -> Tensor:
-        ctx.shape, ctx.dim, ctx.partition, ctx.comm = x.shape, dim, partition, comm
+        ctx.problem = x.shape[dim], dim, partition, comm
         return _take(x, dim, partition, comm, pad_value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        length = ctx.shape[ctx.dim]
-        size = ctx.comm.world_size
-        padded = partitions.padded_length(ctx.partition, length, size)
-        rows = positions(Deal(ctx.partition, padded, size), ctx.comm.rank, grad.device)
-        inside = int((rows < length).sum())
-        full = grad.new_zeros(ctx.shape)
-        full.index_copy_(ctx.dim, rows[:inside], grad.narrow(ctx.dim, 0, inside))
-        return full, None, None, None, None
+        return _give(grad, *ctx.problem), None, None, None, None
 
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, length: int) -> Tensor:
-        ctx.dim, ctx.partition, ctx.comm = dim, partition, comm
-        padded = x.shape[dim] * comm.world_size
-        shape = list(x.shape)
-        shape[dim] = padded
-        full = x.new_empty(shape)
-        deal = Deal(partition, padded, comm.world_size)
-        for rank, part in enumerate(comm.gather(x)):
-            rows = positions(deal, rank, x.device)
-            full.index_copy_(dim, rows, part)
-        return full.narrow(dim, 0, length).clone() if length < padded else full
+        ctx.problem = dim, partition, comm
+        return _join(x, length, dim, partition, comm)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grad.contiguous().clone()
-        ctx.comm.sum(grad)
-        return _take(grad, ctx.dim, ctx.partition, ctx.comm, 0), None, None, None, None
+        return _sum(grad, *ctx.problem), None, None, None, None
+
+
+# The same as operators, for torch.compile; see ``ringray.compiled``. ``group``: by its name.
+
+_RING = "SymInt dim, str partition, str? group, int ranks"
+
+
+def _rows(x: Tensor, dim: int, rows: int) -> Tensor:
+    """Empty, as ``x`` with other rows."""
+    return x.new_empty((*x.shape[:dim], rows, *x.shape[dim + 1 :]))
+
+
+@operator(
+    "positions(str partition, SymInt padded, SymInt ranks, SymInt rank) -> Tensor",
+    fake=lambda _, padded, ranks, rank: torch.empty(padded // ranks, dtype=torch.int64),
+)
+def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
+    return positions(Deal(partition, padded, ranks), rank, torch.device("cpu")).clone()
+
+
+@operator(
+    f"shard(Tensor x, {_RING}, float pad_value) -> Tensor",
+    fake=lambda x, dim, partition, group, ranks, _: _rows(
+        x, dim, partitions.padded_length(partition, x.shape[dim], ranks) // ranks
+    ),
+)
+def _shard(
+    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, pad_value: float
+) -> Tensor:
+    fill = pad_value if x.is_floating_point() else int(pad_value)
+    return _take(x, dim, partition, connect_named(group, ranks), fill).contiguous()
+
+
+@operator(
+    f"shard_backward(Tensor grad, SymInt length, {_RING}) -> Tensor",
+    fake=lambda grad, length, dim, *_: _rows(grad, dim, length),
+)
+def _shard_backward(
+    grad: Tensor, length: int, dim: int, partition: str, group: str | None, ranks: int
+) -> Tensor:
+    return _give(grad, length, dim, partition, connect_named(group, ranks))
+
+
+@operator(
+    f"unshard(Tensor x, {_RING}, SymInt length) -> Tensor",
+    fake=lambda x, dim, partition, group, ranks, length: _rows(x, dim, length),
+)
+def _unshard(
+    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int
+) -> Tensor:
+    return _join(x, length, dim, partition, connect_named(group, ranks)).contiguous()
+
+
+@operator(
+    f"unshard_backward(Tensor grad, {_RING}) -> Tensor",
+    fake=lambda grad, dim, partition, group, ranks: _rows(
+        grad, dim, partitions.padded_length(partition, grad.shape[dim], ranks) // ranks
+    ),
+)
+def _unshard_backward(
+    grad: Tensor, dim: int, partition: str, group: str | None, ranks: int
+) -> Tensor:
+    return _sum(grad, dim, partition, connect_named(group, ranks)).contiguous()
+
+
+def _setup_shard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, dim, *ring, _ = inputs
+    ctx.problem = x.shape[dim], dim, *ring
+
+
+def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, *ctx.problem, _ = inputs
+
+
+_shard.register_autograd(
+    lambda ctx, grad: (_shard_backward(grad, *ctx.problem), *[None] * 5),
+    setup_context=_setup_shard,
+)
+_unshard.register_autograd(
+    lambda ctx, grad: (_unshard_backward(grad, *ctx.problem), *[None] * 5),
+    setup_context=_setup_unshard,
+)

@@ -18,7 +18,6 @@ D head dim.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -27,14 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ringray.attention import document_boundaries, ring_attention
+from ringray.attention import ring_attention
 from ringray.comm import connect
 from ringray.geometry import Mask
+from ringray.models.masks import no_mask
+from ringray.problem import document_boundaries
 from ringray.sharding import shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import torch.distributed as dist
     from torch import nn
 
@@ -56,16 +55,6 @@ _REFUSED = {
     "block_indices": "attention to chosen keys is not implemented",
     "cu_seq_lens_q": "a shard does not hold whole documents; give cu_seqlens to shard_batch",
     "cu_seqlens": "a shard does not hold whole documents; give cu_seqlens to shard_batch",
-}
-# The mask functions of transformers.masking_utils that a ring computes, from the arguments of the
-# attention layer and from its own documents. A model that builds another one means more than that.
-_COMPUTED = {
-    "causal_mask_function",
-    "bidirectional_mask_function",
-    "and_masks.<locals>.and_mask",
-    "sliding_window_overlay.<locals>.inner_mask",
-    "packed_sequence_mask_function.<locals>.inner_mask",
-    "remap_positions_for_packed_sequence.<locals>.inner_mask",
 }
 
 
@@ -93,7 +82,7 @@ def register() -> None:
     """Make ``attn_implementation="ringray"`` known to transformers; once per process is enough."""
     AttentionInterface.register(NAME, _attention)
     # Without a mask function of its own, transformers would drop a padding mask without a word.
-    AttentionMaskInterface.register(NAME, _no_mask)
+    AttentionMaskInterface.register(NAME, no_mask)
 
 
 def shard_batch(
@@ -300,42 +289,3 @@ def _attention(
         blocks=ring.blocks,
     )
     return cast("Tensor", out).transpose(1, 2).contiguous(), None
-
-
-def _no_mask(
-    *,
-    q_length: int,
-    kv_length: int,
-    mask_function: Callable[..., Any],
-    attention_mask: Tensor | None = None,
-    **_: Any,
-) -> None:
-    """What transformers calls in place of making a dense mask; refuses what a ring cannot mask."""
-    if attention_mask is not None:
-        # Even one that masks nothing: what this shard's mask holds, other ranks cannot know.
-        raise ValueError(
-            f"attention_mask: got {_said(attention_mask)}, expected None; shard_batch takes the "
-            "mask of the whole batch and checks that it masks nothing"
-        )
-    if kv_length != q_length:
-        raise ValueError(
-            f"past_key_values: {kv_length - q_length} keys before this call's {q_length}; a ring "
-            "keeps no KV cache and does not generate"
-        )
-    unknown = sorted({name for name in _names(mask_function) if name not in _COMPUTED})
-    if unknown:
-        raise ValueError(
-            f"mask: the model builds one of {', '.join(unknown)}, expected causal, sliding-window "
-            "or full attention; chunked and partly bidirectional attention are not implemented"
-        )
-
-
-def _names(function: Callable[..., Any]) -> Iterator[str]:
-    """Names of a mask function and of those that it is composed of."""
-    name = getattr(function, "__qualname__", repr(function))
-    yield name
-    if name in _COMPUTED:
-        for value in inspect.getclosurevars(function).nonlocals.values():
-            for part in value if isinstance(value, tuple) else (value,):
-                if callable(part):
-                    yield from _names(part)

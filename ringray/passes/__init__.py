@@ -7,7 +7,10 @@ runs is what the transport's ``Exchange`` says; the modules below know no transp
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
+
+import torch
 
 from ringray.passes import folded, gathered, walked
 
@@ -27,9 +30,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
     """This rank's output, lse, and what its backward pass needs."""
     comm.meter.running = "forward"
     comm = comm.staged() if job.exchange.staged else comm
-    if job.exchange.fold > 1:
-        return folded.forward(q, k, v, job, comm, _inner(job))
-    return _inner(job).forward(q, k, v, job, comm)
+    with _exactly(q.device):
+        if job.exchange.fold > 1:
+            return folded.forward(q, k, v, job, comm, _inner(job))
+        return _inner(job).forward(q, k, v, job, comm)
 
 
 def backward(
@@ -38,9 +42,17 @@ def backward(
     """dq, dk, dv of this rank's shard; ``saved`` is what ``forward`` returned."""
     comm.meter.running = "backward"
     comm = comm.staged() if job.exchange.staged else comm
-    if job.exchange.fold > 1:
-        return folded.backward(dout, saved, job, comm, _inner(job))
-    return _inner(job).backward(dout, saved, job, comm)
+    with _exactly(dout.device):
+        if job.exchange.fold > 1:
+            return folded.backward(dout, saved, job, comm, _inner(job))
+        return _inner(job).backward(dout, saved, job, comm)
+
+
+def _exactly(device: torch.device) -> AbstractContextManager[None]:
+    """Autocast is for what calls the op: within, it would take fp32 sums through half precision."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _inner(job: Job) -> ModuleType:

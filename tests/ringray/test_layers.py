@@ -20,8 +20,8 @@ HEAVY = {"torch", "ray", "mlflow", "triton"}
 # Each may import what stands after it, and nothing that stands before it.
 LAYERS = (
     "ringray.cli", "ringray.driver", "ringray.cluster", "ringray.ring", "ringray.worker",
-    "ringray.kinds", "ringray.models", "ringray.nn", "ringray.attention", "ringray.passes",
-    "ringray.comm", "ringray_kernels",
+    "ringray.kinds", "ringray.models", "ringray.nn", "ringray.attention", "ringray.compiled",
+    "ringray.passes", "ringray.problem", "ringray.comm", "ringray_kernels",
 )  # fmt: skip
 QUICK = (
     "ringray.spec", "ringray.plan", "ringray.costmodel", "ringray.memory", "ringray.geometry",
@@ -31,8 +31,9 @@ QUICK = (
     "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray_kernels.backends",
 )  # fmt: skip
 LIBRARY = (
-    "ringray.models.sdpa", "ringray.models.huggingface", "ringray.nn", "ringray.attention",
-    "ringray.comm", "ringray.job", "ringray.agreement", "ringray.sharding", "ringray.passes",
+    "ringray.models.sdpa", "ringray.models.huggingface", "ringray.models.masks", "ringray.nn",
+    "ringray.loss", "ringray.attention", "ringray.compiled", "ringray.problem", "ringray.comm",
+    "ringray.job", "ringray.agreement", "ringray.sharding", "ringray.passes",
     "ringray.passes.walked", "ringray.transport", "ringray.partition",
 )  # fmt: skip
 
