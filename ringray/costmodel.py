@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ringray import memory, transport, walk
+from ringray import memory, steps, transport, walk
 from ringray.geometry import Deal
-from ringray.memory import Sizes, Walked
+from ringray.memory import Sizes
 from ringray.route import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ringray.geometry import Mask
+    from ringray.steps import Walked
     from ringray.transport import Exchange
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -142,7 +143,7 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
         sent_bytes += sent.bytes(weights) * fold
         messages += walks.tensors(which) * groups * fold
         rate = _rate(shape, hardware) * (1.0 if which == "forward" else hardware.backward)
-        tables.append(memory.walked(moved, deal.rows, backward=which == "backward"))
+        tables.append(steps.walked(moved, deal.rows, backward=which == "backward"))
         seconds += _critical_path(
             tables[-1], pair_flops / fold * factor / rate, weights, hardware, groups
         )

@@ -1,123 +1,28 @@
 """Peak memory of one rank, from the same tables that the ring executes.
 
-What is live at each step of a walk is a sum over its visits: a chunk from the step at which its
-transfer begins until it has been computed with, a packed copy until it has been sent, a sum of
-gradients from when it is made until it has left. To that come the shard, the accumulators and what
-one fused call allocates. Imports numpy only.
+To what a rank has at each step (``ringray.steps``) come the shard, the accumulators and what one
+fused call allocates. Imports numpy only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ringray.route import Route
-from ringray.walk import FP32, Traffic
+from ringray.steps import at_steps
+from ringray.walk import FP32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ringray.walk import Walks
+    from ringray.route import Route
+    from ringray.steps import Walked
+    from ringray.walk import Traffic, Walks
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
-
-
-@lru_cache(maxsize=256)
-def _under_way(route: Route) -> tuple[Floats, Floats] | None:
-    """``[visit, step]``, 0 or 1: a chunk on its way or at hand, and a copy that is being sent. None
-    where each transfer takes one step, the one before its chunk is computed with."""
-    if route.posted == tuple(max(0, step - 1) for step in route.step):
-        return None
-    step, posted = np.array(route.step)[:, None], np.array(route.posted)[:, None]
-    t = np.arange(max(route.step) + 2)[None, :]
-    chunk, packed = (posted <= t) & (t <= step), (posted <= t) & (t < step)
-    return chunk.astype(np.float64), packed.astype(np.float64)
-
-
-def _at_steps(values: Ints | Floats, route: Route) -> Floats:
-    """``[rank, visit]`` summed to ``[rank, step]``, with a step more at the end."""
-    placed = np.zeros((len(values), max(route.step) + 2))
-    if route.steps_differ:
-        placed[:, route.step] = values
-    else:
-        for visit, step in enumerate(route.step):
-            placed[:, step] += values[:, visit]
-    return placed
-
-
-def _before(placed: Floats) -> Floats:
-    """Everything one step earlier."""
-    earlier = np.zeros_like(placed)
-    earlier[:, :-1] = placed[:, 1:]
-    return earlier
-
-
-def _after(placed: Floats) -> Floats:
-    """Everything one step later."""
-    later = np.zeros_like(placed)
-    later[:, 1:] = placed[:, :-1]
-    return later
-
-
-@lru_cache(maxsize=256)
-def sources(route: Route) -> Ints:
-    """By visit, the visit that hands the chunk to it; 0 for the owner's own and for kept chunks."""
-    source = np.maximum(np.arange(len(route.step)) - 1, 0)
-    for lane in route.lanes:
-        source[lane.first] = max(lane.source, 0)
-    return source
-
-
-class Walked(NamedTuple):
-    """Rows beside a rank's own at each step of a pass, ``[rank, step]``: of chunks, and of sums;
-    and the visible pairs that it computes there, and the rows that arrive by its end."""
-
-    chunks: Floats
-    sums: Floats
-    visible: Floats
-    chunks_in: Floats
-    sums_in: Floats
-
-
-def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
-    """All steps of one pass, the sums' way home included."""
-    route, source = moved.route, sources(moved.route)
-    arrive = moved.chunk_rows
-    received = route.by_rank(arrive)
-    # As the source of a visit, a rank sends what the visit holds, and packs it if it holds more.
-    owner = route.owner[:, source]
-    sent = arrive[owner, np.arange(len(route.step))]
-    holds = np.maximum(moved.held[1] - moved.held[0], 0)
-    holds[:, 0] = shard
-    packed = np.where(sent < holds[owner, source], sent, 0)
-    under_way = _under_way(route)
-    placed = _at_steps(received, route)
-    chunks_in = _before(placed)
-    if under_way is None:
-        chunks = placed + _before(_at_steps(received + packed, route))
-    else:
-        chunks = received.astype(np.float64) @ under_way[0] + packed @ under_way[1]
-    visible = _at_steps(route.by_rank(moved.visible), route)
-    if not backward:
-        return Walked(chunks, np.zeros_like(chunks), visible, chunks_in, np.zeros_like(chunks))
-    leave = moved.sum_rows
-    alive = moved.later[1] > moved.later[0]
-    after = np.zeros_like(leave)  # what the sum of the visit before brings to a visit
-    ends = alive.copy()
-    for lane in route.lanes:
-        inside = slice(lane.first + 1, lane.stop)
-        before = slice(lane.first, lane.stop - 1)
-        after[:, inside] = np.where(alive[:, inside], leave[:, before], 0)
-        ends[:, before] &= ~alive[:, inside]
-    home = np.where(ends, leave, 0)  # by owner, which is the rank that receives it
-    home[:, 0] = 0
-    made = _at_steps(route.by_rank(leave), route)  # lives until it has left, one step later
-    coming = _at_steps(route.by_rank(after), route) + _after(_at_steps(home, route))
-    return Walked(chunks, made + _after(made) + coming, visible, chunks_in, coming)
 
 
 CALL_ELEMENTS = 1 << 19  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
@@ -258,7 +163,7 @@ def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> _Calls:
 def _largest(values: Floats, route: Route) -> Floats:
     """``[rank, visit]`` to ``[rank, step]``: visits of one step are computed one after another."""
     if route.steps_differ:
-        return _at_steps(values, route)
+        return at_steps(values, route)
     placed = np.zeros((len(values), max(route.step) + 2))
     for visit, step in enumerate(route.step):
         np.maximum(placed[:, step], values[:, visit], out=placed[:, step])

@@ -24,8 +24,8 @@ LAYERS = (
     "ringray.passes", "ringray.problem", "ringray.comm", "ringray_kernels",
 )  # fmt: skip
 QUICK = (
-    "ringray.spec", "ringray.plan", "ringray.costmodel", "ringray.memory", "ringray.geometry",
-    "ringray.walk", "ringray.route", "ringray.transport",
+    "ringray.spec", "ringray.plan", "ringray.costmodel", "ringray.memory", "ringray.steps",
+    "ringray.geometry", "ringray.walk", "ringray.route", "ringray.transport",
     "ringray.partition", "ringray.store", "ringray.environment", "ringray.errors",
     "ringray.report.words", "ringray.report.board", "ringray.report.tables", "ringray.report.live",
     "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray_kernels.backends",
