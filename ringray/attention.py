@@ -43,7 +43,7 @@ def ring_attention(
     """Exact softmax attention of this rank's queries over the keys of all ranks of a ring.
 
     Every rank of ``group`` calls it with its shard, as dealt by ``ringray.shard``. Under
-    ``torch.compile`` it is one operator of the graph, ``ringray::attention``, with the same results.
+    ``torch.compile`` it is one operator, ``ringray::attention``, with the same results.
 
     Args:
         q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 256.
@@ -115,5 +115,8 @@ class _RingAttention(torch.autograd.Function):
         saved = ctx.saved_tensors
         if dout is None:  # only lse was used, and it carries no gradient
             dout = torch.zeros(ctx.shape, dtype=ctx.dtype, device=saved[0].device)
-        gradients = passes.backward(dout.to(ctx.dtype), saved, ctx.job, ctx.comm)
+        backward = passes.backward
+        if torch.compiler.is_compiling():  # compiled autograd, of a forward pass that was not
+            backward = torch.compiler.disable(passes.backward)
+        gradients = backward(dout.to(ctx.dtype), saved, ctx.job, ctx.comm)
         return (*(x.to(ctx.dtype) for x in gradients), None, None)

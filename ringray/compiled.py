@@ -131,9 +131,12 @@ def _refused(options: Options, cu_seqlens: object) -> str | None:
     return wrong
 
 
-@torch.compiler.assume_constant_result
 def _text(blocks: Blocks) -> str:
     return str(blocks)
+
+
+# As ``torch.compiler.assume_constant_result``, which would import the compiler here and now.
+_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _blocks(text: str) -> Blocks:

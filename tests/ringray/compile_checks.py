@@ -67,7 +67,7 @@ def every_transport(rank: int, size: int) -> None:
 
 def each_transport_once(rank: int, size: int) -> None:
     """Every transport, and every backward walk somewhere."""
-    chosen = {"bidirectional": "reverse", "hybrid:2": "reverse", "staged": "query-side"}
+    chosen = {"hybrid:2": "reverse", "staged": "query-side"}
     for transport in TRANSPORTS:
         backward = chosen.get(transport, "planned")
         assert _transport(transport, backward, size)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+import torch._dynamo.compiled_autograd
 import transformers
 from torch.library import opcheck
 from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
@@ -145,6 +148,58 @@ def test_a_graph_of_another_ring_is_refused() -> None:
     settings = ("zigzag", True, None, None, None, "ring", "auto", "auto", None, None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
         torch.ops.ringray.attention(q, k, v, None, False, None, None, 2, *settings)
+
+
+def test_lengths_and_documents_are_data() -> None:
+    """Two lengths, two numbers of documents: the third of each compiles nothing."""
+    torch.manual_seed(0)
+    module = ringray.ContextParallelAttention(32, 4, num_kv_heads=2)
+
+    def run(x: torch.Tensor, seq_len: int, cu: torch.Tensor) -> torch.Tensor:
+        rows = ringray.shard(x, dim=1)
+        turned = rows + ringray.local_positions("zigzag", seq_len, 1, 0)[:, None]
+        return ringray.unshard(
+            module(turned, seq_len=seq_len, cu_seqlens=cu), dim=1, seq_len=seq_len
+        )
+
+    function, graphs = checks.compiled(run), []
+    for seq_len, cuts in ((9, ()), (13, (3,)), (17, (2, 9)), (21, (2, 9, 20)), (31, (1, 2, 3, 4))):
+        cu = torch.tensor([0, *cuts, seq_len])
+        x = torch.randn(2, seq_len, 32)
+        assert torch.equal(function(x, seq_len, cu), run(x, seq_len, cu))
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[-1] == graphs[-2]
+
+
+def test_calls_of_sdpa_are_routed() -> None:
+    q, k, v = (x[:, :2] for x in problem()[:3])
+
+    def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    function = checks.compiled(attends)
+    plain = function(q, k, v)
+    with ringray.context_parallel(window=2):
+        routed = function(q, k, v)
+    assert torch.equal(routed, ringray.ring_attention(q, k, v, window=2))
+    assert torch.equal(plain, function(q, k, v))
+    assert not torch.allclose(plain, routed)
+
+
+def test_importing_it_imports_no_compiler() -> None:
+    """Which takes longer than everything else together."""
+    said = "import sys, ringray.nn; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", said], check=True, timeout=120)
+
+
+def test_compiled_autograd_leaves_an_eager_call_alone(recwarn: pytest.WarningsRecorder) -> None:
+    q, k, v, dout = (x.requires_grad_() for x in problem())
+    (want,) = torch.autograd.grad(ringray.ring_attention(q, k, v), q, dout)
+    out = ringray.ring_attention(q, k, v)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        out.backward(dout.detach())
+    assert torch.equal(q.grad, want)
+    assert not [str(one.message) for one in recwarn if "lru_cache" in str(one.message)]
 
 
 @pytest.mark.parametrize("compile_it", [False, True])
