@@ -5,6 +5,9 @@ Under compilation ``ring_attention`` is ``ringray::attention``, and its gradient
 Their fake kernels know shapes only and refuse nothing, so what is wrong with a call is said when
 it runs, as a ValueError on every rank, and by nobody while one rank still compiles.
 
+Nothing less will do: ``allow_in_graph`` and ``nonstrict_trace`` keep Dynamo out, but AOTAutograd
+would still trace the messages between ranks, and ``disable`` breaks the graph.
+
 Operators are stateless, so arguments take the place of what an eager call remembers: a process
 group is its name, ``Blocks`` are their text, and the backward pass describes its problem again.
 An operator must not return its inputs, so it returns what ``ringray.passes`` saves besides them.
@@ -100,7 +103,7 @@ def attention(
     *,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``ring_attention`` in a graph; (out, lse). This function is traced, nothing below it is."""
+    """``ring_attention`` in a graph; (out, lse). Dynamo traces this function, and no operator."""
     refused = _refused(options, cu_seqlens)
     if refused is not None:  # by the operator: other ranks may be running theirs
         options = Options("zigzag", True, None, None, None, "ring", "auto", "auto", None)
