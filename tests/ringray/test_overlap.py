@@ -69,7 +69,7 @@ def every_visit_is_a_span(rank: int, size: int) -> None:
         point, report = measured(name, backward)
         config = point.config
         routes = transport.plan(name, size, config.heads, config.kv_heads).routes
-        back = walk.resolve_backward(backward, name, gathers=False)
+        back = walk.resolve_backward(backward, name, walks=True)
         deal = Deal(config.partition, config.padded, size)
         costs = walk.costs(4, config.batch, config.heads, config.kv_heads, config.head_dim)
         walks = walk.choose(deal, config.mask, routes, back, costs)
