@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,7 +26,12 @@ from ringray.pruning import Reason, impossible, interpreted
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
     from ringray.spec import Spec
+
+_MANY_GEOMETRIES = 2000  # about a second's work: more processes pay for their start
+_CHUNK = 100
 
 # The sweep's axes, slowest first: trials that share a ring follow each other.
 AXES: tuple[tuple[str, str, str], ...] = (
@@ -168,8 +176,11 @@ class Plan:
         )
 
 
-def build(spec: Spec, hardware: costmodel.Hardware | None = None) -> Plan:
+def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: int = 1) -> Plan:
     """Expand ``spec``; costs are predicted for ``hardware``, by default this machine's kind.
+
+    A sweep over thousands of lengths is shared among ``processes``; they import the calling script
+    as ``multiprocessing`` does, so one that asks for more than 1 needs a ``__main__`` guard.
 
     Raises:
         SpecError: no point of the sweep can run; names the field of the first reason.
@@ -198,7 +209,7 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None) -> Plan:
         ]
     configs = list(dict.fromkeys(configs))  # kv_heads null and its value are one point
     reasons = [impossible(spec.kind, config) for config in configs]
-    costs = _costs(configs, reasons, hardware)
+    costs = _costs(configs, reasons, hardware, processes)
     trials = tuple(
         Trial(index, _key(spec.kind, config), spec.kind, config, cost, reason)
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
@@ -221,36 +232,61 @@ def _key(kind: str, config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+_Point = tuple[str, int, geometry.Mask, costmodel.Shape, costmodel.Hardware]
+
+
 def _costs(
-    configs: list[Config], reasons: list[Reason | None], hardware: costmodel.Hardware
+    configs: list[Config],
+    reasons: list[Reason | None],
+    hardware: costmodel.Hardware,
+    processes: int,
 ) -> list[costmodel.Cost | None]:
-    """Predicted costs in the configs' order; the points of one geometry are worked out together,
-    because its tables are what takes time."""
+    """Predicted costs in the configs' order; the points of one geometry are worked out one after
+    the other, because its tables are what takes time."""
     geometries: dict[tuple[Any, ...], list[int]] = {}
     for i, config in enumerate(configs):
         if reasons[i] is None:
             geometry_of = (config.partition, config.padded, config.ring_size, config.mask)
             geometries.setdefault(geometry_of, []).append(i)
+    order = list(itertools.chain.from_iterable(geometries.values()))
+    points = [_point(configs[i], hardware) for i in order]
     costs: list[costmodel.Cost | None] = [None] * len(configs)
-    for (partition, padded, _, mask), members in geometries.items():
-        for i in members:
-            c = configs[i]
-            shape = costmodel.Shape(
-                c.ring_size,
-                c.threads,
-                c.batch,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
-                c.dtype,
-                c.has_backward,
-                c.transport,
-                c.backward,
-            )
-            slow = hardware.cores is not None and interpreted(c, "cpu")
-            rates = costmodel.interpreter(hardware) if slow else hardware
-            costs[i] = costmodel.predict(partition, padded, mask, shape, rates)
+    if processes > 1 and len(geometries) >= _MANY_GEOMETRIES:
+        with ProcessPoolExecutor(processes, _context()) as pool:
+            found = list(pool.map(_predicted, points, chunksize=_CHUNK))
+    else:
+        found = list(map(_predicted, points))
+    for i, cost in zip(order, found, strict=True):
+        costs[i] = cost
     return costs
+
+
+def _context() -> BaseContext:
+    """Forked processes start at once, but only where no library's threads are left behind."""
+    forks = sys.platform == "linux" and not {"torch", "ray"} & sys.modules.keys()
+    return multiprocessing.get_context("fork" if forks else "spawn")
+
+
+def _point(c: Config, hardware: costmodel.Hardware) -> _Point:
+    shape = costmodel.Shape(
+        c.ring_size,
+        c.threads,
+        c.batch,
+        c.heads,
+        c.kv_heads,
+        c.head_dim,
+        c.dtype,
+        c.has_backward,
+        c.transport,
+        c.backward,
+    )
+    slow = hardware.cores is not None and interpreted(c, "cpu")
+    rates = costmodel.interpreter(hardware) if slow else hardware
+    return c.partition, c.padded, c.mask, shape, rates
+
+
+def _predicted(point: _Point) -> costmodel.Cost:
+    return costmodel.predict(*point)
 
 
 def local_hardware(device: str) -> costmodel.Hardware:

@@ -59,13 +59,44 @@ class Route:
         return np.argsort(self.rank, axis=0)
 
     @cached_property
+    def _flat_pairs(self) -> Ints:
+        return self.rank * self.ranks + np.arange(self.ranks)[:, None]
+
+    def by_visit(self, table: Ints) -> Ints:
+        """``[visiting rank, owner]`` to ``[owner, visit]``."""
+        return np.take(table, self._flat_pairs)
+
+    @cached_property
     def _flat(self) -> Ints:
         return self.owner * len(self.step) + np.arange(len(self.step))
 
     def by_rank(self, table: Ints) -> Ints:
         """``[owner, visit]`` to ``[rank, visit]``: a rank meets one owner's chunk at each visit."""
-        taken: Ints = table.ravel()[self._flat]
-        return taken
+        return np.take(table, self._flat)
+
+    @cached_property
+    def source(self) -> Ints:
+        """By visit, the visit that hands the chunk to it; 0 for the owner's own and kept chunks."""
+        source = np.maximum(np.arange(len(self.step)) - 1, 0)
+        for lane in self.lanes:
+            source[lane.first] = max(lane.source, 0)
+        return source
+
+    @cached_property
+    def _flat_handed(self) -> tuple[Ints, Ints]:
+        start = self.owner[:, self.source] * len(self.step)
+        return start + np.arange(len(self.step)), start + self.source
+
+    def handed_on(self, table: Ints) -> tuple[Ints, Ints]:
+        """``[owner, visit]`` to ``[rank, visit]`` where the rank hands the chunk to the visit: of
+        the visit, and of the rank's own visit before it."""
+        visit, source = self._flat_handed
+        return np.take(table, visit), np.take(table, source)
+
+    @cached_property
+    def steps_in_order(self) -> bool:
+        """Whether the first visit is at the first step, the second at the second, and so on."""
+        return self.step == tuple(range(len(self.step)))
 
     @cached_property
     def steps_differ(self) -> bool:

@@ -37,7 +37,9 @@ def _under_way(route: Route) -> tuple[Floats, Floats] | None:
 def at_steps(values: Ints | Floats, route: Route) -> Floats:
     """``[rank, visit]`` summed to ``[rank, step]``, with a step more at the end."""
     placed = np.zeros((len(values), max(route.step) + 2))
-    if route.steps_differ:
+    if route.steps_in_order:
+        placed[:, : len(route.step)] = values
+    elif route.steps_differ:
         placed[:, route.step] = values
     else:
         for visit, step in enumerate(route.step):
@@ -59,15 +61,6 @@ def _after(placed: Floats) -> Floats:
     return later
 
 
-@lru_cache(maxsize=256)
-def sources(route: Route) -> Ints:
-    """By visit, the visit that hands the chunk to it; 0 for the owner's own and for kept chunks."""
-    source = np.maximum(np.arange(len(route.step)) - 1, 0)
-    for lane in route.lanes:
-        source[lane.first] = max(lane.source, 0)
-    return source
-
-
 class Walked(NamedTuple):
     """Rows beside a rank's own at each step of a pass, ``[rank, step]``: of chunks, and of sums;
     and the visible pairs that it computes there, and the rows that arrive by its end."""
@@ -81,15 +74,15 @@ class Walked(NamedTuple):
 
 def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
     """All steps of one pass, the sums' way home included."""
-    route, source = moved.route, sources(moved.route)
+    route = moved.route
     arrive = moved.chunk_rows
     received = route.by_rank(arrive)
     # As the source of a visit, a rank sends what the visit holds, and packs it if it holds more.
-    owner = route.owner[:, source]
-    sent = arrive[owner, np.arange(len(route.step))]
+    sent, _ = route.handed_on(arrive)
     holds = np.maximum(moved.held[1] - moved.held[0], 0)
     holds[:, 0] = shard
-    packed = np.where(sent < holds[owner, source], sent, 0)
+    _, has = route.handed_on(holds)
+    packed = np.where(sent < has, sent, 0)
     under_way = _under_way(route)
     placed = at_steps(received, route)
     chunks_in = _before(placed)

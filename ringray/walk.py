@@ -132,8 +132,7 @@ class Traffic:
 
 def traffic(pairs: Pairs, route: Route) -> Traffic:
     """All hulls of one route, from what the ranks see of each other."""
-    at = route.rank * route.ranks + np.arange(route.ranks)[:, None]  # [visiting rank, owner], flat
-    first, stop = pairs.first.ravel()[at], pairs.stop.ravel()[at]
+    first, stop = route.by_visit(pairs.first), route.by_visit(pairs.stop)
     first = np.where(stop > first, first, _NONE)
     held = (first.copy(), stop.copy())
     later, sums = held, held  # one lane: what is held is for the lane alone
@@ -150,7 +149,7 @@ def traffic(pairs: Pairs, route: Route) -> Traffic:
             np.maximum(held[1][:, lane.source], held[1][:, lane.first], out=held[1][:, lane.source])
         sums[0][:, visits] = np.minimum.accumulate(sums[0][:, visits], 1)
         sums[1][:, visits] = np.maximum.accumulate(sums[1][:, visits], 1)
-    return Traffic(route, pairs.visible.ravel()[at], (first, stop), held, later, sums)
+    return Traffic(route, route.by_visit(pairs.visible), (first, stop), held, later, sums)
 
 
 @lru_cache(maxsize=32)

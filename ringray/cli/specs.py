@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ _ROWS = 60  # of a table, unless all are asked for
 
 def validate(arguments: argparse.Namespace) -> int:
     """Checks a spec and its plan; two lines when both are right."""
-    plan = build(specs.load(arguments.spec))
+    plan = _built(arguments)
     spec = plan.spec
     print(f"{arguments.spec}: {spec.name} ({spec.kind}) is valid, sweep {plan.digest[:12]}")
     print(_counted(plan))
@@ -31,7 +32,7 @@ def validate(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Prints what the trials of a spec compute and what they are predicted to cost."""
-    made = build(specs.load(arguments.spec))
+    made = _built(arguments)
     if arguments.json == "-":
         json.dump(_as_json(made), sys.stdout, indent=1)
         print()
@@ -46,6 +47,10 @@ def schema(arguments: argparse.Namespace) -> int:
     """Prints the JSON Schema of specs."""
     print(json.dumps(specs.json_schema(), indent=2))
     return 0
+
+
+def _built(arguments: argparse.Namespace) -> Plan:
+    return build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
 
 
 def _print(plan: Plan, everything: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
@@ -11,11 +13,24 @@ from ringray.geometry import Mask
 from ringray.measure import peak_memory
 from ringray_kernels.backends import aten
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 def test_it_mirrors_the_backend() -> None:
     assert memory.CALL_ELEMENTS == aten.ELEMENTS_PER_CALL
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Each thread of a fused call has scratch memory of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kv_heads", [8, 2])
 @pytest.mark.parametrize("backward", [False, True])

@@ -50,6 +50,15 @@ def test_every_point_once_in_order() -> None:
     assert set(made.varying) == {"ring_size", "seq_len", "direction", "partition", "replica"}
 
 
+def test_shared_work_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = "problem: {seq_len: [96, 1000, 4097]}\n"
+    read = spec.parse(HEAD + "ring: {size: [2, 3]}\n" + lengths + EVERY_PARTITION, "p.yaml")
+    alone = plan.build(read)
+    monkeypatch.setattr(plan, "_MANY_GEOMETRIES", 2)
+    monkeypatch.setattr(plan, "_CHUNK", 5)
+    assert plan.build(read, processes=2) == alone
+
+
 def test_keys_name_points_and_nothing_else() -> None:
     body = "ring: {size: [2, 4]}\nproblem: {seq_len: [64, 128]}\nmeasure: {replicas: 2}\n"
     made = build(body)
