@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringray.attention import ring_attention
+    from ringray.choose import tuned_strategy
     from ringray.models.sdpa import context_parallel
     from ringray.nn import ContextParallelAttention, sharded_cross_entropy
     from ringray.sharding import local_positions, shard, unshard
@@ -25,6 +26,7 @@ __all__ = [
     "ring_attention",
     "shard",
     "sharded_cross_entropy",
+    "tuned_strategy",
     "unshard",
 ]
 
@@ -36,6 +38,7 @@ _HOME = {
     "ring_attention": "ringray.attention",
     "shard": "ringray.sharding",
     "sharded_cross_entropy": "ringray.nn",
+    "tuned_strategy": "ringray.choose",
     "unshard": "ringray.sharding",
 }
 

@@ -51,7 +51,9 @@ def ring_attention(
             travel.
         group: process group of the ring; None is the default group if one is initialised, otherwise
             this process alone.
-        partition: how positions are dealt to ranks, a name of ``ringray.partition.PARTITIONS``.
+        partition: how positions are dealt to ranks, a name of ``ringray.partition.PARTITIONS``; or
+            ``auto``, the tuned choice (else zigzag), by which the shards have to be dealt then:
+            ``ringray.tuned_strategy`` tells it.
         causal: a query sees no key after it.
         window: a query at p sees keys ``[p - window, p]``, window + 1 of them; needs ``causal``.
         cu_seqlens: boundaries of packed documents, 1-D integers from 0 to the sequence length, not
@@ -59,14 +61,16 @@ def ring_attention(
         seq_len: true global length (tokens) when the shards hold padding; None means N * S.
         scale: factor on q . k before the softmax; None is 1 / sqrt(D).
         transport: how K/V reach the other ranks, a name of ``ringray.transport.TRANSPORTS``, or one
-            with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``.
+            with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``; or ``auto``, the
+            tuned choice (else ring).
         backward: what travels in the backward pass: ``planned`` (K/V walk afresh, dK/dV follow),
             ``reverse`` (K/V walk back from where they went last; keeps one chunk more), or
-            ``query-side`` (Q, dO and dQ travel, K/V stay); ``auto`` is ``planned``.
+            ``query-side`` (Q, dO and dQ travel, K/V stay); ``auto`` is ``planned``, or where
+            ``transport`` is ``auto`` too the tuned choice.
         backend: what computes on this rank: ``auto`` or a name of ``ringray_kernels.backends``.
-        blocks: how a backend cuts its work, the same on every rank; None is the backend's default.
-            ``triton`` takes a ``ringray.Blocks``, ``aten`` query rows per fused call (``reference``
-            accepts and ignores them).
+        blocks: how a backend cuts its work, the same on every rank; None is the tuned choice for
+            this shape and device, else the backend's default. ``triton`` takes a
+            ``ringray.Blocks``, ``aten`` query rows per fused call (``reference`` ignores them).
         return_lse: also return the log-sum-exp.
 
     Returns:
@@ -85,6 +89,11 @@ def ring_attention(
         getattr(x, "requires_grad", False) for x in (q, k, v)
     )
     if torch.compiler.is_compiling():
+        if "auto" in (partition, transport):
+            raise ValueError(
+                "partition and transport: got 'auto' while compiling, expected names, for they "
+                "decide what is compiled; ringray.tuned_strategy tells them beforehand"
+            )
         out, lse = compiled.attention(q, k, v, cu_seqlens, group, options, needs_grad=needs_grad)
     else:
         comm = connect(group)

@@ -6,28 +6,30 @@ the next is dispatched, so a driver that dies loses at most the trial it was wai
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringray import cluster, environment, trace
-from ringray.errors import PlaceError, UserError
+from ringray.autotune.schedule import UNASKED, Schedule, Work
+from ringray.errors import PlaceError
+from ringray.kinds import TUNING
+from ringray.lines import Lines
 from ringray.measure import summarise, verdict
 from ringray.plan import cost_dict
 from ringray.records import (
     Outcome,
+    Status,
     SweepInfo,
     SweepStatus,
     TrialInfo,
     TrialRow,
-    record_line,
 )
 from ringray.signals import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ringray.cluster import Cluster
@@ -101,27 +103,28 @@ def run(
         UserError: ``json_path`` cannot be written; before any actor starts.
     """
     began = time.monotonic()
-    lines = _json_lines(json_path)
+    described = environment.describe()
+    sweep = SweepInfo(
+        plan.digest, plan.spec.name, plan.spec.kind, plan.spec.canonical(), plan.spec.source,
+        described,
+    )  # fmt: skip
+    lines = Lines(json_path, sweep)
     summary = Summary(plan.digest, plan.spec.name)
     tracker: Tracker | None = None
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         stack.enter_context(store.lease(plan.digest))
-        described = environment.describe()
-        sweep = SweepInfo(
-            plan.digest, plan.spec.name, plan.spec.kind, plan.spec.canonical(), plan.spec.source,
-            described,
-        )  # fmt: skip
         known = store.knows(plan.digest)
         earlier = {row.key: row for row in store.trials(plan.digest)} if known else {}
         done = _measured(plan, earlier, described)
         try:
-            todo = [trial for trial in plan.runnable if trial.key not in done]
-            if todo:
+            left_out = _left_out(plan, done)
+            if left_out is None:
                 observer.note(f"connecting to {cluster.name(address)}")
             with signals.held():  # a Ray that is interrupted while it starts crashes at exit
-                place = stack.enter_context(cluster.connect(address)) if todo else None
-            refused = _refusals(plan, place) if place else {}
+                to_measure = left_out is None
+                place = stack.enter_context(cluster.connect(address)) if to_measure else None
+            refused = _refusals(plan, place) if place else left_out or {}
             store.begin(sweep, [_info(trial, refused) for trial in plan.trials])
             try:
                 if tracking is not None:
@@ -137,13 +140,13 @@ def run(
                     reason = refused.get(trial.key) or str(trial.pruned)
                     outcome = Outcome("pruned", reason, point=_point(trial, described))
                     if trial.key not in earlier or earlier[trial.key].status != "pruned":
-                        _append(lines, sweep, trial, outcome)
+                        lines.append(trial, outcome)
                     observer.trial_ended(trial, outcome)
             if place is not None:
                 session = _Session(plan, store, observer, place, sweep, lines, summary)
                 stack.callback(session.close)
                 try:
-                    session.run([trial for trial in todo if trial.key not in refused])
+                    session.run(Schedule(plan, refused, done))
                 except PlaceError:  # no room for a ring after all: what is measured is kept
                     store.finish(plan.digest, "interrupted")
                     raise
@@ -172,12 +175,13 @@ class _Session:
         observer: Observer,
         place: Cluster,
         sweep: SweepInfo,
-        lines: Path | None,
+        lines: Lines,
         summary: Summary,
     ) -> None:
         self._plan, self._store, self._observer, self._place = plan, store, observer, place
         self._sweep, self._lines, self._summary = sweep, lines, summary
         self._ring: Ring | None = None
+        self._said: set[str] = set()
         self._ended: float | None = None  # when the last trial did, on perf_counter
 
     def close(self) -> None:
@@ -186,17 +190,24 @@ class _Session:
             self._ring.close()
             self._ring = None
 
-    def run(self, trials: list[Trial]) -> None:
-        """Run ``trials`` in their order."""
-        for at, trial in enumerate(trials):
-            outcome = self._measure(trial, trials[at:])
+    def run(self, schedule: Schedule) -> None:
+        """Do what the search asks for, until it asks no more."""
+        while (work := schedule.next()) is not None:
+            outcome = self._measure(work, schedule)
             self._ended = time.perf_counter()
-            self._store.record(self._plan.digest, trial.key, outcome)
             self._summary.measured += 1
-            _append(self._lines, self._sweep, trial, outcome)
-            self._observer.trial_ended(trial, outcome)
+            self._record(work.trial, outcome)
+            schedule.tell(work, outcome)
+        for trial in schedule.unasked():
+            point = _point(trial, self._sweep.environment)
+            self._record(trial, Outcome("pruned", UNASKED, point=point))
 
-    def _ring_for(self, trial: Trial, ahead: list[Trial]) -> bool:
+    def _record(self, trial: Trial, outcome: Outcome) -> None:
+        self._store.record(self._plan.digest, trial.key, outcome)
+        self._lines.append(trial, outcome)
+        self._observer.trial_ended(trial, outcome)
+
+    def _ring_for(self, trial: Trial, schedule: Schedule) -> bool:
         """Have a ring that fits ``trial``; True if it was already warm.
 
         A GPU ring has exactly the ranks that it needs, since idle GPUs cost. On CPU actors are
@@ -215,9 +226,12 @@ class _Session:
             capacity = size
             if placement.device == "cpu":
                 capacity = max(
-                    t.config.ring_size
-                    for t in ahead
-                    if self._place.placement(t.config) == placement
+                    size,
+                    *(
+                        t.config.ring_size
+                        for t in schedule.ahead()
+                        if self._place.placement(t.config) == placement
+                    ),
                 )
             self._observer.note(f"starting {capacity} {placement.device} actors")
             self._ring = Ring(capacity, placement, self._plan.spec.limits.trial_timeout)
@@ -226,35 +240,55 @@ class _Session:
         self._ring.form(size)
         return same
 
-    def _measure(self, trial: Trial, ahead: list[Trial]) -> Outcome:
+    def _measure(self, work: Work, schedule: Schedule) -> Outcome:
         """One trial's outcome; a ring that dies is replaced and the trial tried again."""
         from ringray.ring import RingFault
 
-        limits = self._plan.spec.limits
+        trial, limits = work.trial, self._plan.spec.limits
         started = time.time()
         for attempt in range(1, limits.retries + 2):
             self._observer.trial_started(trial, attempt)
             try:
-                warm = self._ring_for(trial, ahead)
+                warm = self._ring_for(trial, schedule)
                 if warm and self._ended is not None:
                     self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
                 assert self._ring is not None
-                reports = self._ring.run(trial.kind, trial.config, limits.trial_timeout)
+                config, chosen = self._ring.settle(work.config)
+                if chosen:
+                    self._say(chosen["source"])
+                reports = self._ring.run(trial.kind, config, limits.trial_timeout)
             except RingFault as fault:
                 self.close()
                 if fault.kind == "died" and attempt <= limits.retries:
                     self._observer.note(f"{fault}; a new ring for another try")
                     time.sleep(BACKOFF_S * 2 ** (attempt - 1))
                     continue
-                status = {"oom": "oom", "timeout": "timeout"}.get(fault.kind, "failed")
-                return self._outcome(trial, status, str(fault), attempt, started)
+                ended: dict[str, Status] = {"oom": "oom", "timeout": "timeout"}
+                status = ended.get(fault.kind, "failed")
+                return Outcome(
+                    status, str(fault), point=_point(trial, self._sweep.environment),
+                    attempts=attempt, started=started, ended=time.time(),
+                )  # fmt: skip
             assert trial.predicted is not None
-            metrics, samples = summarise(trial.config, trial.predicted.flops, reports)
+            metrics, samples = summarise(trial.config, trial.predicted.flops, reports, work.before)
             self._trace(trial, reports)
             reason = verdict(reports)
             status = "failed" if reason else "ok"
-            return self._outcome(trial, status, reason, attempt, started, metrics, samples)
+            described = self._sweep.environment
+            where: dict[str, Any] = {"chosen": chosen} if chosen else {}
+            if trial.kind in TUNING:
+                where["place"] = asdict(self._ring.ranks[0].place)
+            return Outcome(
+                status, reason, metrics, samples, _point(trial, described, chosen), attempt,
+                started, time.time(), {**described, **where} if where else None,
+            )  # fmt: skip
         raise AssertionError("the last attempt returns")
+
+    def _say(self, source: str) -> None:
+        """To the observer, once."""
+        if source not in self._said:
+            self._said.add(source)
+            self._observer.note(source)
 
     def _trace(self, trial: Trial, reports: list[Report]) -> None:
         """Keep the trace, if the kind takes one; before the trial is recorded, so that whoever
@@ -266,36 +300,11 @@ class _Session:
             except OSError as error:  # the numbers are worth more than their picture
                 self._observer.note(f"no trace {path}: {error.strerror}")
 
-    def _outcome(
-        self,
-        trial: Trial,
-        status: Any,
-        reason: str | None,
-        attempts: int,
-        started: float,
-        metrics: dict[str, float] | None = None,
-        samples: dict[str, list[float]] | None = None,
-    ) -> Outcome:
-        return Outcome(
-            status, reason, metrics or {}, samples or {}, _point(trial, self._sweep.environment),
-            attempts, started, time.time(),
-        )  # fmt: skip
 
-
-def _append(lines: Path | None, sweep: SweepInfo, trial: Trial, outcome: Outcome) -> None:
-    if lines is None:
-        return
-    row = TrialRow(
-        trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), outcome.status,
-        outcome.reason, dict(outcome.metrics), dict(outcome.samples), outcome.point,
-        outcome.attempts, outcome.started, outcome.ended, None,
-    )  # fmt: skip
-    with lines.open("a") as file:
-        file.write(json.dumps(record_line(sweep, row)) + "\n")
-
-
-def _point(trial: Trial, described: dict[str, Any]) -> str:
-    return environment.point_digest({"kind": trial.kind, **trial.config.as_dict()}, described)
+def _point(trial: Trial, described: dict[str, Any], chosen: Mapping[str, Any] | None = None) -> str:
+    """``chosen``: what was taken where the config leaves it open."""
+    config = {"kind": trial.kind, **trial.config.as_dict(), **(chosen or {})}
+    return environment.point_digest(config, described)
 
 
 def _info(trial: Trial, refused: dict[str, str]) -> TrialInfo:
@@ -312,8 +321,17 @@ def _measured(
         for trial in plan.runnable
         if trial.key in rows
         and rows[trial.key].status in MEASURED
-        and rows[trial.key].point == _point(trial, described)
+        and rows[trial.key].point
+        == _point(trial, described, (rows[trial.key].environment or {}).get("chosen"))
     }
+
+
+def _left_out(plan: Plan, done: dict[str, TrialRow]) -> dict[str, str] | None:
+    """None if anything is to be measured; else what an ended search did not ask for, and why."""
+    schedule = Schedule(plan, {}, done)
+    if schedule.next() is not None:
+        return None
+    return {trial.key: UNASKED for trial in schedule.unasked()}
 
 
 def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
@@ -335,16 +353,3 @@ def _counts(store: Store, digest: str) -> dict[str, int]:
     for row in store.trials(digest):
         counts[row.status or "pending"] = counts.get(row.status or "pending", 0) + 1
     return counts
-
-
-def _json_lines(path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
-    except OSError as error:
-        raise UserError(
-            f"--json {path}: {error.strerror}; name a file that can be written"
-        ) from None
-    return path

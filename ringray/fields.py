@@ -136,6 +136,23 @@ class Truth(Kind):
         return {"type": "boolean"}
 
 
+@dataclass(frozen=True)
+class Share(Kind):
+    """A part of something: more than nothing, at most all of it."""
+
+    @property
+    def expected(self) -> str:
+        return "a number above 0, at most 1"
+
+    def read(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise Mismatch(self.expected)
+        return float(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from ringray.spans import hidden, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
     from ringray.plan import Config
+    from ringray.records import Outcome, TrialRow
     from ringray.spans import Hop, Span
 
 HOP = "hop: "  # samples under this and a hop's name: its milliseconds and bytes, as ``HOP_VALUES``
@@ -60,47 +61,70 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def summarise(
-    config: Config, flops: int, reports: Sequence[Report]
+    config: Config,
+    flops: int,
+    reports: Sequence[Report],
+    before: Outcome | TrialRow | None = None,
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Metrics and the samples behind them, from the reports of all ranks.
 
     The time of a repeat is the slowest rank's; ``ratio`` is the median over repeats of ring over
-    baseline. ``flops``: exact count of one pass, all ranks.
+    baseline. ``flops``: exact count of one pass, all ranks. ``before``: an earlier visit to the
+    same trial, whose repeats count too; ``repeats`` is then how many there are in all.
     """
     metrics: dict[str, float] = {}
     samples: dict[str, list[float]] = {}
     if reports[0].seconds:
         slowest = [max(times) for times in zip(*(r.seconds for r in reports), strict=True)]
-        median = statistics.median(slowest)
         samples["ms"] = [t * 1e3 for t in slowest]
-        metrics |= {
-            "median_ms": median * 1e3,
-            "p20_ms": quantile(slowest, 0.2) * 1e3,
-            "p80_ms": quantile(slowest, 0.8) * 1e3,
-            "tflops": flops / median / 1e12,
-            "tflops_per_rank": flops / median / 1e12 / config.ring_size,
-            "tokens_per_s": config.batch * config.seq_len / median,
-            "wait_ms": max(statistics.median(r.wait_seconds) for r in reports) * 1e3,
-        }
-        baseline = reports[0].baseline_seconds
-        if baseline:
+        metrics["wait_ms"] = max(statistics.median(r.wait_seconds) for r in reports) * 1e3
+        if baseline := reports[0].baseline_seconds:
             samples["baseline_ms"] = [t * 1e3 for t in baseline]
-            ratios = [ring / base for ring, base in zip(slowest, baseline, strict=True)]
-            samples["ratio"] = ratios
-            metrics |= {
-                "baseline_ms": statistics.median(baseline) * 1e3,
-                "ratio": statistics.median(ratios),
-            }
-    if reports[0].transfer_seconds:
-        overlap, by_hop = _overlap(reports)
-        metrics |= overlap
-        samples |= by_hop
+            samples["ratio"] = [ring / base for ring, base in zip(slowest, baseline, strict=True)]
     metrics["sent_bytes"] = sum(r.sent_bytes for r in reports)
     peaks = [r.peak_memory_bytes for r in reports if r.peak_memory_bytes is not None]
     if peaks:
         metrics["peak_memory_bytes"] = max(peaks)
+    if before is not None and before.samples:
+        now, then = len(samples["ms"]), len(before.samples["ms"])
+        samples = {name: [*before.samples[name], *more] for name, more in samples.items()}
+        metrics["repeats"] = now + then
+        metrics["wait_ms"] = (metrics["wait_ms"] * now + before.metrics["wait_ms"] * then) / (
+            now + then
+        )
+        if "peak_memory_bytes" in metrics:
+            metrics["peak_memory_bytes"] = max(
+                metrics["peak_memory_bytes"], before.metrics["peak_memory_bytes"]
+            )
+    metrics |= _from_samples(config, flops, samples)
+    if reports[0].transfer_seconds:
+        overlap, by_hop = _overlap(reports)
+        metrics |= overlap
+        samples |= by_hop
     metrics |= {f"error_{name}": share for name, share in reports[0].errors.items()}
     return metrics, samples
+
+
+def _from_samples(
+    config: Config, flops: int, samples: Mapping[str, Sequence[float]]
+) -> dict[str, float]:
+    """What follows from the times of the repeats."""
+    if "ms" not in samples:
+        return {}
+    ms = samples["ms"]
+    seconds = statistics.median(ms) / 1e3
+    metrics = {
+        "median_ms": seconds * 1e3,
+        "p20_ms": quantile(ms, 0.2),
+        "p80_ms": quantile(ms, 0.8),
+        "tflops": flops / seconds / 1e12,
+        "tflops_per_rank": flops / seconds / 1e12 / config.ring_size,
+        "tokens_per_s": config.batch * config.seq_len / seconds,
+    }
+    for name in ("baseline_ms", "ratio"):
+        if name in samples:
+            metrics[name] = statistics.median(samples[name])
+    return metrics
 
 
 def _overlap(

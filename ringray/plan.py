@@ -19,8 +19,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ringray import costmodel, geometry
+from ringray import choose, costmodel, geometry, tuned
 from ringray import partition as partitions
+from ringray.autotune import searching, space
 from ringray.errors import SpecError
 from ringray.pruning import Reason, impossible, interpreted
 from ringray_kernels.config import Blocks
@@ -115,6 +116,23 @@ class Config:
         """Length that is dealt to the ranks, in tokens."""
         return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
 
+    def bucket(self, *, gpu: bool) -> tuned.Bucket:
+        """Which tuned choice holds for this point."""
+        return tuned.bucket(
+            ring_size=self.ring_size,
+            threads=0 if gpu else self.threads,
+            dtype=self.dtype,
+            seq_len=self.seq_len,
+            batch=self.batch,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            causal=self.causal,
+            window=self.window,
+            documents=self.documents,
+            backward=self.has_backward,
+        )
+
     @property
     def has_backward(self) -> bool:
         """Whether gradients are computed."""
@@ -183,8 +201,10 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: 
     as ``multiprocessing`` does, so one that asks for more than 1 needs a ``__main__`` guard.
 
     Raises:
-        SpecError: no point of the sweep can run; names the field of the first reason.
+        SpecError: no point of the sweep can run (names the field of the first reason), or the
+            search and what is measured do not go together.
     """
+    searching.check(spec)
     hardware = hardware or local_hardware(spec.ring.device)
     values = [spec.sweep(section, field) for section, field, _ in AXES]
     names = [name for _, _, name in AXES]
@@ -204,12 +224,14 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: 
         chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         configs += [
-            Config(**chosen, **constant, replica=replica)
+            Config(**(chosen | strategy), **constant, replica=replica)
+            for strategy in space.strategies(spec.kind, chosen)
             for replica in range(spec.measure.replicas)
         ]
     configs = list(dict.fromkeys(configs))  # kv_heads null and its value are one point
-    reasons = [impossible(spec.kind, config) for config in configs]
-    costs = _costs(configs, reasons, hardware, processes)
+    settled = [choose.default_config(config) for config in configs]
+    reasons = [impossible(spec.kind, config) for config in settled]
+    costs = _costs(settled, reasons, hardware, processes)
     trials = tuple(
         Trial(index, _key(spec.kind, config), spec.kind, config, cost, reason)
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))

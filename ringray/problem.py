@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ringray import choose, tuned, walk
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray import walk
 from ringray.agreement import agree
 from ringray.geometry import Deal, Mask
 from ringray.job import Job
@@ -60,6 +60,7 @@ def settle(
         if refused is not None:
             raise ValueError(refused)
         check_qkv(q, k, v)
+        options = _filled(q, k, cu_seqlens, options, comm, needs_grad=needs_grad)
         job = describe(q, k, cu_seqlens, options, comm)
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         agree(comm, None, error, device=getattr(q, "device", torch.device("cpu")))
@@ -115,6 +116,48 @@ def describe(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, options: Options, 
     _ = job.walks  # says why, if the backward walk cannot be
     comm.check(q.device, staged=exchange.staged)
     return job
+
+
+def _filled(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens: Tensor | None,
+    options: Options,
+    comm: Comm,
+    *,
+    needs_grad: bool,
+) -> Options:
+    """``options`` with the tuned choice, or the default, for what they leave open."""
+    strategy_open = "auto" in (options.partition, options.transport)
+    if not strategy_open and (options.blocks is not None or not choose.anything_tuned()):
+        return options
+    if wrong := mistyped(options):
+        raise ValueError(wrong)
+    backend = resolve_backend(options.backend, q)
+    name = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else "cpu"
+    found = choose.for_process(
+        tuned.bucket(
+            ring_size=comm.world_size,
+            threads=0 if q.device.type == "cuda" else torch.get_num_threads(),
+            dtype=str(q.dtype).removeprefix("torch."),
+            seq_len=options.seq_len or comm.world_size * q.shape[2],
+            batch=q.shape[0],
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            head_dim=q.shape[3],
+            causal=options.causal,
+            window=options.window,
+            documents=cu_seqlens,
+            backward=needs_grad,
+        ),
+        name, options.partition, options.transport, options.backward, backend,
+    )  # fmt: skip
+    cut = options.blocks
+    if cut is None:
+        cut = Blocks.parse(found.blocks) if isinstance(found.blocks, str) else found.blocks
+    return options._replace(
+        partition=found.partition, transport=found.transport, backward=found.backward, blocks=cut
+    )
 
 
 _LEAST = {"window": 0, "seq_len": 1}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -16,9 +16,11 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ringray import choose
 from ringray.environment import code_digest
 from ringray.errors import PlaceError, RingrayError
 from ringray.worker import Rank
+from ringray_kernels.backends import PREFERRED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,6 +138,22 @@ class Ring:
         """
         flat = config.as_dict()
         return self._call([a.run.remote(kind, flat) for a in self._actors[: self.size]], timeout)
+
+    def settle(self, config: Config) -> tuple[Config, dict[str, Any]]:
+        """``config`` with every choice made that it leaves open, the same for all ranks; and what
+        was chosen, if anything but a default for the blocks, with its ``source``."""
+        places = {rank.place for rank in self.ranks[: self.size]}
+        place = self.ranks[0].place
+        if len(places) > 1:  # nothing was tuned on such a ring
+            place = replace(place, hardware=" and ".join(sorted({p.hardware for p in places})))
+        backend = config.backend
+        if backend == "auto":
+            backend = PREFERRED[self.placement.device][0]
+        settled, source = choose.of_config(config, place, backend)
+        if settled == config:
+            return config, {}
+        names = ("partition", "transport", "backward", "blocks")
+        return settled, {**{name: getattr(settled, name) for name in names}, "source": source}
 
     def close(self) -> None:
         """Kill all actors and give the placement group back; never raises."""

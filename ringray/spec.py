@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from ringray.autotune import METHODS
 from ringray.blocksfield import BlocksKind
 from ringray.errors import SpecError
 from ringray.fields import (
@@ -29,6 +30,7 @@ from ringray.fields import (
     Duration,
     OrNull,
     Several,
+    Share,
     Short,
     Text,
     Truth,
@@ -47,7 +49,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DIRECTIONS = ("forward", "forward+backward")
 BASELINES = ("sdpa",)
-METHODS = ("grid",)
 METRICS = (
     "median_ms", "p20_ms", "p80_ms", "baseline_ms", "ratio", "tflops", "tflops_per_rank",
     "tokens_per_s", "peak_memory_bytes", "sent_bytes", "wait_ms",
@@ -112,15 +113,17 @@ class Problem(_Section):
 class Strategy(_Section):
     """How the ring computes it."""
 
-    partition: Annotated[Names, sweep(Choice(lambda: PARTITIONS))] = "zigzag"
-    """The rule that deals positions to ranks."""
+    partition: Annotated[Names, sweep(Choice(lambda: ["auto", *PARTITIONS]))] = "zigzag"
+    """The rule that deals positions to ranks. auto: the tuned choice, or zigzag; in kind
+    strategy-tune each of them."""
     transport: Annotated[Names, sweep(TransportKind())] = "ring"
     """How K/V reaches the other ranks: a name, or a name with its number, as in hybrid:2 (ranks
-    that exchange heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once)."""
+    that exchange heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once). auto: the
+    tuned choice, or ring; in kind strategy-tune each that fits the ring."""
     backward: Annotated[Names, sweep(Choice.of("auto", *BACKWARDS))] = "auto"
     """What travels in the backward pass. planned: K/V walk afresh from their owner, dK/dV follow.
     reverse: K/V walk back from where they went last. query-side: Q, dO and dQ travel, K/V stay.
-    auto: planned."""
+    auto: planned, or with transport auto the tuned choice; in kind strategy-tune each of them."""
     backend: Annotated[Names, sweep(Choice(lambda: ["auto", *BACKENDS]))] = "auto"
     """What computes attention on one rank; auto takes the fastest for the device."""
     blocks: Annotated[Cut | tuple[Cut, ...], sweep(OrNull(BlocksKind(), "tuned or default"))] = None
@@ -155,14 +158,28 @@ class Measure(_Section):
 
 
 class Search(_Section):
-    """Which points of the sweep are measured, and in which order."""
+    """Which points of the sweep are measured, and in which order; each problem on each size of ring
+    is searched by itself."""
 
-    method: Annotated[str, Choice.of(*METHODS)] = "grid"
-    """grid: all of them."""
+    method: Annotated[str, Choice(lambda: METHODS)] = "grid"
+    """grid: all of them. random: some, drawn. halving: all a few times, the better ones more often.
+    optuna: what Optuna's sampler proposes."""
     objectives: Annotated[tuple[str, ...], Several(Choice.of(*METRICS), always=True)] = (
         "median_ms",
     )
     """The metrics that decide which point is best, the most important first."""
+    budget: Annotated[float | None, OrNull(Share(), "a quarter")] = None
+    """Runs that may be spent, as a share of those that all points take in full. null: a quarter;
+    grid takes all."""
+    seed: Annotated[int | None, OrNull(Whole(0, 2**31 - 1), "0")] = None
+    """Seed of what is drawn, by random and optuna. null: 0."""
+
+    @property
+    def share(self) -> float:
+        """The budget, whether given or not."""
+        if self.method == "grid":
+            return 1.0
+        return 0.25 if self.budget is None else self.budget
 
 
 class Limits(_Section):
@@ -257,6 +274,9 @@ class Spec(_Section):
         """sha256, in hex, of all that decides what is measured: not tracking, not limits."""
         measured = self.canonical()
         del measured["tracking"], measured["limits"]
+        for option in ("budget", "seed"):  # younger than the stores that know sweeps without them
+            if measured["search"][option] is None:
+                del measured["search"][option]
         text = json.dumps(measured, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""``strategy.transport``: a transport's name, with its number where it takes one."""
+"""``strategy.transport``: a transport's name, with its number where it takes one; or auto."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ class TransportKind(Kind):
     @property
     def expected(self) -> str:
         numbered = ", ".join(f"{name}:N" for name, one in TRANSPORTS.items() if one.parameter)
-        return f"one of {', '.join(TRANSPORTS)}, or {numbered}"
+        return f"one of auto, {', '.join(TRANSPORTS)}, or {numbered}"
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
             raise Mismatch(self.expected)
+        if value == "auto":
+            return value
         try:
             parse(value)
         except ValueError:
             name = value.partition(":")[0]
-            close = nearest(name, TRANSPORTS) if name not in TRANSPORTS else None
+            close = nearest(name, ["auto", *TRANSPORTS]) if name not in TRANSPORTS else None
             raise Mismatch(
                 self.expected, hint=f"did you mean {close!r}?" if close else ""
             ) from None
@@ -37,4 +39,4 @@ class TransportKind(Kind):
             f"{name}(:[1-9][0-9]{{0,4}})?" if one.parameter else name
             for name, one in TRANSPORTS.items()
         )
-        return {"type": "string", "pattern": f"^({names})$"}
+        return {"type": "string", "pattern": f"^(auto|{names})$"}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ringray import tuned
 from ringray.environment import code_digest
 from ringray.kinds import KINDS
 
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
 
     from ringray.measure import Report
     from ringray.plan import Config
+    from ringray.tuned import Place
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank tells of itself when it starts. ``device`` is ``cpu`` or a GPU's name."""
+    """What a rank tells of itself when it starts. ``device`` is ``cpu`` or a GPU's name;
+    ``place``: where tuned choices hold for it."""
 
     pid: int
     address: str
     code: str
     device: str
     memory_bytes: int
+    place: Place
 
 
 class Rank:
@@ -39,6 +43,7 @@ class Rank:
 
     def __init__(self, device: str, threads: int) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler reports its own start
+        os.environ["RINGRAY_TUNED"] = "0"  # the driver chooses for all ranks
         if device == "cpu":
             # Triton decides when it is imported, and a CPU has no other way to run its kernels.
             os.environ["TRITON_INTERPRET"] = "1"
@@ -61,7 +66,7 @@ class Rank:
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)
             name, memory = properties.name, properties.total_memory
-        return Introduction(os.getpid(), _address(), code_digest(), name, memory)
+        return Introduction(os.getpid(), _address(), code_digest(), name, memory, tuned.here(name))
 
     def host_store(self, timeout: float) -> tuple[str, int]:
         """Rank 0: hold the store through which ranks find each other; its address and the port that

@@ -27,6 +27,8 @@ COMMANDS = {
     "validate": ("ringray.cli.specs:validate", "check a spec, and say what is wrong where"),
     "plan": ("ringray.cli.specs:plan", "list a spec's trials: predicted time, memory, traffic"),
     "run": ("ringray.cli.sweeps:run", "measure a spec's trials; continues what the store knows"),
+    "tune": ("ringray.cli.tuning:tune", "search for the best strategy or blocks, and keep them"),
+    "tuned": ("ringray.cli.tuning:show", "list the tuned choices; export or import them"),
     "resume": ("ringray.cli.sweeps:resume", "continue a sweep; measures nothing twice"),
     "list": ("ringray.cli.records:sweeps", "list the sweeps in the store"),
     "status": ("ringray.cli.records:status", "show where a sweep stands, and its results"),
@@ -124,19 +126,19 @@ def _parser() -> _Parser:
         )
         for name, (_, summary) in COMMANDS.items()
     }
-    for name in ("validate", "plan", "run"):
+    for name in ("validate", "plan", "run", "tune"):
         made[name].add_argument("spec", metavar="SPEC", help="YAML file")
     for name in ("resume", "status", "sync"):
         made[name].add_argument("sweep", metavar="SWEEP", help="name, or the start of its digest")
-    for name in ("run", "resume", "doctor"):
+    for name in ("run", "tune", "resume", "doctor"):
         made[name].add_argument(
             "--address", metavar="A", help="Ray cluster (default: RAY_ADDRESS, else local Ray)"
         )
-    for name in ("run", "resume", "list", "status", "sync"):
+    for name in ("run", "tune", "resume", "list", "status", "sync"):
         made[name].add_argument(
             "--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)"
         )
-    for name in ("run", "resume"):
+    for name in ("run", "tune", "resume"):
         made[name].add_argument(
             "--json", metavar="F", help="append a JSON line per trial to F; - is stdout"
         )
@@ -144,6 +146,9 @@ def _parser() -> _Parser:
             "--no-tracking", action="store_true", help="keep results in the store only, no MLflow"
         )
     made["plan"].add_argument("--json", metavar="F", help="write JSON to F; - is stdout")
+    moving = made["tuned"].add_mutually_exclusive_group()
+    moving.add_argument("--export", metavar="F", help="write all of them to F")
+    moving.add_argument("--import", metavar="F", dest="take", help="add those in F")
     for name in ("plan", "status"):
         made[name].add_argument("--all", action="store_true", help="show every trial")
     return parser

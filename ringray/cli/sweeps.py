@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ringray import spec as specs
 from ringray.cli.records import open_store, print_hops, print_results, say
 from ringray.errors import SpecError, UserError
+from ringray.kinds import TUNING
 from ringray.plan import build
 from ringray.report import words
 from ringray.report.live import observer
@@ -19,13 +20,13 @@ from ringray.store import Store, default_path
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
     from ringray.driver import Summary
     from ringray.plan import Plan
-    from ringray.records import SweepRow
+    from ringray.records import SweepRow, TrialRow
     from ringray.spec import Spec
     from ringray.tracking import Tracker
 
@@ -124,6 +125,21 @@ def _json_path(given: str | None) -> Path | None:
         ) from error
 
 
+def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow]) -> None:
+    """What a search has found."""
+    if plan.spec.kind not in TUNING and plan.spec.search.method == "grid":
+        return
+    from ringray.autotune import result
+    from ringray.report import searches, tables
+
+    found = result.found(plan, trials)
+    for table in searches.fronts(plan, trials, found):
+        tables.show(table, console)
+        console.print()
+    for line in searches.lines(plan, trials, found):
+        say(console, line)
+
+
 def _print_summary(
     console: Console, plan: Plan, store: Store, summary: Summary, arguments: argparse.Namespace
 ) -> None:
@@ -148,6 +164,7 @@ def _print_summary(
     print_results(console, ended, everything=False, more=more)
     print_hops(console, plan.digest, ended, everything=False, more=more)
     console.print()
+    _print_found(console, plan, trials)
     if any("ratio" in row.metrics for row in trials):
         compared = words.baseline(plan.runnable[0].config.as_dict())
         say(

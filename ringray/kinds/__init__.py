@@ -2,11 +2,15 @@
 
 To add one, write ``ringray/kinds/<name>.py`` beside the others and add its name to ``KINDS``.
 The modules need torch, so this registry holds their paths: specs and plans are checked against
-the names without importing any of them.
+the names without importing any of them. ``SEARCHABLE`` are those whose trials are timed run by run,
+so that a search may come back to one.
 """
 
 KINDS: dict[str, str] = {
     "correctness": "ringray.kinds.correctness",
     "latency": "ringray.kinds.latency",
     "overlap": "ringray.kinds.overlap",
+    "strategy-tune": "ringray.kinds.latency",
 }
+SEARCHABLE = ("latency", "strategy-tune")
+TUNING = {"strategy-tune": "strategy"}  # whose best points are kept as tuned choices, and as which

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ringray.autotune.schedule import UNASKED
 from ringray.report import words
 from ringray.report.board import Board, Group, trial_line, worst_error
 
@@ -79,7 +80,8 @@ class PlainLines:
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
         assert self._board is not None
         self._board.end(trial, outcome)
-        if trial.pruned is None:  # those were told of, by reason, at the start
+        # Those that are pruned were told of at the start, those left out are in the summary.
+        if trial.pruned is None and outcome.reason != UNASKED:
             self._line(trial_line(self._board, trial, outcome))
 
     def sweep_ended(self, summary: Summary) -> None:

@@ -205,7 +205,7 @@ def test_a_ring_sends_what_the_plan_says(
     messages: list[int] = []
 
     def summarise(
-        config: plan.Config, flops: int, reports: Sequence[Report]
+        config: plan.Config, flops: int, reports: Sequence[Report], before: object
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
         messages.append(sum(report.messages for report in reports))
         return measure.summarise(config, flops, reports)

@@ -64,7 +64,12 @@ def test_defaults() -> None:
             "seed": 0,
             "baseline": {"name": "sdpa", "threads": 2},
         },
-        "search": {"method": "grid", "objectives": ["median_ms"]},
+        "search": {
+            "method": "grid",
+            "objectives": ["median_ms"],
+            "budget": None,
+            "seed": None,
+        },
         "limits": {"trial_timeout": 120.0, "retries": 2},
         "tracking": {"experiment": "least", "uri": None, "enabled": True},
     }
@@ -254,7 +259,7 @@ def test_schema_describes_every_field() -> None:
     assert heads["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 1024}
     assert heads["anyOf"][1]["type"] == "array"
     partitions = schema["$defs"]["Strategy"]["properties"]["partition"]["anyOf"][0]["enum"]
-    assert partitions == ["contiguous", "striped", "zigzag", "zigzag-token"]
+    assert partitions == ["auto", "contiguous", "striped", "zigzag", "zigzag-token"]
 
 
 def test_schema_agrees_with_the_checks() -> None:

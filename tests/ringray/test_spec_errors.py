@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringray.errors import SpecError, UserError
+from ringray.kinds import KINDS
 from ringray.spec import load, parse
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ CASES = {
     # names
     "unknown kind": Broken(
         "kind: latency", "kind: latencey", 3, "kind",
-        "got 'latencey', expected one of correctness, latency, overlap; did you mean 'latency'?",
+        f"got 'latencey', expected one of {', '.join(KINDS)}; did you mean 'latency'?",
     ),
     "unknown partition": Broken(
         "zigzag", "zig-zag", 10, "strategy.partition", "did you mean 'zigzag'?"
@@ -118,7 +119,7 @@ CASES = {
     ),
     "nothing like it": Broken(
         "zigzag", "hexagonal", 10, "strategy.partition",
-        "got 'hexagonal', expected one of contiguous, striped, zigzag, zigzag-token",
+        "got 'hexagonal', expected one of auto, contiguous, striped, zigzag, zigzag-token",
     ),
     "unknown device": Broken("size: 2", "device: gpu", 5, "ring.device", "one of auto, cpu, cuda"),
     "unknown placement": Broken(

@@ -1,0 +1,141 @@
+"""What every method of search is given, what it asks and what it is told.
+
+All scores are to be small: ``score`` turns the sign of a metric that is to be large.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import statistics
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+LARGE_IS_GOOD = frozenset({"tflops", "tflops_per_rank", "tokens_per_s", "hidden"})
+NOISE = 0.1  # relative spread of one run, as long as nothing was measured twice
+_SURE = 2.0  # standard errors on each side of a score
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point that can be measured. ``choices``: its values of the searched fields;
+    ``predicted``: its scores by the cost model, infinite for an objective that it does not know."""
+
+    key: str
+    choices: tuple[tuple[str, Any], ...]
+    predicted: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``repeats`` is what a point gets that is measured in full, ``warmup`` what each visit costs
+    before; ``budget`` is the share that may be spent of the runs that measuring every point in full
+    takes; ``objectives``: how many."""
+
+    repeats: int
+    warmup: int
+    budget: float
+    seed: int
+    objectives: int = 1
+
+    def runs(self, points: int) -> int:
+        """How many runs may be spent on a search among ``points`` of them."""
+        return math.floor(self.budget * points * (self.warmup + self.repeats) + 1e-9)
+
+
+class Ask(NamedTuple):
+    """Measure this point until it has ``repeats`` runs that count, earlier visits included."""
+
+    key: str
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was measured: the scores, and the runs behind the first of them (empty where it is no
+    time). ``scores`` is None where the point failed."""
+
+    scores: tuple[float, ...] | None
+    samples: tuple[float, ...] = ()
+
+
+# Yields points to measure, which may be measured side by side; is sent what came of each by key;
+# ends when it wants no more. The same candidates, settings and answers give the same questions, so
+# that a search which was cut off is taken up by asking it again.
+Search = Generator[list[Ask], dict[str, Told], None]
+
+
+class Method(NamedTuple):
+    """``options``: the fields of a spec's ``search`` that it takes beside method and objectives."""
+
+    search: Callable[[Sequence[Candidate], Settings], Search]
+    options: frozenset[str]
+
+
+def load(path: str) -> Method:
+    """The method in the module ``path``."""
+    module = importlib.import_module(path)
+    return Method(module.search, frozenset(module.OPTIONS))
+
+
+def score(metric: str, value: float) -> float:
+    """``value`` so that less is better."""
+    return -value if metric in LARGE_IS_GOOD else value
+
+
+def by_prediction(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The likely best first: layer by layer of points that no other dominates, each in the order of
+    the first objective. Points of equal prediction stay in the plan's order."""
+    ordered: list[Candidate] = []
+    left = list(candidates)
+    while left:
+        front = set(nondominated([c.predicted for c in left]))
+        layer = [c for i, c in enumerate(left) if i in front]
+        ordered += sorted(layer, key=lambda c: c.predicted)
+        left = [c for i, c in enumerate(left) if i not in front]
+    return ordered
+
+
+def nondominated(scores: Sequence[tuple[float, ...]]) -> list[int]:
+    """Indices of the Pareto front: no other is at least as good in all and better in one."""
+    if scores and len(scores[0]) == 1:
+        least = min(scores)
+        return [i for i, one in enumerate(scores) if one == least]
+    return [
+        i
+        for i, one in enumerate(scores)
+        if not any(
+            other != one and all(a <= b for a, b in zip(other, one, strict=True))
+            for other in scores
+        )
+    ]
+
+
+def spread(told: Sequence[Told]) -> float:
+    """Relative standard deviation of one run, the median over all points that have several."""
+    found = [
+        statistics.stdev(one.samples) / statistics.fmean(one.samples)
+        for one in told
+        if len(one.samples) > 1
+    ]
+    return statistics.median(found) if found else NOISE
+
+
+def interval(told: Told, noise: float) -> tuple[float, float]:
+    """Between which values the first score lies, almost surely."""
+    assert told.scores is not None
+    value = told.scores[0]
+    width = _SURE * noise / math.sqrt(len(told.samples)) * abs(value) if told.samples else 0.0
+    return value - width, value + width
+
+
+def surely_worse(one: Told, other: Told, noise: float) -> bool:
+    """Whether ``other`` is at least as good in every objective, and better in the first beyond
+    doubt (where that is no time: better in some)."""
+    assert one.scores is not None
+    assert other.scores is not None
+    if not all(b <= a for a, b in zip(one.scores[1:], other.scores[1:], strict=True)):
+        return False
+    low, high = interval(one, noise)[0], interval(other, noise)[1]
+    return high < low or (high == low and other.scores != one.scores)

@@ -1,0 +1,70 @@
+"""What a search has found, from the store's rows; and the tuned choices that follow from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringray import tuned
+from ringray.autotune.schedule import UNASKED, Schedule
+from ringray.kinds import TUNING
+from ringray_kernels.backends import PREFERRED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringray.autotune.schedule import Found
+    from ringray.plan import Plan, Trial
+    from ringray.records import TrialRow
+
+_KEPT = ("median_ms", "p20_ms", "p80_ms", "peak_memory_bytes", "ratio", "tflops", "repeats")
+
+
+def found(plan: Plan, rows: Sequence[TrialRow]) -> list[Found]:
+    """The result of each study that has ended, in the plan's order."""
+    refused = {
+        row.key: row.reason or ""
+        for row in rows
+        if row.status == "pruned" and row.reason != UNASKED
+    }
+    ended = {row.key: row for row in rows if row.status not in (None, "pruned")}
+    schedule = Schedule(plan, refused, ended)
+    schedule.next()
+    return schedule.found()
+
+
+def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
+    """The best point of each study as a tuned choice."""
+    by_key = {row.key: row for row in rows}
+    kept = []
+    for study in found(plan, rows):
+        if study.best is None:
+            continue
+        trial = next(trial for trial in study.trials if trial.key == study.best)
+        kept.append(_entry(plan, trial, by_key[study.best]))
+    return kept
+
+
+def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
+    assert row.environment is not None
+    place = tuned.Place(**row.environment["place"])
+    config, chosen = trial.config, row.environment.get("chosen", {})
+    gpu = "cores" not in place.hardware
+    backend = config.backend
+    if backend == "auto":
+        backend = PREFERRED["cuda" if gpu else "cpu"][0]
+    choice: dict[str, Any] = {
+        name: chosen.get(name, getattr(config, name))
+        for name in ("partition", "transport", "backward", "blocks")
+    }
+    choice["backend"] = backend
+    if choice["backward"] == "auto":
+        choice["backward"] = tuned.DEFAULTS["backward"]
+    return tuned.Entry(
+        "strategy" if TUNING[trial.kind] == "strategy" else "kernel",
+        place,
+        config.bucket(gpu=gpu),
+        choice,
+        {name: row.metrics[name] for name in _KEPT if name in row.metrics},
+        plan.digest,
+        row.ended or 0.0,
+    )

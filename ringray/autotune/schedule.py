@@ -1,0 +1,233 @@
+"""From a plan to measurements, by the spec's method of search: what is measured next.
+
+A *study* is the search among the points of one problem on one size of ring: those that differ only
+in the fields that are searched. Studies follow each other in the plan's order. What the store
+already holds is told to the method instead of being measured, so a search that was cut off
+continues where it was.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ringray.autotune import METHODS
+from ringray.autotune.base import Candidate, Settings, Told, load, nondominated, score
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ringray.autotune.base import Ask, Search
+    from ringray.costmodel import Cost
+    from ringray.plan import Config, Plan, Trial
+    from ringray.records import Outcome, TrialRow
+
+UNASKED = "search: measured others instead"
+SEARCHED = ("transport", "backward", "backend", "blocks", "partition")
+_SAMPLES = {"median_ms": "ms", "ratio": "ratio"}  # objectives that are the median of samples
+
+
+class Work(NamedTuple):
+    """Measure ``trial`` until it has ``repeats`` samples; ``before`` is what it has."""
+
+    trial: Trial
+    repeats: int
+    before: Outcome | TrialRow | None
+
+    @property
+    def config(self) -> Config:
+        """What a ring is to run: the repeats that are still lacking."""
+        had = _counted(self.before) if self.before is not None else 0
+        return replace(self.trial.config, repeats=self.repeats - had)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a study found: keys of the best point by the first objective, of the Pareto front over
+    all (the best first) and of the points that nobody asked for; and how many runs it took."""
+
+    trials: tuple[Trial, ...]
+    best: str | None
+    front: tuple[str, ...]
+    unasked: tuple[str, ...]
+    runs: int
+
+
+class Schedule:
+    """Hands out work, and is told what came of it. Work that is out at the same time may be done
+    side by side and told in any order.
+
+    Args:
+        plan: every point that may be measured; its search says how.
+        refused: keys of points that the cluster cannot run.
+        done: what earlier runs have measured, by key.
+    """
+
+    def __init__(
+        self, plan: Plan, refused: Mapping[str, str], done: Mapping[str, TrialRow]
+    ) -> None:
+        self._objectives = plan.spec.search.objectives
+        self._results: dict[str, Outcome | TrialRow] = dict(done)
+        trials = [trial for trial in plan.runnable if trial.key not in refused]
+        self._studies = [self._study(plan, group) for group in studies(trials)]
+        self._of = {key: study for study in self._studies for key in study.trials}
+        self._open = list(self._studies)
+
+    def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
+        search, measure = plan.spec.search, plan.spec.measure
+        settings = Settings(
+            measure.repeats, measure.warmup, search.share, search.seed or 0, len(self._objectives)
+        )
+        varying = [name for name in SEARCHED if len({getattr(t.config, name) for t in trials}) > 1]
+        candidates = [
+            Candidate(
+                trial.key,
+                tuple((name, getattr(trial.config, name)) for name in varying),
+                tuple(_prediction(name, trial.predicted) for name in self._objectives),
+            )
+            for trial in trials
+        ]
+        asking = load(METHODS[search.method]).search(candidates, settings)
+        return _Study({trial.key: trial for trial in trials}, asking)
+
+    def ahead(self) -> list[Trial]:
+        """Trials that may still come, the next ones first."""
+        return [trial for study in self._open for trial in study.ahead()]
+
+    def next(self) -> Work | None:
+        """What to measure now. None: nothing until work that is out has been told of, or, if there
+        is none out, nothing more."""
+        for study in list(self._open):
+            while study.queue:
+                ask = study.queue.popleft()
+                before = self._results.get(ask.key)
+                if before is None or not _enough(before, ask.repeats):
+                    study.out += 1
+                    return Work(study.trials[ask.key], ask.repeats, before)
+                study.answers[ask.key] = self._told(before, ask.repeats)
+                if not study.queue and not study.out:
+                    study.advance()
+            if not study.out:
+                self._open.remove(study)
+        return None
+
+    def tell(self, work: Work, outcome: Outcome) -> None:
+        """``work`` was done."""
+        key = work.trial.key
+        study = self._of[key]
+        self._results[key] = outcome
+        study.answers[key] = self._told(outcome, work.repeats)
+        study.out -= 1
+        if not study.queue and not study.out:
+            study.advance()
+
+    def _told(self, result: Outcome | TrialRow, repeats: int) -> Told:
+        """A result, as it was after ``repeats`` runs."""
+        first, metrics = self._objectives[0], result.metrics
+        if result.status != "ok" or any(name not in metrics for name in self._objectives):
+            return Told(None)
+        samples = result.samples.get(_SAMPLES.get(first, ""), [])[:repeats]
+        values = [metrics[name] for name in self._objectives]
+        if samples:
+            values[0] = statistics.median(samples)
+        scores = tuple(score(name, x) for name, x in zip(self._objectives, values, strict=True))
+        return Told(scores, tuple(samples))
+
+    def unasked(self) -> list[Trial]:
+        """Points of studies that have ended which nobody asked for."""
+        return [
+            study.trials[key]
+            for study in self._studies
+            if study not in self._open
+            for key in study.trials
+            if key not in study.asked
+        ]
+
+    def found(self) -> list[Found]:
+        """The result of every study that has ended."""
+        return [self._found(study) for study in self._studies if study not in self._open]
+
+    def _found(self, study: _Study) -> Found:
+        asked = {key: repeats for key, repeats in study.asked.items() if key in self._results}
+        told = {key: self._told(self._results[key], repeats) for key, repeats in asked.items()}
+        # Who was measured often stands for itself; a lucky single run does not.
+        most = max((r for key, r in asked.items() if told[key].scores is not None), default=0)
+        scored = {
+            key: one.scores
+            for key, one in told.items()
+            if one.scores is not None and (asked[key] == most or len(self._objectives) > 1)
+        }
+        finalists = {key: scores for key, scores in scored.items() if asked[key] == most}
+        best = min(finalists, key=lambda key: finalists[key], default=None)
+        keys = list(scored)
+        front = [keys[i] for i in nondominated(list(scored.values()))]
+        front.sort(key=lambda key: scored[key])
+        return Found(
+            tuple(study.trials.values()),
+            best,
+            tuple(front),
+            tuple(key for key in study.trials if key not in study.asked),
+            sum(asked.values()),
+        )
+
+
+class _Study:
+    """One search, and where it stands: what its round still asks, how much of that is out, and what
+    has come back."""
+
+    def __init__(self, trials: dict[str, Trial], asking: Search) -> None:
+        self.trials = trials
+        self.asked: dict[str, int] = {}
+        self.answers: dict[str, Told] = {}
+        self.queue: deque[Ask] = deque()
+        self.out = 0
+        self._asking = asking
+        self._take(next(asking, []))
+
+    def _take(self, asks: Sequence[Ask]) -> None:
+        self.queue.extend(asks)
+        self.asked |= {ask.key: ask.repeats for ask in asks}
+
+    def ahead(self) -> list[Trial]:
+        """Those of this round first; after it any may come."""
+        first = dict.fromkeys(ask.key for ask in self.queue)
+        return [self.trials[key] for key in (first | dict.fromkeys(self.trials))]
+
+    def advance(self) -> None:
+        """To the next round, if there is one."""
+        answers, self.answers = self.answers, {}
+        try:
+            self._take(self._asking.send(answers))
+        except StopIteration:
+            return
+
+
+def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Trials by what is not searched, in their order."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        config = trial.config.as_dict()
+        same = repr([value for name, value in config.items() if name not in (*SEARCHED, "replica")])
+        groups.setdefault(same, []).append(trial)
+    return list(groups.values())
+
+
+def _prediction(objective: str, cost: Cost | None) -> float:
+    if cost is None:
+        return float("inf")
+    if objective in ("peak_memory_bytes", "sent_bytes"):
+        return float(getattr(cost, objective))
+    timed = {"median_ms", "p20_ms", "p80_ms", "ratio", "tflops", "tflops_per_rank", "tokens_per_s"}
+    return cost.time_ms if objective in timed else float("inf")
+
+
+def _enough(result: Outcome | TrialRow, repeats: int) -> bool:
+    if result.status != "ok":
+        return True  # it failed, and would again
+    return _counted(result) >= repeats or not _counted(result)
+
+
+def _counted(result: Outcome | TrialRow) -> int:
+    return len(result.samples.get("ms", ()))

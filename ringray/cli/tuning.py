@@ -1,0 +1,94 @@
+"""``tune``: a search whose results are kept; ``tuned``: what has been kept."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringray import spec as specs
+from ringray import tuned
+from ringray.cli.sweeps import execute
+from ringray.errors import SpecError, UserError
+from ringray.kinds import TUNING
+from ringray.plan import build
+from ringray.store import Store, default_path
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ringray.tuned import Entry
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """Runs a tuning spec, and keeps the best point of each problem for what leaves it open."""
+    plan = build(specs.load(arguments.spec))
+    if plan.spec.kind not in TUNING:
+        raise SpecError(
+            f"got {plan.spec.kind!r}, expected one of {', '.join(TUNING)} to be tuned; "
+            "`ringray run` measures the others",
+            path=plan.spec.path,
+            line=plan.spec.line_of("kind"),
+            field="kind",
+        )
+    tuned.table()  # a broken one is said before hours are spent
+    with Store(arguments.store or default_path()) as store:
+        code = execute(plan, store, arguments)
+        if code == 130:
+            return code
+        from ringray.autotune import result
+
+        found = result.entries(plan, store.trials(plan.digest))
+    screen = sys.stderr if arguments.json == "-" else sys.stdout
+    if not found:
+        print("tuned:  nothing, for no point could be measured", file=screen)
+        return code or 1
+    path = tuned.add(found)
+    print(f"tuned:  {len(found)} choice{'s' if len(found) > 1 else ''} in {path}", file=screen)
+    return code
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Lists, exports or imports tuned choices."""
+    if arguments.take is not None:
+        entries = tuned.read(Path(arguments.take))
+        path = tuned.add(entries)
+        print(f"{len(entries)} choices from {arguments.take} are in {path} now")
+        return 0
+    entries = tuned.table().entries
+    if arguments.export is not None:
+        if not entries:
+            raise UserError(f"nothing is tuned in {tuned.folder()}; `ringray tune SPEC` does it")
+        tuned.write(entries, Path(arguments.export))
+        print(f"{len(entries)} choices are in {arguments.export}")
+        return 0
+    if not entries:
+        print(f"nothing is tuned in {tuned.folder()} yet; `ringray tune SPEC` does it")
+        return 0
+    _print(entries)
+    return 0
+
+
+def _print(entries: list[Entry]) -> None:
+    from ringray.report import tables, words
+
+    here = tuned.here()
+    console = tables.console()
+    table = tables.bare_table()
+    for head in ("for", "choice", "reached", "on", "usable"):
+        table.add_column(head, no_wrap=head in ("reached", "usable"))
+    for entry in sorted(entries, key=lambda one: (one.use, str(one.bucket))):
+        bucket = entry.bucket
+        said = (
+            f"{entry.use}: ring {bucket.ring_size}, {bucket.tokens} tokens, "
+            f"{bucket.heads}/{bucket.kv_heads} heads × {bucket.head_dim}, {bucket.dtype}, "
+            f"{bucket.mask}, {'forward+backward' if bucket.backward else 'forward'}"
+        )
+        choice = " ".join(f"{k}={v}" for k, v in entry.choice.items() if v is not None)
+        current = replace(here, hardware=entry.place.hardware) == entry.place
+        table.add_row(
+            said, choice, f"{words.digits(entry.metrics.get('median_ms'))} ms",
+            entry.place.hardware, "yes" if current else "no: other kernels or versions",
+        )  # fmt: skip
+    tables.show(table, console)

@@ -1,0 +1,269 @@
+"""Tuned choices: which strategy and which blocks were measured to be fastest, for which problem.
+
+``ringray tune`` writes them to ``$RINGRAY_HOME/tuned/local.json``; every other JSON file in that
+folder is read too, so a table that was exported elsewhere is shipped by putting it there. An entry
+holds for one *bucket* of shapes, on the hardware, with the kernels and with the versions of torch
+and triton that it was measured with; anywhere else it is not used. Imports neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ringray import environment
+from ringray.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Use = Literal["strategy", "kernel"]
+DEFAULTS = {"partition": "zigzag", "transport": "ring", "backward": "planned"}
+_FORMAT = 1
+_LARGEST = 16 << 20  # bytes of one table
+_LOCAL = "local.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an entry holds: a GPU's name, or a CPU's with its cores; and what it was measured with
+    (``kernels``: digest of their source)."""
+
+    hardware: str
+    kernels: str
+    torch: str | None
+    triton: str | None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Problems that share a choice. ``tokens``: of a batch entry, per ring for a strategy and per
+    rank for a kernel, rounded up to a power of two, as ``batch`` is. ``mask``: full, causal, window
+    or documents. ``ring_size`` is 1 for a kernel, whose ``heads`` are those of one K/V head.
+    ``threads``: of a rank on a CPU, else 0."""
+
+    ring_size: int
+    threads: int
+    dtype: str
+    tokens: int
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mask: str
+    backward: bool
+
+    def of_kernel(self) -> Bucket:
+        """The bucket of the hops that this problem consists of."""
+        return Bucket(
+            1, self.threads, self.dtype, _rounded(-(-self.tokens // self.ring_size)), 1,
+            self.heads // self.kv_heads, 1, self.head_dim, self.mask, self.backward,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tuned choice. ``choice``: partition, transport, backward, backend, blocks and threads, as
+    far as they were searched or fixed; ``metrics``: what it reached; ``sweep``: the search's
+    digest; ``when``: Unix time in seconds."""
+
+    use: Use
+    place: Place
+    bucket: Bucket
+    choice: dict[str, Any]
+    metrics: dict[str, float] = field(default_factory=dict)
+    sweep: str = ""
+    when: float = 0.0
+
+    def __str__(self) -> str:
+        said = " ".join(f"{name}={value}" for name, value in self.choice.items())
+        return f"{said} (tuned by sweep {self.sweep[:8]})"
+
+
+def bucket(
+    *,
+    ring_size: int,
+    threads: int,
+    dtype: str,
+    seq_len: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    causal: bool,
+    window: int | None,
+    documents: object,
+    backward: bool,
+) -> Bucket:
+    """The bucket of a problem; see ``Bucket``."""
+    mask = "causal" if causal else "full"
+    if window is not None and window < seq_len - 1:
+        mask = f"window {_rounded(window + 1)}"
+    if documents is not None:
+        mask += ", documents"
+    return Bucket(
+        ring_size, threads, dtype, _rounded(seq_len), _rounded(batch), heads, kv_heads, head_dim,
+        mask, backward,
+    )  # fmt: skip
+
+
+def _rounded(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def here(device: str = "cpu") -> Place:
+    """This process's place. ``device``: a GPU's name, or cpu."""
+    machine = environment.hardware()
+    versions = environment.versions()
+    name = f"{machine['cpu']}, {machine['cores']} cores" if device == "cpu" else device
+    return Place(name, environment.kernel_digest(), versions["torch"], versions["triton"])
+
+
+class Table:
+    """Entries by use and bucket, of all places."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries: list[Entry] = []
+        self._by: dict[tuple[Use, Bucket], list[Entry]] = {}
+        for entry in entries:
+            self.put(entry)
+
+    def put(self, entry: Entry) -> None:
+        """Adds an entry; of two for the same place and bucket the younger one stays."""
+        rivals = self._by.setdefault((entry.use, entry.bucket), [])
+        same = next((one for one in rivals if one.place == entry.place), None)
+        if same is not None:
+            if same.when > entry.when:
+                return
+            rivals.remove(same)
+            self.entries.remove(same)
+        rivals.append(entry)
+        self.entries.append(entry)
+
+    def find(self, use: Use, wanted: Bucket, place: Place) -> tuple[Entry | None, str]:
+        """The entry that holds, or None; and why there is none, or where it is from."""
+        rivals = self._by.get((use, wanted), [])
+        for entry in rivals:
+            if entry.place == place:
+                return entry, str(entry)
+        if not rivals:
+            return None, "nothing tuned for this shape"
+        newest = max(rivals, key=lambda entry: entry.when)
+        return None, f"tuned for other {_differing(newest.place, place)}; tune again"
+
+
+def _differing(theirs: Place, ours: Place) -> str:
+    parts = []
+    for one in fields(Place):
+        there, now = getattr(theirs, one.name), getattr(ours, one.name)
+        if there != now:
+            short = 12 if one.name == "kernels" else 60
+            parts.append(f"{one.name} ({str(there)[:short]}, now {str(now)[:short]})")
+    return " and ".join(parts)
+
+
+def folder() -> Path:
+    """``$RINGRAY_HOME/tuned``; it need not exist."""
+    given = os.environ.get("RINGRAY_HOME")
+    return (Path(given).expanduser() if given else Path.home() / ".ringray") / "tuned"
+
+
+def table(path: Path | None = None) -> Table:
+    """Every entry in the files of ``path``, by default of ``folder()``; read again when a file has
+    changed.
+
+    Raises:
+        UserError: a file is no table of this format.
+    """
+    path = path or folder()
+    files = []
+    if path.is_dir():
+        files = [
+            (str(one), one.stat().st_mtime_ns, one.stat().st_size)
+            for one in sorted(path.glob("*.json"))
+        ]
+    return _table(tuple(files))
+
+
+@lru_cache(maxsize=4)
+def _table(files: tuple[tuple[str, int, int], ...]) -> Table:
+    return Table(entry for name, _, _ in files for entry in read(Path(name)))
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of one file.
+
+    Raises:
+        UserError: it cannot be read, or is no table of this format.
+    """
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ValueError(f"larger than {_LARGEST >> 20} MiB")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise ValueError(f"expected an object with format: {_FORMAT}")
+        return [_entry(one) for one in data["entries"]]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        said = f"misses {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{path}: is no table of tuned choices: {said}") from None
+
+
+_CHOICES = {
+    "partition": str, "transport": str, "backward": str, "backend": str, "blocks": (str, int),
+    "threads": int,
+}  # fmt: skip
+
+
+def _entry(data: Any) -> Entry:
+    if data["use"] not in ("strategy", "kernel"):
+        raise ValueError(f"use: got {data['use']!r}, expected strategy or kernel")
+    choice = dict(data["choice"])
+    for name, value in choice.items():
+        if name not in _CHOICES:
+            raise ValueError(f"choice: got {name!r}, expected some of {', '.join(_CHOICES)}")
+        if value is not None and not isinstance(value, _CHOICES[name]):  # type: ignore[arg-type]
+            raise ValueError(f"choice.{name}: got {value!r}")
+    metrics = {str(name): float(value) for name, value in data.get("metrics", {}).items()}
+    return Entry(
+        data["use"], Place(**data["place"]), Bucket(**data["bucket"]), choice, metrics,
+        str(data.get("sweep", "")), float(data.get("when", 0.0)),
+    )  # fmt: skip
+
+
+def write(entries: Iterable[Entry], path: Path) -> None:
+    """Replaces ``path``, whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    data = {"format": _FORMAT, "entries": [asdict(entry) for entry in entries]}
+    text = json.dumps(data, indent=1)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
+    """Puts entries into ``path``, by default the local table; returns it.
+
+    Raises:
+        UserError: the table that is there cannot be read, or not written.
+    """
+    path = path or folder() / _LOCAL
+    merged = Table(read(path) if path.exists() else [])
+    for entry in entries:
+        merged.put(entry)
+    write(merged.entries, path)
+    return path

@@ -1,0 +1,190 @@
+"""What every method of search promises, on made-up landscapes whose best point is known."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray.autotune import METHODS, Candidate, Settings, Told, load
+from ringray.autotune.base import nondominated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ringray.autotune.base import Ask, Search
+
+REPEATS, WARMUP = 18, 1
+SEARCHING = [name for name in METHODS if name != "grid"]
+
+LANDSCAPES: dict[str, Callable[[int, int, int], float]] = {
+    "bowl": lambda x, y, z: 10 + (x - 3) ** 2 + (y - 2) ** 2 + 2 * z,
+    "plateau": lambda x, y, z: 10 if (x, y, z) == (4, 1, 2) else 20 + x,
+    "ridge": lambda x, y, z: 10 + abs(x - y) + 0.5 * z,
+    "steps": lambda x, y, z: 10 * (1 + (x % 2)) + y + z,
+    "crossed": lambda x, y, z: 10 + (x ^ y) * 3 + abs(z - 1),
+}
+AXES = (range(6), range(4), range(3))
+
+
+def candidates(
+    cost: Callable[[int, int, int], float], knows: float = 0.3, objectives: int = 1
+) -> list[Candidate]:
+    """Points whose predictions are off by up to a factor of 1 + ``knows``."""
+    draw = random.Random(7)
+    found = []
+    for point in itertools.product(*AXES):
+        predicted = cost(*point) * (1 + knows * draw.random())
+        scores = (predicted, float(point[2]))[:objectives]
+        found.append(Candidate(str(point), tuple(zip("xyz", point, strict=True)), scores))
+    return found
+
+
+class Machine:
+    """Answers a search, and counts what it costs. ``noise``: relative spread of one run."""
+
+    def __init__(
+        self,
+        cost: Callable[[int, int, int], float],
+        *,
+        noise: float = 0.02,
+        seed: int = 0,
+        objectives: int = 1,
+        broken: Callable[[int], bool] = lambda x: False,
+    ) -> None:
+        self.cost, self.noise, self.objectives, self.broken = cost, noise, objectives, broken
+        self.draw = random.Random(seed)
+        self.samples: dict[str, list[float]] = {}
+        self.runs = 0
+        self.log: list[list[Ask]] = []
+
+    def point(self, key: str) -> tuple[int, int, int]:
+        x, y, z = map(int, key.strip("()").split(","))
+        return x, y, z
+
+    def answer(self, ask: Ask) -> Told:
+        x, y, z = self.point(ask.key)
+        had = self.samples.setdefault(ask.key, [])
+        if ask.repeats > len(had):
+            self.runs += WARMUP + ask.repeats - len(had)
+        if self.broken(x):
+            return Told(None)
+        while len(had) < ask.repeats:
+            had.append(self.cost(x, y, z) * (1 + self.draw.gauss(0, self.noise)))
+        middle = sorted(had)[len(had) // 2]
+        return Told((middle, float(z))[: self.objectives], tuple(had))
+
+    def play(self, search: Search) -> None:
+        asks = next(search, None)
+        while asks is not None:
+            self.log.append(asks)
+            try:
+                asks = search.send({ask.key: self.answer(ask) for ask in asks})
+            except StopIteration:
+                return
+
+    def best(self) -> str:
+        """The best of what was measured most often."""
+        most = max(len(samples) for samples in self.samples.values())
+        full = {k: sorted(s)[len(s) // 2] for k, s in self.samples.items() if len(s) == most}
+        return min(full, key=lambda key: full[key])
+
+
+def play(name: str, points: Sequence[Candidate], machine: Machine, **settings: float) -> Machine:
+    given = {"repeats": REPEATS, "warmup": WARMUP, "budget": 0.25, "seed": 0, **settings}
+    method = load(METHODS[name])
+    machine.play(method.search(points, Settings(objectives=machine.objectives, **given)))  # type: ignore[arg-type]
+    return machine
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_asks_for_points_that_exist_and_never_for_less_than_they_have(name: str) -> None:
+    points = candidates(LANDSCAPES["bowl"])
+    machine = play(name, points, Machine(LANDSCAPES["bowl"]))
+    had: dict[str, int] = {}
+    for asks in machine.log:
+        assert len({ask.key for ask in asks}) == len(asks)
+        for ask in asks:
+            assert had.get(ask.key, 0) < ask.repeats <= REPEATS
+            had[ask.key] = ask.repeats
+    assert set(had) <= {point.key for point in points}
+    assert max(had.values()) == REPEATS  # the best has been measured in full
+
+
+@pytest.mark.parametrize("name", SEARCHING)
+@pytest.mark.parametrize("budget", [0.02, 0.1, 0.25, 0.6])
+def test_it_keeps_to_its_budget(name: str, budget: float) -> None:
+    points = candidates(LANDSCAPES["ridge"])
+    machine = play(name, points, Machine(LANDSCAPES["ridge"]), budget=budget)
+    assert machine.runs <= budget * len(points) * (WARMUP + REPEATS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("budget", [1e-6, 1.0])
+def test_it_measures_something_whatever_the_budget(name: str, budget: float) -> None:
+    for count in (1, 2, 5):
+        points = candidates(LANDSCAPES["bowl"])[:count]
+        machine = play(name, points, Machine(LANDSCAPES["bowl"]), budget=budget)
+        assert max(map(len, machine.samples.values())) == REPEATS
+
+
+@pytest.mark.parametrize("name", ["halving", "optuna"])
+@pytest.mark.parametrize("landscape", LANDSCAPES)
+def test_it_finds_what_measuring_everything_finds(name: str, landscape: str) -> None:
+    cost = LANDSCAPES[landscape]
+    points = candidates(cost)
+    least = min(cost(*point) for point in itertools.product(*AXES))
+    losses = []
+    for seed in range(5):
+        machine = play(name, points, Machine(cost, seed=seed), seed=seed)
+        losses.append(cost(*machine.point(machine.best())) / least - 1)
+    assert sorted(losses)[2] <= 0.03
+    assert max(losses) <= 0.1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_points_that_fail_do_not_end_it(name: str) -> None:
+    cost = LANDSCAPES["bowl"]
+    machine = play(name, candidates(cost), Machine(cost, broken=lambda x: x in (3, 4)), budget=0.5)
+    assert machine.point(machine.best())[0] not in (3, 4)
+    play(name, candidates(cost), Machine(cost, broken=lambda x: True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_answers_lead_to_the_same_questions(name: str) -> None:
+    cost = LANDSCAPES["crossed"]
+    logs = [play(name, candidates(cost), Machine(cost)).log for _ in range(2)]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("name", ["random", "optuna"])
+def test_another_seed_is_another_search(name: str) -> None:
+    cost = LANDSCAPES["crossed"]
+    logs = [play(name, candidates(cost), Machine(cost), seed=seed).log for seed in (0, 1)]
+    assert logs[0] != logs[1]
+
+
+@pytest.mark.parametrize("name", ["halving", "optuna"])
+def test_of_several_objectives_it_measures_more_than_one_compromise(name: str) -> None:
+    """x alone decides the time, z the memory, and they pull apart."""
+
+    def cost(x: int, y: int, z: int) -> float:
+        return 10 + 4 * abs(x - 2) + 3 * (2 - z) + 5 * y
+
+    machine = play(name, candidates(cost, objectives=2), Machine(cost, objectives=2), budget=0.35)
+    points = [machine.point(key) for key in machine.samples]
+    front = nondominated([(cost(*point), float(point[2])) for point in points])
+    assert len({points[i][2] for i in front}) >= 2
+    best = min(cost(*point) for point in points)
+    assert best <= 1.1 * cost(2, 0, 2)
+
+
+def test_halving_spends_nothing_on_what_is_surely_worse() -> None:
+    """One point is far ahead: from the first rung on it is alone, however much may be spent."""
+    cost = LANDSCAPES["plateau"]
+    machine = play("halving", candidates(cost), Machine(cost), budget=1.0)
+    assert [len(asks) for asks in machine.log][1:] == [1] * (len(machine.log) - 1)
+    close = play("halving", candidates(LANDSCAPES["ridge"]), Machine(LANDSCAPES["ridge"]), budget=1)
+    assert len(close.log[1]) > 1

@@ -1,0 +1,99 @@
+"""A tuning sweep for real: searched, kept, and then taken where a spec or a call leaves it open."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray import tuned
+from tests.ringray import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.ringray.drive import Place
+
+TUNE = """\
+version: 1
+name: tiny-tune
+kind: strategy-tune
+ring: {size: 2, device: cpu}
+problem: {seq_len: 64, heads: 2, head_dim: 16, dtype: float32, direction: forward}
+strategy: {partition: auto, transport: [ring, bidirectional, ulysses]}
+measure: {warmup: 1, repeats: 4, baseline: null}
+search: {method: halving, objectives: [median_ms, peak_memory_bytes], budget: 0.6}
+"""
+TAKE = """\
+version: 1
+name: tiny-take
+kind: correctness
+ring: {size: [2, 3], device: cpu}
+problem: {seq_len: 64, heads: 2, head_dim: 16, dtype: float32, direction: forward}
+strategy: {partition: auto, transport: auto}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_tuned_and_taken(place: Place) -> None:
+    spec = place.spec(TUNE)
+    first = place.run("tune", spec, "--no-tracking", "--json", "tune.jsonl")
+    assert first.code == 0, first.err
+    assert "best of tiny-tune: " in first.out
+    assert "front of tiny-tune" in first.out
+    assert "tuned:  1 choice in " in first.out
+    entry = tuned.read(place.home / "tuned" / "local.json")[0]
+    ended = lines(place.home / "tune.jsonl")
+    measured = [line for line in ended if line["status"] == "ok"]
+    best = min(
+        (line for line in measured if line["metrics"].get("repeats", 4) == 4),
+        key=lambda line: line["metrics"]["median_ms"],
+    )
+    assert entry.choice["partition"] == best["config"]["partition"]
+    assert entry.choice["transport"] == best["config"]["transport"]
+    assert {"repeats"} <= set(measured[-1]["metrics"])
+    unasked = [line for line in ended if line["status"] == "pruned"]
+    assert len({line["config"]["partition"] + line["config"]["transport"] for line in ended}) == 12
+    assert all("measured others" in line["reason"] for line in unasked)
+
+    again = place.run("tune", spec, "--no-tracking", "--json", "again.jsonl")
+    assert again.code == 0, again.err
+    assert "connecting" not in again.out
+    assert lines(place.home / "again.jsonl") == []
+
+    taken = place.run("run", place.spec(TAKE), "--no-tracking", "--json", "take.jsonl")
+    assert taken.code == 0, taken.err
+    by_size = {line["config"]["ring_size"]: line for line in lines(place.home / "take.jsonl")}
+    chosen = by_size[2]["environment"]["chosen"]
+    assert chosen["partition"] == entry.choice["partition"]
+    assert chosen["transport"] == entry.choice["transport"]
+    assert entry.sweep[:8] in chosen["source"]
+    default = by_size[3]["environment"]["chosen"]
+    assert (default["partition"], default["transport"]) == ("zigzag", "ring")
+    assert "nothing tuned" in default["source"]
+    assert "nothing tuned for this shape" in taken.out
+
+    shown = place.run("tuned")
+    assert "ring 2, 64 tokens" in shown.out
+    assert "yes" in shown.out
+    assert place.run("tuned", "--export", "ours.json").code == 0
+    assert place.run("tuned", "--import", "ours.json").code == 0
+    assert len(tuned.read(place.home / "tuned" / "local.json")) == 1
+
+
+def test_only_tuning_kinds_are_tuned(place: Place) -> None:
+    done = place.run("tune", place.spec(TAKE))
+    assert done.code == 2
+    assert "expected one of strategy-tune" in done.err
+    assert not (place.home / "store.db").exists()
