@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringray import cluster, environment, trace
-from ringray.autotune.schedule import UNASKED, Schedule, Work
+from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule, Work
 from ringray.errors import PlaceError
 from ringray.kinds import TUNING
 from ringray.lines import Lines
@@ -125,7 +125,8 @@ def run(
                 to_measure = left_out is None
                 place = stack.enter_context(cluster.connect(address)) if to_measure else None
             refused = _refusals(plan, place) if place else left_out or {}
-            store.begin(sweep, [_info(trial, refused) for trial in plan.trials])
+            kept = {key: row.reason for key, row in done.items() if row.status == "pruned"}
+            store.begin(sweep, [_info(trial, refused | kept) for trial in plan.trials])
             try:
                 if tracking is not None:
                     tracker = tracking()
@@ -253,7 +254,7 @@ class _Session:
                 if warm and self._ended is not None:
                     self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
                 assert self._ring is not None
-                config, chosen = self._ring.settle(work.config)
+                config, chosen = self._ring.settle(work.config, trial.kind)
                 if chosen:
                     self._say(chosen["source"])
                 reports = self._ring.run(trial.kind, config, limits.trial_timeout)
@@ -274,6 +275,8 @@ class _Session:
             self._trace(trial, reports)
             reason = verdict(reports)
             status = "failed" if reason else "ok"
+            if refused := next((r.refused for r in reports if r.refused), None):
+                status, reason = "pruned", NOT_TRIED + refused
             described = self._sweep.environment
             where: dict[str, Any] = {"chosen": chosen} if chosen else {}
             if trial.kind in TUNING:
@@ -320,7 +323,10 @@ def _measured(
         trial.key: rows[trial.key]
         for trial in plan.runnable
         if trial.key in rows
-        and rows[trial.key].status in MEASURED
+        and (
+            rows[trial.key].status in MEASURED
+            or (rows[trial.key].reason or "").startswith(NOT_TRIED)
+        )
         and rows[trial.key].point
         == _point(trial, described, (rows[trial.key].environment or {}).get("chosen"))
     }

@@ -34,7 +34,7 @@ class Report:
     and ``transfer_seconds`` of all messages alone. ``sent_bytes``, ``messages``: of one pass.
     ``peak_memory_bytes``: of PyTorch's allocator, None where it was not measured. ``errors``:
     shares of the error budget by tensor (rank 0 only). ``hops``: as ``spans.hops``. ``spans``: of
-    the median repeat, from its barrier.
+    the median repeat, from its barrier. ``refused``: why this rank did not try.
     """
 
     rank: int
@@ -50,6 +50,7 @@ class Report:
     hops: list[Hop] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     failure: str | None = None
+    refused: str | None = None
 
 
 def quantile(values: Sequence[float], share: float) -> float:

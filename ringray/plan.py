@@ -225,7 +225,7 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: 
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         configs += [
             Config(**(chosen | strategy), **constant, replica=replica)
-            for strategy in space.strategies(spec.kind, chosen)
+            for strategy in space.points(spec.kind, chosen, "cpu" if hardware.cores else "cuda")
             for replica in range(spec.measure.replicas)
         ]
     configs = list(dict.fromkeys(configs))  # kv_heads null and its value are one point

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ringray import choose
 from ringray.environment import code_digest
 from ringray.errors import PlaceError, RingrayError
+from ringray.kinds import ALONE
 from ringray.worker import Rank
 from ringray_kernels.backends import PREFERRED
 
@@ -139,9 +140,11 @@ class Ring:
         flat = config.as_dict()
         return self._call([a.run.remote(kind, flat) for a in self._actors[: self.size]], timeout)
 
-    def settle(self, config: Config) -> tuple[Config, dict[str, Any]]:
+    def settle(self, config: Config, kind: str) -> tuple[Config, dict[str, Any]]:
         """``config`` with every choice made that it leaves open, the same for all ranks; and what
         was chosen, if anything but a default for the blocks, with its ``source``."""
+        if kind in ALONE:  # it is about to be tuned
+            return config, {}
         places = {rank.place for rank in self.ranks[: self.size]}
         place = self.ranks[0].place
         if len(places) > 1:  # nothing was tuned on such a ring

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringray import tuned
-from ringray.autotune.schedule import UNASKED, Schedule
+from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule
 from ringray.kinds import TUNING
 from ringray_kernels.backends import PREFERRED
 
@@ -21,12 +22,14 @@ _KEPT = ("median_ms", "p20_ms", "p80_ms", "peak_memory_bytes", "ratio", "tflops"
 
 def found(plan: Plan, rows: Sequence[TrialRow]) -> list[Found]:
     """The result of each study that has ended, in the plan's order."""
-    refused = {
-        row.key: row.reason or ""
-        for row in rows
-        if row.status == "pruned" and row.reason != UNASKED
-    }
-    ended = {row.key: row for row in rows if row.status not in (None, "pruned")}
+    refused, ended = {}, {}
+    for row in rows:
+        reason = row.reason or ""
+        if row.status == "pruned" and not reason.startswith(NOT_TRIED):
+            if reason != UNASKED:
+                refused[row.key] = reason
+        elif row.status is not None:
+            ended[row.key] = row
     schedule = Schedule(plan, refused, ended)
     schedule.next()
     return schedule.found()
@@ -35,13 +38,23 @@ def found(plan: Plan, rows: Sequence[TrialRow]) -> list[Found]:
 def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
     """The best point of each study as a tuned choice."""
     by_key = {row.key: row for row in rows}
-    kept = []
+    kept: dict[tuple[tuned.Place, tuned.Bucket], tuned.Entry] = {}
     for study in found(plan, rows):
         if study.best is None:
             continue
         trial = next(trial for trial in study.trials if trial.key == study.best)
-        kept.append(_entry(plan, trial, by_key[study.best]))
-    return kept
+        entry = _entry(plan, trial, by_key[study.best])
+        place = entry.place, entry.bucket
+        # Of kernels that were tuned one by one, each adds its blocks.
+        kept[place] = _joined(kept[place], entry) if place in kept else entry
+    return list(kept.values())
+
+
+def _joined(one: tuned.Entry, other: tuned.Entry) -> tuned.Entry:
+    cuts = [entry.choice["blocks"] for entry in (one, other)]
+    if not all(isinstance(cut, str) for cut in cuts):
+        return min(one, other, key=lambda entry: entry.metrics["median_ms"])
+    return replace(one, choice={**one.choice, "blocks": ",".join(cuts)}, when=other.when)
 
 
 def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:

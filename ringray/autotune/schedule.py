@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringray.autotune import METHODS
 from ringray.autotune.base import Candidate, Settings, Told, load, nondominated, score
+from ringray.autotune.kernels import kernel_of
+from ringray.kinds import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ringray.records import Outcome, TrialRow
 
 UNASKED = "search: measured others instead"
+NOT_TRIED = "not tried: "  # how a rank's own reason begins, which holds for the point alone
 SEARCHED = ("transport", "backward", "backend", "blocks", "partition")
 _SAMPLES = {"median_ms": "ms", "ratio": "ratio"}  # objectives that are the median of samples
 
@@ -205,11 +208,17 @@ class _Study:
 
 
 def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Trials by what is not searched, in their order."""
+    """Trials by what is not searched, in their order; of kernels each one by itself."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
-        config = trial.config.as_dict()
-        same = repr([value for name, value in config.items() if name not in (*SEARCHED, "replica")])
+        apart = [
+            value
+            for name, value in trial.config.as_dict().items()
+            if name not in (*SEARCHED, "replica")
+        ]
+        if trial.kind in ALONE:
+            apart.append(kernel_of(trial.config.blocks))
+        same = repr(apart)
         groups.setdefault(same, []).append(trial)
     return list(groups.values())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ringray.autotune import METHODS
 from ringray.autotune.base import load
 from ringray.errors import SpecError
-from ringray.kinds import SEARCHABLE
+from ringray.kinds import ALONE, SEARCHABLE
 
 if TYPE_CHECKING:
     from ringray.spec import Spec
@@ -42,6 +42,9 @@ def check(spec: Spec) -> None:
     if search.method != "grid" and spec.measure.replicas > 1:
         expected = f"1 with search.method {search.method}, which repeats what is worth it"
         raise _wrong(spec, "replicas", spec.measure.replicas, expected, "measure")
+    if spec.kind in ALONE and len(spec.sweep("ring", "size")) > 1:
+        expected = "one number: how many ranks measure side by side, each alone"
+        raise _wrong(spec, "size", list(spec.sweep("ring", "size")), expected, "ring")
     measured = list(_TIMED)
     measured += ["peak_memory_bytes"] if spec.measure.warmup else []
     measured += _COMPARED if spec.measure.baseline else []

@@ -1,4 +1,4 @@
-"""What ``auto`` opens up where strategies are tuned: every way that fits the ring and the heads."""
+"""What a tuning spec leaves open: every strategy that fits the ring and the heads, every cut."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from ringray import transport as transports
-from ringray import walk
-from ringray.kinds import TUNING
+from ringray import tuned, walk
+from ringray.autotune import kernels
+from ringray.kinds import ALONE, TUNING
 from ringray.partition import PARTITIONS
 
 if TYPE_CHECKING:
@@ -17,12 +18,22 @@ _TWO_DIMENSIONS = ("hybrid", "double-ring")
 _ONLY_NAMED = ("staged",)  # for ranks that have no other way
 
 
-def strategies(kind: str, chosen: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """The strategies that one point of a sweep stands for, as values of the fields that are
-    ``auto`` in it; elsewhere than in ``strategy-tune`` that stays, to be looked up."""
-    if kind not in TUNING:
+def points(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:
+    """What one point of a sweep stands for, as values of the fields that it leaves open: in
+    ``strategy-tune`` those that are ``auto``, in ``kernel-tune`` no blocks. Elsewhere it stays
+    open, to be looked up. ``device``: cpu or cuda."""
+    if kind in ALONE:
+        alone = {"ring_size": 1, **tuned.DEFAULTS}
+        given = chosen["blocks"]
+        for cut in kernels.cuts(chosen, device) if given is None else [given]:
+            yield {**alone, "blocks": cut}
+    elif kind in TUNING:
+        yield from _strategies(chosen)
+    else:
         yield {}
-        return
+
+
+def _strategies(chosen: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     open_fields = {
         "partition": list(PARTITIONS),
         "transport": _transports(chosen["ring_size"], chosen["heads"], chosen["kv_heads"]),

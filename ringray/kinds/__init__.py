@@ -11,6 +11,9 @@ KINDS: dict[str, str] = {
     "latency": "ringray.kinds.latency",
     "overlap": "ringray.kinds.overlap",
     "strategy-tune": "ringray.kinds.latency",
+    "kernel-tune": "ringray.kinds.kernel_tune",
 }
-SEARCHABLE = ("latency", "strategy-tune")
-TUNING = {"strategy-tune": "strategy"}  # whose best points are kept as tuned choices, and as which
+SEARCHABLE = ("latency", "strategy-tune", "kernel-tune")
+# Whose best points are kept as tuned choices, and for what.
+TUNING = {"strategy-tune": "strategy", "kernel-tune": "kernel"}
+ALONE = ("kernel-tune",)  # whose ranks measure different points side by side, as rings of one

@@ -1,0 +1,74 @@
+"""The ways of cutting one rank's attention that kernel-tune tries: one kernel's at a time.
+
+What a kind of GPU cannot run, or compiles to spills, is found out on the rank that has it; here is
+all that some known GPU may run. Imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from ringray_kernels.backends import PREFERRED
+from ringray_kernels.backends.triton.defaults import default
+from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_ROWS = (64, 128, 256, 512, 1024, 2048, 4096)  # of one fused call
+_TILES = (32, 64, 128, 256)
+_WARPS = (4, 8)
+_STAGES = (1, 2, 3, 4)
+_MOST_PACKED = 8
+
+
+def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
+    """Values of ``blocks`` for one problem of a sweep, by the backend that computes there."""
+    backend = chosen["backend"]
+    if backend == "auto":
+        backend = PREFERRED[device][0]
+    if backend == "aten":
+        return [None, *(rows for rows in _ROWS if rows < chosen["seq_len"])]
+    if backend != "triton":
+        return [None]
+    kernels: list[Kernel] = ["forward"]
+    if chosen["direction"] == "forward+backward":
+        kernels += ["dq", "dkv"]
+    itemsize = 4 if chosen["dtype"] == "float32" else 2
+    group = max(1, chosen["heads"] // chosen["kv_heads"])
+    return [
+        str(Blocks(**{kernel: config}))  # type: ignore[arg-type]
+        for kernel in kernels
+        for config in configs(Problem(kernel, chosen["head_dim"], itemsize, group))
+    ]
+
+
+def kernel_of(blocks: int | str | None) -> str:
+    """Which kernel a point is about; "" for all of them."""
+    return blocks.partition("=")[0] if isinstance(blocks, str) else ""
+
+
+def configs(problem: Problem) -> list[BlockConfig]:
+    """What some known GPU may run, the defaults first."""
+    found: dict[BlockConfig, None] = {}
+    for target in TARGETS.values():
+        try:
+            found[default(problem, target)] = None
+        except ValueError:
+            continue
+    for config in _combinations(problem):
+        if any(supports(config, problem, target) is None for target in TARGETS.values()):
+            found[config] = None
+    return list(found)
+
+
+def _combinations(problem: Problem) -> Iterator[BlockConfig]:
+    packs = [1]
+    if problem.kernel != "dkv":
+        packs += [n for n in (2, 4, _MOST_PACKED) if problem.group % n == 0]
+    splits = (False, True) if problem.kernel == "dkv" and problem.head_dim > 64 else (False,)
+    paths = ("pointers", "descriptors", "specialised")
+    for path, pack, split in itertools.product(paths, packs, splits):
+        for m, n, warps, stages in itertools.product(_TILES, _TILES, _WARPS, _STAGES):
+            yield BlockConfig(m, n, warps, stages, path, pack, split)  # type: ignore[arg-type]
