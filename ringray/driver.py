@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ringray.cluster import Cluster
     from ringray.measure import Report
     from ringray.plan import Plan, Trial
-    from ringray.ring import Ring
     from ringray.store import Store
     from ringray.tracking import Tracker
 
@@ -175,56 +174,29 @@ class _Session:
         lines: Path | None,
         summary: Summary,
     ) -> None:
-        self._plan, self._store, self._observer, self._place = plan, store, observer, place
+        self._plan, self._store, self._observer = plan, store, observer
         self._sweep, self._lines, self._summary = sweep, lines, summary
-        self._ring: Ring | None = None
+        from ringray.warm import WarmRing
+
+        self._warm = WarmRing(place, plan.spec, observer.note)
         self._ended: float | None = None  # when the last trial did, on perf_counter
 
     def close(self) -> None:
         """Give the ring back."""
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = None
+        self._warm.close()
 
     def run(self, trials: list[Trial]) -> None:
-        """Run ``trials`` in their order."""
+        """Run ``trials`` in their order, then give the ring back: nodes that nobody needs cost
+        while the tracker writes its last."""
         for at, trial in enumerate(trials):
             outcome = self._measure(trial, trials[at:])
+            self._warm.rest()
             self._ended = time.perf_counter()
             self._store.record(self._plan.digest, trial.key, outcome)
             self._summary.measured += 1
             _append(self._lines, self._sweep, trial, outcome)
             self._observer.trial_ended(trial, outcome)
-
-    def _ring_for(self, trial: Trial, ahead: list[Trial]) -> bool:
-        """Have a ring that fits ``trial``; True if it was already warm.
-
-        A GPU ring has exactly the ranks that it needs, since idle GPUs cost. On CPU actors are
-        started once, as many as any trial ahead needs, and re-formed into smaller rings.
-        """
-        placement = self._place.placement(trial.config)
-        size = trial.config.ring_size
-        ring = self._ring
-        fits = ring is not None and ring.placement == placement and ring.capacity >= size
-        if fits and placement.device == "cuda":
-            fits = ring is not None and ring.capacity == size
-        if not fits:
-            from ringray.ring import Ring
-
-            self.close()
-            capacity = size
-            if placement.device == "cpu":
-                capacity = max(
-                    t.config.ring_size
-                    for t in ahead
-                    if self._place.placement(t.config) == placement
-                )
-            self._observer.note(f"starting {capacity} {placement.device} actors")
-            self._ring = Ring(capacity, placement, self._plan.spec.limits.trial_timeout)
-        assert self._ring is not None
-        same = fits and self._ring.size == size
-        self._ring.form(size)
-        return same
+        self.close()
 
     def _measure(self, trial: Trial, ahead: list[Trial]) -> Outcome:
         """One trial's outcome; a ring that dies is replaced and the trial tried again."""
@@ -235,11 +207,10 @@ class _Session:
         for attempt in range(1, limits.retries + 2):
             self._observer.trial_started(trial, attempt)
             try:
-                warm = self._ring_for(trial, ahead)
+                ring, warm = self._warm.take(trial.config, (t.config for t in ahead))
                 if warm and self._ended is not None:
                     self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
-                assert self._ring is not None
-                reports = self._ring.run(trial.kind, trial.config, limits.trial_timeout)
+                reports = ring.run(trial.kind, trial.config, limits.trial_timeout)
             except RingFault as fault:
                 self.close()
                 if fault.kind == "died" and attempt <= limits.retries:

@@ -65,7 +65,7 @@ def test_defaults() -> None:
             "baseline": {"name": "sdpa", "threads": 2},
         },
         "search": {"method": "grid", "objectives": ["median_ms"]},
-        "limits": {"trial_timeout": 120.0, "retries": 2},
+        "limits": {"trial_timeout": 120.0, "retries": 2, "place_timeout": 600.0},
         "tracking": {"experiment": "least", "uri": None, "enabled": True},
     }
 
