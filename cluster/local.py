@@ -6,8 +6,8 @@
 
 The head has no CPUs; nodes are those of cluster/local-autoscaling.yaml. Everything listens on the
 loopback alone, on free ports, with a token that only this process and its children know (or that of
-RAY_AUTH_TOKEN). The number of nodes is printed to stderr whenever it changes; the exit code is the
-command's.
+RAY_AUTH_TOKEN). The numbers of nodes and of placement groups that wait are printed to stderr when
+they change; the exit code is the command's.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ import yaml
 
 CONFIG = Path(__file__).with_name("local-autoscaling.yaml")
 HOST = "127.0.0.1"
+# Ray turns the loopback's address into one that others can reach, for head, nodes and clients,
+# unless it thinks that it can have no cluster.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 HEAD = "node:__internal_head__"  # the resource by which Ray marks its head node
 START_S = 60.0  # for the head to answer
 STOP_S = 10.0  # for its processes to end by themselves
@@ -63,7 +66,7 @@ class Local:
                 sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
                 f"--port={self.address.rpartition(':')[2]}", f"--node-ip-address={HOST}",
                 "--num-cpus=0", "--num-gpus=0", f"--autoscaling-config={written}",
-                f"--temp-dir={self.folder}", "--ray-client-server-port=0",
+                f"--temp-dir={self.folder}", f"--ray-client-server-port={_free_port()}",
                 "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
                 "--disable-usage-stats", *web,
             ],
@@ -77,6 +80,7 @@ class Local:
             "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
+            **LOOPBACK,
         }
 
     def _environment(self) -> dict[str, str]:
@@ -92,12 +96,11 @@ class Local:
             "RAY_enable_autoscaler_v2": "1",
             "AUTOSCALER_UPDATE_INTERVAL_S": os.environ.get("AUTOSCALER_UPDATE_INTERVAL_S", "1"),
             "AUTOSCALER_METRIC_PORT": "0",
-            # Nodes take the machine's own address otherwise, which others may reach.
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            **LOOPBACK,
         }
 
-    def nodes(self) -> int | None:
-        """Live nodes beside the head; None while nobody answers."""
+    def look(self) -> tuple[int, int] | None:
+        """Live nodes beside the head, and placement groups that wait; None if nobody answers."""
         from ray._raylet import GcsClient
         from ray.core.generated import autoscaler_pb2
 
@@ -108,12 +111,13 @@ class Local:
         state = autoscaler_pb2.GetClusterStatusReply.FromString(answer).cluster_resource_state
         alive = [node for node in state.node_states if node.status != autoscaler_pb2.DEAD]
         heads = sum(HEAD in node.total_resources for node in alive)
-        return len(alive) - heads if heads else None
+        waiting = len(state.pending_gang_resource_requests)
+        return (len(alive) - heads, waiting) if heads else None
 
     def wait_ready(self) -> None:
         """Until the head answers; SystemExit if it does not."""
         until = time.monotonic() + START_S
-        while self.nodes() is None:
+        while not _listens(self.address) or self.look() is None:
             if self.head.poll() is not None or time.monotonic() > until:
                 said = (self.folder / "head.log").read_text()[-2000:]
                 raise SystemExit(f"the head did not start:\n{said}")
@@ -149,20 +153,20 @@ class Local:
 
 
 class Watch(threading.Thread):
-    """Prints the number of nodes whenever it changes."""
+    """Prints the number of nodes, and of placement groups that wait for some, when it changes."""
 
     def __init__(self, cluster: Local) -> None:
         super().__init__(daemon=True)
         self._cluster, self._began = cluster, time.monotonic()
         self._ended = threading.Event()
-        self.count = 0
+        self.nodes, self.waiting = 0, 0
 
     def run(self) -> None:
         while not self._ended.wait(LOOK_S):
-            count = self._cluster.nodes()
-            if count is not None and count != self.count:
-                self.count = count
-                self.say(f"{count} node{'' if count == 1 else 's'}")
+            now = self._cluster.look()
+            if now is not None and now != (self.nodes, self.waiting):
+                self.nodes, self.waiting = now
+                self.say(f"{self.nodes} nodes, {self.waiting} placement groups waiting")
 
     def say(self, text: str) -> None:
         """A line with the seconds since the start."""
@@ -179,6 +183,14 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _listens(address: str) -> bool:
+    """Whether somebody does; Ray itself would try for half a minute."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+        return True
+    return False
+
+
 def main(argv: list[str]) -> int:
     """The exit code of the command; 0 without one."""
     own, _, command = (argv, None, []) if "--" not in argv else _split(argv)
@@ -193,22 +205,21 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(own)
     # A closed terminal or a supervisor ends it as Ctrl-C does, cluster and all.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ["RAY_AUTH_MODE"] = "token"
     cluster = Local(given.config, given.dashboard_port)
-    os.environ["RAY_AUTH_TOKEN"] = cluster.token
+    os.environ.update(cluster.exports())
     try:
         cluster.wait_ready()
         watch = Watch(cluster)
-        watch.say(f"head at {cluster.address}, no nodes")
+        watch.say(f"head at {cluster.address}")
         watch.start()
         code = _run(cluster, command)
         if command:
             watch.say(f"the command ended with {code}")
-        if given.until_empty:
+        if given.until_empty and code != 130:
             until = time.monotonic() + cluster.idle_s + EMPTY_S
-            while watch.count and time.monotonic() < until:
+            while watch.nodes and time.monotonic() < until:
                 time.sleep(LOOK_S)
-            code = code or (1 if watch.count else 0)
+            code = code or (1 if watch.nodes else 0)
         watch.stop()
         if given.log is not None:
             given.log.write_text("\n".join(cluster.decisions()) + "\n")
@@ -230,7 +241,7 @@ def _run(cluster: Local, command: list[str]) -> int:
         for name, value in cluster.exports().items():
             print(f"export {name}={value}", flush=True)
         return cluster.head.wait()
-    client = subprocess.Popen(command, env=os.environ | cluster.exports())
+    client = subprocess.Popen(command, env=dict(os.environ))
     try:
         return client.wait()
     except KeyboardInterrupt:  # it got the same signal; its end is worth waiting for

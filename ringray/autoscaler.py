@@ -116,7 +116,7 @@ class Standing:
 
     ``starting``: nodes on their way, by type; ``failed``: types that could not be started -> why;
     ``refused``: the autoscaler finds no nodes for the group; ``busy``: others use the cluster;
-    ``version``: of the autoscaler's state, which grows.
+    ``version``: of the cluster's state that it has seen, which grows with each of its rounds.
     """
 
     starting: Mapping[str, int]
@@ -149,7 +149,7 @@ def standing(group: str) -> Standing | None:
 
 def _standing(reply: Any, group: str) -> Standing | None:
     state = reply.autoscaling_state
-    if not state.autoscaler_state_version:
+    if not state.last_seen_cluster_resource_state_version:
         return None
     starting: dict[str, int] = {}
     for request in state.pending_instance_requests:
@@ -172,7 +172,7 @@ def _standing(reply: Any, group: str) -> Standing | None:
             for name, amount in node.total_resources.items()
             if name in ("CPU", "GPU")
         ),
-        version=state.autoscaler_state_version,
+        version=state.last_seen_cluster_resource_state_version,
     )
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from ray._raylet import GcsClient
-from ray.core.generated import autoscaler_pb2 as messages
 
 from tests.ringray import drive
 from tests.ringray.drive import REPOSITORY, Place, tiny, wait_until
@@ -26,6 +25,7 @@ pytestmark = pytest.mark.chaos
 IDLE_S = 5.0
 SHRINK_S = IDLE_S + 20  # from the end of the sweep to no nodes
 CONFIG = REPOSITORY / "cluster" / "local-autoscaling.yaml"
+SEEN = re.compile(r"(\d+) nodes, (\d+) placement groups waiting")
 # ringray where nothing can be read of the autoscaler's configuration.
 BLIND = """\
 import sys
@@ -47,17 +47,16 @@ class Growing(Place):
     def environment(self) -> dict[str, str]:
         return super().environment | self.exports
 
-    def state(self) -> Any:
-        """What Ray's control plane says of nodes and of placement groups that wait."""
-        answer = GcsClient(address=self.exports["RAY_ADDRESS"]).get_cluster_status(timeout_s=5)
-        return messages.GetClusterStatusReply.FromString(answer).cluster_resource_state
+    def _seen(self) -> list[tuple[int, int]]:
+        """Nodes and waiting placement groups over time, as `cluster/local.py` tells of them."""
+        log = (self.home / "cluster.log").read_text()
+        return [(0, 0), *((int(n), int(g)) for n, g in SEEN.findall(log))]
 
     def nodes(self) -> int:
-        alive = [n for n in self.state().node_states if n.status != messages.DEAD]
-        return len(alive) - 1
+        return self._seen()[-1][0]
 
     def waiting(self) -> int:
-        return len(self.state().pending_gang_resource_requests)
+        return self._seen()[-1][1]
 
     def blind(self, *arguments: object) -> drive.Done:
         """``ringray ARGUMENTS`` that cannot read what the cluster can offer."""
@@ -76,30 +75,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growing]:
     config = yaml.safe_load(CONFIG.read_text()) | {"idle_timeout_minutes": IDLE_S / 60}
     path = home / "cluster.yaml"
     path.write_text(yaml.safe_dump(config))
-    with pytest.MonkeyPatch.context() as patch:
-        for plain in drive.place(home):
-            made = Growing(plain.home, plain.ray, plain.started)
-            cluster = subprocess.Popen(
-                [sys.executable, str(REPOSITORY / "cluster" / "local.py"), "--config", str(path)],
-                stdout=subprocess.PIPE, stderr=(home / "cluster.log").open("w"), text=True,
-                cwd=home, env=made.environment,
-            )  # fmt: skip
-            try:
-                assert cluster.stdout is not None
-                for _ in range(3):
-                    name, _, value = (
-                        cluster.stdout.readline().removeprefix("export ").partition("=")
-                    )
-                    made.exports[name] = value.strip()
-                assert set(made.exports) == {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
-                for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-                    patch.setenv(name, made.exports[name])
-                yield made
-            finally:
-                cluster.terminate()
-                cluster.wait(60)
-            assert cluster.returncode == 130
-            made.check_nothing_is_left()
+    for plain in drive.place(home):
+        made = Growing(plain.home, plain.ray, plain.started)
+        cluster = subprocess.Popen(
+            [sys.executable, str(REPOSITORY / "cluster" / "local.py"), "--config", str(path)],
+            stdout=subprocess.PIPE, stderr=(home / "cluster.log").open("w"), text=True,
+            cwd=home, env=made.environment,
+        )  # fmt: skip
+        try:
+            assert cluster.stdout is not None
+            for _ in range(4):
+                line = cluster.stdout.readline().removeprefix("export ")
+                name, _, value = line.partition("=")
+                made.exports[name] = value.strip()
+            assert {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} <= set(made.exports), made.exports
+            yield made
+        finally:
+            cluster.terminate()
+            cluster.wait(60)
+        assert cluster.returncode == 130
+        made.check_nothing_is_left()
 
 
 def test_a_sweep_grows_the_cluster_and_lets_it_shrink(place: Growing) -> None:

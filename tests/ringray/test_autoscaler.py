@@ -113,7 +113,9 @@ def test_a_pod_asks_kubernetes_for_its_raycluster(monkeypatch: pytest.MonkeyPatc
 
 def reply(version: int = 1, **state: Any) -> Any:
     return messages.GetClusterStatusReply(
-        autoscaling_state=messages.AutoscalingState(autoscaler_state_version=version, **state)
+        autoscaling_state=messages.AutoscalingState(
+            last_seen_cluster_resource_state_version=version, **state
+        )
     )
 
 
