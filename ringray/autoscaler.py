@@ -136,7 +136,7 @@ def standing(group: str) -> Standing | None:
 
     Autoscaler v1 reports nothing here, and neither does v2 before its first round.
     """
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.core.generated import autoscaler_pb2
 
     try:

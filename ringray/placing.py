@@ -54,7 +54,7 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
             raise PlaceError(
                 f"no place for a ring of {ranks} after {patience.seconds:g} s "
                 f"(limits.place_timeout): each rank needs {need}, free now "
-                f"{_free() or 'nothing'}{f', {standing}' if standing and str(standing) else ''}; "
+                f"{_free() or 'nothing'}{_coming(standing)}; "
                 "wait for other work to end, or shrink ring.size"
             )
         said = _said(standing, ranks)
@@ -66,7 +66,12 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
 def _said(standing: Standing | None, ranks: int) -> str:
     if standing is None or standing.refused:
         return f"waiting for a place for {ranks} ranks, free now {_free() or 'nothing'}"
-    return f"waiting for nodes: {standing or 'the autoscaler decides'}"
+    return f"waiting for nodes: {str(standing) or 'the autoscaler decides'}"
+
+
+def _coming(standing: Standing | None) -> str:
+    said = "" if standing is None else str(standing)
+    return f", {said}" if said else ""
 
 
 class _Doubt:
