@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 import ray
+import ray.util.client
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -47,6 +48,8 @@ def reach(present: Offer) -> Offer | None:
 
 def _ask() -> Found:
     """Looks on this machine, and if the head is another one, there."""
+    if ray.util.client.ray.is_connected():  # a client is told nothing of the control plane
+        return Found("unknown")
     port = _gcs_address().rpartition(":")[2]
     found = look(port)
     if found.source != "unknown":
