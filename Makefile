@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint format chaos clean
+.PHONY: help setup quickstart autoscaling test lint format chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -38,6 +38,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 quickstart: $(STAMP) ## measure real rings on this machine, in four partitions
 	@$(BIN)/python -m ringray run experiments/quickstart.yaml
+
+autoscaling: $(STAMP) ## measure rings on a cluster that grows and shrinks on this machine
+	@$(BIN)/python cluster/local.py --until-empty -- \
+	  $(BIN)/python -m ringray run experiments/autoscaling.yaml
 
 test: $(STAMP) ## run the quick tests
 	@$(PYTEST) tests -m "not slow and not chaos and not gpu"

@@ -7,17 +7,19 @@ import logging
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ringray.errors import PlaceError
+from ringray.offer import of_nodes
 from ringray.pruning import Reason, unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from ringray.offer import Offer
     from ringray.plan import Config
     from ringray.ring import Placement
 
@@ -25,7 +27,6 @@ LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it h
 RANK_BYTES = 512 << 20  # resident memory of a rank that does nothing yet
 GRACE_S = 5.0  # for the processes of an embedded Ray to end by themselves
 PROBE_S = 5.0  # for a cluster's address to answer
-_WAY_OUT = "; shrink ring.size, or name a larger cluster: --address"
 _STRATEGIES = {
     "pack": "PACK",
     "spread": "SPREAD",
@@ -34,20 +35,33 @@ _STRATEGIES = {
 }
 
 
-@dataclass(frozen=True)
 class Cluster:
-    """A connected Ray. ``local``: started by this process, for this process alone."""
+    """A connected Ray.
 
-    local: bool
-    cpus: float
-    gpus: float
-    nodes: int
+    ``local``: started by this process, for this process alone; ``present``: the nodes that it has;
+    ``reach``: asks which it can come to have, None where that cannot be known. It is asked once,
+    and only when those that are there do not answer the question.
+    """
+
+    def __init__(
+        self, local: bool, present: Offer, reach: Callable[[], Offer | None] | None = None
+    ) -> None:
+        self.local = local
+        self.present = present
+        self._ask = reach or (lambda: present)
+
+    @cached_property
+    def reach(self) -> Offer | None:
+        """The nodes that there can be; None where that cannot be known."""
+        return self._ask()
 
     def device(self, wanted: str) -> str:
-        """cpu or cuda; ``auto`` takes GPUs where there are any."""
+        """cpu or cuda; ``auto`` takes GPUs where there are any, or can be."""
         if wanted != "auto":
             return wanted
-        return "cuda" if self.gpus >= 1 else "cpu"
+        if self.present.has("GPU"):
+            return "cuda"
+        return "cuda" if self.reach is not None and self.reach.has("GPU") else "cpu"
 
     def placement(self, config: Config) -> Placement:
         """What each rank of the trial's ring asks Ray for."""
@@ -59,25 +73,48 @@ class Cluster:
         bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
         return Placement(device, config.threads, _STRATEGIES[config.placement], bundle)
 
+    def certain(self, config: Config) -> bool:
+        """Whether it is known that the trial's ring finds a place, if only it waits."""
+        return self._here(config) or self.reach is not None
+
+    def exact(self, config: Config) -> bool:
+        """Whether a ring has the trial's ranks and no more: idle GPUs cost, and so do nodes that a
+        cluster would give back."""
+        return self.device(config.device) == "cuda" or self.reach != self.present
+
     def refusal(self, config: Config) -> Reason | None:
         """Why the trial can never run here, or None."""
-        need = dict(self.placement(config).bundle)
-        for name, have in (("GPU", self.gpus), ("CPU", self.cpus)):
-            total = need.get(name, 0.0) * config.ring_size
-            if total > have:
-                return Reason(
-                    "ring.size",
-                    f"a ring of {config.ring_size} needs {total:g} {name}s, "
-                    f"{'this machine' if self.local else 'the cluster'} can hold {have:g}"
-                    + _WAY_OUT,
-                )
-        if config.placement == "strict-spread" and config.ring_size > self.nodes:
-            return Reason(
-                "ring.size",
-                f"strict-spread of {config.ring_size} ranks needs as many nodes, "
-                f"there are {self.nodes}" + _WAY_OUT,
-            )
+        if not self._here(config):
+            offer = self.reach
+            if offer is not None and self._largest(offer, config) < config.ring_size:
+                return self._too_much(offer, config)
         return unfit(config, self.device(config.device))
+
+    def _here(self, config: Config) -> bool:
+        return self._largest(self.present, config) >= config.ring_size
+
+    def _largest(self, offer: Offer, config: Config) -> float:
+        placement = self.placement(config)
+        return offer.ranks(dict(placement.bundle), placement.strategy)
+
+    def _too_much(self, offer: Offer, config: Config) -> Reason:
+        placement, size = self.placement(config), config.ring_size
+        where = "this machine can hold" if self.local else "the cluster can offer"
+        if placement.device == "cuda" and not offer.has("GPU"):
+            return Reason(
+                "ring.device",
+                f"cuda needs GPUs, {where} none: {offer}; take device: cpu, or name another "
+                "cluster: --address",
+            )
+        need = " and ".join(f"{amount * size:g} {name}s" for name, amount in placement.bundle)
+        how = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}
+        largest = self._largest(offer, config)
+        return Reason(
+            "ring.size",
+            f"a ring of {size} needs {need}{how.get(placement.strategy, '')}, {where} "
+            f"{f'rings of up to {largest:g}' if largest else 'no such rank'}: {offer}; "
+            "shrink ring.size, or name a larger cluster: --address",
+        )
 
 
 def local_ranks() -> int:
@@ -137,9 +174,8 @@ def connect(address: str | None) -> Iterator[Cluster]:
             # Of this embedded Ray alone: later children, the tracker among them, are not its own.
             if local:
                 started = [child for child in me.children() if child not in others]
-        resources = ray.cluster_resources()
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        yield Cluster(local, resources.get("CPU", 0.0), resources.get("GPU", 0.0), len(alive))
+        present = of_nodes(ray.nodes())
+        yield Cluster(local, present, None if local else lambda: _reach(present))
     finally:
         family = _with_descendants(started)
         ray.shutdown()
@@ -147,6 +183,12 @@ def connect(address: str | None) -> Iterator[Cluster]:
         for process in psutil.wait_procs(family, timeout=GRACE_S)[1]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def _reach(present: Offer) -> Offer | None:
+    from ringray import autoscaler
+
+    return autoscaler.reach(present)
 
 
 def _with_descendants(processes: list[psutil.Process]) -> list[psutil.Process]:

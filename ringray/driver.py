@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringray import cluster, environment, trace
-from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule, Work
+from ringray import cluster, environment
+from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule
 from ringray.errors import PlaceError
-from ringray.kinds import TUNING
 from ringray.lines import Lines
-from ringray.measure import summarise, verdict
 from ringray.plan import cost_dict
 from ringray.records import (
     Outcome,
-    Status,
     SweepInfo,
     SweepStatus,
     TrialInfo,
@@ -29,19 +26,16 @@ from ringray.records import (
 from ringray.signals import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from ringray.cluster import Cluster
-    from ringray.measure import Report
     from ringray.plan import Plan, Trial
-    from ringray.ring import Ring
     from ringray.store import Store
     from ringray.tracking import Tracker
 
 MEASURED = ("ok", "oom")  # not measured again; a pruned one is, on a cluster that can hold it
 _ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
-BACKOFF_S = 0.5  # before the first retry; doubled for each further one
 
 
 class Observer(Protocol):
@@ -125,7 +119,7 @@ def run(
                 to_measure = left_out is None
                 place = stack.enter_context(cluster.connect(address)) if to_measure else None
             refused = _refusals(plan, place) if place else left_out or {}
-            kept = {key: row.reason for key, row in done.items() if row.status == "pruned"}
+            kept = {key: row.reason or "" for key, row in done.items() if row.status == "pruned"}
             store.begin(sweep, [_info(trial, refused | kept) for trial in plan.trials])
             try:
                 if tracking is not None:
@@ -139,12 +133,14 @@ def run(
             for trial in plan.trials:
                 if trial.pruned is not None or trial.key in refused:
                     reason = refused.get(trial.key) or str(trial.pruned)
-                    outcome = Outcome("pruned", reason, point=_point(trial, described))
+                    outcome = Outcome("pruned", reason, point=trial.point(described))
                     if trial.key not in earlier or earlier[trial.key].status != "pruned":
                         lines.append(trial, outcome)
                     observer.trial_ended(trial, outcome)
             if place is not None:
-                session = _Session(plan, store, observer, place, sweep, lines, summary)
+                from ringray.session import Session
+
+                session = Session(plan, store, observer, place, sweep, lines, summary)
                 stack.callback(session.close)
                 try:
                     session.run(Schedule(plan, refused, done))
@@ -166,150 +162,6 @@ def run(
     return summary
 
 
-class _Session:
-    """The trials of one run on one cluster, and the ring that they share while it fits them."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        observer: Observer,
-        place: Cluster,
-        sweep: SweepInfo,
-        lines: Lines,
-        summary: Summary,
-    ) -> None:
-        self._plan, self._store, self._observer, self._place = plan, store, observer, place
-        self._sweep, self._lines, self._summary = sweep, lines, summary
-        self._ring: Ring | None = None
-        self._said: set[str] = set()
-        self._ended: float | None = None  # when the last trial did, on perf_counter
-
-    def close(self) -> None:
-        """Give the ring back."""
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = None
-
-    def run(self, schedule: Schedule) -> None:
-        """Do what the search asks for, until it asks no more."""
-        while (work := schedule.next()) is not None:
-            outcome = self._measure(work, schedule)
-            self._ended = time.perf_counter()
-            self._summary.measured += 1
-            self._record(work.trial, outcome)
-            schedule.tell(work, outcome)
-        for trial in schedule.unasked():
-            point = _point(trial, self._sweep.environment)
-            self._record(trial, Outcome("pruned", UNASKED, point=point))
-
-    def _record(self, trial: Trial, outcome: Outcome) -> None:
-        self._store.record(self._plan.digest, trial.key, outcome)
-        self._lines.append(trial, outcome)
-        self._observer.trial_ended(trial, outcome)
-
-    def _ring_for(self, trial: Trial, schedule: Schedule) -> bool:
-        """Have a ring that fits ``trial``; True if it was already warm.
-
-        A GPU ring has exactly the ranks that it needs, since idle GPUs cost. On CPU actors are
-        started once, as many as any trial ahead needs, and re-formed into smaller rings.
-        """
-        placement = self._place.placement(trial.config)
-        size = trial.config.ring_size
-        ring = self._ring
-        fits = ring is not None and ring.placement == placement and ring.capacity >= size
-        if fits and placement.device == "cuda":
-            fits = ring is not None and ring.capacity == size
-        if not fits:
-            from ringray.ring import Ring
-
-            self.close()
-            capacity = size
-            if placement.device == "cpu":
-                capacity = max(
-                    size,
-                    *(
-                        t.config.ring_size
-                        for t in schedule.ahead()
-                        if self._place.placement(t.config) == placement
-                    ),
-                )
-            self._observer.note(f"starting {capacity} {placement.device} actors")
-            self._ring = Ring(capacity, placement, self._plan.spec.limits.trial_timeout)
-        assert self._ring is not None
-        same = fits and self._ring.size == size
-        self._ring.form(size)
-        return same
-
-    def _measure(self, work: Work, schedule: Schedule) -> Outcome:
-        """One trial's outcome; a ring that dies is replaced and the trial tried again."""
-        from ringray.ring import RingFault
-
-        trial, limits = work.trial, self._plan.spec.limits
-        started = time.time()
-        for attempt in range(1, limits.retries + 2):
-            self._observer.trial_started(trial, attempt)
-            try:
-                warm = self._ring_for(trial, schedule)
-                if warm and self._ended is not None:
-                    self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
-                assert self._ring is not None
-                config, chosen = self._ring.settle(work.config, trial.kind)
-                if chosen:
-                    self._say(chosen["source"])
-                reports = self._ring.run(trial.kind, config, limits.trial_timeout)
-            except RingFault as fault:
-                self.close()
-                if fault.kind == "died" and attempt <= limits.retries:
-                    self._observer.note(f"{fault}; a new ring for another try")
-                    time.sleep(BACKOFF_S * 2 ** (attempt - 1))
-                    continue
-                ended: dict[str, Status] = {"oom": "oom", "timeout": "timeout"}
-                status = ended.get(fault.kind, "failed")
-                return Outcome(
-                    status, str(fault), point=_point(trial, self._sweep.environment),
-                    attempts=attempt, started=started, ended=time.time(),
-                )  # fmt: skip
-            assert trial.predicted is not None
-            metrics, samples = summarise(trial.config, trial.predicted.flops, reports, work.before)
-            self._trace(trial, reports)
-            reason = verdict(reports)
-            status = "failed" if reason else "ok"
-            if refused := next((r.refused for r in reports if r.refused), None):
-                status, reason = "pruned", NOT_TRIED + refused
-            described = self._sweep.environment
-            where: dict[str, Any] = {"chosen": chosen} if chosen else {}
-            if trial.kind in TUNING:
-                where["place"] = asdict(self._ring.ranks[0].place)
-            return Outcome(
-                status, reason, metrics, samples, _point(trial, described, chosen), attempt,
-                started, time.time(), {**described, **where} if where else None,
-            )  # fmt: skip
-        raise AssertionError("the last attempt returns")
-
-    def _say(self, source: str) -> None:
-        """To the observer, once."""
-        if source not in self._said:
-            self._said.add(source)
-            self._observer.note(source)
-
-    def _trace(self, trial: Trial, reports: list[Report]) -> None:
-        """Keep the trace, if the kind takes one; before the trial is recorded, so that whoever
-        sees the record finds it."""
-        if any(report.spans for report in reports):
-            path = trace.path_of(self._plan.digest, trial.key)
-            try:
-                trace.write(path, reports)
-            except OSError as error:  # the numbers are worth more than their picture
-                self._observer.note(f"no trace {path}: {error.strerror}")
-
-
-def _point(trial: Trial, described: dict[str, Any], chosen: Mapping[str, Any] | None = None) -> str:
-    """``chosen``: what was taken where the config leaves it open."""
-    config = {"kind": trial.kind, **trial.config.as_dict(), **(chosen or {})}
-    return environment.point_digest(config, described)
-
-
 def _info(trial: Trial, refused: dict[str, str]) -> TrialInfo:
     pruned = str(trial.pruned) if trial.pruned else refused.get(trial.key)
     return TrialInfo(trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), pruned)
@@ -328,7 +180,7 @@ def _measured(
             or (rows[trial.key].reason or "").startswith(NOT_TRIED)
         )
         and rows[trial.key].point
-        == _point(trial, described, (rows[trial.key].environment or {}).get("chosen"))
+        == trial.point(described, (rows[trial.key].environment or {}).get("chosen"))
     }
 
 

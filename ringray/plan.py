@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ringray import choose, costmodel, geometry, tuned
+from ringray import choose, costmodel, environment, geometry, tuned
 from ringray import partition as partitions
 from ringray.autotune import searching, space
 from ringray.errors import SpecError
@@ -27,6 +27,7 @@ from ringray.pruning import Reason, impossible, interpreted
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from multiprocessing.context import BaseContext
 
     from ringray.spec import Spec
@@ -164,6 +165,12 @@ class Trial:
     config: Config
     predicted: costmodel.Cost | None
     pruned: Reason | None
+
+    def point(self, described: dict[str, Any], chosen: Mapping[str, Any] | None = None) -> str:
+        """Names what is measured, on what (``environment.describe()``). ``chosen``: what was taken
+        where the config leaves it open."""
+        config = {"kind": self.kind, **self.config.as_dict(), **(chosen or {})}
+        return environment.point_digest(config, described)
 
 
 @dataclass(frozen=True)

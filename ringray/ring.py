@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ringray import choose
+from ringray import choose, placing
 from ringray.environment import code_digest
 from ringray.errors import PlaceError, RingrayError
 from ringray.kinds import ALONE
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringray.measure import Report
+    from ringray.placing import Patience
     from ringray.plan import Config
     from ringray.worker import Introduction
 
 START_TIMEOUT = 120.0  # seconds for actors to start and import torch
-PLACE_TIMEOUT = 60.0  # seconds for a placement group on a cluster that can hold it
 
 _generations = itertools.count(1)
 
@@ -57,12 +57,16 @@ class Placement:
 class Ring:
     """``capacity`` warm actors, of which the first ``size`` form the process group.
 
+    ``timeout``: seconds for one operation among them; ``patience``: for their place.
+
     Raises:
         PlaceError: the actors could not be placed in time, or run other code than the driver.
         RingFault: an actor failed while starting.
     """
 
-    def __init__(self, capacity: int, placement: Placement, timeout: float) -> None:
+    def __init__(
+        self, capacity: int, placement: Placement, timeout: float, patience: Patience
+    ) -> None:
         self.capacity = capacity
         self.placement = placement
         self.size = 0
@@ -73,7 +77,8 @@ class Ring:
             [dict(placement.bundle)] * capacity, strategy=placement.strategy
         )
         try:
-            self._place()
+            placing.wait(self._group, capacity, dict(placement.bundle), patience)
+            self._start()
             self.ranks: list[Introduction] = self._all("introduce", START_TIMEOUT)
             others = sorted({r.address for r in self.ranks if r.code != code_digest()})
             if others:
@@ -86,17 +91,7 @@ class Ring:
             self.close()
             raise
 
-    def _place(self) -> None:
-        if not self._group.wait(PLACE_TIMEOUT):
-            need = ", ".join(f"{n:g} {name}" for name, n in self.placement.bundle)
-            free = {
-                name: n for name, n in ray.available_resources().items() if name in ("CPU", "GPU")
-            }
-            raise PlaceError(
-                f"no place for a ring of {self.capacity} after {PLACE_TIMEOUT:.0f} s: each rank "
-                f"needs {need}, free now {free or 'nothing'}; wait for other work to end, or "
-                "shrink ring.size"
-            )
+    def _start(self) -> None:
         resources = dict(self.placement.bundle)
         actor = ray.remote(Rank)
         self._actors = [

@@ -79,7 +79,8 @@ class Ring(_Section):
     threads: Annotated[Ints, sweep(Whole(1, 256))] = 1
     """CPU threads of each rank."""
     idle_release: Annotated[float, Duration(0, 86400)] = 60.0
-    """How long an idle ring keeps its actors, in seconds."""
+    """How long a ring that no trial uses keeps its actors, and so its nodes, in seconds. After the
+    last trial, and before one that needs other ranks, it is given back at once."""
 
 
 class Problem(_Section):
@@ -189,6 +190,9 @@ class Limits(_Section):
     """How long one trial may take, in seconds."""
     retries: Annotated[int, Whole(0, 10)] = 2
     """How often a trial is tried again after a fault that is not its own."""
+    place_timeout: Annotated[float, Duration(1, 86400)] = 600.0
+    """How long a ring may wait for its place, in seconds: for other work on the cluster to end, or
+    for nodes to start."""
 
 
 class Tracking(_Section):

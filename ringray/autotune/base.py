@@ -45,10 +45,12 @@ class Settings:
 
 
 class Ask(NamedTuple):
-    """Measure this point until it has ``repeats`` runs that count, earlier visits included."""
+    """Measure this point until it has ``repeats`` runs that count, earlier visits included.
+    ``together``: on the same device as all others of this round."""
 
     key: str
     repeats: int
+    together: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
     alive = [c.key for c in by_prediction(candidates)[: _first(len(candidates), levels, settings)]]
     known: dict[str, Told] = {}
     for rung, repeats in enumerate(levels):
-        told = yield [Ask(key, repeats) for key in (alive if rung % 2 == 0 else reversed(alive))]
+        finalists = len(alive) <= _KEEP
+        turn = alive if rung % 2 == 0 else reversed(alive)
+        told = yield [Ask(key, repeats, finalists) for key in turn]
         known |= told
         alive = [key for key in alive if known[key].scores is not None]
         if not alive:

@@ -62,7 +62,7 @@ def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
         _tell(study, trial, told.scores)
     best = _best(known, finalists)
     if best and sketch < settings.repeats:
-        yield [Ask(key, settings.repeats) for key in best]
+        yield [Ask(key, settings.repeats, together=True) for key in best]
 
 
 def _propose(

@@ -33,11 +33,13 @@ _SAMPLES = {"median_ms": "ms", "ratio": "ratio"}  # objectives that are the medi
 
 
 class Work(NamedTuple):
-    """Measure ``trial`` until it has ``repeats`` samples; ``before`` is what it has."""
+    """Measure ``trial`` until it has ``repeats`` samples; ``before`` is what it has; ``together``:
+    where the rest of its round is measured."""
 
     trial: Trial
     repeats: int
     before: Outcome | TrialRow | None
+    together: bool
 
     @property
     def config(self) -> Config:
@@ -108,7 +110,7 @@ class Schedule:
                 before = self._results.get(ask.key)
                 if before is None or not _enough(before, ask.repeats):
                     study.out += 1
-                    return Work(study.trials[ask.key], ask.repeats, before)
+                    return Work(study.trials[ask.key], ask.repeats, before, ask.together)
                 study.answers[ask.key] = self._told(before, ask.repeats)
                 if not study.queue and not study.out:
                     study.advance()

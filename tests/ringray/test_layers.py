@@ -19,14 +19,15 @@ HEAVY = {"torch", "ray", "mlflow", "triton"}
 
 # Each may import what stands after it, and nothing that stands before it.
 LAYERS = (
-    "ringray.cli", "ringray.driver", "ringray.cluster", "ringray.ring", "ringray.worker",
+    "ringray.cli", "ringray.driver", "ringray.warm", "ringray.cluster", "ringray.ring",
+    "ringray.placing", "ringray.autoscaler", "ringray.worker",
     "ringray.kinds", "ringray.models", "ringray.nn", "ringray.attention", "ringray.compiled",
     "ringray.passes", "ringray.problem", "ringray.comm", "ringray_kernels",
 )  # fmt: skip
 QUICK = (
     "ringray.spec", "ringray.plan", "ringray.costmodel", "ringray.memory", "ringray.steps",
     "ringray.geometry", "ringray.walk", "ringray.route", "ringray.transport",
-    "ringray.partition", "ringray.store", "ringray.environment", "ringray.errors",
+    "ringray.partition", "ringray.store", "ringray.environment", "ringray.errors", "ringray.offer",
     "ringray.report.words", "ringray.report.board", "ringray.report.tables", "ringray.report.live",
     "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray_kernels.backends",
 )  # fmt: skip

@@ -70,7 +70,7 @@ def test_defaults() -> None:
             "budget": None,
             "seed": None,
         },
-        "limits": {"trial_timeout": 120.0, "retries": 2},
+        "limits": {"trial_timeout": 120.0, "retries": 2, "place_timeout": 600.0},
         "tracking": {"experiment": "least", "uri": None, "enabled": True},
     }
 

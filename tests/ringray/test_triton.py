@@ -12,6 +12,7 @@ import ringray
 from ringray import plan, pruning, spec
 from ringray.cluster import Cluster
 from ringray.errors import SpecError
+from ringray.offer import Group, Offer
 from ringray.report import words
 from ringray_kernels import Blocks, testing
 from ringray_kernels.api import load_backend
@@ -158,7 +159,8 @@ def test_the_interpreter_is_for_small_sizes() -> None:
 
 
 def test_a_cluster_decides_what_auto_leaves_open() -> None:
-    cpus, gpus = Cluster(True, 8, 0, 1), Cluster(False, 8, 8, 1)
+    cpus = Cluster(True, Offer((Group("node", {"CPU": 8.0}),)))
+    gpus = Cluster(False, Offer((Group("node", {"CPU": 8.0, "GPU": 8.0}),)))
     for strategy, problem, on_cpus, on_gpus in (
         ("blocks: 64", "seq_len: 64", None, "backend auto (triton on cuda) takes null or a text"),
         (

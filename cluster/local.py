@@ -1,0 +1,253 @@
+"""Runs a command on a Ray cluster that grows and shrinks on this machine, then takes it down.
+
+    python cluster/local.py -- python -m ringray run experiments/autoscaling.yaml
+    python cluster/local.py                 # until Ctrl-C; prints what other shells have to export
+    python cluster/local.py --until-empty --log autoscaler.log -- COMMAND ...
+
+The head has no CPUs; nodes are those of cluster/local-autoscaling.yaml. Everything listens on the
+loopback alone, on free ports, with a token that only this process and its children know (or that of
+RAY_AUTH_TOKEN). The numbers of nodes and of placement groups that wait are printed to stderr when
+they change; the exit code is the command's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+CONFIG = Path(__file__).with_name("local-autoscaling.yaml")
+HOST = "127.0.0.1"
+# Ray turns the loopback's address into one that others can reach, for head, nodes and clients,
+# unless it thinks that it can have no cluster.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+HEAD = "node:__internal_head__"  # the resource by which Ray marks its head node
+START_S = 60.0  # for the head to answer
+STOP_S = 10.0  # for its processes to end by themselves
+EMPTY_S = 120.0  # for all nodes to be gone, beyond what the configuration lets them idle
+LOOK_S = 0.2
+# What the autoscaler says of its decisions, among all else that it writes.
+DECISION = re.compile(r"(?P<time>[\d-]+ [\d:]+),\d+.* (?P<what>(Adding|Removing) \d+ node.*)$")
+
+
+class Local:
+    """The cluster: a head, and the nodes that its autoscaler starts."""
+
+    def __init__(self, config: Path, dashboard: int | None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rr-"))  # short: sockets lie in it
+        self.address = f"{HOST}:{_free_port()}"
+        self.token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+        self.config: dict[str, Any] = yaml.safe_load(config.read_text())
+        self.config["provider"]["gcs_address"] = self.address
+        self.idle_s = 60.0 * self.config["idle_timeout_minutes"]
+        written = self.folder / "autoscaling.yaml"
+        written.write_text(yaml.safe_dump(self.config))
+        web = ["--include-dashboard=false"]
+        if dashboard is not None:
+            web = ["--include-dashboard=true", f"--dashboard-host={HOST}"]
+            web.append(f"--dashboard-port={dashboard}")
+        self.head = subprocess.Popen(
+            [
+                sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
+                f"--port={self.address.rpartition(':')[2]}", f"--node-ip-address={HOST}",
+                "--num-cpus=0", "--num-gpus=0", f"--autoscaling-config={written}",
+                f"--temp-dir={self.folder}", f"--ray-client-server-port={_free_port()}",
+                "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
+                "--disable-usage-stats", *web,
+            ],
+            stdout=subprocess.DEVNULL, stderr=(self.folder / "head.log").open("w"),
+            env=self._environment(), start_new_session=True,
+        )  # fmt: skip
+
+    def exports(self) -> dict[str, str]:
+        """What a client of the cluster has in its environment."""
+        return {
+            "RAY_ADDRESS": self.address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            **LOOPBACK,
+        }
+
+    def _environment(self) -> dict[str, str]:
+        head = self.config["provider"]["head_node_id"]
+        kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        return kept | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            # The provider knows nodes by ids that it makes up, the head's too.
+            "RAY_FAKE_CLUSTER": "1",
+            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": head,
+            "RAY_CLOUD_INSTANCE_ID": head,
+            "RAY_enable_autoscaler_v2": "1",
+            "AUTOSCALER_UPDATE_INTERVAL_S": os.environ.get("AUTOSCALER_UPDATE_INTERVAL_S", "1"),
+            "AUTOSCALER_METRIC_PORT": "0",
+            **LOOPBACK,
+        }
+
+    def look(self) -> tuple[int, int] | None:
+        """Live nodes beside the head, and placement groups that wait; None if nobody answers."""
+        from ray._raylet import GcsClient
+        from ray.core.generated import autoscaler_pb2
+
+        try:
+            answer = GcsClient(address=self.address).get_cluster_status(timeout_s=2)
+        except Exception:  # of many types while it starts or ends
+            return None
+        state = autoscaler_pb2.GetClusterStatusReply.FromString(answer).cluster_resource_state
+        alive = [node for node in state.node_states if node.status != autoscaler_pb2.DEAD]
+        heads = sum(HEAD in node.total_resources for node in alive)
+        waiting = len(state.pending_gang_resource_requests)
+        return (len(alive) - heads, waiting) if heads else None
+
+    def wait_ready(self) -> None:
+        """Until the head answers; SystemExit if it does not."""
+        until = time.monotonic() + START_S
+        while not _listens(self.address) or self.look() is None:
+            if self.head.poll() is not None or time.monotonic() > until:
+                said = (self.folder / "head.log").read_text()[-2000:]
+                raise SystemExit(f"the head did not start:\n{said}")
+            time.sleep(LOOK_S)
+
+    def decisions(self) -> list[str]:
+        """What the autoscaler added and removed, with the times."""
+        lines = (
+            line
+            for path in self.folder.glob("session_2*/logs/monitor.*")
+            for line in path.read_text(errors="replace").splitlines()
+        )
+        found = {f"{one['time']} {one['what']}" for line in lines if (one := DECISION.search(line))}
+        return sorted(found)
+
+    def close(self) -> None:
+        """End the head, the autoscaler and its nodes, and remove what they wrote."""
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            head = psutil.Process(self.head.pid)
+            family = [*head.children(recursive=True), head]
+        if self.head.poll() is None:
+            self.head.terminate()
+        # Nodes are children of the autoscaler and would outlive it.
+        for process in psutil.wait_procs(family, timeout=1)[1]:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        for process in psutil.wait_procs(family, timeout=STOP_S)[1]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.head.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Watch(threading.Thread):
+    """Prints the number of nodes, and of placement groups that wait for some, when it changes."""
+
+    def __init__(self, cluster: Local) -> None:
+        super().__init__(daemon=True)
+        self._cluster, self._began = cluster, time.monotonic()
+        self._ended = threading.Event()
+        self.nodes, self.waiting = 0, 0
+
+    def run(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            now = self._cluster.look()
+            if now is not None and now != (self.nodes, self.waiting):
+                self.nodes, self.waiting = now
+                self.say(f"{self.nodes} nodes, {self.waiting} placement groups waiting")
+
+    def say(self, text: str) -> None:
+        """A line with the seconds since the start."""
+        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody does; Ray itself would try for half a minute."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+        return True
+    return False
+
+
+def main(argv: list[str]) -> int:
+    """The exit code of the command; 0 without one."""
+    own, _, command = (argv, None, []) if "--" not in argv else _split(argv)
+    parser = argparse.ArgumentParser(
+        prog="python cluster/local.py", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--config", type=Path, default=CONFIG, help="the autoscaler's, as YAML")
+    parser.add_argument("--dashboard-port", type=int, help="with Ray's dashboard, for jobs")
+    parser.add_argument("--until-empty", action="store_true", help="wait for all nodes to be gone")
+    parser.add_argument("--log", type=Path, help="keep the autoscaler's decisions in this file")
+    given = parser.parse_args(own)
+    # A closed terminal or a supervisor ends it as Ctrl-C does, cluster and all.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    cluster = Local(given.config, given.dashboard_port)
+    os.environ.update(cluster.exports())
+    try:
+        cluster.wait_ready()
+        watch = Watch(cluster)
+        watch.say(f"head at {cluster.address}")
+        watch.start()
+        code = _run(cluster, command)
+        if command:
+            watch.say(f"the command ended with {code}")
+        if given.until_empty and code != 130:
+            until = time.monotonic() + cluster.idle_s + EMPTY_S
+            while watch.nodes and time.monotonic() < until:
+                time.sleep(LOOK_S)
+            code = code or (1 if watch.nodes else 0)
+        watch.stop()
+        if given.log is not None:
+            given.log.write_text("\n".join(cluster.decisions()) + "\n")
+        return code
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        cluster.close()
+
+
+def _split(argv: list[str]) -> tuple[list[str], str, list[str]]:
+    at = argv.index("--")
+    return argv[:at], "--", argv[at + 1 :]
+
+
+def _run(cluster: Local, command: list[str]) -> int:
+    if not command:
+        for name, value in cluster.exports().items():
+            print(f"export {name}={value}", flush=True)
+        return cluster.head.wait()
+    client = subprocess.Popen(command, env=dict(os.environ))
+    try:
+        return client.wait()
+    except KeyboardInterrupt:  # it got the same signal; its end is worth waiting for
+        client.send_signal(signal.SIGINT) if client.poll() is None else None
+        return client.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

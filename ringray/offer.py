@@ -1,0 +1,134 @@
+"""What nodes a cluster has or can come to have, and which rings fit on them. Plain data, no ray.
+
+The ranks of a ring are alike, so that whether they fit is a count: how many a node of each group
+holds, times the nodes that there can be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+HEAD = "node:__internal_head__"  # the resource by which Ray marks its head node
+_TOLD = ("CPU", "GPU")  # resources that messages name
+_ROUNDING = 1e-6  # resources may be fractions
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that are alike: what each has, and how many of them there can be (None: any number).
+
+    ``head``: the cluster's head node, which no limit on workers counts.
+    """
+
+    name: str
+    resources: Mapping[str, float] = field(default_factory=dict)
+    most: int | None = 1
+    head: bool = False
+
+    def ranks(self, bundle: Mapping[str, float]) -> int:
+        """Ranks with a bundle each that one such node holds."""
+        shares = [self.resources.get(name, 0.0) / need for name, need in bundle.items() if need > 0]
+        return int(min(shares) + _ROUNDING) if shares else 0
+
+    def __str__(self) -> str:
+        has = [f"{self.resources[name]:g} {name}" for name in _TOLD if self.resources.get(name)]
+        many = "any number of" if self.most is None else f"{self.most} ×"
+        return f"{many} {self.name} ({', '.join(has) or 'no CPU, no GPU'})"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The nodes of a cluster. ``most``: workers of all groups together, None without a limit."""
+
+    groups: tuple[Group, ...]
+    most: int | None = None
+
+    def has(self, name: str) -> bool:
+        """Whether a node can have a whole one of a resource."""
+        return any(
+            group.resources.get(name, 0.0) >= 1 and self._can_be(group) for group in self.groups
+        )
+
+    def ranks(self, bundle: Mapping[str, float], strategy: str = "PACK") -> float:
+        """The largest ring whose ranks each find their bundle; infinite without a limit.
+
+        Args:
+            bundle: Ray resources of one rank.
+            strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD, as Ray's placement groups.
+        """
+        holding = [
+            (ranks, group)
+            for group in self.groups
+            if self._can_be(group) and (ranks := group.ranks(bundle))
+        ]
+        if strategy == "STRICT_PACK":
+            return max((ranks for ranks, _ in holding), default=0)
+        if strategy == "STRICT_SPREAD":
+            holding = [(1, group) for _, group in holding]
+        # Where workers are limited, those that hold the most are the ones to have.
+        holding.sort(key=lambda one: -one[0])
+        left = math.inf if self.most is None else self.most
+        found = 0.0
+        for ranks, group in holding:
+            nodes = math.inf if group.most is None else float(group.most)
+            if not group.head:
+                nodes = min(nodes, left)
+                left -= nodes
+            found += ranks * nodes
+        return found
+
+    def _can_be(self, group: Group) -> bool:
+        return group.most != 0 and (group.head or self.most != 0)
+
+    def __str__(self) -> str:
+        there = [group for group in self.groups if self._can_be(group)]
+        # A head that holds no rank is worth a word only where there is nothing else.
+        told = [group for group in there if not group.head or group.resources.get("CPU")] or there
+        text = ", ".join(map(str, told)) or "no nodes"
+        limits = [group.most for group in there if not group.head]
+        if self.most is not None and (None in limits or sum(filter(None, limits)) > self.most):
+            text += f", at most {self.most} workers in all"
+        return text
+
+
+def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Offer:
+    """What ``ray.nodes()`` says there is: nodes with the same resources are one group."""
+    counts: dict[tuple[bool, tuple[float, ...]], int] = {}
+    for node in nodes:
+        if node["Alive"]:
+            resources = node["Resources"]
+            has = tuple(float(resources.get(name, 0.0)) for name in _TOLD)
+            kind = (HEAD in resources, has)
+            counts[kind] = counts.get(kind, 0) + 1
+    return Offer(
+        tuple(
+            Group("head" if head else "node", dict(zip(_TOLD, has, strict=True)), n, head)
+            for (head, has), n in counts.items()
+        )
+    )
+
+
+def of_config(config: Mapping[str, Any], present: Offer) -> Offer:
+    """What an autoscaler's configuration lets it start, and the head that there is.
+
+    Args:
+        config: as the autoscaler reads it: the YAML of ``ray up``, or a RayCluster in that form.
+        present: the nodes that there are. The head counts with what it really has.
+    """
+    limit = config.get("max_workers")
+    types: Mapping[str, Any] = config.get("available_node_types") or {}
+    head = config.get("head_node_type") or (next(iter(types)) if len(types) == 1 else None)
+    workers = tuple(
+        Group(
+            name,
+            {key: float(value) for key, value in (given.get("resources") or {}).items()},
+            given.get("max_workers", 0 if name == head else limit),
+        )
+        for name, given in types.items()
+    )
+    return Offer((*(group for group in present.groups if group.head), *workers), limit)

@@ -1,0 +1,179 @@
+"""The trials of one run on one cluster: the rings that they share, tries and tries again.
+
+A trial is recorded in one transaction when its ring has reported, so a driver that dies loses at
+most the trials that it was waiting for.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ringray import trace
+from ringray.autotune.schedule import NOT_TRIED, UNASKED
+from ringray.kinds import ALONE, TUNING
+from ringray.measure import summarise, verdict
+from ringray.records import Outcome, Status
+from ringray.ring import RingFault
+from ringray.warm import WarmRing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringray.autotune.schedule import Schedule, Work
+    from ringray.cluster import Cluster
+    from ringray.driver import Observer, Summary
+    from ringray.lines import Lines
+    from ringray.measure import Report
+    from ringray.plan import Config, Plan, Trial
+    from ringray.records import SweepInfo
+    from ringray.store import Store
+
+BACKOFF_S = 0.5  # before the first retry; doubled for each further one
+
+
+class Session:
+    """The trials of one run on one cluster, and the ring that they share while it fits them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        observer: Observer,
+        place: Cluster,
+        sweep: SweepInfo,
+        lines: Lines,
+        summary: Summary,
+    ) -> None:
+        self._plan, self._store, self._observer = plan, store, observer
+        self._sweep, self._lines, self._summary = sweep, lines, summary
+        self._said: set[str] = set()
+        # A kind whose ranks work alone has as many rings of one side by side.
+        count = plan.spec.sweep("ring", "size")[0] if plan.spec.kind in ALONE else 1
+        self._rings = [WarmRing(place, plan.spec, observer.note) for _ in range(count)]
+        self._ended: float | None = None  # when the last trial did, on perf_counter
+
+    def close(self) -> None:
+        """Give the rings back."""
+        for rings in self._rings:
+            rings.close()
+
+    def run(self, schedule: Schedule) -> None:
+        """Do what the search asks for until it asks no more, then give the rings back: nodes that
+        nobody needs cost while the tracker writes its last."""
+        for work, outcome in self._worked(schedule):
+            self._ended = time.perf_counter()
+            self._summary.measured += 1
+            self._record(work.trial, outcome)
+            schedule.tell(work, outcome)
+        for trial in schedule.unasked():
+            point = trial.point(self._sweep.environment)
+            self._record(trial, Outcome("pruned", UNASKED, point=point))
+        self.close()
+
+    def _worked(self, schedule: Schedule) -> Iterator[tuple[Work, Outcome]]:
+        """Work and its outcome, as it ends; each must have been told of before the next is asked
+        for. Several rings work side by side, each in a thread that waits for it."""
+        if len(self._rings) == 1:
+            while (work := schedule.next()) is not None:
+                outcome = self._measure(work, schedule, self._rings[0])
+                self._rings[0].rest()
+                yield work, outcome
+            return
+        with ThreadPoolExecutor(len(self._rings), "ring") as pool:
+            try:
+                yield from self._side_by_side(schedule, pool)
+            finally:
+                self.close()  # ends what the threads wait for
+
+    def _side_by_side(
+        self, schedule: Schedule, pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[Work, Outcome]]:
+        free, running = list(self._rings), dict[Future[Outcome], tuple[Work, WarmRing]]()
+        held: Work | None = None  # the first ring compares the finalists, one after another
+        while True:
+            while free and (work := held or schedule.next()) is not None:
+                held = None
+                if work.together and free[0] is not self._rings[0]:
+                    held = work
+                    break
+                ring = free.pop(0)
+                running[pool.submit(self._measure, work, schedule, ring)] = work, ring
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                work, ring = running.pop(future)
+                free = [one for one in self._rings if one in (*free, ring)]
+                yield work, future.result()
+
+    def _record(self, trial: Trial, outcome: Outcome) -> None:
+        self._store.record(self._plan.digest, trial.key, outcome)
+        self._lines.append(trial, outcome)
+        self._observer.trial_ended(trial, outcome)
+
+    def _ahead(self, trial: Trial, schedule: Schedule) -> Iterator[Config]:
+        """Trials for which the ring that is started now may be kept."""
+        ahead = [trial] if trial.kind in ALONE else schedule.ahead()
+        return (one.config for one in ahead)
+
+    def _measure(self, work: Work, schedule: Schedule, rings: WarmRing) -> Outcome:
+        """One trial's outcome; a ring that dies is replaced and the trial tried again."""
+        trial, limits = work.trial, self._plan.spec.limits
+        started = time.time()
+        for attempt in range(1, limits.retries + 2):
+            self._observer.trial_started(trial, attempt)
+            try:
+                ring, warm = rings.take(trial.config, self._ahead(trial, schedule))
+                if warm and self._ended is not None and len(self._rings) == 1:
+                    self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
+                config, chosen = ring.settle(work.config, trial.kind)
+                if chosen:
+                    self._say(chosen["source"])
+                reports = ring.run(trial.kind, config, limits.trial_timeout)
+            except RingFault as fault:
+                rings.close()
+                if fault.kind == "died" and attempt <= limits.retries:
+                    self._observer.note(f"{fault}; a new ring for another try")
+                    time.sleep(BACKOFF_S * 2 ** (attempt - 1))
+                    continue
+                ended: dict[str, Status] = {"oom": "oom", "timeout": "timeout"}
+                status = ended.get(fault.kind, "failed")
+                return Outcome(
+                    status, str(fault), point=trial.point(self._sweep.environment),
+                    attempts=attempt, started=started, ended=time.time(),
+                )  # fmt: skip
+            assert trial.predicted is not None
+            metrics, samples = summarise(trial.config, trial.predicted.flops, reports, work.before)
+            self._trace(trial, reports)
+            reason = verdict(reports)
+            status = "failed" if reason else "ok"
+            if refused := next((r.refused for r in reports if r.refused), None):
+                status, reason = "pruned", NOT_TRIED + refused
+            described = self._sweep.environment
+            where: dict[str, Any] = {"chosen": chosen} if chosen else {}
+            if trial.kind in TUNING:
+                where["place"] = asdict(ring.ranks[0].place)
+            return Outcome(
+                status, reason, metrics, samples, trial.point(described, chosen), attempt,
+                started, time.time(), {**described, **where} if where else None,
+            )  # fmt: skip
+        raise AssertionError("the last attempt returns")
+
+    def _say(self, source: str) -> None:
+        """To the observer, once."""
+        if source not in self._said:
+            self._said.add(source)
+            self._observer.note(source)
+
+    def _trace(self, trial: Trial, reports: list[Report]) -> None:
+        """Keep the trace, if the kind takes one; before the trial is recorded, so that whoever
+        sees the record finds it."""
+        if any(report.spans for report in reports):
+            path = trace.path_of(self._plan.digest, trial.key)
+            try:
+                trace.write(path, reports)
+            except OSError as error:  # the numbers are worth more than their picture
+                self._observer.note(f"no trace {path}: {error.strerror}")

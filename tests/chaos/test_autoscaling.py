@@ -1,0 +1,166 @@
+"""A cluster that grows from nothing for the rings of a sweep, and shrinks: Ray's own autoscaler."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from tests.ringray import drive
+from tests.ringray.drive import REPOSITORY, Place, tiny, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.chaos
+
+IDLE_S = 5.0
+SHRINK_S = IDLE_S + 20  # from the end of the sweep to no nodes
+CONFIG = REPOSITORY / "cluster" / "local-autoscaling.yaml"
+SEEN = re.compile(r"(\d+) nodes, (\d+) placement groups waiting")
+# ringray where nothing can be read of the autoscaler's configuration.
+BLIND = """\
+import sys
+from ringray import autoscaler
+from ringray.cli import entry
+autoscaler.look = lambda port: autoscaler.Found("unknown")
+sys.argv = ["ringray", *sys.argv[1:]]
+sys.exit(entry())
+"""
+
+
+@dataclass
+class Growing(Place):
+    """A place whose commands run on a cluster of one head and its autoscaler."""
+
+    exports: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | self.exports
+
+    def _seen(self) -> list[tuple[int, int]]:
+        """Nodes and waiting placement groups over time, as `cluster/local.py` tells of them."""
+        log = (self.home / "cluster.log").read_text()
+        return [(0, 0), *((int(n), int(g)) for n, g in SEEN.findall(log))]
+
+    def nodes(self) -> int:
+        return self._seen()[-1][0]
+
+    def waiting(self) -> int:
+        return self._seen()[-1][1]
+
+    def blind(self, *arguments: object) -> drive.Done:
+        """``ringray ARGUMENTS`` that cannot read what the cluster can offer."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", BLIND, *map(str, arguments)], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, cwd=self.home, env=self.environment,
+            start_new_session=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return self.end(process)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growing]:
+    home = tmp_path_factory.mktemp("home")
+    config = yaml.safe_load(CONFIG.read_text()) | {"idle_timeout_minutes": IDLE_S / 60}
+    path = home / "cluster.yaml"
+    path.write_text(yaml.safe_dump(config))
+    for plain in drive.place(home):
+        made = Growing(plain.home, plain.ray, plain.started)
+        cluster = subprocess.Popen(
+            [sys.executable, str(REPOSITORY / "cluster" / "local.py"), "--config", str(path)],
+            stdout=subprocess.PIPE, stderr=(home / "cluster.log").open("w"), text=True,
+            cwd=home, env=made.environment,
+        )  # fmt: skip
+        try:
+            assert cluster.stdout is not None
+            for _ in range(4):
+                line = cluster.stdout.readline().removeprefix("export ")
+                name, _, value = line.partition("=")
+                made.exports[name] = value.strip()
+            assert {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} <= set(made.exports), made.exports
+            yield made
+        finally:
+            cluster.terminate()
+            cluster.wait(60)
+        assert cluster.returncode == 130
+        made.check_nothing_is_left()
+
+
+def test_a_sweep_grows_the_cluster_and_lets_it_shrink(place: Growing) -> None:
+    text = tiny("grows", size="[2, 4]", replicas=3).replace("threads: 1", "threads: 1, "
+        "placement: strict-spread")  # fmt: skip
+    assert place.nodes() == 0
+    sweep = place.start("run", place.spec(text))
+    seen = {0}
+
+    def ended() -> bool:
+        seen.add(place.nodes())
+        return sweep.poll() is not None
+
+    wait_until("the sweep ends", ended)
+    done = place.end(sweep)
+    assert done.code == 0, done.out + done.err
+    assert {row.status for row in place.trials("grows")} == {"ok"}
+    assert "waiting for nodes: " in done.out
+    # The ring of 2 did not ask for the nodes of the ring of 4.
+    assert {0, 2, 4} <= seen
+    assert place.waiting() == 0
+    wait_until("all nodes are gone", lambda: place.nodes() == 0, SHRINK_S)
+
+
+@pytest.mark.parametrize(
+    ("ring", "says"),
+    [
+        (
+            "size: 5",
+            "needs 5 CPUs, the cluster can offer rings of up to 4: 4 × gpu (1 CPU, 1 GPU)",
+        ),
+        ("size: 2, placement: strict-pack", "on one node, the cluster can offer rings of up to 1"),
+    ],
+)
+def test_a_ring_that_never_fits_is_refused_before_anything_starts(
+    place: Growing, ring: str, says: str
+) -> None:
+    spec = place.spec(tiny("never").replace("size: 2", ring))
+    done = place.run("run", spec)
+    assert done.code == 2, done.out + done.err
+    assert says in done.err
+    assert f"{spec}:4: ring.size" in done.err
+    assert done.seconds < 20
+    assert (place.nodes(), place.waiting(), place.ranks()) == (0, 0, [])
+
+
+def test_the_autoscalers_refusal_is_believed_where_nothing_else_is_known(place: Growing) -> None:
+    done = place.blind("run", place.spec(tiny("blind", size=5)))
+    assert done.code == 2, done.out + done.err
+    assert "no place for a ring of 5" in done.err
+    assert "the autoscaler has no nodes to start for that" in done.err
+    assert done.seconds < 40
+    assert (place.nodes(), place.waiting(), place.ranks()) == (0, 0, [])
+
+
+def test_ctrl_c_while_nodes_start_leaves_no_wish_for_them(place: Growing) -> None:
+    sweep = place.start("run", place.spec(tiny("hasty", size=4, replicas=2)))
+    wait_until("its placement group waits", lambda: place.waiting() == 1)
+    began = time.monotonic()
+    os.killpg(sweep.pid, signal.SIGINT)
+    done = place.end(sweep)
+    assert done.code == 130, done.out + done.err
+    assert done.err == ""
+    assert time.monotonic() - began < 15
+    assert place.waiting() == 0
+    # What was on its way may still come, and goes.
+    time.sleep(2)
+    wait_until("all nodes are gone", lambda: place.nodes() == 0, 2 * SHRINK_S)
+    assert place.ranks() == []
