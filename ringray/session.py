@@ -91,7 +91,8 @@ class Session:
     def _side_by_side(
         self, schedule: Schedule, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[Work, Outcome]]:
-        free, running = list(self._rings), dict[Future[Outcome], tuple[Work, WarmRing]]()
+        free = list(self._rings)
+        running: dict[Future[Outcome], tuple[Work, WarmRing]] = {}
         held: Work | None = None  # the first ring compares the finalists, one after another
         while True:
             while free and (work := held or schedule.next()) is not None:

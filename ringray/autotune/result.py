@@ -65,17 +65,17 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
     backend = config.backend
     if backend == "auto":
         backend = PREFERRED["cuda" if gpu else "cpu"][0]
-    choice: dict[str, Any] = {
-        name: chosen.get(name, getattr(config, name))
-        for name in ("partition", "transport", "backward", "blocks")
-    }
+    strategy = TUNING[trial.kind] == "strategy"
+    names = ("partition", "transport", "backward", "blocks") if strategy else ("blocks",)
+    choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
     choice["backend"] = backend
-    if choice["backward"] == "auto":
+    if choice.get("backward") == "auto":
         choice["backward"] = tuned.DEFAULTS["backward"]
+    bucket = config.bucket(gpu=gpu)
     return tuned.Entry(
-        "strategy" if TUNING[trial.kind] == "strategy" else "kernel",
+        "strategy" if strategy else "kernel",
         place,
-        config.bucket(gpu=gpu),
+        bucket if strategy else bucket.of_kernel(),
         choice,
         {name: row.metrics[name] for name in _KEPT if name in row.metrics},
         plan.digest,

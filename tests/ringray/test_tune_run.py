@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,22 @@ problem: {seq_len: 64, heads: 2, head_dim: 16, dtype: float32, direction: forwar
 strategy: {partition: auto, transport: [ring, bidirectional, ulysses]}
 measure: {warmup: 1, repeats: 4, baseline: null}
 search: {method: halving, objectives: [median_ms, peak_memory_bytes], budget: 0.6}
+"""
+CUT = """\
+version: 1
+name: tiny-cut
+kind: kernel-tune
+ring: {size: 2, device: cpu}
+problem: {seq_len: 128, heads: 4, kv_heads: 2, head_dim: 16, dtype: float32, direction: forward}
+measure: {warmup: 1, repeats: 3, baseline: null}
+"""
+CUT_TAKEN = """\
+version: 1
+name: tiny-cut-taken
+kind: latency
+ring: {size: 2, device: cpu}
+problem: {seq_len: 256, heads: 2, kv_heads: 1, head_dim: 16, dtype: float32, direction: forward}
+measure: {warmup: 0, repeats: 1, baseline: null}
 """
 TAKE = """\
 version: 1
@@ -90,6 +107,28 @@ def test_tuned_and_taken(place: Place) -> None:
     assert place.run("tuned", "--export", "ours.json").code == 0
     assert place.run("tuned", "--import", "ours.json").code == 0
     assert len(tuned.read(place.home / "tuned" / "local.json")) == 1
+
+
+@pytest.mark.slow
+def test_ranks_measure_cuts_side_by_side_and_rings_take_the_best(place: Place) -> None:
+    first = place.run("tune", place.spec(CUT), "--no-tracking", "--json", "cut.jsonl")
+    assert first.code == 0, first.err
+    assert first.out.count("starting 1 cpu actors") == 2
+    ended = lines(place.home / "cut.jsonl")
+    assert [line["config"]["blocks"] for line in ended].count(64) == 1
+    assert all(line["metrics"]["error_out"] <= 1 for line in ended)
+    best = min(ended, key=lambda line: line["metrics"]["median_ms"])
+    entry = tuned.read(place.home / "tuned" / "local.json")[0]
+    assert entry.choice == {"blocks": best["config"]["blocks"], "backend": "aten"}
+    if entry.choice["blocks"] is None:  # what follows is about another choice than the default
+        tuned.add([replace(entry, choice={**entry.choice, "blocks": 64}, when=entry.when + 1)],
+                  place.home / "tuned" / "local.json")  # fmt: skip
+        entry = tuned.read(place.home / "tuned" / "local.json")[0]
+
+    taken = place.run("run", place.spec(CUT_TAKEN), "--no-tracking", "--json", "taken.jsonl")
+    assert taken.code == 0, taken.err
+    chosen = lines(place.home / "taken.jsonl")[0]["environment"]["chosen"]
+    assert chosen["blocks"] == entry.choice["blocks"]
 
 
 def test_only_tuning_kinds_are_tuned(place: Place) -> None:
