@@ -10,6 +10,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ringray import usage
 from ringray.spans import hidden, merged
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Report:
     Lists have one entry per repeat: ``seconds`` of the pass on this rank, ``wait_seconds`` that it
     waited for messages, ``baseline_seconds`` (rank 0 only), ``compute_seconds`` of attention alone
     and ``transfer_seconds`` of all messages alone. ``sent_bytes``, ``messages``: of one pass.
+    ``usage``: as ``ringray.usage`` reads it.
     ``peak_memory_bytes``: of PyTorch's allocator, None where it was not measured. ``errors``:
     shares of the error budget by tensor (rank 0 only). ``hops``: as ``spans.hops``. ``spans``: of
     the median repeat, from its barrier.
@@ -49,6 +51,7 @@ class Report:
     hops: list[Hop] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     failure: str | None = None
+    usage: dict[str, float] = field(default_factory=dict)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -100,6 +103,7 @@ def summarise(
     if peaks:
         metrics["peak_memory_bytes"] = max(peaks)
     metrics |= {f"error_{name}": share for name, share in reports[0].errors.items()}
+    metrics |= usage.together([report.usage for report in reports])
     return metrics, samples
 
 

@@ -144,6 +144,7 @@ class Session:
         if not plan_logged:
             self._insist(self._projection.log_plan, tries=2)
         self._insist(self._projection.log_results, tries=2)
+        self._insist(self._projection.log_figures, tries=2)
 
     def _insist(self, action: Callable[[], None], tries: int = 1000) -> None:
         for _ in range(tries):
