@@ -230,7 +230,10 @@ class Projection:
             try:
                 return str(
                     self._client.create_experiment(
-                        self._experiment, artifact_location=self._artifacts
+                        self._experiment,
+                        artifact_location=self._artifacts,
+                        # So that the pages are those of runs and metrics and not of chats.
+                        tags={"mlflow.experimentKind": "custom_model_development"},
                     )
                 )
             except MlflowException as error:

@@ -29,9 +29,7 @@ def draw(points: Sequence[Point]) -> style.Figure | None:
     """A cloud and its front for each problem; None where no problem was solved in ways that
     differ in memory."""
     every, left_out = data.panels(data.having(points, "median_ms", "peak_memory_bytes"))
-    panels = [
-        one for one in every if len({p.metrics["peak_memory_bytes"] for p in one.points}) > 1
-    ]
+    panels = [one for one in every if len({p.metrics["peak_memory_bytes"] for p in one.points}) > 1]
     fields = data.strategies([point for panel in panels for point in panel.points])
     if not panels or not fields:
         return None
@@ -65,9 +63,9 @@ def _names(axes: style.Axes, best: Sequence[Point], fields: Sequence[str]) -> No
     step = max(1, (len(best) - 1) / (MAX_NAMES - 1))
     chosen = {round(at * step) for at in range(MAX_NAMES)} & set(range(len(best)))
     for number, at in enumerate(sorted(chosen)):
-        place = tuple(values[0] for values in _places([best[at]]))
+        (ms,), (mib,) = _places([best[at]])
         axes.annotate(
-            data.strategy(best[at], fields), place,
+            data.strategy(best[at], fields), (ms, mib),
             xytext=(5, -11 if number % 2 else 5), textcoords="offset points",
             fontsize=7.5, annotation_clip=False,
         )  # fmt: skip

@@ -32,7 +32,7 @@ GRID = "#dddddd"
 INK = "#1a1a1a"
 PALE = "#555555"
 _DPI = 120
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it: the same on every machine
     "font.size": 9,
