@@ -6,6 +6,7 @@ Markdown that fits into one tag; a pure function of the store's rows and of wher
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -25,6 +26,7 @@ _LENGTH = 7800  # of the 8000 characters of a tag
 _ROWS = 60
 _WINNERS = 12
 _COMPARED = 30  # runs of which MLflow's compare page stays readable
+_BEST = ("ratio", "median_ms", "error_out")  # less is better
 _METRICS = (
     "median_ms", "ratio", "tflops", "tokens_per_s", "peak_memory_bytes",
     "error_out", "error_dq", "error_dk", "error_dv",
@@ -60,13 +62,17 @@ def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: Place) -> str:
     """To MLflow's views of the children; relative, so that they work wherever the server is."""
     runs = f"#/experiments/{place.experiment_id}/runs"
     only = quote(f'tags.`ringray.sweep` = "{sweep.digest}" AND tags.`ringray.role` = "trial"')
+    # Sorted by date, MLflow would fold the trials into their parent.
+    best = next((name for name in _BEST if any(name in trial.metrics for trial in ended)), "")
+    order = quote(f"metrics.`{best}`" if best else "attributes.`run_name`")
+    view = f"searchFilter={only}&orderByKey={order}&orderByAsc=true&workflowType=machine_learning"
     found = [
-        f"[table]({runs}?searchFilter={only}&compareRunsMode=TABLE)",
-        f"[charts]({runs}?searchFilter={only}&compareRunsMode=CHART)",
+        f"[table]({runs}?{view}&compareRunsMode=TABLE)",
+        f"[charts]({runs}?{view}&compareRunsMode=CHART)",
     ]
     fastest = sorted(
         (trial for trial in ended if trial.status == "ok" and trial.key in place.children),
-        key=lambda trial: trial.metrics.get("ratio", trial.metrics.get("median_ms", 0.0)),
+        key=lambda trial: trial.metrics.get(best, math.inf),
     )[:_COMPARED]
     if len(fastest) > 1:
         ids = json.dumps([place.children[trial.key] for trial in fastest], separators=(",", ":"))
@@ -92,7 +98,7 @@ def _winners(points: Sequence[Point]) -> list[str]:
     fields = data.strategies(timed)
     compared = any("ratio" in point.metrics for point in timed)
     heads = ["problem", "fastest", "ms", "next", "behind by", *(["ratio"] if compared else [])]
-    lines = ["", _row(heads), _row(["---"] * len(heads))]
+    lines = ["", _wide(heads), _row(["---"] * len(heads))]
     for same in contests[:_WINNERS]:
         first, second = sorted(same, key=lambda point: point.metrics["median_ms"])[:2]
         behind = second.metrics["median_ms"] / first.metrics["median_ms"] - 1
@@ -104,7 +110,7 @@ def _winners(points: Sequence[Point]) -> list[str]:
             data.strategy(second, fields),
             f"{behind:.1%}{doubt}",
         ]
-        lines.append(_row([*cells, *([words.ratio(first.metrics.get("ratio"))] * compared)]))
+        lines.append(_wide([*cells, *([words.ratio(first.metrics.get("ratio"))] * compared)]))
     if len(contests) > _WINNERS:
         lines += ["", f"and {len(contests) - _WINNERS} more problems"]
     return lines
@@ -149,3 +155,8 @@ def _rounded(value: float | None) -> str:
 
 def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _wide(cells: Iterable[str]) -> str:
+    """A row with air to the right of its cells, of which MLflow's style has none."""
+    return _row(f"{cell}&emsp;" for cell in cells)

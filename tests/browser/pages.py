@@ -6,16 +6,14 @@ install chromium``); no browser is downloaded.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from playwright.sync_api import Page
 
@@ -54,7 +52,6 @@ def opened(width: int = 1280, height: int = 860) -> Iterator[Page]:
             reduced_motion="reduce",
             color_scheme="light",
         )
-        # The assistant's panel takes a quarter of the page until it is closed once.
         context.set_default_timeout(PATIENCE_MS)
         yield context.pages[0] if context.pages else context.new_page()
         context.close()
@@ -67,11 +64,13 @@ class Views:
         self.page, self._uri = page, uri
         self._runs = f"{uri}/#/experiments/{experiment_id}/runs"
         self._run_id, self._experiment_id = run_id, experiment_id
+        self._tidied = False
 
     def parent(self) -> None:
         """The parent run: its summary and its figures."""
         self._go(f"{self._runs}/{self._run_id}")
         self.page.get_by_text("trials ended").first.wait_for()
+        self.page.get_by_label("Expand description").click()
         self.page.wait_for_function(
             "() => { const all = [...document.querySelectorAll('img[src*=get-artifact]')];"
             " return all.length > 0 && all.every(one => one.complete && one.naturalWidth > 0) }"
@@ -89,22 +88,10 @@ class Views:
         assert target
         self._go(target if "://" in target else f"{self._uri}/{target}")
 
-    def charts(self, sweep: str) -> None:
-        """Charts of the children's metrics, all that there are."""
-        only = f'tags.`ringray.sweep` = "{sweep}" AND tags.`ringray.role` = "trial"'
-        self._go(f"{self._runs}?searchFilter={quote(only)}&compareRunsMode=CHART")
-        self.charts_drawn()
-
     def charts_drawn(self) -> None:
         """Waits for the first charts of the page that is open."""
         self.page.locator(".js-plotly-plot .main-svg").first.wait_for()
         self.page.wait_for_timeout(1500)
-
-    def compare(self, run_ids: Sequence[str]) -> None:
-        """The compare page of those runs, with parallel coordinates."""
-        runs, experiments = json.dumps(list(run_ids)), json.dumps([self._experiment_id])
-        self._go(f"{self._uri}/#/compare-runs?runs={quote(runs)}&experiments={quote(experiments)}")
-        self.compare_drawn()
 
     def compare_drawn(self) -> None:
         """Waits for the parallel coordinates of the compare page."""
@@ -120,7 +107,12 @@ class Views:
     def _go(self, address: str) -> None:
         self.page.goto("about:blank")  # another fragment alone would not load the page anew
         self.page.goto(address)
-        self._close_assistant()
-
-    def _close_assistant(self) -> None:
-        self.page.wait_for_load_state("networkidle")
+        self.page.get_by_role("link", name="Settings").first.wait_for()
+        if not self._tidied:  # MLflow keeps both choices
+            self._tidied = True
+            self.page.get_by_text("Model training", exact=True).first.click()
+            close = self.page.locator("[data-assistant-ui] button[aria-label=Close]")
+            if close.count():
+                close.first.click()
+            self.page.goto("about:blank")
+            self.page.goto(address)

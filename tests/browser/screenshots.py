@@ -38,7 +38,8 @@ version: 1
 name: which-blocks
 kind: latency
 ring:     {size: 2, device: cpu, threads: [1, 2]}
-problem:  {seq_len: 4k, heads: 4, head_dim: 64, dtype: float32, direction: [forward, forward+backward]}
+problem:  {seq_len: 4k, heads: 4, head_dim: 64, dtype: float32,
+           direction: [forward, forward+backward]}
 strategy: {partition: zigzag, backend: aten, blocks: [null, 64, 128, 256, 512, 1024]}
 measure:  {warmup: 1, repeats: 5, baseline: null}
 """
@@ -59,12 +60,10 @@ def sweep(text: str, home: Path, uri: str) -> dict[str, Any]:
         env=environment,
         check=True,
     )
-    (parent,), children = tracked.runs(uri, name)
+    (parent,), _ = tracked.runs(uri, name)
     return {
         "experiment": parent.info.experiment_id,
         "run": parent.info.run_id,
-        "sweep": parent.data.tags["ringray.sweep"],
-        "children": [run.info.run_id for run in children.values()],
     }
 
 
@@ -98,9 +97,13 @@ def main() -> int:
                 save(page, folder / "mlflow-parent.png")
                 views.figure("pareto")
                 save(page, folder / "mlflow-figures.png")
-                views.charts(one["sweep"])
+                views.parent()
+                views.follow("charts")
+                views.charts_drawn()
                 save(page, folder / "mlflow-charts.png")
-                views.compare(one["children"])
+                views.parent()
+                views.follow("compare")
+                views.compare_drawn()
                 save(page, folder / "mlflow-compare.png")
                 views = pages.Views(page, server.uri, other["experiment"], other["run"])
                 views.figure("blocks")

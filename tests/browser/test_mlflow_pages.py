@@ -66,19 +66,19 @@ def test_the_parent_run_shows_what_is_fastest_and_the_figures(views: pages.Views
     views.parent()
     page = views.page
     assert page.get_by_text("16 of 16 trials ended: 16 ok").first.is_visible()
-    cells = page.locator("table td").all_text_contents()
+    cells = [text.strip() for text in page.locator("table td").all_text_contents()]
     assert "2048 forward" in cells
     assert "contiguous ring" in cells
     images = page.locator("img[src*=get-artifact]")
     assert images.count() == 4
     for at in range(4):
-        assert images.nth(at).evaluate("one => one.naturalWidth") >= 800
+        assert images.nth(at).evaluate("one => one.naturalWidth") > 500
 
 
 def test_figures_are_shown_inline_among_the_artifacts(views: pages.Views) -> None:
     views.figure("pareto")
     shown = views.page.locator("img[src^=blob], img[src*=get-artifact], img[src^=data]").first
-    assert shown.evaluate("one => one.naturalWidth") >= 800
+    assert shown.evaluate("one => one.naturalWidth") > 500
 
 
 def test_the_description_leads_to_charts_of_the_trials(views: pages.Views) -> None:
@@ -100,7 +100,7 @@ def test_the_description_leads_to_parallel_coordinates(views: pages.Views) -> No
     views.compare_drawn()
     assert views.page.get_by_text("Comparing 16 Runs").first.is_visible()
     axes = views.axes()
-    assert {"direction", "partition", "seq_len", "transport"} <= set(axes)
+    assert axes == ["direction", "partition", "seq_len", "median_ms"]
     # A param that is a number in every trial has an axis of numbers and not of words.
     ticks = views.page.locator(".parcoords .y-axis").nth(axes.index("seq_len"))
     found = [text for text in ticks.locator(".tick text").all_text_contents() if text.strip()]

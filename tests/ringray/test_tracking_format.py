@@ -95,16 +95,19 @@ def test_the_note_fits_one_tag_and_counts_everything(sweep_row: Any) -> None:
 def test_the_note_names_the_fastest_and_how_sure_that_is(sweep_row: Any) -> None:
     rows = strategies()  # 2 directions, 2 lengths, 4 strategies
     lines = tracking_note.note(sweep_row, rows).splitlines()
+    lines = [line.replace("&emsp;", "") for line in lines]
     at = lines.index("| problem | fastest | ms | next | behind by | ratio |")
     contests = [line for line in lines[at + 2 :] if line.startswith("|")][:4]
-    assert contests[0].startswith("| 2048 forward | **contiguous ring** | 10.0 | contiguous all")
+    assert contests[0].startswith(
+        "| 2048 forward | **contiguous ring** | 10.0 | zigzag ring | 30.0% |"
+    )
     for line in contests:
         _, _, fastest, ms, second, behind, ratio, _ = (cell.strip() for cell in line.split("|"))
         assert fastest.strip("*") != second
         assert float(ratio) == pytest.approx(float(ms) / 100, abs=0.006)
         assert behind.endswith("%")
     near = [drawn_row(0, timed(10.0)), drawn_row(1, timed(10.1), partition="zigzag")]
-    note = tracking_note.note(sweep_row, near)
+    note = tracking_note.note(sweep_row, near).replace("&emsp;", "")
     assert "| all | **contiguous** | 10.0 | zigzag | 1.0%, within the spread | 0.10 |" in note
     alone = tracking_note.note(sweep_row, near[:1])
     assert "fastest" not in alone
@@ -122,6 +125,7 @@ def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> N
     assert page == "#/experiments/7/runs"
     asked = parse_qs(query)
     assert asked["compareRunsMode"] == ["CHART"]
+    assert asked["orderByKey"] == ["metrics.`ratio`"]
     assert asked["searchFilter"] == [
         f'tags.`ringray.sweep` = "{sweep_row.digest}" AND tags.`ringray.role` = "trial"'
     ]

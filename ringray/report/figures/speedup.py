@@ -47,7 +47,7 @@ def draw(points: Sequence[Point]) -> style.Figure | None:
     drawn = [bars(panel, fields) for panel in panels]
     baseline = words.baseline(shown[0].config) or "the baseline"
     tallest = max(len(one.names) * (len(one.lengths) + 1) for one in drawn)
-    size = (4.6, max(2.2, 0.9 + 0.13 * tallest))
+    size = (3.9, max(2.0, 0.9 + 0.13 * tallest))
     with style.Style():
         figure, axes = style.grid(panels, f"Speed-up over {baseline}", left_out, size)
         for one, found in zip(axes, drawn, strict=True):

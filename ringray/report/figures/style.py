@@ -31,7 +31,10 @@ BASELINE = "#888888"
 GRID = "#dddddd"
 INK = "#1a1a1a"
 PALE = "#555555"
-_DPI = 120
+# Two panels of this size are as wide as MLflow's column for descriptions.
+_DPI = 100
+_PANEL = (3.9, 2.9)  # inches
+_COLUMNS = 2
 _SETTINGS: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it: the same on every machine
@@ -80,10 +83,10 @@ def png(figure: Figure) -> bytes:
 
 
 def grid(
-    panels: Sequence[Panel], title: str, left_out: int = 0, size: tuple[float, float] = (4.6, 3.3)
+    panels: Sequence[Panel], title: str, left_out: int = 0, size: tuple[float, float] = _PANEL
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with axes for each panel, ``size`` inches each, at most three in a row."""
-    columns = min(len(panels), 3 if len(panels) != 4 else 2)
+    """A figure with axes for each panel, ``size`` inches each, at most ``_COLUMNS`` in a row."""
+    columns = min(len(panels), _COLUMNS)
     rows = math.ceil(len(panels) / columns)
     width = size[0] * columns if columns > 1 else size[0] * 1.5
     figure = Figure(figsize=(width, size[1] * rows + 0.5), layout="constrained")
@@ -142,5 +145,5 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     if len(known) < 2:
         return
     widest = max(map(len, known))
-    columns = max(1, min(len(known), int(figure.get_figwidth() * 13 / (widest + 6))))
+    columns = max(1, min(len(known), int(figure.get_figwidth() * 12 / (widest + 6))))
     figure.legend(list(known.values()), list(known), loc="outside lower left", ncols=columns)
