@@ -3,7 +3,8 @@
 Everything is read before the trial and after it and nothing in between: counters of CPU time and of
 energy give means over the whole trial, warm-up and baseline included, at the cost of two reads
 (0.05 ms on a CPU), and no thread samples beside what is measured. What has no counter (clock,
-temperature, memory) is as it was at the end of the trial.
+temperature, memory) is as it was at the end of the trial. Linux counts a host's CPU time in steps
+of 10 ms, and GPUs their energy in about as coarse ones: of trials below 0.2 s both say little.
 
 Imports neither torch nor Ray. GPUs are asked through NVML; where that is not to be had (no NVIDIA
 GPU, no permission) the metrics of GPUs are left out.
@@ -11,6 +12,7 @@ GPU, no permission) the metrics of GPUs are left out.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from statistics import mean
@@ -35,8 +37,6 @@ ran on the host; ``rss_bytes``: resident memory of the rank's process; ``gpu_per
 moments in which a kernel ran; ``gpu_power_watts``: mean; ``gpu_clock_mhz``: of the SMs;
 ``gpu_memory_bytes``: taken on the device, by whomever."""
 
-_SHORTEST_S = 0.2  # Linux counts the host's time in steps of 10 ms
-
 
 class Watch:
     """Begins when it is made; :meth:`stop` says what was used since.
@@ -50,22 +50,22 @@ class Watch:
         self._process = psutil.Process()
         self._gpu = _Gpu.of(gpu) if gpu else None
         self._energy = self._gpu.millijoules() if self._gpu else None
-        self._host = _host_times()
+        self._host = _host_seconds()
         self._cpu = time.process_time()
         self._began = time.perf_counter()
 
     def stop(self) -> dict[str, float]:
         """By the names of :data:`NAMES`; what is not known here is left out."""
         wall = max(time.perf_counter() - self._began, 1e-9)
-        found = {"cpu_percent": (time.process_time() - self._cpu) / wall * 100}
-        if wall >= _SHORTEST_S:
-            busy, every = (now - then for now, then in zip(_host_times(), self._host, strict=True))
-            if every > 0:
-                found["host_cpu_percent"] = min(max(busy / every, 0.0), 1.0) * 100
-        found["rss_bytes"] = float(self._process.memory_info().rss)
+        host = (_host_seconds() - self._host) / wall / (os.cpu_count() or 1)
+        found = {
+            "cpu_percent": (time.process_time() - self._cpu) / wall * 100,
+            "host_cpu_percent": min(max(host, 0.0), 1.0) * 100,
+            "rss_bytes": float(self._process.memory_info().rss),
+        }
         if self._gpu is not None:
             energy = self._gpu.millijoules()
-            if energy is not None and self._energy is not None and wall >= _SHORTEST_S:
+            if energy is not None and self._energy is not None:
                 found["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
             found |= self._gpu.now()
         return found
@@ -80,14 +80,14 @@ def together(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _host_times() -> tuple[float, float]:
-    """Seconds that all cores together were busy, and seconds in all."""
+def _host_seconds() -> float:
+    """Seconds that all cores together were busy."""
     import psutil
 
     times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
     # Time of guests is in user's already.
-    every = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return every - times.idle - getattr(times, "iowait", 0.0), every
+    return sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
 
 
 class _Gpu:

@@ -91,7 +91,7 @@ def main() -> int:
         server.start()
         try:
             one, other = (sweep(text, home, server.uri) for text in (STRATEGIES, BLOCKS))
-            with pages.opened() as page:
+            with pages.opened(1440, 900) as page:
                 views = pages.Views(page, server.uri, one["experiment"], one["run"])
                 views.parent()
                 save(page, folder / "mlflow-parent.png")

@@ -35,8 +35,10 @@ def test_cpu_time_is_told_from_waiting() -> None:
     assert 10 << 20 < worked["rss_bytes"] < 16 << 30
 
 
-def test_what_is_too_short_to_be_counted_is_left_out() -> None:
-    assert set(Watch().stop()) == {"cpu_percent", "rss_bytes"}
+def test_a_short_trial_has_the_same_metrics_as_a_long_one() -> None:
+    found = Watch().stop()
+    assert set(found) == {"cpu_percent", "host_cpu_percent", "rss_bytes"}
+    assert 0 <= found["host_cpu_percent"] <= 100
 
 
 class FakeNvml:
@@ -98,7 +100,7 @@ def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_nvml_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(usage._Gpu, "_known", {})
-    assert set(Watch("GPU-1").stop()) == {"cpu_percent", "rss_bytes"}
+    assert set(Watch("GPU-1").stop()) == {"cpu_percent", "host_cpu_percent", "rss_bytes"}
 
 
 def test_ranks_become_one() -> None:
