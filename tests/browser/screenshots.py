@@ -28,7 +28,7 @@ version: 1
 name: which-strategy
 kind: latency
 ring:     {size: 2, device: cpu, threads: 1}
-problem:  {seq_len: [1k, 2k, 4k, 8k], heads: 4, head_dim: 64, dtype: float32,
+problem:  {seq_len: [512, 1k, 2k, 4k], heads: 4, head_dim: 64, dtype: float32,
            direction: forward+backward}
 strategy: {partition: [contiguous, zigzag], transport: [ring, allgather, ulysses]}
 measure:  {warmup: 1, repeats: 5, baseline: {name: sdpa, threads: 2}}
@@ -38,9 +38,9 @@ version: 1
 name: which-blocks
 kind: latency
 ring:     {size: 2, device: cpu, threads: [1, 2]}
-problem:  {seq_len: 4k, heads: 4, head_dim: 64, dtype: float32,
+problem:  {seq_len: 2k, heads: 4, head_dim: 64, dtype: float32,
            direction: [forward, forward+backward]}
-strategy: {partition: zigzag, backend: aten, blocks: [null, 64, 128, 256, 512, 1024]}
+strategy: {partition: zigzag, backend: aten, blocks: [null, 64, 128, 256, 512]}
 measure:  {warmup: 1, repeats: 5, baseline: null}
 """
 
