@@ -104,7 +104,7 @@ def _winners(points: Sequence[Point]) -> list[str]:
         behind = second.metrics["median_ms"] / first.metrics["median_ms"] - 1
         doubt = ", within the spread" if _overlap(first, second) else ""
         cells = [
-            words.label(first.config, problem) or "all",
+            data.problem(first, problem) or "all",
             f"**{data.strategy(first, fields)}**",
             words.digits(first.metrics["median_ms"]),
             data.strategy(second, fields),

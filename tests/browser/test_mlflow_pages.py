@@ -67,7 +67,7 @@ def test_the_parent_run_shows_what_is_fastest_and_the_figures(views: pages.Views
     page = views.page
     assert page.get_by_text("16 of 16 trials ended: 16 ok").first.is_visible()
     cells = [text.strip() for text in page.locator("table td").all_text_contents()]
-    assert "2048 forward" in cells
+    assert "2,048 tokens forward" in cells
     assert "contiguous ring" in cells
     images = page.locator("img[src*=get-artifact]")
     assert images.count() == 4
@@ -77,6 +77,8 @@ def test_the_parent_run_shows_what_is_fastest_and_the_figures(views: pages.Views
 
 def test_figures_are_shown_inline_among_the_artifacts(views: pages.Views) -> None:
     views.figure("pareto")
+    for name in ("memory", "pareto", "speedup", "throughput"):
+        views.page.get_by_text(f"{name}.png").first.wait_for()
     shown = views.page.locator("img[src^=blob], img[src*=get-artifact], img[src^=data]").first
     assert shown.evaluate("one => one.naturalWidth") > 500
 

@@ -99,7 +99,7 @@ def test_the_note_names_the_fastest_and_how_sure_that_is(sweep_row: Any) -> None
     at = lines.index("| problem | fastest | ms | next | behind by | ratio |")
     contests = [line for line in lines[at + 2 :] if line.startswith("|")][:4]
     assert contests[0].startswith(
-        "| 2048 forward | **contiguous ring** | 10.0 | zigzag ring | 30.0% |"
+        "| 2,048 tokens forward | **contiguous ring** | 10.0 | zigzag ring | 30.0% |"
     )
     for line in contests:
         _, _, fastest, ms, second, behind, ratio, _ = (cell.strip() for cell in line.split("|"))

@@ -80,7 +80,7 @@ def panels(found: Sequence[Point], beside: Sequence[str] = ()) -> tuple[list[Pan
         by_problem.values(), key=lambda same: (-len(same), -same[0].config.get("seq_len", 0))
     )[:MAX_PANELS]
     kept = [
-        Panel(_problem(same[0], varying), tuple(same))
+        Panel(problem(same[0], varying), tuple(same))
         for same in by_problem.values()
         if any(same is one for one in best)
     ]
@@ -97,7 +97,8 @@ def strategy(point: Point, fields: Sequence[str]) -> str:
     return words.label(point.config, fields or _UNNAMED)
 
 
-def _problem(point: Point, fields: Sequence[str]) -> str:
+def problem(point: Point, fields: Sequence[str]) -> str:
+    """What to call a point's problem, by the fields in which problems differ."""
     config = {**point.config, "seq_len": f"{point.config['seq_len']:,} tokens"}
     return words.label(config, fields)
 

@@ -62,10 +62,12 @@ def _places(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 def _names(axes: style.Axes, best: Sequence[Point], fields: Sequence[str]) -> None:
     step = max(1, (len(best) - 1) / (MAX_NAMES - 1))
     chosen = {round(at * step) for at in range(MAX_NAMES)} & set(range(len(best)))
+    middle = (best[0].metrics["median_ms"] + best[-1].metrics["median_ms"]) / 2
     for number, at in enumerate(sorted(chosen)):
         (ms,), (mib,) = _places([best[at]])
+        left = len(best) > 1 and ms > middle
         axes.annotate(
-            data.strategy(best[at], fields), (ms, mib),
-            xytext=(5, -11 if number % 2 else 5), textcoords="offset points",
+            data.strategy(best[at], fields), (ms, mib), ha="right" if left else "left",
+            xytext=(-5 if left else 5, -11 if number % 2 else 5), textcoords="offset points",
             fontsize=7.5, annotation_clip=False,
         )  # fmt: skip
