@@ -119,7 +119,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unexpected_error_shows_where_and_how_to_report(
     small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_: Any) -> plan.Plan:
+    def fail(*_: Any, **__: Any) -> plan.Plan:
         raise ZeroDivisionError("deliberate")
 
     monkeypatch.setattr("ringray.cli.specs.build", fail)
@@ -132,7 +132,7 @@ def test_an_unexpected_error_shows_where_and_how_to_report(
 def test_ctrl_c_exits_130(
     small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(_: Any) -> plan.Plan:
+    def interrupt(*_: Any, **__: Any) -> plan.Plan:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ringray.cli.specs.build", interrupt)
