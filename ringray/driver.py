@@ -105,9 +105,18 @@ def run(
     lines = Lines(json_path, sweep)
     summary = Summary(plan.digest, plan.spec.name)
     tracker: Tracker | None = None
+
+    def conclude() -> None:
+        if tracker is not None and tracker.asked:
+            state = tracker.finish()
+            summary.ui_command = tracker.ui_command
+            if state.error or state.pending:
+                summary.tracking = f"{state.pending} trials are not in MLflow yet: {state.error}"
+
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         stack.enter_context(store.lease(plan.digest))
+        stack.callback(conclude)  # when the ring and Ray have ended, which takes as long
         known = store.knows(plan.digest)
         earlier = {row.key: row for row in store.trials(plan.digest)} if known else {}
         done = _measured(plan, earlier, described)
@@ -153,10 +162,7 @@ def run(
             summary.counts = _counts(store, plan.digest)
             store.finish(plan.digest, _ENDINGS[summary.exit_code])
         if tracker is not None:
-            state = tracker.finish()
-            summary.ui_command = tracker.ui_command
-            if state.error or state.pending:
-                summary.tracking = f"{state.pending} trials are not in MLflow yet: {state.error}"
+            tracker.ask_to_finish()
     summary.wall_s = time.monotonic() - began
     observer.sweep_ended(summary)
     return summary

@@ -10,6 +10,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ringray import usage
 from ringray.spans import hidden, merged
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Report:
     Lists have one entry per repeat: ``seconds`` of the pass on this rank, ``wait_seconds`` that it
     waited for messages, ``baseline_seconds`` (rank 0 only), ``compute_seconds`` of attention alone
     and ``transfer_seconds`` of all messages alone. ``sent_bytes``, ``messages``: of one pass.
+    ``usage``: as ``ringray.usage`` reads it.
     ``peak_memory_bytes``: of PyTorch's allocator, None where it was not measured. ``errors``:
     shares of the error budget by tensor (rank 0 only). ``hops``: as ``spans.hops``. ``spans``: of
     the median repeat, from its barrier. ``refused``: why this rank did not try.
@@ -51,6 +53,7 @@ class Report:
     spans: list[Span] = field(default_factory=list)
     failure: str | None = None
     refused: str | None = None
+    usage: dict[str, float] = field(default_factory=dict)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -103,6 +106,7 @@ def summarise(
         metrics |= overlap
         samples |= by_hop
     metrics |= {f"error_{name}": share for name, share in reports[0].errors.items()}
+    metrics |= usage.together([report.usage for report in reports])
     return metrics, samples
 
 

@@ -22,7 +22,7 @@ from ringray.store_file import home
 from ringray.tracking_channel import Channel
 from ringray.tracking_place import artifact_root, cannot_be_used, check, resolve_uri, ui_command
 
-__all__ = ["SyncState", "Tracker", "resolve_uri", "sync"]
+__all__ = ["Prepared", "SyncState", "Tracker", "resolve_uri", "sync"]
 
 READY_S = 60.0
 _LOG_BYTES = 1 << 20
@@ -48,6 +48,47 @@ class SyncState:
     error: str | None
 
 
+class Prepared:
+    """A tracking process that imports what it needs, and waits to be told of its sweep.
+
+    MLflow takes seconds to import, which pass while Ray starts.
+    """
+
+    def __init__(self, digest: str) -> None:
+        self.log_path = _log_path(digest)
+        package_root = str(Path(__file__).resolve().parent.parent)
+        paths = [package_root, os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | _ENVIRONMENT
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        with self.log_path.open("ab") as log:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                # -P: the working directory is the user's and not a place to import from.
+                [sys.executable, "-P", "-W", "ignore", "-m", "ringray.tracking_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                bufsize=0,
+                # Ctrl-C in the terminal is for the driver; the tracker must still drain.
+                start_new_session=True,
+            )
+
+    def take(self) -> tuple[subprocess.Popen[bytes], Channel]:
+        """The process, which is the caller's from now on, and the channel to it."""
+        process = self._process
+        assert process
+        assert process.stdin
+        assert process.stdout
+        self._process = None
+        return process, Channel(process.stdout.fileno(), process.stdin.fileno())
+
+    def close(self) -> None:
+        """Ends the process, unless somebody took it."""
+        if self._process is not None:
+            _end(self._process, patience=0.0)
+            self._process = None
+
+
 class Tracker:
     """The driver's end of one tracking process.
 
@@ -58,7 +99,13 @@ class Tracker:
     """
 
     def __init__(
-        self, store_path: Path, digest: str, uri: str, experiment: str, driver: int | None
+        self,
+        store_path: Path,
+        digest: str,
+        uri: str,
+        experiment: str,
+        driver: int | None,
+        prepared: Prepared | None = None,
     ) -> None:
         self.driver = driver
         self.store_path = store_path
@@ -67,21 +114,28 @@ class Tracker:
         self.experiment = experiment
         self.experiment_id = ""
         self.run_id = ""
-        self.log_path = _log_path(digest)
-        self._process, self._channel = self._spawn()
+        self.log_path = prepared.log_path if prepared else _log_path(digest)
+        self._until: float | None = None  # when the finish that was asked for is given up
+        self._process, self._channel = self._spawn(prepared)
 
     @classmethod
     def start(
-        cls, store_path: str | Path, digest: str, uri: str | None, experiment: str
+        cls,
+        store_path: str | Path,
+        digest: str,
+        uri: str | None,
+        experiment: str,
+        prepared: Prepared | None = None,
     ) -> Tracker:
         """Checks that the place can be used, then starts the process without waiting for it.
 
-        The sweep must have begun in the store (``Store.begin``).
+        The sweep must have begun in the store (``Store.begin``). ``prepared``: a process that was
+        started for this sweep before.
 
         Raises:
             PlaceError: nobody answers at the URI, it is malformed, or its file cannot be used.
         """
-        return cls(_absolute(store_path), digest, _checked(uri), experiment, os.getpid())
+        return cls(_absolute(store_path), digest, _checked(uri), experiment, os.getpid(), prepared)
 
     @property
     def pid(self) -> int:
@@ -113,18 +167,30 @@ class Tracker:
         self._end()
         raise cannot_be_used(self.uri, str(message.get("error")))
 
+    def ask_to_finish(self, timeout: float = 30.0) -> None:
+        """Has the rest written from now on, for at most so many seconds, and does not wait."""
+        self._until = time.monotonic() + timeout
+        self._channel.send({"finish": True, "timeout": timeout, "patience": timeout})
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked to finish."""
+        return self._until is not None
+
     def finish(self, timeout: float = 30.0) -> SyncState:
         """Waits until every recorded trial is in MLflow and the parent run is ended.
+
+        After :meth:`ask_to_finish` it waits for what is left of the time given there.
 
         Never raises for an outage: what is missing after ``timeout`` seconds is ``pending``, and
         :func:`sync` writes it later. A process that was killed meanwhile is started once more.
         """
-        until = time.monotonic() + timeout
+        until = self._until or time.monotonic() + timeout
         state = self._drain(until, patience=timeout)
         if state is None and self._channel.closed and time.monotonic() < until:
             code = self._end()
             self._process, self._channel = self._spawn()
-            self.run_id = ""
+            self.run_id, self._until = "", None
             state = self._drain(until, patience=timeout)
             if state is None:
                 state = self._lost(f"the tracking process ended with {_ending(code)}")
@@ -140,7 +206,8 @@ class Tracker:
         except PlaceError as error:
             return None if self._channel.closed else self._lost(str(error))
         left = max(0.0, until - time.monotonic())
-        self._channel.send({"finish": True, "timeout": left, "patience": patience})
+        if self._until is None:
+            self._channel.send({"finish": True, "timeout": left, "patience": patience})
         # The tracker keeps the time itself and then says how much is missing.
         message = self._channel.receive(left + 1.0)
         if message is None:
@@ -153,26 +220,8 @@ class Tracker:
             recorded = sum(store.find(self.digest).counts.values())
         return SyncState(0, recorded, why)
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], Channel]:
-        package_root = str(Path(__file__).resolve().parent.parent)
-        paths = [package_root, os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | _ENVIRONMENT
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        with self.log_path.open("ab") as log:
-            process = subprocess.Popen(
-                # -P: the working directory is the user's and not a place to import from.
-                [sys.executable, "-P", "-W", "ignore", "-m", "ringray.tracking_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                bufsize=0,
-                # Ctrl-C in the terminal is for the driver; the tracker must still drain.
-                start_new_session=True,
-            )
-        assert process.stdin
-        assert process.stdout
-        channel = Channel(process.stdout.fileno(), process.stdin.fileno())
+    def _spawn(self, prepared: Prepared | None = None) -> tuple[subprocess.Popen[bytes], Channel]:
+        process, channel = (prepared or Prepared(self.digest)).take()
         # Through the pipe and not as arguments, which every user of the machine can read.
         settings: dict[str, Any] = {
             "store": str(self.store_path),
@@ -187,17 +236,7 @@ class Tracker:
 
     def _end(self) -> int:
         """Ends the process if it has not ended itself; its exit code."""
-        process = self._process
-        for pipe in (process.stdin, process.stdout):
-            if pipe:
-                pipe.close()
-        try:
-            # One that has answered ends by itself, in the time that an interpreter needs.
-            process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        return process.returncode
+        return _end(self._process)
 
 
 def sync(
@@ -215,6 +254,20 @@ def sync(
     state = tracker._drain(time.monotonic() + timeout, patience=20.0)
     code = tracker._end()
     return state or tracker._lost(f"the tracking process ended with {_ending(code)}")
+
+
+def _end(process: subprocess.Popen[bytes], patience: float = 2.0) -> int:
+    """Ends ``process`` if it has not ended itself; its exit code."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            pipe.close()
+    try:
+        # One that has answered ends by itself, in the time that an interpreter needs.
+        process.wait(timeout=patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return process.returncode
 
 
 def _absolute(path: str | Path) -> Path:

@@ -14,6 +14,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from ringray import usage
 from ringray.records import STATUSES, SweepRow, TrialRow, record_line
 
 if TYPE_CHECKING:
@@ -22,22 +23,25 @@ if TYPE_CHECKING:
 TABLE = "results_table.json"
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
-_NOTE_LENGTH = 7800
-_NOTE_ROWS = 60
 # In a run's name these stand first, in this order; the other fields follow in the config's.
 _FIRST = ("partition", "ring_size", "seq_len", "direction", "dtype")
 _PLAIN = {"partition", "seq_len", "direction", "dtype", "transport", "backend", "device"}
 _SHORT = {"ring_size": "ring", "kv_heads": "kv", "head_dim": "dim", "documents": "docs"}
-_NOTE_METRICS = (
-    "median_ms", "ratio", "tflops", "tokens_per_s", "peak_memory_bytes",
-    "error_out", "error_dq", "error_dk", "error_dv",
-)  # fmt: skip
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
     """Without infinities and NaN, under names that MLflow accepts."""
     return {
         _plain_name(name): float(value) for name, value in metrics.items() if math.isfinite(value)
+    }
+
+
+def run_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """What a child run is given: ``finite``, with what the machine did under ``system/``, which
+    MLflow shows in a section of its own."""
+    return {
+        f"system/{name}" if name in usage.NAMES else name: value
+        for name, value in finite(metrics).items()
     }
 
 
@@ -152,31 +156,6 @@ def summary_metrics(trials: Iterable[TrialRow]) -> dict[str, float]:
     return totals
 
 
-def note(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
-    """The parent run's description: a markdown summary and a table that fits into one tag."""
-    ended = [trial for trial in trials if trial.status is not None]
-    counts = [(status, sum(trial.status == status for trial in ended)) for status in STATUSES]
-    said = ", ".join(f"{count} {status}" for status, count in counts if count) or "none yet"
-    lines = [f"**{sweep.name}** ({sweep.kind}): {len(ended)} of {len(trials)} trials ended: {said}"]
-    columns = [name for name in _NOTE_METRICS if any(name in trial.metrics for trial in ended)]
-    if ended:
-        lines += ["", _row(["trial", "status", *columns]), _row(["---"] * (len(columns) + 2))]
-    names = run_names(sweep, trials)
-    room = _NOTE_LENGTH - len("\n".join(lines))
-    shown = 0
-    for trial in ended[:_NOTE_ROWS]:
-        values = [_rounded(trial.metrics.get(name)) for name in columns]
-        line = _row([names[trial.key], trial.status or "", *values])
-        room -= len(line) + 1
-        if room < 0:
-            break
-        lines.append(line)
-        shown += 1
-    if shown < len(ended):
-        lines += ["", f"and {len(ended) - shown} more: see `results.csv` under Artifacts"]
-    return "\n".join(lines)
-
-
 def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
     """The plan as it was begun: the full spec and every trial with its prediction."""
     return json.dumps(
@@ -259,11 +238,3 @@ def _text(value: Any) -> str:
 
 def _plain_name(name: str) -> str:
     return re.sub(r"[^\w./ -]", "_", name)[:250]
-
-
-def _rounded(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}" if abs(value) < 1e6 else f"{value:,.0f}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

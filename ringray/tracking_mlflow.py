@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import getpass
 import json
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow import MlflowClient
@@ -22,7 +24,9 @@ from mlflow.exceptions import MlflowException
 
 from ringray import tracking_format as show
 from ringray.errors import PlaceError
+from ringray.report.figures import pictures
 from ringray.trace import path_of
+from ringray.tracking_note import FIGURES, Place, note
 
 if TYPE_CHECKING:
     from ringray.store import Store, TrialRow
@@ -62,6 +66,7 @@ class Projection:
         self._children: dict[str, _Child] = {}
         self._known_metrics: dict[str, float] = {}
         self._known_params: set[str] = set()
+        self._figures: tuple[str, ...] = ()
         self.experiment_id = ""
         self.run_id = ""
 
@@ -131,7 +136,8 @@ class Projection:
         self._client.log_batch(
             child.run_id,
             metrics=[
-                Metric(name, value, ended, 0) for name, value in show.finite(trial.metrics).items()
+                Metric(name, value, ended, 0)
+                for name, value in show.run_metrics(trial.metrics).items()
             ],
             params=[Param(name, value) for name, value in show.params(trial.config).items()],
         )
@@ -155,7 +161,7 @@ class Projection:
                 for name, value in metrics.items()
                 if self._known_metrics.get(name) != value
             ],
-            tags=[RunTag("mlflow.note.content", show.note(self._sweep, trials))],
+            tags=[RunTag("mlflow.note.content", note(self._sweep, trials, self._place()))],
         )
         self._known_metrics.update(metrics)
 
@@ -180,6 +186,21 @@ class Projection:
             json.dumps([{"path": show.TABLE, "type": "table"}]),
         )
 
+    def log_figures(self) -> None:
+        """The figures, and the description that shows them."""
+        trials = self._store.trials(self._digest)
+        with tempfile.TemporaryDirectory() as folder:
+            names = []
+            for name, png in pictures(trials):
+                (Path(folder) / f"{name}.png").write_bytes(png)
+                names.append(name)
+            if not names:
+                return
+            self._client.log_artifacts(self.run_id, folder, FIGURES)
+        self._figures = tuple(names)
+        text = note(self._sweep, trials, self._place())
+        self._client.set_tag(self.run_id, "mlflow.note.content", text)
+
     def close(self) -> None:
         """Ends the parent run as the sweep ended; one that nobody drives any more was killed."""
         sweep = self._store.find(self._digest)
@@ -189,6 +210,10 @@ class Projection:
         self._client.set_terminated(
             self.run_id, status=status, end_time=_milliseconds(self._last_end())
         )
+
+    def _place(self) -> Place:
+        children = {key: child.run_id for key, child in self._children.items()}
+        return Place(self.experiment_id, self.run_id, children, self._figures)
 
     def _name(self, key: str) -> str:
         if key not in self._names:  # a search adds trials as it goes
@@ -205,7 +230,10 @@ class Projection:
             try:
                 return str(
                     self._client.create_experiment(
-                        self._experiment, artifact_location=self._artifacts
+                        self._experiment,
+                        artifact_location=self._artifacts,
+                        # So that the pages are those of runs and metrics and not of chats.
+                        tags={"mlflow.experimentKind": "custom_model_development"},
                     )
                 )
             except MlflowException as error:

@@ -45,8 +45,9 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def artifact_root(uri: str) -> str | None:
-    """Where a new experiment keeps its files: home for local sqlite, else the server decides."""
-    return str(home() / "artifacts") if sqlite_path(uri) else None
+    """Where a new experiment keeps its files: the server decides; a database alone has no place for
+    them, and then it is home."""
+    return None if uri.lower().startswith(("http:", "https:")) else str(home() / "artifacts")
 
 
 def check(uri: str) -> None:

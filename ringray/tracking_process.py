@@ -17,12 +17,13 @@ the process gives up after ``patience`` seconds of failure or ``timeout`` second
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from ringray.errors import PlaceError, RingrayError
@@ -144,6 +145,7 @@ class Session:
         if not plan_logged:
             self._insist(self._projection.log_plan, tries=2)
         self._insist(self._projection.log_results, tries=2)
+        self._insist(self._projection.log_figures, tries=2)
 
     def _insist(self, action: Callable[[], None], tries: int = 1000) -> None:
         for _ in range(tries):
@@ -200,9 +202,10 @@ def main() -> int:
     os.nice(19)
     os.umask(0o077)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settings = channel.receive(60.0)
-    if settings is None:
-        return 1
+    _import_ahead("ringray.tracking_mlflow")
+    while (settings := channel.receive(60.0)) is None:
+        if channel.closed:  # a driver that did not get so far as to begin the sweep
+            return 1
     with ExitStack() as stack:
         try:
             store = stack.enter_context(Store(settings["store"], create=False))
@@ -218,6 +221,8 @@ def main() -> int:
         channel.send(
             {"ready": True, "experiment_id": projection.experiment_id, "run_id": projection.run_id}
         )
+        # In time that is nobody's: the driver is starting its ranks now.
+        _import_ahead("ringray.report.figures.style")
         session.run()
         return 0 if session.error is None else 1
 
@@ -238,8 +243,13 @@ def log(text: str) -> None:
     print(f"{stamp} {without_credentials(text)}", file=sys.stderr, flush=True)
 
 
+def _import_ahead(module: str) -> None:
+    """So that it is there when it is needed; what is wrong with it is said then."""
+    with suppress(Exception):
+        importlib.import_module(module)
+
+
 def _project(store: Store, settings: dict[str, Any]) -> Projection:
-    # MLflow is imported here and nowhere else: it takes a second.
     from ringray.tracking_mlflow import Projection
 
     return Projection(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ringray import tuned
 from ringray.environment import code_digest
 from ringray.kinds import KINDS
+from ringray.usage import Watch
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -54,8 +55,10 @@ class Rank:
         self._group: dist.ProcessGroup | None = None
         self._store: Any = None
         torch.set_num_threads(threads)
+        self._gpu: str | None = None
         if device == "cuda":
             torch.cuda.set_device(self._device)
+            self._gpu = f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
 
     def introduce(self) -> Introduction:
         """Who this rank is; the driver refuses ranks that run other code than it does."""
@@ -134,7 +137,10 @@ class Rank:
             threads=self._threads,
             group=self._group,
         )
-        report: Report = importlib.import_module(KINDS[kind]).run(config, context)
+        measure = importlib.import_module(KINDS[kind]).run
+        watch = Watch(self._gpu)
+        report: Report = measure(config, context)
+        report.usage = watch.stop()
         return report
 
 

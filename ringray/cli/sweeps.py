@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,13 +69,14 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     json_path = _json_path(arguments.json)
     # With --json - stdout carries the records and nothing else.
     screen = sys.stderr if to_stdout else sys.stdout
-    tracking = None
-    if plan.spec.tracking.enabled and not arguments.no_tracking:
-        tracking = _tracking(plan, store)
-    from ringray import driver
+    with ExitStack() as closing:
+        tracking = None
+        if plan.spec.tracking.enabled and not arguments.no_tracking:
+            tracking = _tracking(plan, store, closing)
+        from ringray import driver
 
-    view = observer(screen)
-    try:
+        view = observer(screen)
+        closing.callback(view.close)
         summary = driver.run(
             plan,
             store=store,
@@ -84,8 +85,6 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
             tracking=tracking,
             json_path=json_path,
         )
-    finally:
-        view.close()
     try:
         from ringray.report import tables
 
@@ -96,8 +95,8 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     return summary.exit_code
 
 
-def _tracking(plan: Plan, store: Store) -> Callable[[], Tracker]:
-    """What starts the sweep's tracking process.
+def _tracking(plan: Plan, store: Store, closing: ExitStack) -> Callable[[], Tracker]:
+    """What starts the sweep's tracking process; ``closing`` ends it if that is never called.
 
     Raises:
         PlaceError: MLflow cannot be used; before Ray starts, which takes seconds.
@@ -106,7 +105,11 @@ def _tracking(plan: Plan, store: Store) -> Callable[[], Tracker]:
 
     place = plan.spec.tracking
     tracking_place.check(tracking.resolve_uri(place.uri))
-    return lambda: tracking.Tracker.start(store.path, plan.digest, place.uri, place.experiment)
+    prepared = tracking.Prepared(plan.digest)
+    closing.callback(prepared.close)
+    return lambda: tracking.Tracker.start(
+        store.path, plan.digest, place.uri, place.experiment, prepared
+    )
 
 
 def _json_path(given: str | None) -> Path | None:

@@ -40,11 +40,6 @@ _EXPENDABLE = (
     "balance", "FLOPs", "sent", "sent MiB", "TFLOP/s", "peak MiB", "p20–p80 ms", "p20–p80",
     "#", "kind",
 )  # fmt: skip
-# Fields that describe the problem: among trials that agree in them the fastest is marked.
-_PROBLEM = (
-    "seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "window", "documents",
-    "direction",
-)  # fmt: skip
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -241,7 +236,7 @@ def _fastest(rows: Iterable[TrialRow]) -> set[str]:
     by_problem: dict[str, list[TrialRow]] = {}
     for row in rows:
         if row.status == "ok" and "median_ms" in row.metrics:
-            problem = repr([row.config.get(name) for name in _PROBLEM])
+            problem = repr([row.config.get(name) for name in words.PROBLEM])
             by_problem.setdefault(problem, []).append(row)
     return {
         min(same, key=lambda row: row.metrics["median_ms"]).key

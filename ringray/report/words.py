@@ -33,6 +33,14 @@ HEADS = {
     "blocks": "blocks",
     "threads": "threads",
 }
+# What is computed, and how: trials that agree in the first may be compared in the second.
+PROBLEM = (
+    "seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "window", "documents",
+    "direction",
+)  # fmt: skip
+STRATEGY = (
+    "ring_size", "partition", "transport", "backward", "backend", "blocks", "threads",
+)  # fmt: skip
 # These explain themselves; the others are named in a label ("window 17").
 _PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend")
 _SHORT = {

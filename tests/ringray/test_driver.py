@@ -19,6 +19,7 @@ KEYS = ["point", "sweep", "status", "reason", "config", "metrics", "environment"
 TIMED = {
     "median_ms", "p20_ms", "p80_ms", "tflops", "tflops_per_rank", "tokens_per_s", "sent_bytes",
     "peak_memory_bytes", "wait_ms", "baseline_ms", "ratio",
+    "cpu_percent", "host_cpu_percent", "rss_bytes",
 }  # fmt: skip
 
 
@@ -112,7 +113,13 @@ def test_mlflow_shows_it_once(swept: Swept, place: Place) -> None:
         assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert child.data.tags["ringray.status"] == rows[key].status
         assert child.data.params["ring_size"] == str(rows[key].config["ring_size"])
-        assert child.data.metrics == pytest.approx(rows[key].metrics)
+        shown = {name.removeprefix("system/"): v for name, v in child.data.metrics.items()}
+        assert shown == pytest.approx(rows[key].metrics)
+        if rows[key].status == "ok":
+            assert set(shown) == TIMED, "a chart needs every metric of every trial"
+            assert {"system/cpu_percent", "system/rss_bytes"} <= set(child.data.metrics)
+            assert {"hardware.cpu", "versions.torch", "code"} <= set(child.data.tags)
+            assert ("git.commit" in child.data.tags) == (drive.REPOSITORY / ".git").exists()
 
 
 def test_a_second_run_measures_nothing(swept: Swept, place: Place) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ringray": ROOT / "ringray", "ringray_kernels": ROOT / "kernels" / "ringray_kernels"}
-HEAVY = {"torch", "ray", "mlflow", "triton"}
+HEAVY = {"torch", "ray", "mlflow", "triton", "matplotlib"}
 
 # Each may import what stands after it, and nothing that stands before it.
 LAYERS = (
@@ -29,6 +29,8 @@ QUICK = (
     "ringray.geometry", "ringray.walk", "ringray.route", "ringray.transport",
     "ringray.partition", "ringray.store", "ringray.environment", "ringray.errors", "ringray.offer",
     "ringray.report.words", "ringray.report.board", "ringray.report.tables", "ringray.report.live",
+    "ringray.report.figures", "ringray.report.figures.data", "ringray.tracking_note",
+    "ringray.usage",
     "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray_kernels.backends",
 )  # fmt: skip
 LIBRARY = (
@@ -178,6 +180,13 @@ def test_the_kernels_need_torch_and_triton_only() -> None:
 @pytest.mark.parametrize("name", sorted(n for n in modules() if "tracking" not in n))
 def test_only_the_tracker_imports_mlflow(name: str) -> None:
     assert "mlflow" not in {one.partition(".")[0] for one in imports(name)}
+
+
+def test_only_what_draws_imports_matplotlib() -> None:
+    drawing = {
+        name for name in modules() if "matplotlib" in tops(dict.fromkeys(imports(name), name))
+    }
+    assert drawing == {"ringray.report.figures.style"}
 
 
 def test_mlflow_is_not_imported_with_tracking() -> None:

@@ -18,7 +18,7 @@ import pytest
 from ringray import tracking_place as place
 from ringray.errors import PlaceError
 from ringray.store import Store
-from ringray.tracking import SyncState, Tracker, sync
+from ringray.tracking import Prepared, SyncState, Tracker, sync
 from tests.ringray import tracked
 from tests.ringray.tracked import (
     DIGEST,
@@ -73,7 +73,7 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
     mlflow = client()
     artifacts = {file.path for file in mlflow.list_artifacts(parent.info.run_id)}
     assert artifacts == {
-        "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json",
+        "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
     }  # fmt: skip
     assert str(store.path.parent / "artifacts") in parent.info.artifact_uri
     log = tracker.log_path
@@ -92,6 +92,35 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
     assert again[planned[1].key].info.status == "FAILED"
     for trial in planned[2:]:
         assert again[trial.key].info.run_id == children[trial.key].info.run_id
+
+
+def test_a_process_started_ahead_is_the_one_that_writes(store: Store) -> None:
+    prepared = Prepared(DIGEST)
+    begin(store, trials(2))
+    tracker = Tracker.start(store.path, DIGEST, None, "quick", prepared)
+    prepared.close()  # nothing of it is left to end
+    tracker.wait_ready()
+    store.record(DIGEST, trials(2)[0].key, outcome(0))
+    store.finish(DIGEST, "complete")
+    # Asked for while the driver still has other things to end.
+    tracker.ask_to_finish()
+    wait_for(lambda: runs()[0][0].info.status == "FINISHED")
+    assert tracker.finish() == SyncState(1, 0, None)
+    check_complete(store)
+    assert not psutil.pid_exists(tracker.pid)
+
+
+def test_a_process_started_ahead_ends_when_no_sweep_begins() -> None:
+    unused, orphan = Prepared(DIGEST), Prepared(DIGEST)
+    process, channel = orphan.take()
+    unused.close()
+    unused.close()
+    assert process.stdin
+    process.stdin.close()  # as the end of the driver does
+    assert process.wait(30) == 1
+    assert channel.receive(5) is None
+    assert process.stdout
+    process.stdout.close()
 
 
 def _child_count(store: Store) -> int:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
 from ringray import tracking_format as show
+from ringray import tracking_note
 from ringray import tracking_place as place
 from ringray.errors import PlaceError
 from ringray.store import Store, TrialRow
 from ringray.tracking_channel import Channel
+from tests.ringray.drawn import row as drawn_row
+from tests.ringray.drawn import strategies, timed
 from tests.ringray.tracked import ENVIRONMENT, begin, config, free_port, outcome
 
 
@@ -77,14 +82,69 @@ def test_params_metrics_and_tags_fit_mlflow(sweep_row: Any) -> None:
 
 def test_the_note_fits_one_tag_and_counts_everything(sweep_row: Any) -> None:
     rows = [row(index) for index in range(500)] + [row(500, "oom")]
-    note = show.note(sweep_row, rows)
+    note = tracking_note.note(sweep_row, rows)
     assert len(note) <= 8000
     assert note.startswith("**quick** (latency): 501 of 501 trials ended: 500 ok, 1 oom")
     assert "| contiguous 1024 | ok | 1 | 0.9 | 0.5 |" in note
     assert "more: see `results.csv`" in note
     assert show.summary_metrics(rows)["best_ratio"] == 0.9
     assert show.summary_metrics(rows)["trials_oom"] == 1.0
-    assert "none yet" in show.note(sweep_row, [])
+    assert "none yet" in tracking_note.note(sweep_row, [])
+
+
+def test_the_note_names_the_fastest_and_how_sure_that_is(sweep_row: Any) -> None:
+    rows = strategies()  # 2 directions, 2 lengths, 4 strategies
+    lines = tracking_note.note(sweep_row, rows).splitlines()
+    lines = [line.replace("&emsp;", "") for line in lines]
+    at = lines.index("| problem | fastest | ms | next | behind by | ratio |")
+    contests = [line for line in lines[at + 2 :] if line.startswith("|")][:4]
+    assert contests[0].startswith(
+        "| 2,048 tokens forward | **contiguous ring** | 10.0 | zigzag ring | 30.0% |"
+    )
+    for line in contests:
+        _, _, fastest, ms, second, behind, ratio, _ = (cell.strip() for cell in line.split("|"))
+        assert fastest.strip("*") != second
+        assert float(ratio) == pytest.approx(float(ms) / 100, abs=0.006)
+        assert behind.endswith("%")
+    near = [drawn_row(0, timed(10.0)), drawn_row(1, timed(10.1), partition="zigzag")]
+    note = tracking_note.note(sweep_row, near).replace("&emsp;", "")
+    assert "| all | **contiguous** | 10.0 | zigzag | 1.0%, within the spread | 0.10 |" in note
+    alone = tracking_note.note(sweep_row, near[:1])
+    assert "fastest" not in alone
+
+
+def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> None:
+    rows = strategies()
+    children = {trial.key: f"{trial.index:032x}" for trial in rows}
+    place = tracking_note.Place("7", "cd" * 16, children, ("throughput", "pareto"))
+    note = tracking_note.note(sweep_row, rows, place)
+    assert len(note) <= 8000
+    links = dict(re.findall(r"(?<!!)\[([^]]+)\]\((\S+)\)", note))
+    assert set(links) == {"table", "charts", "compare all"}
+    page, _, query = links["charts"].partition("?")
+    assert page == "#/experiments/7/runs"
+    asked = parse_qs(query)
+    assert asked["compareRunsMode"] == ["CHART"]
+    assert asked["orderByKey"] == ["metrics.`ratio`"]
+    assert asked["searchFilter"] == [
+        f'tags.`ringray.sweep` = "{sweep_row.digest}" AND tags.`ringray.role` = "trial"'
+    ]
+    compared = json.loads(parse_qs(links["compare all"].partition("?")[2])["runs"][0])
+    assert set(compared) == set(children.values())
+    assert compared[0] == children[min(rows, key=lambda trial: trial.metrics["ratio"]).key]
+    images = re.findall(r"!\[([^]]+)\]\((\S+)\)", note)
+    run = "cd" * 16
+    assert images == [
+        ("Throughput by length", f"get-artifact?path=figures%2Fthroughput.png&run_uuid={run}"),
+        ("Time against memory", f"get-artifact?path=figures%2Fpareto.png&run_uuid={run}"),
+    ]
+
+
+def test_what_the_machine_did_is_in_a_section_of_its_own() -> None:
+    given = {"median_ms": 1.0, "cpu_percent": 99.0, "gpu_power_watts": 640.0, "ratio": math.nan}
+    assert show.run_metrics(given) == {
+        "median_ms": 1.0, "system/cpu_percent": 99.0, "system/gpu_power_watts": 640.0,
+    }  # fmt: skip
 
 
 def test_tables_have_a_row_per_ended_trial(sweep_row: Any) -> None:
@@ -106,6 +166,8 @@ def test_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.resolve_uri(None) == "http://host:5000"
     assert place.resolve_uri("https://other") == "https://other"
     assert place.artifact_root("https://other") is None
+    # A database alone has no place for files, and the working directory is nobody's choice.
+    assert place.artifact_root("postgresql://db/mlflow") == f"{tmp_path}/artifacts"
     assert place.ui_command("http://u:p@host:5000/", "1", "r") == (
         "http://***@host:5000/#/experiments/1/runs/r"
     )

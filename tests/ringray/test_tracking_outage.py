@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,18 +11,17 @@ from typing import Any
 import psutil
 import pytest
 
-from ringray import tracking_place as place
 from ringray.errors import PlaceError
 from ringray.store import Store, TrialRow
 from ringray.tracking import SyncState, Tracker, sync
 from ringray.tracking_channel import Channel
 from tests.ringray import tracked
+from tests.ringray.servers import Server, sqlite_server
 from tests.ringray.tracked import (
     DIGEST,
     begin,
     check_complete,
     client,
-    free_port,
     outcome,
     runs,
     trials,
@@ -64,7 +61,7 @@ class FakeMLflow:
         if not self.files:
             raise OSError("no bucket")
 
-    log_plan = log_results
+    log_plan = log_figures = log_results
 
 
 def _session(tmp_path: Path, fake: FakeMLflow, patience: float) -> dict[str, Any]:
@@ -125,51 +122,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Path) -> Iter
     yield from tracked.opened(tmp_path, monkeypatch, schema)
 
 
-class Server:
-    """An `mlflow server` on a private port that can be stopped and started again."""
-
-    def __init__(self, folder: Path, schema: Path) -> None:
-        self.port = free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._folder = folder
-        (folder / "server.db").write_bytes(schema.read_bytes())
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1",
-                    "--port", str(self.port), "--workers", "1",
-                    "--backend-store-uri", f"sqlite:///{self._folder}/server.db",
-                    "--artifacts-destination", str(self._folder / "files"),
-                ],
-                stdout=log, stderr=log, cwd=self._folder,
-                env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"},
-            )  # fmt: skip
-        wait_for(self._answers, 60)
-
-    def stop(self) -> None:
-        if self._process is None:
-            return
-        ours = psutil.Process(self._process.pid)
-        for process in [ours, *ours.children(recursive=True)]:
-            process.kill()
-        self._process.wait()
-        self._process = None
-
-    def _answers(self) -> bool:
-        try:
-            place.check(self.uri)
-        except PlaceError:
-            return False
-        return True
-
-
 @pytest.fixture
 def server(tmp_path: Path, schema: Path) -> Iterator[Server]:
-    (tmp_path / "server").mkdir()
-    found = Server(tmp_path / "server", schema)
+    found = sqlite_server(tmp_path / "server", schema)
     found.start()
     yield found
     found.stop()

@@ -1,0 +1,137 @@
+"""What a rank and its host were busy with while a trial ran.
+
+Everything is read before the trial and after it and nothing in between: counters of CPU time and of
+energy give means over the whole trial, warm-up and baseline included, at the cost of two reads
+(0.05 ms on a CPU), and no thread samples beside what is measured. What has no counter (clock,
+temperature, memory) is as it was at the end of the trial. Linux counts a host's CPU time in steps
+of 10 ms, and GPUs their energy in about as coarse ones: of trials below 0.2 s both say little.
+
+Imports neither torch nor Ray. GPUs are asked through NVML; where that is not to be had (no NVIDIA
+GPU, no permission) the metrics of GPUs are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# How the values of several ranks become one.
+NAMES: dict[str, Callable[[Sequence[float]], float]] = {
+    "cpu_percent": mean,
+    "host_cpu_percent": max,
+    "rss_bytes": max,
+    "gpu_percent": mean,
+    "gpu_power_watts": mean,
+    "gpu_clock_mhz": min,
+    "gpu_memory_bytes": max,
+    "gpu_celsius": max,
+}
+"""``cpu_percent``: of one core, by the rank; ``host_cpu_percent``: of all cores, by everything that
+ran on the host; ``rss_bytes``: resident memory of the rank's process; ``gpu_percent``: of the last
+moments in which a kernel ran; ``gpu_power_watts``: mean; ``gpu_clock_mhz``: of the SMs;
+``gpu_memory_bytes``: taken on the device, by whomever."""
+
+
+class Watch:
+    """Begins when it is made; :meth:`stop` says what was used since.
+
+    ``gpu``: the UUID of the rank's GPU, None on a CPU.
+    """
+
+    def __init__(self, gpu: str | None = None) -> None:
+        import psutil
+
+        self._process = psutil.Process()
+        self._gpu = _Gpu.of(gpu) if gpu else None
+        self._energy = self._gpu.millijoules() if self._gpu else None
+        self._host = _host_seconds()
+        self._cpu = time.process_time()
+        self._began = time.perf_counter()
+
+    def stop(self) -> dict[str, float]:
+        """By the names of :data:`NAMES`; what is not known here is left out."""
+        wall = max(time.perf_counter() - self._began, 1e-9)
+        host = (_host_seconds() - self._host) / wall / (os.cpu_count() or 1)
+        found = {
+            "cpu_percent": (time.process_time() - self._cpu) / wall * 100,
+            "host_cpu_percent": min(max(host, 0.0), 1.0) * 100,
+            "rss_bytes": float(self._process.memory_info().rss),
+        }
+        if self._gpu is not None:
+            energy = self._gpu.millijoules()
+            if energy is not None and self._energy is not None:
+                found["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
+            found |= self._gpu.now()
+        return found
+
+
+def together(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The metrics of a trial from its ranks'; one that some rank lacks is left out."""
+    return {
+        name: float(merge([rank[name] for rank in ranks]))
+        for name, merge in NAMES.items()
+        if ranks and all(name in rank for rank in ranks)
+    }
+
+
+def _host_seconds() -> float:
+    """Seconds that all cores together were busy."""
+    import psutil
+
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # Time of guests is in user's already.
+    return sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+
+
+class _Gpu:
+    """One GPU as NVML shows it. Any reading may be unsupported and is left out then."""
+
+    _known: dict[str, _Gpu | None] = {}  # NVML takes milliseconds to open  # noqa: RUF012
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+
+    @classmethod
+    def of(cls, uuid: str) -> _Gpu | None:
+        """None where NVML does not know it."""
+        if uuid not in cls._known:
+            cls._known[uuid] = cls._open(uuid)
+        return cls._known[uuid]
+
+    @classmethod
+    def _open(cls, uuid: str) -> _Gpu | None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        except Exception:  # absent, or as many kinds of refusal as there are drivers
+            return None
+
+    def millijoules(self) -> int | None:
+        """Energy since the driver was loaded."""
+        with suppress(self._nvml.NVMLError):
+            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        return None
+
+    def now(self) -> dict[str, float]:
+        """What the device tells of this moment."""
+        nvml, handle = self._nvml, self._handle
+        readings: dict[str, Callable[[], float]] = {
+            "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "gpu_memory_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            "gpu_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        }
+        found: dict[str, float] = {}
+        for name, read in readings.items():
+            with suppress(nvml.NVMLError):
+                found[name] = float(read())
+        return found

@@ -1,0 +1,111 @@
+"""What a person sees of a sweep in MLflow: summary, figures, charts and parallel coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray.store import Outcome, Store
+from ringray.tracking import SyncState, sync
+from tests.browser import pages
+from tests.ringray import drawn, tracked
+from tests.ringray.servers import sqlite_server
+from tests.ringray.tracked import DIGEST
+
+if TYPE_CHECKING:
+    from ringray.records import TrialInfo
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(pages.program() is None, reason="no Chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pages.Views]:
+    """A sweep of 16 trials on a real server, and a browser that looks at it."""
+    pytest.importorskip("playwright", reason="pip install playwright")
+    folder = tmp_path_factory.mktemp("pages")
+    server = sqlite_server(
+        folder / "server", tracked.make_schema(tmp_path_factory.mktemp("schema"))
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGRAY_HOME", str(folder))
+        server.start()
+        try:
+            with Store(folder / "store.db") as store:
+                _record(store)
+                assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(16, 0, None)
+            (parent,), _ = tracked.runs(server.uri)
+            with pages.opened() as page:
+                yield pages.Views(page, server.uri, parent.info.experiment_id, parent.info.run_id)
+        finally:
+            server.stop()
+
+
+def _record(store: Store) -> None:
+    rows = drawn.strategies()
+    planned = [_info(row) for row in rows]
+    tracked.begin(store, planned)
+    for row in rows:
+        metrics = row.metrics | {"cpu_percent": 97.0, "rss_bytes": 5e8}
+        outcome = Outcome("ok", None, metrics, {}, f"{row.index:064x}", 1, 1e9, 1e9 + 1)
+        store.record(DIGEST, row.key, outcome)
+    store.finish(DIGEST, "complete")
+
+
+def _info(row: drawn.TrialRow) -> TrialInfo:
+    from ringray.store import TrialInfo
+
+    return TrialInfo(row.key, row.index, row.config, {"time_ms": 1.0})
+
+
+def test_the_parent_run_shows_what_is_fastest_and_the_figures(views: pages.Views) -> None:
+    views.parent()
+    page = views.page
+    assert page.get_by_text("16 of 16 trials ended: 16 ok").first.is_visible()
+    cells = [text.strip() for text in page.locator("table td").all_text_contents()]
+    assert "2,048 tokens forward" in cells
+    assert "contiguous ring" in cells
+    images = page.locator("img[src*=get-artifact]")
+    assert images.count() == 4
+    for at in range(4):
+        assert images.nth(at).evaluate("one => one.naturalWidth") > 500
+
+
+def test_figures_are_shown_inline_among_the_artifacts(views: pages.Views) -> None:
+    views.figure("pareto")
+    for name in ("memory", "pareto", "speedup", "throughput"):
+        views.page.get_by_text(f"{name}.png").first.wait_for()
+    shown = views.page.locator("img[src^=blob], img[src*=get-artifact], img[src^=data]").first
+    assert shown.evaluate("one => one.naturalWidth") > 500
+
+
+def test_the_description_leads_to_charts_of_the_trials(views: pages.Views) -> None:
+    views.parent()
+    views.follow("charts")
+    views.charts_drawn()
+    page = views.page
+    assert page.get_by_text("16 matching runs").first.is_visible()
+    names = page.locator("body").inner_text()
+    for name in ("median_ms", "peak_memory_bytes", "System metrics"):
+        assert name in names
+    bars = page.locator(".js-plotly-plot").first.locator(".bars .point").count()
+    assert bars > 1, "a chart shows one run only"
+
+
+def test_the_description_leads_to_parallel_coordinates(views: pages.Views) -> None:
+    views.parent()
+    views.follow("compare")
+    views.compare_drawn()
+    assert views.page.get_by_text("Comparing 16 Runs").first.is_visible()
+    axes = views.axes()
+    assert axes == ["direction", "partition", "seq_len", "median_ms"]
+    # A param that is a number in every trial has an axis of numbers and not of words.
+    ticks = views.page.locator(".parcoords .y-axis").nth(axes.index("seq_len"))
+    found = [text for text in ticks.locator(".tick text").all_text_contents() if text.strip()]
+    values = [float(text.replace(",", "").replace("k", "e3")) for text in found]
+    assert values == sorted(values) or values == sorted(values, reverse=True)
+    assert len(values) > 2
