@@ -10,8 +10,8 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from ringray_kernels.backends import PREFERRED
-from ringray_kernels.backends.triton.defaults import default
 from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
+from ringray_kernels.defaults import default
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

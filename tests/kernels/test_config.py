@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from ringray_kernels.backends.triton.defaults import default
 from ringray_kernels.config import (
     TARGETS,
     BlockConfig,
@@ -17,6 +16,7 @@ from ringray_kernels.config import (
     supports,
     target_named,
 )
+from ringray_kernels.defaults import default
 
 TEXTS = ["128x64/8/2", "128x64/8/2/descriptors", "64x64/4/3/descriptors/pack4", "16x32/8/1/split"]
 

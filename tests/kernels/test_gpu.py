@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ringray_kernels import Blocks, State, backward, delta, forward, testing
 from ringray_kernels.api import DTYPES
-from ringray_kernels.backends.triton.defaults import SPECIALISED
+from ringray_kernels.defaults import SPECIALISED
 from ringray_kernels.intervals import intervals, visible_range
 
 pytestmark = [

@@ -22,9 +22,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import ringray_kernels
-from ringray_kernels.backends.triton.defaults import CANDIDATES, SPECIALISED
 from ringray_kernels.bench.flex import flex
 from ringray_kernels.config import Blocks
+from ringray_kernels.defaults import CANDIDATES, SPECIALISED
 from ringray_kernels.intervals import intervals
 
 if TYPE_CHECKING:

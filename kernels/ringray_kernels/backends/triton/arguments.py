@@ -11,8 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ringray_kernels.backends.triton.defaults import default
 from ringray_kernels.config import BlockConfig, Kernel, Problem, Target, supports
+from ringray_kernels.defaults import default
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 # The interpreter runs everything; it is asked for the tiles of a real GPU, which tests edges best.
