@@ -12,6 +12,7 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ringray import joining
 from ringray.errors import PlaceError, UserError
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ PROBE_S = 5.0  # for the address to answer
 CALL_S = 60.0  # for one request; an upload is one
 _EXAMPLE = "http://HOST:8265, the dashboard of the cluster's head"
 _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-_WAY_IN = (
-    "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's token or RAY_AUTH_TOKEN_PATH to "
-    "a file that holds it (default ~/.ray/auth_token)"
+_TALKERS = (  # of each upload and each connection
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
 )
 
 
@@ -60,12 +61,11 @@ def connect(url: str) -> Any:
         PlaceError: nobody answers, or not Ray; the token is missing or wrong; Ray there is too old.
     """
     _probe(url)
-    if "RAY_AUTH_MODE" not in os.environ and any(name in os.environ for name in _TOKENS):
-        os.environ["RAY_AUTH_MODE"] = "token"  # whoever gives a token means it to be used
+    joining.use_given_token()
     from ray.job_submission import JobSubmissionClient
 
-    for name in ("dashboard_sdk", "job.sdk"):  # they tell of each upload
-        logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.ERROR)
+    for name in _TALKERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
     class Client(JobSubmissionClient):
         def _do_request(self, *arguments: Any, **options: Any) -> Any:
@@ -120,15 +120,9 @@ def _unknown(url: str, why: str) -> str:
 
 
 def _unauthenticated(url: str, message: str) -> str:
-    if message.startswith("Authentication failed"):
-        named = [name for name in _TOKENS if name in os.environ]
-        given = f"that of {named[0]}" if named else "that of ~/.ray/auth_token"
-        return f"the Ray at {url} refuses the token, {given}; it must be the cluster's own"
-    if message.startswith("Authentication required"):
-        mode = os.environ.get("RAY_AUTH_MODE")
-        sent = "none was sent" if mode == "token" else f"RAY_AUTH_MODE is {mode or 'not set'}"
-        return f"the Ray at {url} wants a token, and {sent}; {_WAY_IN}"
-    return f"no token for the Ray at {url}: {message.rstrip('.')}; {_WAY_IN}"
+    if message.startswith(("Authentication failed", "Authentication required")):
+        return joining.refused_token(url)
+    return joining.no_token(url, message)
 
 
 def _last_line(error: BaseException) -> str:

@@ -127,7 +127,11 @@ def cluster(place: Place, *nodes: dict[str, str], cpus: int = 0) -> Iterator[Hea
         )  # fmt: skip
         drive.wait_until("the head answers", lambda: head.alive() == 1)
         for variables in nodes:
-            head.start(f"--address={head.address}", "--num-cpus=4", **variables)
+            # Of two nodes in one folder, the later would empty the working directory of the first.
+            folder = place.ray / str(len(head.nodes))
+            head.start(
+                f"--address={head.address}", "--num-cpus=4", f"--temp-dir={folder}", **variables
+            )
         drive.wait_until("all nodes are there", lambda: head.alive() == 1 + len(nodes))
         yield head
     finally:
