@@ -80,6 +80,8 @@ def _end(job: Job, again: str) -> int:
     if job.obstacle is not None:
         raise PlaceError(f"job {job.id} {how}")
     print(f"job {job.id}: {how}")
-    if code:
+    if code == INTERRUPTED:
         print(f"to continue it: {again}")
+    elif code == 1:
+        print(f"to try again what failed: {again}")
     return code

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.chaos
 
 REPLICAS = 30
+OTHER_RAY = """\
+import importlib.abc, importlib.machinery, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "ray._version":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (load(module), setattr(module, "version", "2.1"))
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""  # says that it is another version, for Ray's own check to see
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +63,10 @@ def copied(folder: Path) -> Path:
     return folder
 
 
+def ray_version() -> str:
+    return metadata.version("ray")
+
+
 def submit(head: Head, spec: Path, *more: object) -> subprocess.Popen[str]:
     return head.place.start("submit", spec, "--address", head.url, *more)
 
@@ -65,7 +84,7 @@ def ended(place: Place, name: str) -> int:
 
 def in_its_middle(head: Head, name: str, *more: object) -> tuple[Path, subprocess.Popen[str]]:
     """A job that has ended at least 3 of its trials, each of which takes a while."""
-    spec = head.place.spec(tiny(name, replicas=REPLICAS, repeats=60))
+    spec = head.place.spec(tiny(name, replicas=REPLICAS, repeats=1000))
     command = submit(head, spec, *more)
     drive.wait_until("3 trials", lambda: ended(head.place, name) >= 3 or command.poll())
     return spec, command
@@ -93,7 +112,8 @@ def test_a_job_is_followed_and_its_results_stay(head: Head) -> None:
     # What was sent ran, on the node too: a ring of two sources is refused.
     (sweep,) = [row for row in head.place.sweeps() if row.name == "followed"]
     assert sweep.environment["code"] == environment.code_digest()
-    assert sweep.environment["git"] == environment.git_state()
+    here = environment.git_state()
+    assert (sweep.environment["git"] or {}).get("commit") == (here and here["commit"])
     head.check_nothing_is_held()
     again = submitted(head, spec)
     assert again.code == 0, again.out + again.err
@@ -203,9 +223,33 @@ def test_a_mixed_ring_is_refused(head: Head) -> None:
     """Without a job the node imports what it has."""
     done = head.place.run("run", head.place.spec(tiny("mixed")), "--address", head.address)
     assert done.code == 2, done.out + done.err
-    assert "workers on 127.0.0.1 import other code than this driver" in done.err
+    assert re.search(r"workers on [\d.]+ import other code than this driver", done.err)
     assert "`ringray submit`" in done.err
     assert {row.status for row in head.place.trials("mixed")} == {None}
+    head.check_nothing_is_held()
+
+
+def test_who_is_not_let_in(head: Head, tmp_path: Path) -> None:
+    """A driver outside of the cluster, with another token or another Ray."""
+    spec = head.place.spec(tiny("outside"))
+    (tmp_path / "sitecustomize.py").write_text(OTHER_RAY)
+    right = dict(head.place.variables)
+    here = head.place.environment["PYTHONPATH"]
+    try:
+        for variables, said in (
+            ({"RAY_AUTH_TOKEN": "0" * 32}, "refuses the token, that of RAY_AUTH_TOKEN"),
+            ({"RAY_AUTH_MODE": "disabled"}, "wants a token, and RAY_AUTH_MODE is disabled"),
+            ({"PYTHONPATH": f"{here}:{tmp_path}"}, f"it runs Ray {ray_version()} on Python 3."),
+        ):
+            head.place.variables = right | variables
+            done = head.place.run("run", spec, "--address", head.address)
+            assert done.code == 2
+            assert said in done.err
+            assert len(done.err.splitlines()) == 1, done.err
+            assert done.seconds < 20
+    finally:
+        head.place.variables = right
+    assert not any(row.name == "outside" for row in head.place.sweeps())
     head.check_nothing_is_held()
 
 

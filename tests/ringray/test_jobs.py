@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import runpy
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,13 +279,18 @@ def test_a_head_that_is_gone_is_given_up(
 def test_submit_follows_and_exits_as_the_sweep(
     server: Server, small: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for status, code, expected in (("SUCCEEDED", 0, 0), ("FAILED", 1, 1), ("FAILED", 130, 130)):
+    for status, code, last in (
+        ("SUCCEEDED", 0, "complete\n"),
+        ("FAILED", 1, f"to try again what failed: ringray submit {small} --address {URL}\n"),
+        ("FAILED", 2, "refused\n"),
+        ("FAILED", 130, f"to continue it: ringray submit {small} --address {URL}\n"),
+    ):
         server.logs = [["1/6 done\n", ends(server, status, code)]]
-        assert cli.main(["submit", small, "--address", URL]) == expected
+        assert cli.main(["submit", small, "--address", URL]) == code
         out = capsys.readouterr().out
         assert "1/6 done\n" in out
-        assert ("to continue it: ringray submit" in out) == (expected != 0)
-    assert [sent["id"] for sent in server.sent] == [f"ringray-{SHORT}-{n}" for n in (1, 2, 3)]
+        assert out.endswith(last)
+    assert [sent["id"] for sent in server.sent] == [f"ringray-{SHORT}-{n}" for n in (1, 2, 3, 4)]
 
 
 def test_a_job_that_never_started_is_an_error(
@@ -357,6 +364,17 @@ def test_stop_says_what_it_does_not_know(
 
 
 # Addresses and refusals
+
+
+def test_an_old_python_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job runs with the cluster's, which no installer has checked."""
+    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("ringray", run_name="__main__")
+    assert caught.value.code == 2
+    assert "this is Python 3.10.12, ringray needs 3.11 to 3.13" in capsys.readouterr().err
 
 
 def test_the_spec_is_checked_before_anything_is_sent(

@@ -28,7 +28,8 @@ QUICK = (
     "ringray.geometry", "ringray.walk", "ringray.route", "ringray.transport",
     "ringray.partition", "ringray.store", "ringray.environment", "ringray.errors",
     "ringray.report.words", "ringray.report.board", "ringray.report.tables", "ringray.report.live",
-    "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray_kernels.backends",
+    "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray.cli.jobs", "ringray.jobs",
+    "ringray.shipping", "ringray_kernels.backends",
 )  # fmt: skip
 LIBRARY = (
     "ringray.models.sdpa", "ringray.models.huggingface", "ringray.models.masks", "ringray.nn",
