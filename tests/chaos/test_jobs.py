@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PATIENCE = 400.0  # seconds; a busy machine takes many times what a quiet one does
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(2 * PATIENCE)]
 
-REPLICAS = 30
+REPLICAS = 20
 OTHER_RAY = """\
 import importlib.abc, importlib.machinery, sys
 
