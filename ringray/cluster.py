@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ringray import joining
 from ringray.errors import PlaceError
 from ringray.offer import of_nodes
 from ringray.pruning import Reason, unfit
@@ -151,6 +152,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     if local:
         _authenticate()
     else:
+        joining.use_given_token()
         _check_answers(str(address))
     import ray
 
@@ -169,7 +171,8 @@ def connect(address: str | None) -> Iterator[Cluster]:
         try:
             ray.init(**arguments)
         except Exception as error:  # of many types, ConnectionError and RuntimeError among them
-            raise PlaceError(f"cannot reach {name(address)}: {error}") from error
+            why = joining.reason(error)
+            raise PlaceError(f"cannot reach {name(address)}: {why}") from error
         finally:
             # Of this embedded Ray alone: later children, the tracker among them, are not its own.
             if local:
@@ -200,7 +203,13 @@ def _with_descendants(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def _check_answers(address: str) -> None:
-    """PlaceError unless something listens at HOST:PORT: Ray itself would try for minutes."""
+    """PlaceError unless a Ray that lets us in listens at HOST:PORT: Ray itself would try for
+    minutes."""
+    if address.startswith(("http://", "https://")):
+        raise PlaceError(
+            f"{address} is a dashboard, which `ringray submit` takes; --address here is HOST:PORT "
+            "of the cluster's GCS, by default port 6379"
+        )
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():  # auto, or another word that Ray knows
         return
@@ -211,6 +220,8 @@ def _check_answers(address: str) -> None:
             f"no Ray answers at {address}: {error}; start one (`ray start --head`), or give no "
             "address to run on this machine alone"
         ) from None
+    if not address.startswith("ray://"):
+        joining.check(address)
 
 
 def _authenticate() -> None:

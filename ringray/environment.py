@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+PROVENANCE = "ringray-source.json"  # beside source that was sent without its repository
 _PACKAGE = Path(__file__).resolve().parent
 _VERSIONED = ("torch", "triton", "ray", "mlflow")
 # What can change a measured number. Ray and MLflow only carry the numbers, so upgrading them
@@ -45,6 +46,11 @@ def describe() -> dict[str, Any]:
     }
 
 
+def packages() -> tuple[Path, ...]:
+    """The folders that ``ringray`` and ``ringray_kernels`` are imported from."""
+    return (_PACKAGE, *_kernel_package())
+
+
 def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
     """sha256 (hex) of a trial's config and of what its numbers depend on in ``environment``.
 
@@ -66,7 +72,7 @@ def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
 @lru_cache(maxsize=1)
 def code_digest() -> str:
     """sha256 (hex) over the names and contents of all Python files of both packages."""
-    return _tree_digest((_PACKAGE, *_kernel_package()))
+    return _tree_digest(packages())
 
 
 @lru_cache(maxsize=1)
@@ -112,10 +118,12 @@ def git_state() -> dict[str, Any] | None:
     """``{"commit": hex, "dirty": bool}`` of the checkout that ringray is imported from, or None.
 
     Only a repository whose root holds the package counts: a virtual environment inside someone
-    else's checkout must not lend us their commit.
+    else's checkout must not lend us their commit. Source that came with a job has a note of it.
     """
     root = _PACKAGE.parent
-    if not (root / ".git").exists() or not shutil.which("git"):
+    if not (root / ".git").exists():
+        return _provenance(root)
+    if not shutil.which("git"):
         return None
     variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
@@ -139,6 +147,15 @@ def git_state() -> dict[str, Any] | None:
     if commit is None or commit == "(initial)":
         return None
     return {"commit": commit, "dirty": dirty}
+
+
+def _provenance(root: Path) -> dict[str, Any] | None:
+    """What ``ringray submit`` noted beside the source that it sent, or None."""
+    try:
+        found = json.loads((root / PROVENANCE).read_text(encoding="utf-8"))
+        return {"commit": str(found["commit"]), "dirty": bool(found["dirty"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _digest(value: Any) -> str:

@@ -84,8 +84,8 @@ class Ring:
             if others:
                 raise PlaceError(
                     f"workers on {', '.join(others)} import other code than this driver; "
-                    "install the same everywhere or submit it with --working-dir; if it was edited "
-                    "just now, run again"
+                    "install the same everywhere, or let `ringray submit` send it as a job; if it "
+                    "was edited just now, run again"
                 )
         except BaseException:
             self.close()

@@ -10,9 +10,10 @@ driver just long enough to write what the store holds. It is started and spoken 
     stdin   {"finish": true, "timeout": seconds, "patience": seconds}
     stdout  {"written": n, "pending": n, "error": ... or null}
 
-The end of stdin, or SIGTERM, means finish too, and then nobody is told. MLflow may be down for
-hours in between: it is tried again, the trials wait in the store. When it still fails at the end,
-the process gives up after ``patience`` seconds of failure or ``timeout`` seconds in all.
+The end of stdin means finish too, and then nobody is told. So does SIGTERM, unless the driver says
+so itself within moments: whoever stops a whole job signals both. MLflow may be down for hours in
+between: it is tried again, the trials wait in the store. When it still fails at the end, the
+process gives up after ``patience`` seconds of failure or ``timeout`` seconds in all.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ BACKOFF_S = (0.25, 10.0)
 # When the driver is gone nobody waits for us, and `ringray sync` can do what is left.
 ORPHAN_TIMEOUT_S = 120.0
 ORPHAN_PATIENCE_S = 15.0
+TERMINATED_S = 3.0  # for the driver to say how the sweep ended
 LEASE_WAIT_S = 30.0
 
 
@@ -67,7 +69,7 @@ class Session:
         self._retry_at = 0.0
         self._delay = BACKOFF_S[0]
         self.error: str | None = None
-        self.terminated = False
+        self.terminated: float | None = None  # when SIGTERM came, on time.monotonic
 
     def run(self) -> None:
         """Returns when everything is written, or given up."""
@@ -93,6 +95,10 @@ class Session:
                 {"written": len(self._done), "pending": len(self._backlog), "error": self.error}
             )
 
+    def terminate(self, *_: object) -> None:
+        """SIGTERM came."""
+        self.terminated = self.terminated or time.monotonic()
+
     def _listen(self, timeout: float) -> None:
         if self._deadline is not None:
             # Nothing more is expected; only give a failing server time to come back.
@@ -102,8 +108,11 @@ class Session:
         if message and message.get("finish"):
             self._asked = True
             self._finish(message["timeout"], message["patience"])
-        elif self._channel.closed or self.terminated:
+        elif self._channel.closed or self._abandoned():
             self._finish(ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S)
+
+    def _abandoned(self) -> bool:
+        return self.terminated is not None and time.monotonic() > self.terminated + TERMINATED_S
 
     def _finish(self, timeout: float, patience: float) -> None:
         self._deadline = time.monotonic() + timeout
@@ -217,7 +226,7 @@ def main() -> int:
             channel.send({"error": brief(error)})
             return 1
         session = Session(store, settings["digest"], projection, channel)
-        signal.signal(signal.SIGTERM, lambda *_: setattr(session, "terminated", True))
+        signal.signal(signal.SIGTERM, session.terminate)
         channel.send(
             {"ready": True, "experiment_id": projection.experiment_id, "run_id": projection.run_id}
         )

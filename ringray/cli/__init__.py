@@ -30,6 +30,8 @@ COMMANDS = {
     "tune": ("ringray.cli.tuning:tune", "search for the best strategy or blocks, and keep them"),
     "tuned": ("ringray.cli.tuning:show", "list the tuned choices; export or import them"),
     "resume": ("ringray.cli.sweeps:resume", "continue a sweep; measures nothing twice"),
+    "submit": ("ringray.cli.jobs:submit", "run a spec as a job of a Ray cluster, and follow it"),
+    "stop": ("ringray.cli.jobs:stop", "stop the job of a sweep, which can be submitted again"),
     "list": ("ringray.cli.records:sweeps", "list the sweeps in the store"),
     "status": ("ringray.cli.records:status", "show where a sweep stands, and its results"),
     "sync": ("ringray.cli.records:sync", "write to MLflow what it lacks of a sweep"),
@@ -47,6 +49,7 @@ exit codes:
 environment:
   RINGRAY_HOME         where everything durable lies (default ~/.ringray)
   RAY_ADDRESS          the cluster to run on, where --address is not given
+  RAY_AUTH_MODE=token  with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH: the cluster's token
   MLFLOW_TRACKING_URI  where results are shown, where the spec does not say
   NO_COLOR             no colours
 """
@@ -126,7 +129,7 @@ def _parser() -> _Parser:
         )
         for name, (_, summary) in COMMANDS.items()
     }
-    for name in ("validate", "plan", "run", "tune"):
+    for name in ("validate", "plan", "run", "tune", "submit"):
         made[name].add_argument("spec", metavar="SPEC", help="YAML file")
     for name in ("resume", "status", "sync"):
         made[name].add_argument("sweep", metavar="SWEEP", help="name, or the start of its digest")
@@ -145,6 +148,19 @@ def _parser() -> _Parser:
         made[name].add_argument(
             "--no-tracking", action="store_true", help="keep results in the store only, no MLflow"
         )
+    for name in ("submit", "stop"):
+        made[name].add_argument(
+            "--address", metavar="URL", help="dashboard of the head, as in http://HOST:8265"
+        )
+    made["stop"].add_argument(
+        "sweep", metavar="SWEEP", help="name, the start of its digest, or its spec"
+    )
+    made["submit"].add_argument(
+        "--detach", action="store_true", help="return when the cluster has it; do not follow"
+    )
+    made["submit"].add_argument(
+        "--store", metavar="F", help="store file on the head (default: RINGRAY_HOME/store.db there)"
+    )
     made["plan"].add_argument("--json", metavar="F", help="write JSON to F; - is stdout")
     moving = made["tuned"].add_mutually_exclusive_group()
     moving.add_argument("--export", metavar="F", help="write all of them to F")

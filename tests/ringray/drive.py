@@ -75,6 +75,7 @@ class Place:
 
     home: Path
     ray: Path
+    variables: dict[str, str] = field(default_factory=dict)  # of the environment, beyond its own
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -91,6 +92,7 @@ class Place:
             "RAY_TMPDIR": str(self.ray),
             "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'kernels'}",
             "NO_COLOR": "1",
+            **self.variables,
         }
 
     def spec(self, text: str) -> Path:

@@ -30,8 +30,9 @@ QUICK = (
     "ringray.partition", "ringray.store", "ringray.environment", "ringray.errors", "ringray.offer",
     "ringray.report.words", "ringray.report.board", "ringray.report.tables", "ringray.report.live",
     "ringray.report.figures", "ringray.report.figures.data", "ringray.tracking_note",
-    "ringray.usage",
-    "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray_kernels.backends",
+    "ringray.usage", "ringray.tuned", "ringray.choose", "ringray.autotune",
+    "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray.cli.jobs", "ringray.jobs",
+    "ringray.shipping", "ringray_kernels.backends",
 )  # fmt: skip
 LIBRARY = (
     "ringray.models.sdpa", "ringray.models.huggingface", "ringray.models.masks", "ringray.nn",

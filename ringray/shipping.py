@@ -1,0 +1,56 @@
+"""What travels with a job: both packages as they are imported here, and the spec. No torch, no ray.
+
+The folder that is sent looks like a checkout (``ringray/``, ``kernels/ringray_kernels/``) whether
+ringray is imported from one or was installed, so one runtime environment serves both. Nothing else
+of a checkout is sent: no ``.git``, no environment, no results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringray import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringray.spec import Spec
+
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.py[cod]", ".*")
+_FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A folder to send. ``spec``: the spec's path in it; ``size``: bytes before compression."""
+
+    folder: Path
+    spec: str
+    size: int
+
+
+@contextmanager
+def packed(spec: Spec) -> Iterator[Shipment]:
+    """The source that this process runs, and ``spec`` under its own file name, until the block
+    ends."""
+    with tempfile.TemporaryDirectory(prefix="ringray-job-") as made:
+        folder = Path(made)
+        for package in environment.packages():
+            shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_IGNORED)
+        name = Path(spec.path).name
+        # It becomes part of a command line and of messages.
+        inside = "spec/" + (name if re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) else "spec.yaml")
+        (folder / "spec").mkdir()
+        (folder / inside).write_text(spec.source, encoding="utf-8")
+        state = environment.git_state()
+        if state is not None:
+            (folder / environment.PROVENANCE).write_text(json.dumps(state), encoding="utf-8")
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        yield Shipment(folder, inside, size)

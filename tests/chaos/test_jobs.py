@@ -1,0 +1,275 @@
+"""Sweeps as jobs of a real cluster: a head without CPUs, a node with four, a token."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray import environment
+from ringray.store import Store
+from tests.ringray import drive, heads
+from tests.ringray.drive import Done, Place, tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.ringray.heads import Head
+
+PATIENCE = 400.0  # seconds; a busy machine takes many times what a quiet one does
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(2 * PATIENCE)]
+
+REPLICAS = 20
+OTHER_RAY = """\
+import importlib.abc, importlib.machinery, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "ray._version":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (load(module), setattr(module, "version", "2.1"))
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""  # says that it is another version, for Ray's own check to see
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    """Its node has a ringray of its own installed, an older one."""
+    old = copied(tmp_path_factory.mktemp("old"))
+    with (old / "ringray" / "worker.py").open("a") as file:
+        file.write("# as it was\n")
+    for place in drive.place(tmp_path_factory.mktemp("home")):
+        with heads.cluster(place, {"PYTHONPATH": f"{old}:{old / 'kernels'}"}) as made:
+            yield made
+        place.check_nothing_is_left()
+
+
+def copied(folder: Path) -> Path:
+    """A copy of this checkout's source."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("ringray", "kernels", "cluster"):
+        shutil.copytree(drive.REPOSITORY / name, folder / name, ignore=ignore)
+    return folder
+
+
+def ray_version() -> str:
+    return metadata.version("ray")
+
+
+def submit(head: Head, spec: Path, *more: object) -> subprocess.Popen[str]:
+    return head.place.start("submit", spec, "--address", head.url, *more)
+
+
+def submitted(head: Head, spec: Path, *more: object) -> Done:
+    return head.place.end(submit(head, spec, *more), PATIENCE)
+
+
+def ended(place: Place, name: str) -> int:
+    """How many trials of a sweep have ended; 0 before it begins."""
+    if not any(row.name == name for row in place.sweeps()):
+        return 0
+    return sum(row.status is not None for row in place.trials(name))
+
+
+def in_its_middle(head: Head, name: str, *more: object) -> tuple[Path, subprocess.Popen[str]]:
+    """A job that has ended at least 3 of its trials, each of which takes a while."""
+    spec = head.place.spec(tiny(name, replicas=REPLICAS, repeats=400))
+    command = submit(head, spec, *more)
+    drive.wait_until("3 trials", lambda: ended(head.place, name) >= 3 or command.poll())
+    return spec, command
+
+
+def attempts(head: Head, name: str) -> list[str]:
+    """The names of a sweep's jobs."""
+    jobs = head.ask("/api/jobs/")
+    return sorted(j["submission_id"] for j in jobs if (j["metadata"] or {}).get("name") == name)
+
+
+def test_a_job_is_followed_and_its_results_stay(head: Head) -> None:
+    spec = head.place.spec(tiny("followed", replicas=3))
+    begun = time.time()
+    done = submitted(head, spec)
+    assert done.code == 0, done.out + done.err
+    rows = head.place.trials("followed")
+    assert [row.status for row in rows] == ["ok"] * 3
+    assert rows[0].started is not None
+    print(f"from submit to the first trial {rows[0].started - begun:.1f} s")
+    assert re.search(r"followed [0-9a-f]{12}: job ringray-[0-9a-f]{12}-1 at http://", done.out)
+    assert "[3/3]" in done.out
+    assert done.out.endswith("complete\n")
+    assert f"store:  {head.place.home / 'store.db'}" in done.out
+    # What was sent ran, on the node too: a ring of two sources is refused.
+    (sweep,) = [row for row in head.place.sweeps() if row.name == "followed"]
+    assert sweep.environment["code"] == environment.code_digest()
+    here = environment.git_state()
+    assert (sweep.environment["git"] or {}).get("commit") == (here and here["commit"])
+    head.check_nothing_is_held()
+    again = submitted(head, spec)
+    assert again.code == 0, again.out + again.err
+    assert "3 trials measured before" in again.out
+    assert head.place.trials("followed") == rows
+    assert [name[-2:] for name in attempts(head, "followed")] == ["-1", "-2"]
+
+
+def test_two_submits_at_once_run_once(head: Head) -> None:
+    spec = head.place.spec(tiny("twice", replicas=3))
+    both = [head.place.end(one) for one in [submit(head, spec), submit(head, spec)]]
+    assert [done.code for done in both] == [0, 0], both
+    assert sorted("runs already" in done.out for done in both) == [False, True]
+    for done in both:
+        assert done.out.count("[3/3]") == 1
+    assert len(attempts(head, "twice")) == 1
+    assert [row.attempts for row in head.place.trials("twice")] == [1] * 3
+
+
+def test_detached_attached_and_stopped(head: Head) -> None:
+    spec, detached = in_its_middle(head, "stopped", "--detach")
+    done = head.place.end(detached)
+    assert done.code == 0, done.err
+    assert f"follow: ringray submit {spec} --address {head.url}" in done.out
+    follower, leaver = submit(head, spec), submit(head, spec)
+    read = ""
+    while f"3/{REPLICAS}]" not in read:
+        assert leaver.stdout is not None
+        line = leaver.stdout.readline()
+        assert line, leaver.communicate()
+        read += line
+    assert "runs already" in read
+    leaver.send_signal(signal.SIGINT)
+    left = head.place.end(leaver)
+    assert left.code == 130, left.err
+    assert "goes on" in left.out
+    assert left.err == ""
+    stopped = head.place.run("stop", "stopped", "--address", head.url)
+    assert stopped.code == 0, stopped.err
+    done = head.place.end(follower)
+    assert done.code == 130, done.out + done.err
+    assert "to continue it: ringray submit" in done.out
+    (sweep,) = [row for row in head.place.sweeps() if row.name == "stopped"]
+    assert sweep.status == "interrupted"  # by its own driver, which was not killed
+    assert set(sweep.counts) == {"ok"}
+    assert 3 <= sweep.counts["ok"] < REPLICAS
+    (parent,), children = head.place.mlflow("stopped")
+    assert (parent.info.status, len(children)) == ("KILLED", sweep.counts["ok"])
+    head.check_nothing_is_held()
+    before = {row.key: row for row in head.place.trials("stopped") if row.status is not None}
+    again = submitted(head, spec)
+    assert again.code == 0, again.out + again.err
+    rows = head.place.trials("stopped")
+    assert [row.status for row in rows] == ["ok"] * REPLICAS
+    assert {row.key: row for row in rows if row.key in before} == before
+    assert len(attempts(head, "stopped")) == 2
+    late = head.place.run("stop", spec, "--address", head.url)
+    assert (late.code, "has ended already: complete" in late.out) == (0, True)
+
+
+def test_it_exits_as_the_sweep(head: Head) -> None:
+    slow = tiny("slow", repeats=1000, timeout="1s", retries=0, seq_len=16384)
+    done = submitted(head, head.place.spec(slow), "--store", head.place.home / "other.db")
+    assert done.code == 1, done.out + done.err
+    with Store(head.place.home / "other.db", create=False) as store:
+        (row,) = store.trials(store.find("slow").digest)
+    assert row.status == "timeout"
+    head.check_nothing_is_held()
+    gpus = tiny("gpus").replace("device: cpu", "device: cuda")
+    done = submitted(head, head.place.spec(gpus))
+    assert done.code == 2, done.out + done.err
+    assert "a ring of 2 needs 2 GPUs, the cluster can hold 0" in done.out
+    assert not any(row.name == "gpus" for row in head.place.sweeps())
+    head.check_nothing_is_held()
+
+
+def test_tokens(head: Head) -> None:
+    spec = head.place.spec(tiny("tokens"))
+    right = dict(head.place.variables)
+    try:
+        for variables, said in (
+            ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}, "refuses the token, that of"),
+            ({"RAY_AUTH_MODE": "disabled"}, "wants a token, and RAY_AUTH_MODE is disabled"),
+            ({}, "wants a token, and RAY_AUTH_MODE is not set"),
+            ({"RAY_AUTH_MODE": "token"}, "no token for the Ray at"),
+            (
+                {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such/file"},
+                "cannot be opened or is empty: /no/such/file",
+            ),
+        ):
+            head.place.variables = variables
+            done = submitted(head, spec)
+            assert done.code == 2
+            assert said in done.err
+            assert len(done.err.splitlines()) == 1, done.err
+        path = head.place.home / "token"
+        path.write_text(head.token)
+        head.place.variables = {"RAY_AUTH_TOKEN_PATH": str(path)}
+        unknown = head.place.run("stop", "tokens", "--address", head.url)
+        assert "no job at" in unknown.err
+    finally:
+        head.place.variables = right
+    assert attempts(head, "tokens") == []
+
+
+def test_a_mixed_ring_is_refused(head: Head) -> None:
+    """Without a job the node imports what it has."""
+    done = head.place.run("run", head.place.spec(tiny("mixed")), "--address", head.address)
+    assert done.code == 2, done.out + done.err
+    assert re.search(r"workers on [\d.]+ import other code than this driver", done.err)
+    assert "`ringray submit`" in done.err
+    assert {row.status for row in head.place.trials("mixed")} == {None}
+    head.check_nothing_is_held()
+
+
+def test_who_is_not_let_in(head: Head, tmp_path: Path) -> None:
+    """A driver outside of the cluster, with another token or another Ray."""
+    spec = head.place.spec(tiny("outside"))
+    (tmp_path / "sitecustomize.py").write_text(OTHER_RAY)
+    right = dict(head.place.variables)
+    here = head.place.environment["PYTHONPATH"]
+    try:
+        for variables, said in (
+            ({"RAY_AUTH_TOKEN": "0" * 32}, "refuses the token, that of RAY_AUTH_TOKEN"),
+            ({"RAY_AUTH_MODE": "disabled"}, "wants a token, and RAY_AUTH_MODE is disabled"),
+            ({"PYTHONPATH": f"{here}:{tmp_path}"}, f"it runs Ray {ray_version()} on Python 3."),
+        ):
+            head.place.variables = right | variables
+            done = head.place.run("run", spec, "--address", head.address)
+            assert done.code == 2
+            assert said in done.err
+            assert len(done.err.splitlines()) == 1, done.err
+            assert done.seconds < 20
+    finally:
+        head.place.variables = right
+    assert not any(row.name == "outside" for row in head.place.sweeps())
+    head.check_nothing_is_held()
+
+
+def test_the_plain_command(head: Head, tmp_path: Path) -> None:
+    """`ray job submit` from a checkout, as README says it."""
+    folder = copied(tmp_path)
+    for name in (".gitignore", ".rayignore"):
+        shutil.copy(drive.REPOSITORY / name, folder / name)
+    (folder / "experiments").mkdir()
+    (folder / "experiments" / "plain.yaml").write_text(tiny("plain"))
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.url,
+        "--working-dir", ".", "--runtime-env", "cluster/runtime_env.yaml", "--",
+        "python", "-m", "ringray", "run", "experiments/plain.yaml",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=folder, env=head.place.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sweep,) = [row for row in head.place.sweeps() if row.name == "plain"]
+    assert (sweep.status, sweep.counts) == ("complete", {"ok": 1})
+    assert sweep.environment["code"] == environment.code_digest()

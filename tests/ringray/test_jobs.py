@@ -1,0 +1,384 @@
+"""Sweeps as jobs: names, attempts, endings and addresses, on a job server that is made up."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from ringray import cli, environment, jobs, jobserver, plan, shipping, spec
+from ringray.errors import PlaceError
+from ringray.jobs import Job, Jobs
+from tests.ringray.small import SMALL
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+URL = "http://head:8265"
+PLAN = plan.build(spec.parse(SMALL))
+SHORT = PLAN.digest[:12]
+
+
+@dataclass
+class Server:
+    """Ray's job server with the parts of its client that are used; a name is taken once."""
+
+    jobs: dict[str, SimpleNamespace] = field(default_factory=dict)
+    logs: list[Any] = field(default_factory=list)
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    before: Callable[[], None] = lambda: None  # a job is put down
+    stops: list[str] = field(default_factory=list)
+
+    def put(self, id: str, status: str = "RUNNING", **more: Any) -> SimpleNamespace:
+        given = {
+            "submission_id": id, "status": status, "driver_exit_code": None, "error_type": None,
+            "message": None,
+            "metadata": {"sweep": PLAN.digest, "name": "small", "code": environment.code_digest()},
+        }  # fmt: skip
+        self.jobs[id] = SimpleNamespace(**(given | more))
+        return self.jobs[id]
+
+    def list_jobs(self) -> list[SimpleNamespace]:
+        return list(self.jobs.values())
+
+    def get_job_info(self, id: str) -> SimpleNamespace:
+        return self.jobs[id]
+
+    def submit_job(self, *, submission_id: str, **given: Any) -> str:
+        self.before()
+        if submission_id in self.jobs:
+            raise RuntimeError(
+                "Request failed with status code 500: Traceback ...\nValueError: Job with "
+                f"submission_id {submission_id} already exists. Please use a different one."
+            )
+        self.put(submission_id, metadata=given["metadata"], status="PENDING")
+        self.sent.append({"id": submission_id, **given})
+        folder = Path(given["runtime_env"]["working_dir"])
+        self.files = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
+        return submission_id
+
+    def stop_job(self, id: str) -> bool:
+        self.stops.append(id)
+        self.jobs[id].status = "STOPPED"
+        return True
+
+    async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
+        """One connection: texts, errors that break it, or something to happen."""
+        for entry in self.logs.pop(0):
+            if isinstance(entry, Exception):
+                raise entry
+            if callable(entry):
+                entry()
+            else:
+                yield entry
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(jobserver, "connect", lambda url: made)
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+@pytest.fixture
+def here(server: Server) -> Jobs:
+    return Jobs(server, URL)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def submit(here: Jobs, store: str | None = None) -> tuple[Job, bool]:
+    with shipping.packed(PLAN.spec) as shipment:
+        return here.submit(PLAN, shipment, store)
+
+
+# What is sent
+
+
+def test_the_first_submit_sends_the_source_and_the_spec(server: Server, here: Jobs) -> None:
+    job, started = submit(here, "/data/a store.db")
+    assert (job.id, job.attempt, started) == (f"ringray-{SHORT}-1", 1, True)
+    (sent,) = server.sent
+    assert sent["entrypoint"] == "python -m ringray run spec/spec.yaml --store '/data/a store.db'"
+    assert sent["entrypoint_num_cpus"] == 0
+    assert sent["metadata"]["sweep"] == PLAN.digest
+    env = {**sent["runtime_env"]}
+    assert not Path(env.pop("working_dir")).exists()  # it was a copy
+    assert env == yaml.safe_load((ROOT / "cluster/runtime_env.yaml").read_text())
+    tops = {name.split("/")[0] for name in server.files}
+    assert tops <= {"ringray", "kernels", "spec", environment.PROVENANCE}
+    assert "kernels/ringray_kernels/api.py" in server.files
+    assert not [name for name in server.files if "__pycache__" in name or "/." in name]
+
+
+def test_what_is_sent_is_what_runs_here(small: str) -> None:
+    with shipping.packed(spec.load(small)) as shipment:
+        packages = (shipment.folder / "ringray", shipment.folder / "kernels" / "ringray_kernels")
+        assert environment._tree_digest(packages) == environment.code_digest()
+        assert shipment.spec == "spec/small.yaml"
+        assert (shipment.folder / shipment.spec).read_text() == SMALL
+        assert environment._provenance(shipment.folder) == environment.git_state()
+        assert 0 < shipment.size < 4 << 20
+    assert not shipment.folder.exists()
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{", '{"commit": "a"}'])
+def test_a_folder_that_says_no_commit_has_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / environment.PROVENANCE).write_text(text)
+    assert environment._provenance(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["-rf.yaml", "a b.yaml", "x;y.yaml", ".hidden.yaml"])
+def test_a_name_that_a_shell_reads_is_not_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(SMALL)
+    with shipping.packed(spec.load(tmp_path / name)) as shipment:
+        assert shipment.spec == "spec/spec.yaml"
+
+
+# Once
+
+
+def test_a_running_job_is_attached_to(server: Server, here: Jobs) -> None:
+    first, _ = submit(here)
+    server.jobs[first.id].status = "RUNNING"
+    again, started = submit(here)
+    assert (again.id, started) == (first.id, False)
+    assert len(server.sent) == 1
+
+
+@pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED", "STOPPED"])
+def test_after_the_end_there_is_another_attempt(server: Server, here: Jobs, status: str) -> None:
+    for attempt in (1, 2, 10):
+        server.put(f"ringray-{SHORT}-{attempt}", status)
+    job, started = submit(here)
+    assert (job.id, started) == (f"ringray-{SHORT}-11", True)
+
+
+def test_of_two_submits_at_once_one_attaches(server: Server, here: Jobs) -> None:
+    def other() -> None:
+        server.put(f"ringray-{SHORT}-1")
+        server.before = lambda: None
+
+    server.before = other
+    job, started = submit(here)
+    assert (job.id, started) == (f"ringray-{SHORT}-1", False)
+    assert server.sent == []
+
+
+def test_a_name_that_is_taken_by_something_else(server: Server, here: Jobs) -> None:
+    server.put(f"ringray-{SHORT}-1", metadata={})
+    with pytest.raises(PlaceError, match=r"are taken at http://head:8265 .* `ray job delete`"):
+        submit(here)
+
+
+def test_jobs_of_others_are_not_ours(server: Server, here: Jobs) -> None:
+    server.put("raysubmit_abc", metadata={"sweep": PLAN.digest})
+    server.put(None, metadata=None)  # type: ignore[arg-type]  # a driver that nobody submitted
+    server.put("ringray-000000000000-1")  # another sweep's name
+    assert here.all() == []
+
+
+# How it ends
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "ending"),
+    [
+        ("SUCCEEDED", 0, None, (0, "complete")),
+        ("STOPPED", None, None, (130, "stopped")),
+        ("FAILED", 1, None, (1, "failed")),
+        ("FAILED", 2, None, (2, "refused")),
+        ("FAILED", 130, None, (130, "interrupted")),
+        ("FAILED", 3, None, (1, "failed with exit code 3")),
+        ("FAILED", -9, None, (130, "its driver was killed by signal 9")),
+        ("FAILED", 137, None, (130, "its driver was killed by signal 9")),
+        ("FAILED", None, "JOB_SUPERVISOR_ACTOR_DIED", (130, "its driver was killed")),
+        ("FAILED", None, "RUNTIME_ENV_SETUP_FAILURE", (2, "could not start: why")),
+    ],
+)
+def test_endings(status: str, code: int | None, error: str | None, ending: tuple[int, str]) -> None:
+    job = Job("id", "digest", "name", 1, "code", status, code, error, "why")
+    assert job.ended
+    assert job.ending() == ending
+
+
+def test_a_head_without_python_is_told_of() -> None:
+    job = Job("id", "digest", "name", 1, "code", "FAILED", 127, None, "sh: python: not found")
+    assert job.ending()[0] == 2
+    assert "the head of the cluster finds no `python`" in job.ending()[1]
+
+
+# Following
+
+
+def ends(server: Server, status: str = "SUCCEEDED", code: int | None = 0) -> Callable[[], None]:
+    def end() -> None:
+        for job in server.jobs.values():
+            job.status, job.driver_exit_code = status, code
+
+    return end
+
+
+def test_the_log_is_handed_on_as_it_comes(server: Server, here: Jobs) -> None:
+    job, _ = submit(here)
+    server.logs = [["a\n", "b\n", ends(server)]]
+    written: list[str] = []
+    assert here.follow(job, written.append).status == "SUCCEEDED"
+    assert written == ["a\n", "b\n"]
+
+
+def test_a_broken_connection_is_made_again_and_nothing_repeated(server: Server, here: Jobs) -> None:
+    job, _ = submit(here)
+    server.logs = [
+        ["one\n", RuntimeError("WebSocket connection closed unexpectedly")],
+        [OSError("refused")],
+        ["one\ntw", "o\n", ConnectionError("reset")],
+        ["one\n", "two\nthree\n"],  # closed in order, and yet the job goes on
+        ["one\ntwo\n", "three\n", "four\n", ends(server, "FAILED", 1)],
+    ]
+    written: list[str] = []
+    assert here.follow(job, written.append).exit_code == 1
+    assert "".join(written) == "one\ntwo\nthree\nfour\n"
+
+
+def test_a_head_that_is_gone_is_given_up(
+    server: Server, here: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = submit(here)
+    monkeypatch.setattr(jobs, "LOST_S", 0.0)
+    server.logs = [["a\n"], *([OSError("no route")] for _ in range(3))]
+    with pytest.raises(PlaceError, match=f"no answer from {URL} .* {job.id} may well go on"):
+        here.follow(job, lambda text: None)
+
+
+# The commands
+
+
+def test_submit_follows_and_exits_as_the_sweep(
+    server: Server, small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for status, code, last in (
+        ("SUCCEEDED", 0, "complete\n"),
+        ("FAILED", 1, f"to try again what failed: ringray submit {small} --address {URL}\n"),
+        ("FAILED", 2, "refused\n"),
+        ("FAILED", 130, f"to continue it: ringray submit {small} --address {URL}\n"),
+    ):
+        server.logs = [["1/6 done\n", ends(server, status, code)]]
+        assert cli.main(["submit", small, "--address", URL]) == code
+        out = capsys.readouterr().out
+        assert "1/6 done\n" in out
+        assert out.endswith(last)
+    assert [sent["id"] for sent in server.sent] == [f"ringray-{SHORT}-{n}" for n in (1, 2, 3, 4)]
+
+
+def test_a_job_that_never_started_is_an_error(
+    server: Server, small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        (job,) = server.jobs.values()
+        job.status, job.error_type, job.message = "FAILED", "RUNTIME_ENV_SETUP_FAILURE", "no disk"
+
+    server.logs = [[fail]]
+    assert cli.main(["submit", small, "--address", URL]) == 2
+    assert f"error: job ringray-{SHORT}-1 could not start: no disk" in capsys.readouterr().err
+
+
+def test_detach_says_how_to_go_on(
+    server: Server, small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["submit", small, "--address", f"{URL}/", "--detach"]) == 0
+    out = capsys.readouterr().out
+    assert f"follow: ringray submit {small} --address {URL}\n" in out
+    assert f"stop:   ringray stop small --address {URL}\n" in out
+    assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
+    out = capsys.readouterr().out
+    assert f"job ringray-{SHORT}-1 runs already" in out
+    assert "other source" not in out
+    next(iter(server.jobs.values())).metadata["code"] = "0" * 64
+    assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
+    assert "it runs other source than is here" in capsys.readouterr().out
+
+
+def test_ctrl_c_detaches(server: Server, small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    server.logs = [["a\n", interrupt]]
+    assert cli.main(["submit", small, "--address", URL]) == 130
+    assert f"detached; job ringray-{SHORT}-1 goes on" in capsys.readouterr().out
+    assert server.stops == []
+
+
+@pytest.mark.parametrize("by", ["name", "digest", "spec"])
+def test_stop_finds_the_running_job(
+    server: Server, small: str, by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.put(f"ringray-{SHORT}-1", "FAILED", driver_exit_code=1)
+    server.put(f"ringray-{SHORT}-2")
+    given = {"name": "small", "digest": PLAN.digest[:6].upper(), "spec": small}[by]
+    assert cli.main(["stop", given, "--address", URL]) == 0
+    assert server.stops == [f"ringray-{SHORT}-2"]
+    assert f"job ringray-{SHORT}-2: stopped; `ringray submit SPEC" in capsys.readouterr().out
+    assert cli.main(["stop", given, "--address", URL]) == 0
+    assert "has ended already: stopped" in capsys.readouterr().out
+    assert len(server.stops) == 1
+
+
+def test_stop_says_what_it_does_not_know(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["stop", "large", "--address", URL]) == 2
+    assert "of a sweep 'large'; no sweep runs there" in capsys.readouterr().err
+    other = "ab" * 32
+    server.put(f"ringray-{SHORT}-1")
+    server.put(f"ringray-{other[:12]}-1", metadata={"sweep": other, "name": "small"})
+    assert cli.main(["stop", "large", "--address", URL]) == 2
+    assert "running there: small" in capsys.readouterr().err
+    assert cli.main(["stop", "small", "--address", URL]) == 2
+    assert f"not unique: {other[:12]}, {SHORT}" in capsys.readouterr().err.replace(
+        f"{SHORT}, {other[:12]}", f"{other[:12]}, {SHORT}"
+    )
+    assert server.stops == []
+
+
+# Before anything is sent
+
+
+def test_an_old_python_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job runs with the cluster's, which no installer has checked."""
+    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("ringray", run_name="__main__")
+    assert caught.value.code == 2
+    assert "this is Python 3.10.12, ringray needs 3.11 to 3.13" in capsys.readouterr().err
+
+
+def test_the_spec_is_checked_before_anything_is_sent(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(SMALL.replace("heads: 2", "heads: two"))
+    assert cli.main(["submit", str(path), "--address", "nonsense"]) == 2
+    assert "bad.yaml:6: problem.heads" in capsys.readouterr().err
+    assert server.jobs == {}
