@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringray import cluster, environment
 from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule
 from ringray.errors import PlaceError
+from ringray.kinds import ALONE
 from ringray.lines import Lines
 from ringray.plan import cost_dict
 from ringray.records import (
@@ -200,11 +201,13 @@ def _left_out(plan: Plan, done: dict[str, TrialRow]) -> dict[str, str] | None:
 
 def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
     """Trials that this cluster can never run, and why; PlaceError if that is all of them."""
-    refused = {
-        trial.key: reason
-        for trial in plan.runnable
-        if (reason := place.refusal(trial.config)) is not None
-    }
+    # Ranks that work alone are placed one by one, and all of them at the same time.
+    alone = plan.spec.sweep("ring", "size")[0] if plan.spec.kind in ALONE else None
+    refused = {}
+    for trial in plan.runnable:
+        config = replace(trial.config, ring_size=alone) if alone else trial.config
+        if (reason := place.refusal(config)) is not None:
+            refused[trial.key] = reason
     if len(refused) == len(plan.runnable):
         reason = next(iter(refused.values()))
         line = plan.spec.line_of(reason.field)

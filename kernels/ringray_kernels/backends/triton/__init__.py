@@ -1,8 +1,8 @@
 """Triton kernels for CUDA and ROCm; on a CPU in Triton's interpreter (``TRITON_INTERPRET=1``).
 
 ``forward.py`` and ``backward.py`` hold the kernels, ``tiles.py`` what they share, ``hopper*.py``
-those for Hopper, ``launch.py`` what is launched, ``defaults.py`` with which blocks. docs/kernels.md
-says how they work and what was tried.
+those for Hopper, ``launch.py`` what is launched, ``ringray_kernels.defaults`` with which blocks.
+docs/kernels.md says how they work and what was tried.
 """
 
 from __future__ import annotations
