@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ringray import environment
 from ringray.errors import PlaceError, UserError
 from ringray.jobserver import answering
+from ringray.kinds import TUNING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,16 +137,17 @@ class Jobs:
                 f"ringray-{plan.digest[:12]}-{attempt}", plan.digest, plan.spec.name, attempt,
                 environment.code_digest(), "PENDING",
             )  # fmt: skip
-            if self._send(job, shipment, store):
+            if self._send(job, plan.spec.kind, shipment, store):
                 return job, True
         raise PlaceError(
             f"names like ringray-{plan.digest[:12]}-1 are taken at {self.url} by jobs that are not "
             "of this sweep; `ray job delete` removes them"
         )
 
-    def _send(self, job: Job, shipment: Shipment, store: str | None) -> bool:
+    def _send(self, job: Job, kind: str, shipment: Shipment, store: str | None) -> bool:
         """False when another job has the name."""
-        command = ["python", "-m", "ringray", "run", shipment.spec]
+        verb = "tune" if kind in TUNING else "run"  # who tunes on a cluster wants it kept there
+        command = ["python", "-m", "ringray", verb, shipment.spec]
         command += ["--store", store] if store else []
         with answering(self.url):
             try:
