@@ -86,7 +86,9 @@ class Local:
     def _environment(self) -> dict[str, str]:
         head = self.config["provider"]["head_node_id"]
         kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        path = [str(CONFIG.parent), *filter(None, [kept.get("PYTHONPATH")])]
         return kept | {
+            "PYTHONPATH": os.pathsep.join(path),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
             # The provider knows nodes by ids that it makes up, the head's too.

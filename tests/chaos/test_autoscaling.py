@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from tests.ringray.drive import REPOSITORY, Place, tiny, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.chaos
 
@@ -164,3 +166,24 @@ def test_ctrl_c_while_nodes_start_leaves_no_wish_for_them(place: Growing) -> Non
     time.sleep(2)
     wait_until("all nodes are gone", lambda: place.nodes() == 0, 2 * SHRINK_S)
     assert place.ranks() == []
+
+
+def test_a_job_grows_the_cluster_too(tmp_path: Path) -> None:
+    """Driver and ranks of a submitted sweep, whose source each node unpacks for itself."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for place in drive.place(tmp_path):
+        spec = place.spec(tiny("job-grows", size="[2, 4]"))
+        submit = f"-m ringray submit {spec} --address http://127.0.0.1:{port}".split()
+        local = [str(REPOSITORY / "cluster" / "local.py"), "--until-empty"]
+        done = subprocess.run(
+            [sys.executable, *local, f"--dashboard-port={port}", "--", sys.executable, *submit],
+            capture_output=True, text=True, timeout=300, cwd=place.home,
+            env=place.environment, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "2 ok" in done.stdout
+        assert SEEN.findall(done.stderr)[-1] == ("0", "0")
+        assert {row.status for row in place.trials("job-grows")} == {"ok"}
+        place.check_nothing_is_left()
