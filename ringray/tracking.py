@@ -25,6 +25,7 @@ from ringray.tracking_place import artifact_root, cannot_be_used, check, resolve
 __all__ = ["Prepared", "SyncState", "Tracker", "resolve_uri", "sync"]
 
 READY_S = 60.0
+FIGURES_S = 120.0  # on a machine that is busy with other things
 _LOG_BYTES = 1 << 20
 # MLflow's own retries (minutes of them) would hide an outage; the tracker has its own.
 _ENVIRONMENT = {
@@ -196,7 +197,9 @@ class Tracker:
                 state = self._lost(f"the tracking process ended with {_ending(code)}")
         if state is None:
             state = self._lost(f"no answer in {timeout:.0f} s")
-        self._end()
+            self._end()
+        else:  # it draws the figures now
+            self._end(max(2.0, until - time.monotonic()))
         return state
 
     def _drain(self, until: float, patience: float) -> SyncState | None:
@@ -234,9 +237,9 @@ class Tracker:
         channel.send(settings)
         return process, channel
 
-    def _end(self) -> int:
-        """Ends the process if it has not ended itself; its exit code."""
-        return _end(self._process)
+    def _end(self, patience: float = 2.0) -> int:
+        """Ends the process if it has not ended itself in that time; its exit code."""
+        return _end(self._process, patience)
 
 
 def sync(
@@ -252,11 +255,11 @@ def sync(
     tracker = Tracker(_absolute(store_path), digest, _checked(uri), experiment, driver=None)
     tracker.wait_ready()
     state = tracker._drain(time.monotonic() + timeout, patience=20.0)
-    code = tracker._end()
+    code = tracker._end(2.0 if state is None else FIGURES_S)
     return state or tracker._lost(f"the tracking process ended with {_ending(code)}")
 
 
-def _end(process: subprocess.Popen[bytes], patience: float = 2.0) -> int:
+def _end(process: subprocess.Popen[bytes], patience: float) -> int:
     """Ends ``process`` if it has not ended itself; its exit code."""
     for pipe in (process.stdin, process.stdout):
         if pipe:

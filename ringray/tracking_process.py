@@ -10,6 +10,8 @@ driver just long enough to write what the store holds. It is started and spoken 
     stdin   {"finish": true, "timeout": seconds, "patience": seconds}
     stdout  {"written": n, "pending": n, "error": ... or null}
 
+After that answer it draws the figures, and ends.
+
 The end of stdin means finish too, and then nobody is told. So does SIGTERM, unless the driver says
 so itself within moments: whoever stops a whole job signals both. MLflow may be down for hours in
 between: it is tried again, the trials wait in the store. When it still fails at the end, the
@@ -94,6 +96,10 @@ class Session:
             self._channel.send(
                 {"written": len(self._done), "pending": len(self._backlog), "error": self.error}
             )
+        # Last, and not waited for with the answer: no trial is missing without them.
+        if drained or self._answers:
+            self._retry_at = 0.0
+            self._insist(self._projection.log_figures, tries=2)
 
     def terminate(self, *_: object) -> None:
         """SIGTERM came."""
@@ -154,7 +160,6 @@ class Session:
         if not plan_logged:
             self._insist(self._projection.log_plan, tries=2)
         self._insist(self._projection.log_results, tries=2)
-        self._insist(self._projection.log_figures, tries=2)
 
     def _insist(self, action: Callable[[], None], tries: int = 1000) -> None:
         for _ in range(tries):

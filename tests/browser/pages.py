@@ -80,6 +80,7 @@ class Views:
         """One figure among the parent run's artifacts."""
         self._go(f"{self._runs}/{self._run_id}/artifacts/figures/{name}.png")
         self.page.locator("img[src^=blob], img[src*=get-artifact], img[src^=data]").first.wait_for()
+        self.page.wait_for_timeout(1000)  # the list of files beside it comes later
 
     def follow(self, text: str) -> None:
         """Clicks a link of the parent run's summary."""
