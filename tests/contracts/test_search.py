@@ -137,10 +137,10 @@ def test_it_finds_what_measuring_everything_finds(name: str, landscape: str) -> 
     points = candidates(cost)
     least = min(cost(*point) for point in itertools.product(*AXES))
     losses = []
-    for seed in range(5):
+    for seed in range(3):
         machine = play(name, points, Machine(cost, seed=seed), seed=seed)
         losses.append(cost(*machine.point(machine.best())) / least - 1)
-    assert sorted(losses)[2] <= 0.03
+    assert sorted(losses)[1] <= 0.03
     assert max(losses) <= 0.1
 
 

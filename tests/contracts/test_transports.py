@@ -225,6 +225,7 @@ def test_memory(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     on_ring(size, (memory,))
 
 
+@pytest.mark.slow
 def test_a_ring_of_eight() -> None:
     on_ring(8, (traffic, refusals))
 

@@ -210,7 +210,7 @@ def test_a_ring_sends_what_the_plan_says(
         messages.append(sum(report.messages for report in reports))
         return measure.summarise(config, flops, reports)
 
-    monkeypatch.setattr(driver, "summarise", summarise)
+    monkeypatch.setattr("ringray.session.summarise", summarise)
     with Store(tmp_path / "s.db") as store:
         summary = driver.run(made, store=store, observer=Nobody())
         rows = {row.key: row for row in store.trials(made.digest)}
