@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -230,6 +231,10 @@ def _authenticate() -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
     if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    if "ray" in sys.modules:  # it looked at the mode when it was imported
+        from ray._raylet import Config
+
+        Config.initialize("")
 
 
 def _has_token() -> bool:

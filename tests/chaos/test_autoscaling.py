@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growing]:
     path = home / "cluster.yaml"
     path.write_text(yaml.safe_dump(config))
     for plain in drive.place(home):
-        made = Growing(plain.home, plain.ray, plain.started)
+        made = Growing(plain.home, plain.ray, started=plain.started)
         cluster = subprocess.Popen(
             [sys.executable, str(REPOSITORY / "cluster" / "local.py"), "--config", str(path)],
             stdout=subprocess.PIPE, stderr=(home / "cluster.log").open("w"), text=True,
