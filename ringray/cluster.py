@@ -232,7 +232,7 @@ def _authenticate() -> None:
     if os.environ["RAY_AUTH_MODE"] == "token" and not _has_token():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     if "ray" in sys.modules:  # it looked at the mode when it was imported
-        from ray._raylet import Config
+        from ray._raylet import Config  # type: ignore[attr-defined]
 
         Config.initialize("")
 
