@@ -186,7 +186,7 @@ def test_it_exits_as_the_sweep(head: Head) -> None:
     gpus = tiny("gpus").replace("device: cpu", "device: cuda")
     done = submitted(head, head.place.spec(gpus))
     assert done.code == 2, done.out + done.err
-    assert "a ring of 2 needs 2 GPUs, the cluster can hold 0" in done.out
+    assert "cuda needs GPUs, the cluster can offer none" in done.out
     assert not any(row.name == "gpus" for row in head.place.sweeps())
     head.check_nothing_is_held()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,11 @@ class Done:
     seconds: float
 
 
+def _listen() -> None:
+    """Ctrl-C is heard also where whoever runs the tests has been told to ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass
 class Place:
     """A home with its store, MLflow database and Ray folder, and the commands that run there."""
@@ -106,7 +112,8 @@ class Place:
         process = subprocess.Popen(
             [sys.executable, "-m", "ringray", *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.home,
-            env=self.environment, **({"start_new_session": True} | options),
+            env=self.environment, preexec_fn=_listen,
+            **({"start_new_session": True} | options),
         )  # fmt: skip
         self.started.append(process)
         return process
