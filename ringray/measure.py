@@ -74,7 +74,8 @@ def summarise(
 
     The time of a repeat is the slowest rank's; ``ratio`` is the median over repeats of ring over
     baseline. ``flops``: exact count of one pass, all ranks. ``before``: an earlier visit to the
-    same trial, whose repeats count too; ``repeats`` is then how many there are in all.
+    same trial, whose repeats count too. ``repeats`` is how many there are in all, where that is not
+    what the config says or took several visits.
     """
     metrics: dict[str, float] = {}
     samples: dict[str, list[float]] = {}
@@ -89,10 +90,9 @@ def summarise(
     peaks = [r.peak_memory_bytes for r in reports if r.peak_memory_bytes is not None]
     if peaks:
         metrics["peak_memory_bytes"] = max(peaks)
-    if before is not None and before.samples:
+    if before is not None and before.samples and samples:
         now, then = len(samples["ms"]), len(before.samples["ms"])
         samples = {name: [*before.samples[name], *more] for name, more in samples.items()}
-        metrics["repeats"] = now + then
         metrics["wait_ms"] = (metrics["wait_ms"] * now + before.metrics["wait_ms"] * then) / (
             now + then
         )
@@ -100,6 +100,8 @@ def summarise(
             metrics["peak_memory_bytes"] = max(
                 metrics["peak_memory_bytes"], before.metrics["peak_memory_bytes"]
             )
+    if samples and (before is not None or len(samples["ms"]) != config.repeats):
+        metrics["repeats"] = len(samples["ms"])
     metrics |= _from_samples(config, flops, samples)
     if reports[0].transfer_seconds:
         overlap, by_hop = _overlap(reports)
