@@ -1,7 +1,7 @@
 """``optuna``: Optuna's samplers propose points, by what the earlier ones scored.
 
 The tree-structured Parzen estimator for one objective as for several. The study begins with the
-points that the cost model likes best, one in two of what the budget allows. Proposals get a few
+points that the cost model likes best, one in four of what the budget allows. Proposals get a few
 runs each, and at the end the best of them are measured in full, one after another.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OPTIONS = ("budget", "seed")
 _FINALISTS = 3
-_SKETCH = 3  # a proposal gets one in so many of a full measurement's repeats
+_SKETCH = 5  # a proposal gets one in so many of a full measurement's repeats
 _TRIES = 20  # proposals in a row that are no new point, before one is drawn
 
 
@@ -46,7 +46,7 @@ def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
     kept_back = finalists * (settings.warmup + settings.repeats - sketch)
     rounds = (settings.runs(len(candidates)) - kept_back) // (settings.warmup + sketch)
     rounds = min(max(1, rounds), len(candidates))
-    for candidate in by_prediction(candidates)[: -(-rounds // 2)]:
+    for candidate in by_prediction(candidates)[: -(-rounds // 4)]:
         study.enqueue_trial({name: _label(value) for name, value in candidate.choices})
     known: dict[str, Told] = {}
     drawn = iter(by_prediction(candidates))
