@@ -4,8 +4,8 @@ Successive halving (Jamieson and Talwalkar, AISTATS 2016) with repeats as the re
 at most a third of its points (fewer, if the budget is small), and of those only the ones whose
 intervals reach the best: where the difference is beyond doubt no further run is spent on it. Where
 the budget does not allow one run of every point, the cost model says which ones to begin with.
-Survivors are visited again in turns, in alternating order, so that a machine whose speed drifts does
-not choose.
+Survivors are visited again in turns, in alternating order, so that a machine whose speed drifts
+does not choose.
 """
 
 from __future__ import annotations
