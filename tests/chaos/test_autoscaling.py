@@ -139,7 +139,7 @@ def test_a_ring_that_never_fits_is_refused_before_anything_starts(
     assert done.code == 2, done.out + done.err
     assert says in done.err
     assert f"{spec}:4: ring.size" in done.err
-    assert done.seconds < 20
+    assert "starting" not in done.out  # no ring asked for a place
     assert (place.nodes(), place.waiting(), place.ranks()) == (0, 0, [])
 
 
@@ -148,19 +148,17 @@ def test_the_autoscalers_refusal_is_believed_where_nothing_else_is_known(place: 
     assert done.code == 2, done.out + done.err
     assert "no place for a ring of 5" in done.err
     assert "the autoscaler has no nodes to start for that" in done.err
-    assert done.seconds < 40
+    assert "limits.place_timeout" not in done.err  # it was believed; patience would last longer
     assert (place.nodes(), place.waiting(), place.ranks()) == (0, 0, [])
 
 
 def test_ctrl_c_while_nodes_start_leaves_no_wish_for_them(place: Growing) -> None:
     sweep = place.start("run", place.spec(tiny("hasty", size=4, replicas=2)))
     wait_until("its placement group waits", lambda: place.waiting() == 1)
-    began = time.monotonic()
     os.killpg(sweep.pid, signal.SIGINT)
-    done = place.end(sweep)
+    done = place.end(sweep, patience=60)  # less than its place is waited for
     assert done.code == 130, done.out + done.err
     assert done.err == ""
-    assert time.monotonic() - began < 15
     assert place.waiting() == 0
     # What was on its way may still come, and goes.
     time.sleep(2)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from ringray import tracking_place as place
 from ringray.errors import PlaceError
 from ringray.store import Store
 from ringray.tracking import Prepared, SyncState, Tracker, sync
-from tests.ringray import tracked
 from tests.ringray.tracked import (
     DIGEST,
     begin,
@@ -33,16 +31,6 @@ from tests.ringray.tracked import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tracked.make_schema(tmp_path_factory.mktemp("schema"))
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Path) -> Iterator[Store]:
-    yield from tracked.opened(tmp_path, monkeypatch, schema)
 
 
 def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None:

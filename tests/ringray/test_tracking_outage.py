@@ -15,7 +15,6 @@ from ringray.errors import PlaceError
 from ringray.store import Store, TrialRow
 from ringray.tracking import SyncState, Tracker, sync
 from ringray.tracking_channel import Channel
-from tests.ringray import tracked
 from tests.ringray.servers import Server, sqlite_server
 from tests.ringray.tracked import (
     DIGEST,
@@ -110,16 +109,6 @@ def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
 
 
 # With a real server over HTTP
-
-
-@pytest.fixture(scope="module")
-def schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tracked.make_schema(tmp_path_factory.mktemp("schema"))
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Path) -> Iterator[Store]:
-    yield from tracked.opened(tmp_path, monkeypatch, schema)
 
 
 @pytest.fixture

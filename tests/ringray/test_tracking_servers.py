@@ -12,21 +12,10 @@ import pytest
 
 from ringray.store import Outcome, Store
 from ringray.tracking import SyncState, Tracker, sync
-from tests.ringray import tracked
 from tests.ringray.servers import Server, postgres, sqlite_server
 from tests.ringray.tracked import DIGEST, begin, check_complete, client, outcome, runs, trials
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tracked.make_schema(tmp_path_factory.mktemp("schema"))
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Path) -> Iterator[Store]:
-    yield from tracked.opened(tmp_path, monkeypatch, schema)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
