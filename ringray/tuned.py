@@ -8,6 +8,8 @@ and triton that it was measured with; anywhere else it is not used. Imports neit
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass, field, fields
@@ -19,7 +21,7 @@ from ringray import environment
 from ringray.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 Use = Literal["strategy", "kernel"]
 DEFAULTS = {"partition": "zigzag", "transport": "ring", "backward": "planned"}
@@ -252,7 +254,8 @@ def write(entries: Iterable[Entry], path: Path) -> None:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
@@ -262,8 +265,23 @@ def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
         UserError: the table that is there cannot be read, or not written.
     """
     path = path or folder() / _LOCAL
-    merged = Table(read(path) if path.exists() else [])
-    for entry in entries:
-        merged.put(entry)
-    write(merged.entries, path)
+    with _alone(path):
+        merged = Table(read(path) if path.exists() else [])
+        for entry in entries:
+            merged.put(entry)
+        write(merged.entries, path)
     return path
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process adds to ``path`` meanwhile, and undoes what this one writes."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

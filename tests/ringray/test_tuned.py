@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +133,22 @@ def test_the_younger_of_two_stays(tmp_path: Path) -> None:
         tuned.add([first], path)
         tuned.add([second], path)
         assert tuned.read(path) == [entry()]
+
+
+def test_who_add_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "shared.json"
+    sizes = range(2, 26)
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        one_each = [[entry(bucket=bucket(ring_size=size))] for size in sizes]
+        list(pool.map(tuned.add, one_each, [path] * len(one_each)))
+    assert {one.bucket.ring_size for one in tuned.read(path)} == set(sizes)
+
+
+def test_a_table_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for write in (tuned.add, tuned.write):
+        with pytest.raises(UserError, match=r"Not a directory|File exists"):
+            write([entry()], tmp_path / "file" / "t.json")
 
 
 def test_an_exported_table_is_used_where_it_is_put(tmp_path: Path) -> None:
