@@ -1,0 +1,61 @@
+"""Ranks that measure side by side: one is killed, then the search is interrupted and taken up."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray import tuned
+from tests.ringray import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ringray.records import TrialRow
+    from tests.ringray.drive import Place
+
+pytestmark = pytest.mark.chaos
+
+CUTS = """\
+version: 1
+name: cuts
+kind: kernel-tune
+ring: {size: 2, device: cpu}
+problem: {seq_len: 2048, heads: 2, head_dim: 32, dtype: float32, direction: forward}
+measure: {warmup: 1, repeats: 40, baseline: null}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+def measured(place: Place) -> dict[str, TrialRow]:
+    if not place.sweeps():
+        return {}
+    return {row.key: row for row in place.trials("cuts") if row.status == "ok"}
+
+
+def test_a_killed_rank_and_ctrl_c_lose_nothing(place: Place) -> None:
+    spec = place.spec(CUTS)
+    search = place.start("tune", spec, "--no-tracking")
+    drive.wait_until("a first cut", lambda: measured(place))
+    place.ranks()[0].kill()
+    drive.wait_until("three cuts", lambda: len(measured(place)) >= 3)
+    search.send_signal(signal.SIGINT)
+    done = place.end(search)
+    assert done.code == 130, done.out + done.err
+    assert "a new ring for another try" in done.out
+    assert not (place.home / "tuned").exists()
+    before = measured(place)
+    again = place.run("tune", spec, "--no-tracking")
+    assert again.code == 0, again.out + again.err
+    after = measured(place)
+    assert len(after) == 6
+    assert {key: after[key] for key in before} == before
+    assert len(tuned.read(place.home / "tuned" / "local.json")) == 1
+    place.check_nothing_is_left()
