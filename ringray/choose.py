@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringray import tuned
 from ringray.errors import UserError
-from ringray_kernels.backends import PREFERRED
+from ringray_kernels.backends import on_device
 
 if TYPE_CHECKING:
     from ringray.plan import Config
@@ -101,14 +101,15 @@ def _defaults(
     )
 
 
-def of_config(config: Config, place: Place, backend: str) -> tuple[Config, str]:
+def of_config(config: Config, place: Place) -> tuple[Config, str]:
     """A trial's config with every choice made, and where they are from ("" if none was open)."""
     if "auto" not in (config.partition, config.transport) and config.blocks is not None:
         return config, ""
-    wanted = config.bucket(gpu="cores" not in place.hardware)
+    wanted = config.bucket(place.device)
     found = strategy(
         wanted, place, partition=config.partition, transport=config.transport,
-        backward=config.backward, backend=backend, blocks=config.blocks,
+        backward=config.backward, backend=on_device(config.backend, place.device),
+        blocks=config.blocks,
     )  # fmt: skip
     settled = replace(
         config, partition=found.partition, transport=found.transport, backward=found.backward,
@@ -187,5 +188,5 @@ def tuned_strategy(
         batch=batch, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim, causal=causal,
         window=window, documents=documents or None, backward=backward,
     )  # fmt: skip
-    backend = PREFERRED["cuda" if gpu else "cpu"][0]
+    backend = on_device("auto", "cuda" if gpu else "cpu")
     return for_process(wanted, device, "auto", "auto", "auto", backend)

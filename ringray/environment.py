@@ -27,6 +27,12 @@ _MEASURED_VERSIONS = ("ringray", "torch", "triton")
 _GIB = 1 << 30
 
 
+def home() -> Path:
+    """``$RINGRAY_HOME`` or ``~/.ringray``, where everything durable lies; it need not exist."""
+    given = os.environ.get("RINGRAY_HOME")
+    return Path(given).expanduser().absolute() if given else Path.home() / ".ringray"
+
+
 def describe() -> dict[str, Any]:
     """This process's environment, as plain JSON-able values.
 

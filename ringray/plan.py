@@ -117,11 +117,11 @@ class Config:
         """Length that is dealt to the ranks, in tokens."""
         return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
 
-    def bucket(self, *, gpu: bool) -> tuned.Bucket:
-        """Which tuned choice holds for this point."""
+    def bucket(self, device: str) -> tuned.Bucket:
+        """Which tuned choice holds for this point on ``device`` (cpu, cuda)."""
         return tuned.bucket(
             ring_size=self.ring_size,
-            threads=0 if gpu else self.threads,
+            threads=self.threads if device == "cpu" else 0,
             dtype=self.dtype,
             seq_len=self.seq_len,
             batch=self.batch,

@@ -21,7 +21,6 @@ from ringray.environment import code_digest
 from ringray.errors import PlaceError, RingrayError
 from ringray.kinds import ALONE
 from ringray.worker import Rank
-from ringray_kernels.backends import PREFERRED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,10 +143,7 @@ class Ring:
         place = self.ranks[0].place
         if len(places) > 1:  # nothing was tuned on such a ring
             place = replace(place, hardware=" and ".join(sorted({p.hardware for p in places})))
-        backend = config.backend
-        if backend == "auto":
-            backend = PREFERRED[self.placement.device][0]
-        settled, source = choose.of_config(config, place, backend)
+        settled, source = choose.of_config(config, place)
         if settled == config:
             return config, {}
         names = ("partition", "transport", "backward", "blocks")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringray import environment
 from ringray.errors import PlaceError
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ def home() -> Path:
     Raises:
         PlaceError: it is no directory, or cannot be made.
     """
-    given = os.environ.get("RINGRAY_HOME")
-    path = Path(given).expanduser().absolute() if given else Path.home() / ".ringray"
+    path = environment.home()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

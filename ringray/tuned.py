@@ -33,12 +33,13 @@ _LOCAL = "local.json"
 @dataclass(frozen=True)
 class Place:
     """Where an entry holds: a GPU's name, or a CPU's with its cores; and what it was measured with
-    (``kernels``: digest of their source)."""
+    (``kernels``: digest of their source). ``device``: cpu or cuda."""
 
     hardware: str
     kernels: str
     torch: str | None
     triton: str | None
+    device: str = "cuda"
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,10 @@ def here(device: str = "cpu") -> Place:
     """This process's place. ``device``: a GPU's name, or cpu."""
     machine = environment.hardware()
     versions = environment.versions()
-    name = f"{machine['cpu']}, {machine['cores']} cores" if device == "cpu" else device
-    return Place(name, environment.kernel_digest(), versions["torch"], versions["triton"])
+    kind = "cpu" if device == "cpu" else "cuda"
+    name = f"{machine['cpu']}, {machine['cores']} cores" if kind == "cpu" else device
+    kernels = environment.kernel_digest()
+    return Place(name, kernels, versions["torch"], versions["triton"], kind)
 
 
 class Table:
@@ -170,8 +173,7 @@ def _differing(theirs: Place, ours: Place) -> str:
 
 def folder() -> Path:
     """``$RINGRAY_HOME/tuned``; it need not exist."""
-    given = os.environ.get("RINGRAY_HOME")
-    return (Path(given).expanduser() if given else Path.home() / ".ringray") / "tuned"
+    return environment.home() / "tuned"
 
 
 def table(path: Path | None = None) -> Table:

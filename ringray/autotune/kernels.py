@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from ringray_kernels.backends import PREFERRED
+from ringray_kernels.backends import on_device
 from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
 from ringray_kernels.defaults import default
 
@@ -25,9 +25,7 @@ _MOST_PACKED = 8
 
 def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
     """Values of ``blocks`` for one problem of a sweep, by the backend that computes there."""
-    backend = chosen["backend"]
-    if backend == "auto":
-        backend = PREFERRED[device][0]
+    backend = on_device(chosen["backend"], device)
     if backend == "aten":
         return [None, *(rows for rows in _ROWS if rows < chosen["seq_len"])]
     if backend != "triton":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ringray import tuned
 from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule
 from ringray.kinds import TUNING
-from ringray_kernels.backends import PREFERRED
+from ringray_kernels.backends import on_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,17 +61,13 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
     assert row.environment is not None
     place = tuned.Place(**row.environment["place"])
     config, chosen = trial.config, row.environment.get("chosen", {})
-    gpu = "cores" not in place.hardware
-    backend = config.backend
-    if backend == "auto":
-        backend = PREFERRED["cuda" if gpu else "cpu"][0]
     strategy = TUNING[trial.kind] == "strategy"
     names = ("partition", "transport", "backward", "blocks") if strategy else ("blocks",)
     choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
-    choice["backend"] = backend
+    choice["backend"] = on_device(config.backend, place.device)
     if choice.get("backward") == "auto":
         choice["backward"] = tuned.DEFAULTS["backward"]
-    bucket = config.bucket(gpu=gpu)
+    bucket = config.bucket(place.device)
     return tuned.Entry(
         "strategy" if strategy else "kernel",
         place,

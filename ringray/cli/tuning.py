@@ -86,7 +86,9 @@ def _print(entries: list[Entry]) -> None:
             f"{bucket.mask}, {'forward+backward' if bucket.backward else 'forward'}"
         )
         choice = " ".join(f"{k}={v}" for k, v in entry.choice.items() if v is not None)
-        current = replace(here, hardware=entry.place.hardware) == entry.place
+        current = (
+            replace(here, hardware=entry.place.hardware, device=entry.place.device) == entry.place
+        )
         table.add_row(
             said, choice, f"{words.digits(entry.metrics.get('median_ms'))} ms",
             entry.place.hardware, "yes" if current else "no: other kernels or versions",

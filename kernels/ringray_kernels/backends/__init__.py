@@ -16,3 +16,8 @@ PREFERRED: dict[str, tuple[str, ...]] = {
     "cuda": ("triton", "aten", "reference"),
     "cpu": ("aten", "reference"),
 }
+
+
+def on_device(backend: str, device: str) -> str:
+    """A backend's name; ``auto`` is the first that ``device`` (cpu, cuda) prefers."""
+    return PREFERRED[device][0] if backend == "auto" else backend
