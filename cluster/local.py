@@ -87,7 +87,10 @@ class Local:
         head = self.config["provider"]["head_node_id"]
         kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         path = [str(CONFIG.parent), *filter(None, [kept.get("PYTHONPATH")])]
+        # Jobs run what is called `python` on the head: the one that the cluster itself runs on.
+        found = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
         return kept | {
+            "PATH": os.pathsep.join(found),
             "PYTHONPATH": os.pathsep.join(path),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,

@@ -76,7 +76,7 @@ def look(port: str) -> Found:
         options = dict(
             word.split("=", 1) for word in command if word.startswith("--") and "=" in word
         )
-        if not any(word.endswith("monitor.py") for word in command):
+        if not any(Path(word).name == "monitor.py" for word in command):  # no log_monitor.py
             continue
         if options.get("--gcs-address", "").rpartition(":")[2] != port:
             continue

@@ -83,7 +83,13 @@ def main(argv: Sequence[str]) -> int:
         # The reader (head, less) has seen enough. Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("ringray"):
+            _complain(
+                f"ringray: error: {sys.executable} has no module {error.name}: it is not what "
+                "ringray was installed for, or lacks some of its requirements"
+            )
+            return UserError.exit_code
         traceback.print_exc()
         _complain(
             "ringray: error: this is a fault of ringray itself; please report it with the lines "

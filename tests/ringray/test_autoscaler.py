@@ -28,10 +28,10 @@ GROUP = "ab" * 18
 def monitor(tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Starts processes whose command line is that of Ray's autoscaler."""
     started = []
-    program = tmp_path / "monitor.py"
-    program.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
 
-    def start(*options: str) -> None:
+    def start(*options: str, name: str = "monitor.py") -> None:
+        program = tmp_path / name
+        program.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
         process = subprocess.Popen(
             [sys.executable, str(program), *options], stdout=subprocess.PIPE, text=True
         )
@@ -59,6 +59,17 @@ def test_the_configuration_is_read_where_the_autoscaler_reads_it(
     assert autoscaler.look("64001").source == "unknown"
     path.unlink()
     assert autoscaler.look("64001").source == "unknown"
+
+
+def test_nodes_watching_their_logs_are_no_autoscaler(
+    monitor: Callable[..., None], tmp_path: Path
+) -> None:
+    path = tmp_path / "autoscaling.yaml"
+    path.write_text("max_workers: 3\n")
+    monitor("--gcs-address=10.0.0.1:64001", name="log_monitor.py")
+    assert autoscaler.look("64001").source == "unknown"
+    monitor("--gcs-address=10.0.0.1:64001", f"--autoscaling-config={path}")
+    assert autoscaler.look("64001").config == {"max_workers": 3}
 
 
 def raycluster(autoscaling: bool) -> dict[str, Any]:

@@ -50,6 +50,14 @@ def shell(*arguments: str, code: str = "", **variables: str) -> subprocess.Compl
 # Exit codes and errors
 
 
+def test_an_environment_without_a_requirement_is_named() -> None:
+    code = "import sys; sys.modules['psutil'] = None; from ringray.cli import entry; entry()"
+    done = shell("run", QUICKSTART, "--no-tracking", code=code, RINGRAY_HOME="/nowhere/at/all")
+    assert done.returncode == 2
+    assert f"{sys.executable} has no module psutil" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
