@@ -18,6 +18,7 @@ from ringray import environment
 from ringray.errors import PlaceError, UserError
 from ringray.jobserver import answering
 from ringray.kinds import TUNING
+from ringray.spec import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,8 @@ RUNTIME_ENV: dict[str, Any] = {
 INTERRUPTED = 130
 POLL_S = 0.5
 LOST_S = 60.0  # without an answer, before a follower gives up
-_ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9]\d*)")
+_ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9][0-9]{0,8})")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TRIES = 5  # of submitting while others do the same
 _ENDED = ("SUCCEEDED", "STOPPED", "FAILED")
 _KILLED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
@@ -251,14 +253,17 @@ async def _tail(client: Any, id: str, seen: int, write: Callable[[str], None]) -
 
 
 def _job(details: Any) -> Job | None:
-    """None for a job that ``submit`` did not make."""
-    metadata = details.metadata or {}
+    """None for a job that ``submit`` did not make. Whoever may use the cluster can write anything
+    there."""
+    metadata = details.metadata if isinstance(details.metadata, dict) else {}
     match = _ID.fullmatch(details.submission_id or "")
-    if match is None or not str(metadata.get("sweep", "")).startswith(match[1]):
+    sweep, name = str(metadata.get("sweep", "")), str(metadata.get("name", ""))
+    if match is None or not sweep.startswith(match[1]):
+        return None
+    if not _DIGEST.fullmatch(sweep) or not re.fullmatch(NAME, name):
         return None
     status = getattr(details.status, "value", details.status)
     return Job(
-        match[0], metadata["sweep"], metadata.get("name", ""), int(match[2]),
-        metadata.get("code", ""), status, details.driver_exit_code, details.error_type,
-        details.message or "",
+        match[0], sweep, name, int(match[2]), str(metadata.get("code", "")), status,
+        details.driver_exit_code, details.error_type, details.message or "",
     )  # fmt: skip

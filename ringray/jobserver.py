@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from ringray import joining
 from ringray.errors import PlaceError, UserError
+from ringray.redact import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,11 @@ def address(given: str | None) -> str:
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        if "@" in parts.netloc:
+            raise UserError(
+                f"--address {shown(url)}: a password has no place in it; RAY_AUTH_TOKEN or "
+                "RAY_AUTH_TOKEN_PATH holds the cluster's token"
+            )
     except ValueError:
         good = False
     if not good or any(character.isspace() for character in url):
@@ -111,7 +117,7 @@ def _probe(url: str) -> None:
             f"no Ray answers at {url}: {reason}; expected {_EXAMPLE}. "
             "`ray start --head` starts it, from another machine it needs --dashboard-host"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlaceError(_unknown(url, str(error))) from None
 
 

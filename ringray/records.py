@@ -7,8 +7,12 @@ ended. A trial's status is None until it ended, then one of :data:`STATUSES`.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from ringray.errors import PlaceError
+from ringray.redact import plain, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +67,22 @@ class Outcome:
     ended: float = 0.0
     environment: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        # It may quote the error of a rank or of a server, and goes everywhere.
+        if self.reason is not None:
+            object.__setattr__(self, "reason", shown(self.reason))
+
+
+def part_of_a_path(text: str) -> str:
+    """``text``, a digest or a key from a store, which is about to become part of a file's name.
+
+    Raises:
+        PlaceError: it is none.
+    """
+    if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", text):
+        raise PlaceError(f"the store is damaged: {text[:80]!r} is neither a digest nor a key")
+    return text
+
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
@@ -82,6 +102,10 @@ class TrialRow:
     ended: float | None
     environment: dict[str, Any] | None
 
+    def __post_init__(self) -> None:
+        if self.reason is not None:  # the store may be somebody else's
+            object.__setattr__(self, "reason", plain(self.reason))
+
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
@@ -98,6 +122,9 @@ class SweepRow:
     updated: float
     total: int
     counts: dict[str, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", plain(self.name))
 
 
 def record_line(

@@ -215,7 +215,7 @@ class Tracking(_Section):
     """false: keep results in the store only."""
 
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
 class Spec(_Section):
@@ -224,7 +224,7 @@ class Spec(_Section):
     version: Annotated[int, Whole(1, 1)]
     """Version of this format."""
     name: Annotated[
-        str, Text(_NAME, "a name: up to 64 letters, digits, '.', '_', '-', the first no sign")
+        str, Text(NAME, "a name: up to 64 letters, digits, '.', '_', '-', the first no sign")
     ]
     """What to call the sweep; `ringray status NAME` finds it."""
     kind: Annotated[str, Choice(lambda: KINDS)]
@@ -245,7 +245,7 @@ class Spec(_Section):
         if not isinstance(data, dict):
             return data
         name, tracking = data.get("name"), data.get("tracking", {})
-        named = isinstance(name, str) and re.fullmatch(_NAME, name)
+        named = isinstance(name, str) and re.fullmatch(NAME, name)
         if named and isinstance(tracking, dict) and tracking.get("experiment") is None:
             data = {**data, "tracking": {**tracking, "experiment": name}}
         return data

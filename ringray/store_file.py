@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringray import environment
+from ringray import environment, private
 from ringray.errors import PlaceError
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ def home() -> Path:
     """
     path = environment.home()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.above(path / "store.db")
+        if path == Path.home() / ".ringray":
+            private.close(path)  # another one may hold more than ours, and be shared on purpose
     except OSError as error:
         raise PlaceError(
             f"the home folder {path} cannot be used: {_why(error)}; "
@@ -170,6 +172,7 @@ def _prepare(path: Path, create: bool) -> None:
                 raise PlaceError(
                     f"the store {path} is not writable; change its permissions, {_ELSEWHERE}"
                 )
+            private.database(path)
             return
         if not create:
             raise PlaceError(
@@ -181,9 +184,9 @@ def _prepare(path: Path, create: bool) -> None:
                 f"the store {path} cannot be created: {path.parent} is a file, not a directory; "
                 "name a file in a directory"
             )
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.above(path)
         # Created here and not by sqlite, for the mode; its -wal and -shm files take the same.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        private.database(path)
     except OSError as error:
         raise PlaceError(
             f"the store {path} cannot be created or opened: {_why(error)}; "

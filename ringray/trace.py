@@ -11,9 +11,10 @@ Imports neither torch nor MLflow.
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
+from ringray import private
+from ringray.records import part_of_a_path
 from ringray.store_file import home
 
 if TYPE_CHECKING:
@@ -28,16 +29,19 @@ COMPUTE, WAIT, TRANSFER = 0, 1, 2  # lanes; further transfers have the numbers b
 
 def path_of(sweep: str, key: str) -> Path:
     """Where the trace of a trial lies; ``sweep`` is the sweep's digest."""
-    return home() / "artifacts" / "traces" / sweep[:12] / f"{key}.json"
+    return folder_of(sweep) / f"{part_of_a_path(key)}.json"
+
+
+def folder_of(sweep: str) -> Path:
+    """Where the traces of a sweep lie; PlaceError for what is no digest."""
+    return home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
 
 
 def write(path: Path, reports: Sequence[Report]) -> None:
     """Write the trace of a trial, or replace it whole; OSError where that cannot be."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
+    private.folder(path.parent)
     lines = ",\n".join(json.dumps(event) for event in events(reports))
-    part.write_text(f"[\n{lines}\n]\n")
-    part.replace(path)
+    private.write(path, f"[\n{lines}\n]\n")
 
 
 def events(reports: Sequence[Report]) -> list[dict[str, Any]]:

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringray import private
 from ringray.errors import PlaceError
+from ringray.joining import TOKENS
+from ringray.records import part_of_a_path
 from ringray.store import Store
 from ringray.store_file import home
 from ringray.tracking_channel import Channel
@@ -59,7 +62,9 @@ class Prepared:
         self.log_path = _log_path(digest)
         package_root = str(Path(__file__).resolve().parent.parent)
         paths = [package_root, os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | _ENVIRONMENT
+        # It has nothing to do with Ray, whose token it does not need.
+        kept = {name: os.environ[name] for name in os.environ if name not in TOKENS}
+        environment = kept | _ENVIRONMENT
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with self.log_path.open("ab") as log:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
@@ -289,13 +294,12 @@ def _ending(code: int) -> str:
 
 def _log_path(digest: str) -> Path:
     folder = home() / "logs"
-    path = folder / f"tracking-{digest[:12]}.log"
+    path = folder / f"tracking-{part_of_a_path(digest)[:12]}.log"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_CREAT | os.O_WRONLY
-        if path.exists() and path.stat().st_size > _LOG_BYTES:
-            flags |= os.O_TRUNC
-        os.close(os.open(path, flags, 0o600))
+        private.folder(folder)
+        private.create(path)
+        if path.stat().st_size > _LOG_BYTES:
+            os.truncate(path, 0)
     except OSError as error:
         raise PlaceError(
             f"the log {path} cannot be written: {error.strerror}; set RINGRAY_HOME to a folder "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringray import usage
 from ringray.records import STATUSES, SweepRow, TrialRow, record_line
+from ringray.redact import plain, public_spec, without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,6 +157,11 @@ def summary_metrics(trials: Iterable[TrialRow]) -> dict[str, float]:
     return totals
 
 
+def spec_yaml(sweep: SweepRow) -> str:
+    """The spec as it was written, but for a password in its tracking URI."""
+    return without_credentials(sweep.source)
+
+
 def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
     """The plan as it was begun: the full spec and every trial with its prediction."""
     return json.dumps(
@@ -163,7 +169,7 @@ def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
             "sweep": sweep.digest,
             "name": sweep.name,
             "kind": sweep.kind,
-            "spec": sweep.spec,
+            "spec": public_spec(sweep.spec),
             "trials": [
                 {
                     "key": trial.key,
@@ -208,13 +214,15 @@ def results_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue()
 
 
-def without_credentials(text: str) -> str:
-    """``https://user:secret@host`` as ``https://***@host``, wherever it stands in a text."""
-    return re.sub(r"://[^/@\s]+@", "://***@", text)
+def _cell(value: Any) -> Any:
+    """A spreadsheet takes a text that begins so for a formula."""
+    return (
+        f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+    )
 
 
 def _name_part(name: str, value: Any) -> str:
@@ -231,9 +239,8 @@ def _name_part(name: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
     # Some databases refuse control characters, NUL above all.
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", text)
+    return plain(value if isinstance(value, str) else json.dumps(value), " ")
 
 
 def _plain_name(name: str) -> str:

@@ -24,6 +24,7 @@ from mlflow.exceptions import MlflowException
 
 from ringray import tracking_format as show
 from ringray.errors import PlaceError
+from ringray.records import part_of_a_path
 from ringray.report.figures import pictures
 from ringray.trace import path_of
 from ringray.tracking_note import FIGURES, Place, note
@@ -168,7 +169,7 @@ class Projection:
     def log_plan(self) -> None:
         """The artifacts that are known at the start."""
         trials = self._store.trials(self._digest)
-        self._client.log_text(self.run_id, self._sweep.source, "spec.yaml")
+        self._client.log_text(self.run_id, show.spec_yaml(self._sweep), "spec.yaml")
         self._client.log_text(self.run_id, show.plan_json(self._sweep, trials), "plan.json")
 
     def log_results(self) -> None:
@@ -263,7 +264,7 @@ class Projection:
         while True:
             page = self._client.search_runs(
                 [self.experiment_id],
-                filter_string=f"tags.`ringray.sweep` = '{self._digest}'",
+                filter_string=f"tags.`ringray.sweep` = '{part_of_a_path(self._digest)}'",
                 max_results=_PAGE,
                 order_by=["attributes.start_time ASC"],
                 page_token=token,

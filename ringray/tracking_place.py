@@ -13,12 +13,21 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ringray import environment, private
 from ringray.errors import PlaceError
+from ringray.redact import has_password, without_credentials
 from ringray.store_file import home
-from ringray.tracking_format import without_credentials
 
 PROBE_S = 3.0
 _DATABASES = ("postgresql", "mysql", "mssql")
+_SECRETS = {
+    "http": (
+        "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH",
+    ),
+    "postgresql": ("PGPASSWORD",),
+    "mysql": ("MYSQL_PWD",),
+}  # fmt: skip
 _WAY_OUT = (
     "set tracking.uri in the spec or MLFLOW_TRACKING_URI, or tracking.enabled: false to do without"
 )
@@ -28,7 +37,12 @@ def resolve_uri(given: str | None) -> str:
     """The spec's URI, else ``$MLFLOW_TRACKING_URI``, else sqlite under the home folder.
 
     A relative sqlite path is made absolute: the command that opens it works from anywhere.
+
+    Raises:
+        PlaceError: a spec may not name that place; the environment may.
     """
+    if given:
+        _check_given(given.strip())
     uri = (given or os.environ.get("MLFLOW_TRACKING_URI") or "").strip()
     if not uri:
         return f"sqlite:///{home() / 'mlflow.db'}"
@@ -44,10 +58,55 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(rest).absolute()
 
 
+def _check_given(uri: str) -> None:
+    """A spec may come from somebody else: it names no file outside of the working directory and the
+    home folder, no options of database drivers (some load libraries), and nobody to whom the
+    secrets of the environment would be sent."""
+    shown, path = without_credentials(uri), sqlite_path(uri)
+    allowed = "the environment may: set MLFLOW_TRACKING_URI"
+    if path is not None:
+        inside = (Path.cwd(), environment.home())
+        if not any(path.resolve().is_relative_to(one.resolve()) for one in inside):
+            raise PlaceError(
+                f"tracking.uri {shown!r}: {path} lies outside of the working directory and of "
+                f"RINGRAY_HOME, where a spec names no file; {allowed}"
+            )
+    server = uri.lower().startswith(("http:", "https:"))
+    if not server and "?" in uri:
+        raise PlaceError(
+            f"tracking.uri {shown!r}: a spec gives no options of a database; {allowed}"
+        )
+    secrets = _environment_secrets("http" if server else uri.partition(":")[0].lower())
+    if secrets and _origin(uri) != _origin(os.environ.get("MLFLOW_TRACKING_URI", "")):
+        raise PlaceError(
+            f"tracking.uri {shown!r} would be sent {secrets}, which is for whom "
+            "MLFLOW_TRACKING_URI names; set that to the same server, or take the secret away"
+        )
+
+
+def _environment_secrets(scheme: str) -> str | None:
+    """What of this user's MLflow and database clients send to any server, or None."""
+    found = [name for name in _SECRETS.get(scheme.partition("+")[0], ()) if os.environ.get(name)]
+    if scheme == "http" and (Path.home() / ".mlflow" / "credentials").exists():
+        found.append("~/.mlflow/credentials")
+    return found[0] if found else None
+
+
+def _origin(uri: str) -> tuple[str, str | None, int | None]:
+    """Who is spoken to."""
+    try:
+        parts = urlsplit(uri)
+        return parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        return "", None, None
+
+
 def artifact_root(uri: str) -> str | None:
     """Where a new experiment keeps its files: the server decides; a database alone has no place for
     them, and then it is home."""
-    return None if uri.lower().startswith(("http:", "https:")) else str(home() / "artifacts")
+    if uri.lower().startswith(("http:", "https:")):
+        return None
+    return str(private.folder(home() / "artifacts"))
 
 
 def check(uri: str) -> None:
@@ -77,8 +136,7 @@ def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
         page = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
         return without_credentials(uri).rstrip("/") + page
     # A command with *** in it would not work, and a password does not belong on a screen.
-    secret = without_credentials(uri) != uri
-    place = '"$MLFLOW_TRACKING_URI"' if secret else shlex.quote(uri)
+    place = '"$MLFLOW_TRACKING_URI"' if has_password(uri) else shlex.quote(uri)
     return f"{_mlflow_program()} ui --backend-store-uri {place} --host 127.0.0.1"
 
 
@@ -127,11 +185,11 @@ def _check_file(path: Path) -> None:
         return PlaceError(f"the tracking database {path} {why}; {_WAY_OUT}")
 
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.above(path)
         if path.is_dir():
             raise wrong("is a directory: name a file in it")
         # Proves that it can be written, and gives a new one its mode.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        private.database(path)
         if not os.access(path.parent, os.W_OK):
             raise wrong("lies in a folder that is not writable")
     except OSError as error:

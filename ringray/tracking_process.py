@@ -30,9 +30,9 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from ringray.errors import PlaceError, RingrayError
+from ringray.redact import hidden, shown
 from ringray.store import Store, TrialRow
 from ringray.tracking_channel import Channel
-from ringray.tracking_format import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,13 +248,13 @@ def brief(error: BaseException) -> str:
     kind = type(error).__name__
     if not isinstance(error, RingrayError) and kind not in ("MlflowException", first):
         first = f"{type(error).__name__}: {first}"
-    return without_credentials(first)[:500]
+    return shown(first)[:500]
 
 
 def log(text: str) -> None:
     """To the tracking log, which is this process's stderr."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"{stamp} {without_credentials(text)}", file=sys.stderr, flush=True)
+    print(f"{stamp} {hidden(text)}", file=sys.stderr, flush=True)
 
 
 def _import_ahead(module: str) -> None:

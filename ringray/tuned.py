@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringray import environment
+from ringray import environment, private, tunedcheck
 from ringray.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 Use = Literal["strategy", "kernel"]
 DEFAULTS = {"partition": "zigzag", "transport": "ring", "backward": "planned"}
-_FORMAT = 1
 _LARGEST = 16 << 20  # bytes of one table
 _LOCAL = "local.json"
 
@@ -205,39 +203,18 @@ def read(path: Path) -> list[Entry]:
         UserError: it cannot be read, or is no table of this format.
     """
     try:
-        if path.stat().st_size > _LARGEST:
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST + 1)
+        if len(raw) > _LARGEST:
             raise ValueError(f"larger than {_LARGEST >> 20} MiB")
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            raise ValueError(f"expected an object with format: {_FORMAT}")
-        return [_entry(one) for one in data["entries"]]
+        return [
+            Entry(**one | {"place": Place(**one["place"]), "bucket": Bucket(**one["bucket"])})
+            for one in tunedcheck.entries(raw.decode())
+        ]
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        said = f"misses {error}" if isinstance(error, KeyError) else error
-        raise UserError(f"{path}: is no table of tuned choices: {said}") from None
-
-
-_CHOICES = {
-    "partition": str, "transport": str, "backward": str, "backend": str, "blocks": (str, int),
-    "threads": int,
-}  # fmt: skip
-
-
-def _entry(data: Any) -> Entry:
-    if data["use"] not in ("strategy", "kernel"):
-        raise ValueError(f"use: got {data['use']!r}, expected strategy or kernel")
-    choice = dict(data["choice"])
-    for name, value in choice.items():
-        if name not in _CHOICES:
-            raise ValueError(f"choice: got {name!r}, expected some of {', '.join(_CHOICES)}")
-        if value is not None and not isinstance(value, _CHOICES[name]):  # type: ignore[arg-type]
-            raise ValueError(f"choice.{name}: got {value!r}")
-    metrics = {str(name): float(value) for name, value in data.get("metrics", {}).items()}
-    return Entry(
-        data["use"], Place(**data["place"]), Bucket(**data["bucket"]), choice, metrics,
-        str(data.get("sweep", "")), float(data.get("when", 0.0)),
-    )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"{path}: is no table of tuned choices: {error}") from None
 
 
 def write(entries: Iterable[Entry], path: Path) -> None:
@@ -246,18 +223,15 @@ def write(entries: Iterable[Entry], path: Path) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    data = {"format": _FORMAT, "entries": [asdict(entry) for entry in entries]}
+    data = {"format": tunedcheck.FORMAT, "entries": [asdict(entry) for entry in entries]}
     text = json.dumps(data, indent=1)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.write_text(text + "\n", encoding="utf-8")
-        part.replace(path)
+        private.above(path)
+        if path.parent == folder():
+            private.close(path.parent)
+        private.write(path, text + "\n")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
@@ -280,8 +254,9 @@ def _alone(path: Path) -> Iterator[None]:
     """No other process adds to ``path`` meanwhile, and undoes what this one writes."""
     lock = path.with_name(f".{path.name}.lock")
     try:
-        lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = lock.open("w")
+        private.above(lock)
+        private.create(lock)
+        file = lock.open("r+")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     with file:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ringray import __version__
 from ringray.errors import RingrayError, UserError, nearest
+from ringray.redact import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
                 "ringray was installed for, or lacks some of its requirements"
             )
             return UserError.exit_code
-        traceback.print_exc()
+        _complain(traceback.format_exc().rstrip())
         _complain(
             "ringray: error: this is a fault of ringray itself; please report it with the lines "
             "above, the spec and the output of `ringray doctor`; logs are in "
@@ -177,8 +178,9 @@ def _parser() -> _Parser:
 
 
 def _complain(text: str) -> None:
-    """To stderr, after what stdout already said; a closed stderr is nobody's fault."""
+    """To stderr, after what stdout already said; a closed stderr is nobody's fault. Without
+    secrets: it is about to be pasted into a report."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(shown(text), file=sys.stderr, flush=True)

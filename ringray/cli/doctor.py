@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ringray import environment
 from ringray.cluster import local_ranks
 from ringray.errors import RingrayError
+from ringray.redact import shown
 from ringray.report import words
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     """Prints a line per finding; 0 if the quickstart can run, else 1."""
     verdicts = []
     for finding in _findings(arguments.address):
-        print(f"{finding.verdict:<8}{finding.what:<10}{finding.said}", flush=True)
+        print(shown(f"{finding.verdict:<8}{finding.what:<10}{finding.said}"), flush=True)
         verdicts.append(finding.verdict)
     missing = verdicts.count("missing")
     if missing:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from ringray import environment, jobserver, shipping
 from ringray import spec as specs
-from ringray.errors import PlaceError
+from ringray.errors import PlaceError, SpecError
 from ringray.jobs import INTERRUPTED, Job, Jobs
 from ringray.plan import build
+from ringray.redact import has_password, plain
 from ringray.report import words
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 def submit(arguments: argparse.Namespace) -> int:
     """Sends a sweep to a cluster, unless it runs there, and follows it; exits as the sweep does."""
     plan = build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
+    if has_password(plan.spec.tracking.uri or ""):
+        raise SpecError(
+            "holds a password, which would lie on the cluster for everybody who may read its jobs; "
+            "set MLFLOW_TRACKING_URI on the head instead",
+            path=plan.spec.path,
+            line=plan.spec.line_of("tracking.uri"),
+            field="tracking.uri",
+        )
     url = jobserver.address(arguments.address)
     here = Jobs(jobserver.connect(url), url)
     again = f"ringray submit {arguments.spec} --address {url}"
@@ -70,7 +79,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(plain(text))  # a job may write what it likes
     sys.stdout.flush()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringray.errors import UserError
+from ringray.redact import shown
 from ringray.report import words
 from ringray.store import Store, default_path
 
@@ -115,7 +116,7 @@ def print_hops(
 ) -> None:
     """The table of hops, if any trial measured them, and where the traces are."""
     from ringray.report import hops, tables
-    from ringray.trace import path_of
+    from ringray.trace import folder_of
 
     rows = hops.measured(trials)
     if not rows:
@@ -132,12 +133,12 @@ def print_hops(
         console,
         "largest time of any rank; transfer: with nothing computed beside it, wait: in the pass",
     )
-    say(console, f"traces: {path_of(digest, '').parent} (https://ui.perfetto.dev opens them)")
+    say(console, f"traces: {folder_of(digest)} (https://ui.perfetto.dev opens them)")
 
 
 def say(console: Console, text: str) -> None:
     """A line of plain text, never cut."""
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(shown(text), markup=False, soft_wrap=True)
 
 
 def sync(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringray import spec as specs
 from ringray.errors import UserError
 from ringray.plan import build, trial_dict
+from ringray.redact import public_spec
 from ringray.report import words
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "name": plan.spec.name,
         "kind": plan.spec.kind,
         "sweep": plan.digest,
-        "spec": plan.spec.canonical(),
+        "spec": public_spec(plan.spec.canonical()),
         "totals": _totals(plan),
         "trials": [trial_dict(trial) for trial in plan.trials],
     }

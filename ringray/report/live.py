@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ringray.autotune.schedule import UNASKED
+from ringray.redact import shown
 from ringray.report import words
 from ringray.report.board import Board, Group, trial_line, worst_error
 
@@ -95,7 +96,7 @@ class PlainLines:
         if self._file is None:
             return
         try:
-            print(text, file=self._file, flush=True)
+            print(shown(text), file=self._file, flush=True)
         except BrokenPipeError:
             self._file = None
 

@@ -44,7 +44,10 @@ _EXPENDABLE = (
 
 def console(file: TextIO | None = None) -> Console:
     """For tables: a terminal's own width; in a pipe lines are as long as they must be."""
-    return Console(file=file or sys.stdout, highlight=False, soft_wrap=False, emoji=False)
+    # Without markup: a name or a reason may hold brackets, and they are no instructions.
+    return Console(
+        file=file or sys.stdout, highlight=False, soft_wrap=False, emoji=False, markup=False
+    )
 
 
 def show(table: Table, to: Console) -> None:

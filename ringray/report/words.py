@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ringray.redact import plain
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -70,8 +72,8 @@ def value(name: str, given: Any) -> str:
     if isinstance(given, list | tuple):
         return f"{len(given)} given"
     if name == "blocks":
-        return str(given).replace(",", " ")  # so that a cell can break between kernels
-    return _SHORT.get(given, str(given)) if isinstance(given, str) else str(given)
+        return plain(str(given)).replace(",", " ")  # so that a cell can break between kernels
+    return _SHORT.get(given, plain(given)) if isinstance(given, str) else str(given)
 
 
 def label(config: Mapping[str, Any], fields: Sequence[str]) -> str:
