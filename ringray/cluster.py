@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it h
 RANK_BYTES = 512 << 20  # resident memory of a rank that does nothing yet
 GRACE_S = 5.0  # for the processes of an embedded Ray to end by themselves
 PROBE_S = 5.0  # for a cluster's address to answer
+# Ray turns the loopback's address into one that others can reach, unless it thinks that it can have
+# no cluster.
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _STRATEGIES = {
     "pack": "PACK",
     "spread": "SPREAD",
@@ -150,22 +154,21 @@ def connect(address: str | None) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     # And tracebacks of ranks whose answer nobody waits for any more, after another one failed.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    if local:
-        _authenticate()
-    else:
-        joining.use_given_token()
-        _check_answers(str(address))
+    arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    with contextlib.ExitStack() as stack:
+        if local:
+            _authenticate()
+            arguments |= stack.enter_context(_alone())
+        else:
+            joining.use_given_token()
+            _check_answers(str(address))
+            arguments["address"] = address
+        yield from _connected(address, arguments, local)
+
+
+def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> Iterator[Cluster]:
     import ray
 
-    arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if local:
-        arguments |= {
-            "address": "local",
-            "num_cpus": local_ranks(),
-            "include_dashboard": False,
-        }
-    else:
-        arguments["address"] = address
     me = psutil.Process()
     others, started = me.children(), list[psutil.Process]()
     try:
@@ -187,6 +190,37 @@ def connect(address: str | None) -> Iterator[Cluster]:
         for process in psutil.wait_procs(family, timeout=GRACE_S)[1]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[dict[str, Any]]:
+    """What an embedded Ray is started with, so that nobody but this user comes near it: it listens
+    on the loopback alone, where Ray by itself takes all interfaces; and its sockets and logs lie in
+    a folder of their own, where Ray's default under /tmp is open to every user of the machine. That
+    of ``RAY_TMPDIR`` is left as it is: somebody has chosen it."""
+    from ray._private import ray_constants
+
+    before = os.environ.get(_LOOPBACK), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[_LOOPBACK] = "0"  # for the processes that Ray starts
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable
+    arguments: dict[str, Any] = {
+        "address": "local",
+        "num_cpus": local_ranks(),
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+    }
+    try:
+        with contextlib.ExitStack() as stack:
+            if "RAY_TMPDIR" not in os.environ:
+                folder = tempfile.TemporaryDirectory(prefix="rr-", ignore_cleanup_errors=True)
+                # Within it: Ray opens its own folder to all. Short: sockets lie in it.
+                arguments["_temp_dir"] = f"{stack.enter_context(folder)}/r"
+            yield arguments
+    finally:
+        os.environ.pop(_LOOPBACK)
+        if before[0] is not None:
+            os.environ[_LOOPBACK] = before[0]
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
 
 
 def _reach(present: Offer) -> Offer | None:

@@ -298,7 +298,8 @@ class Documents(BaseModel):
     lengths: tuple[int, ...]
 
 
-_COUNT = Whole(1, 2**31 - 1)
+_MOST = 65_536  # documents of a sequence: the planner makes tables of them
+_COUNT = Whole(1, _MOST)
 _LENGTHS = Several(Whole(0, 2**31 - 1), always=True, distinct=False)
 
 
@@ -324,8 +325,9 @@ class DocumentsKind(Kind):
         for key in value:
             if key != "lengths":
                 raise Mismatch("only the field 'lengths' here", at=(key,))
-        if not isinstance(value.get("lengths"), list | tuple):
-            raise Mismatch("a list of lengths in tokens", at=("lengths",))
+        lengths = value.get("lengths")
+        if not isinstance(lengths, list | tuple) or len(lengths) > _MOST:
+            raise Mismatch(f"a list of lengths in tokens, at most {_MOST}", at=("lengths",))
         try:
             return Documents(lengths=_LENGTHS.read(value["lengths"]))
         except Mismatch as mismatch:
@@ -334,7 +336,7 @@ class DocumentsKind(Kind):
     def schema(self) -> dict[str, Any]:
         lengths = {
             "type": "object",
-            "properties": {"lengths": {**_LENGTHS.schema()["anyOf"][-1]}},
+            "properties": {"lengths": {**_LENGTHS.schema()["anyOf"][-1], "maxItems": _MOST}},
             "required": ["lengths"],
             "additionalProperties": False,
         }

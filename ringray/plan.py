@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ringray import choose, costmodel, environment, geometry, tuned
+from ringray import choose, costmodel, environment, geometry, planlimits, tuned
 from ringray import partition as partitions
 from ringray.autotune import searching, space
 from ringray.errors import SpecError
@@ -27,7 +27,7 @@ from ringray.pruning import Reason, impossible, interpreted
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from multiprocessing.context import BaseContext
 
     from ringray.spec import Spec
@@ -214,6 +214,9 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: 
     searching.check(spec)
     hardware = hardware or local_hardware(spec.ring.device)
     values = [spec.sweep(section, field) for section, field, _ in AXES]
+    planlimits.check_sweep(
+        spec, [(*axis[:2], given) for axis, given in zip(AXES, values, strict=True)]
+    )
     names = [name for _, _, name in AXES]
     # The strategies of one problem take turns, replica by replica: a machine drifts.
     turns = next(i for i, (section, _, _) in enumerate(AXES) if section == "strategy")
@@ -229,19 +232,20 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: 
         "baseline": baseline.name if baseline else None,
         "baseline_threads": baseline.threads if baseline else None,
     }
-    configs = []
-    for point in itertools.product(*values):
-        chosen: dict[str, Any] = dict(zip(names, point, strict=True))
-        chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
-        chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
-        configs += [
-            Config(**(chosen | strategy), **constant)
-            for strategy in space.points(spec.kind, chosen, "cpu" if hardware.cores else "cuda")
-        ]
-    configs = list(dict.fromkeys(configs))  # kv_heads null and its value are one point
+    device = "cpu" if hardware.cores else "cuda"
+
+    def expanded() -> Iterator[Config]:
+        for point in itertools.product(*values):
+            chosen: dict[str, Any] = dict(zip(names, point, strict=True))
+            chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
+            chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
+            for strategy in space.points(spec.kind, chosen, device):
+                yield Config(**(chosen | strategy), **constant)
+
+    configs = planlimits.check_points(spec, expanded())  # kv_heads null and its value are one
     settled = [choose.default_config(config) for config in configs]
     reasons = [impossible(spec.kind, config) for config in settled]
-    costs = _costs(settled, reasons, hardware, processes)
+    costs = _costs(spec, settled, reasons, hardware, processes)
     trials = tuple(
         Trial(index, _key(spec.kind, config), spec.kind, config, cost, reason)
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
@@ -268,6 +272,7 @@ _Point = tuple[str, int, geometry.Mask, costmodel.Shape, costmodel.Hardware]
 
 
 def _costs(
+    spec: Spec,
     configs: list[Config],
     reasons: list[Reason | None],
     hardware: costmodel.Hardware,
@@ -280,6 +285,7 @@ def _costs(
         if reasons[i] is None:
             geometry_of = (config.partition, config.padded, config.ring_size, config.mask)
             geometries.setdefault(geometry_of, []).append(i)
+    planlimits.check_work(spec, (configs[of[0]] for of in geometries.values()))
     order = list(itertools.chain.from_iterable(geometries.values()))
     points = [_point(configs[i], hardware) for i in order]
     costs: list[costmodel.Cost | None] = [None] * len(configs)

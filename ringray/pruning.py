@@ -17,6 +17,7 @@ from ringray_kernels.config import TARGETS, Blocks, Kernel, Problem, supports
 if TYPE_CHECKING:
     from ringray.plan import Config
 
+RANK_BYTES = 1 << 46  # of q, k and v on one rank: 64 TiB, more than any device or host has
 ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads
 TEXT_BLOCKS = ("triton",)  # backends whose blocks are a text in specs; the others take a number
 
@@ -64,7 +65,21 @@ def impossible(kind: str, config: Config) -> Reason | None:
             "problem.documents",
             f"lengths sum to {sum(config.documents)}, expected seq_len {config.seq_len}",
         )
-    return _unsendable(config) or unfit(config, config.device)
+    return _too_large(config) or _unsendable(config) or unfit(config, config.device)
+
+
+def _too_large(config: Config) -> Reason | None:
+    """Inputs that fit nowhere; whatever is counted of smaller ones fits into 64 bits."""
+    rows = config.padded // config.ring_size
+    row = (config.heads + 2 * config.kv_heads) * config.head_dim * ITEMSIZE[config.dtype]
+    given = config.batch * rows * row
+    if given <= RANK_BYTES:
+        return None
+    return Reason(
+        "problem.seq_len",
+        f"q, k and v of a rank take {given >> 40:,} TiB, more than {RANK_BYTES >> 40}; "
+        "take shorter sequences, smaller batches or more ranks",
+    )
 
 
 def _unsendable(config: Config) -> Reason | None:
@@ -75,7 +90,7 @@ def _unsendable(config: Config) -> Reason | None:
         return Reason("strategy.transport", str(error))
     try:
         back = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
-        if back == "reverse" and config.has_backward:
+        if back == "reverse":  # a forward pass alone goes the way that leads back, too
             deal = geometry.Deal(
                 config.partition, config.padded, config.ring_size // exchange.fold, exchange.fold
             )

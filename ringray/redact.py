@@ -32,7 +32,7 @@ _PATTERNS = (
     (re.compile(rf"(?i)([?&;]\w*?(?:{_WORDS})=)[^&;\s'\"<>]+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?)(?:(basic|bearer)\s+)?"
                 r"[^\s'\",]+"), rf"\1{HIDDEN}"),
-    (re.compile(r"(?i)\b(basic|bearer)\s+[A-Za-z0-9._~+/-]{8,}=*"), rf"\1 {HIDDEN}"),
+    (re.compile(r"(?i)\b(basic|bearer)\s+[A-Za-z0-9._~+/-]{16,}=*"), rf"\1 {HIDDEN}"),
     (re.compile(rf"(?i)(?<![\w-])((?:\w+_)?(?:{_WORDS})\s*[=:]\s*)(?!\*\*\*)[^\s,;&'\"<>]{{4,}}"),
      rf"\1{HIDDEN}"),
 )  # fmt: skip
@@ -72,7 +72,7 @@ def has_password(uri: str) -> bool:
 
 def public_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """A canonical spec without a password in its tracking URI."""
-    tracking = spec.get("tracking")
+    tracking: Any = spec.get("tracking")
     uri = tracking.get("uri") if isinstance(tracking, dict) else None
     if not isinstance(uri, str):
         return spec

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -49,7 +50,8 @@ def note(sweep: SweepRow, trials: Sequence[TrialRow], place: Place | None = None
     ended = [trial for trial in trials if trial.status is not None]
     counts = [(status, sum(trial.status == status for trial in ended)) for status in STATUSES]
     said = ", ".join(f"{count} {status}" for status, count in counts if count) or "none yet"
-    lines = [f"**{sweep.name}** ({sweep.kind}): {len(ended)} of {len(trials)} trials ended: {said}"]
+    title = f"**{_said(sweep.name)}** ({_said(sweep.kind)})"
+    lines = [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
     if place and ended:
         lines += ["", _links(sweep, ended, place)]
     lines += _winners(data.points(ended))
@@ -104,10 +106,10 @@ def _winners(points: Sequence[Point]) -> list[str]:
         behind = second.metrics["median_ms"] / first.metrics["median_ms"] - 1
         doubt = ", within the spread" if _overlap(first, second) else ""
         cells = [
-            data.problem(first, problem) or "all",
-            f"**{data.strategy(first, fields)}**",
+            _said(data.problem(first, problem)) or "all",
+            f"**{_said(data.strategy(first, fields))}**",
             words.digits(first.metrics["median_ms"]),
-            data.strategy(second, fields),
+            _said(data.strategy(second, fields)),
             f"{behind:.1%}{doubt}",
         ]
         lines.append(_wide([*cells, *([words.ratio(first.metrics.get("ratio"))] * compared)]))
@@ -138,7 +140,7 @@ def _table(
     shown = 0
     for trial in ended[:_ROWS]:
         values = [_rounded(trial.metrics.get(name)) for name in columns]
-        line = _row([names[trial.key], trial.status or "", *values])
+        line = _row([_said(names[trial.key]), trial.status or "", *values])
         room -= len(line) + 1
         if room < 0:
             break
@@ -151,6 +153,13 @@ def _table(
 
 def _rounded(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if abs(value) < 1e6 else f"{value:,.0f}"
+
+
+def _said(text: str) -> str:
+    """``text`` as markdown that means nothing else: no link, no picture, no HTML."""
+    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(sign, entity)
+    return re.sub(r"([\\`*\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def _row(cells: Iterable[str]) -> str:

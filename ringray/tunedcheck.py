@@ -7,7 +7,6 @@ Imports neither torch nor ray.
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 from ringray import transport, walk
@@ -48,16 +47,14 @@ def _entry(data: Any) -> dict[str, Any]:
     given = _mapping("an entry", data)
     if given.get("use") not in ("strategy", "kernel"):
         raise ValueError(f"use: got {given.get('use')!r:.80}, expected strategy or kernel")
-    metrics = _mapping("metrics", given.get("metrics", {}))
     return {
         "use": given["use"],
         "place": _fields("place", given.get("place"), _PLACE),
         "bucket": _fields("bucket", given.get("bucket"), _BUCKET),
         "choice": _fields("choice", given.get("choice"), _CHOICE, needed=False),
-        "metrics": {_text(name): _number(value) for name, value in metrics.items()},
-        "sweep": _text(given.get("sweep", "")),
-        "when": _number(given.get("when", 0.0)),
-    }
+        **_fields("entry", {name: given[name] for name in _REST if name in given}, _REST,
+                  needed=False),
+    }  # fmt: skip
 
 
 def _mapping(what: str, data: Any) -> dict[str, Any]:
@@ -94,7 +91,7 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"got {value!r:.80}, expected a number")
-    if not math.isfinite(value) or abs(value) > _LARGEST:
+    if not abs(value) <= _LARGEST:  # NaN is not
         raise ValueError(f"got {value!r:.80}, expected a finite number")
     return float(value)
 
@@ -134,6 +131,12 @@ def _blocks(value: Any) -> int | str | None:
     return rows
 
 
+def _metrics(value: Any) -> dict[str, float]:
+    given = _mapping("an object of numbers", value)
+    return {_text(name): _number(one) for name, one in given.items()}
+
+
+_REST: dict[str, Callable[[Any], Any]] = {"metrics": _metrics, "sweep": _text, "when": _number}
 _PLACE: dict[str, Callable[[Any], Any]] = {
     "hardware": _text, "kernels": _text, "torch": _or_none(_text), "triton": _or_none(_text),
     "device": _one_of("cpu", "cuda"),

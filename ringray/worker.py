@@ -77,10 +77,15 @@ class Rank:
         import torch.distributed as dist
 
         host = _address()
+        # It would listen on every interface, and asks nobody who they are.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, 0), family=family)
+        port = int(listening.getsockname()[1])
         self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-        )
-        return host, self._store.port
+            host, port, is_master=True, wait_for_workers=False,
+            timeout=timedelta(seconds=timeout), master_listen_fd=listening.detach(),
+        )  # fmt: skip
+        return host, port
 
     def join(
         self, address: tuple[str, int], rank: int, world_size: int, generation: int, timeout: float

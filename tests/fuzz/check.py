@@ -1,0 +1,205 @@
+"""Whether what was accepted makes sense, worked out without the code that accepted it.
+
+Nothing here calls the planner's own rules: counts of visible pairs, divisibility and the product of
+a sweep are worked out anew, from the canonical form of the spec and the flat configs of the trials.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from ringray.spec import parse
+
+if TYPE_CHECKING:
+    from ringray.plan import Plan, Trial
+    from ringray.spec import Spec
+
+AXES = {
+    "ring": ("size", "threads"),
+    "problem": (
+        "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "causal", "window",
+        "documents", "direction",
+    ),
+    "strategy": ("transport", "backward", "backend", "blocks", "partition"),
+}  # fmt: skip
+BOUNDS = {
+    "ring_size": 1024, "threads": 256, "seq_len": 2**31 - 1, "batch": 65536, "heads": 1024,
+    "kv_heads": 1024, "head_dim": 256,
+}  # fmt: skip
+NAMES = {
+    "dtype": ("float32", "bfloat16", "float16"),
+    "direction": ("forward", "forward+backward"),
+    "partition": ("auto", "contiguous", "striped", "zigzag", "zigzag-token"),
+    "backward": ("auto", "planned", "reverse", "query-side"),
+    "backend": ("auto", "triton", "aten", "reference"),
+    "device": ("auto", "cpu", "cuda"),
+    "placement": ("pack", "spread", "strict-pack", "strict-spread"),
+}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+MOST_POINTS = 100_000
+CHECKED = 60  # trials of one plan
+_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def accepted(spec: Spec, plan: Plan) -> None:
+    """AssertionError, with what is wrong, where the spec or its plan is nonsense."""
+    canonical = spec.canonical()
+    _check_spec(spec, canonical)
+    _check_points(canonical, plan)
+    step = max(1, len(plan.trials) // CHECKED)
+    for trial in plan.trials[::step]:
+        _check_trial(canonical, trial)
+
+
+def refused(message: str, path: str) -> None:
+    """AssertionError where a refusal is not fit for a person: each line names the file, and none
+    holds what a terminal would obey."""
+    lines = message.splitlines()
+    assert lines
+    for line in lines:
+        assert line.startswith(path), f"a line does not name the file: {line!r}"
+        assert not _OBEYED.search(line), f"a terminal would obey {line!r}"
+    assert len(message) < 40_000, "an error of more than a few pages"
+    assert "pydantic" not in message
+    assert "Traceback" not in message
+    message.encode()
+
+
+def _check_spec(spec: Spec, canonical: dict[str, Any]) -> None:
+    text = json.dumps(canonical, allow_nan=False)
+    again = parse(text, "again.yaml")
+    assert again.digest == spec.digest, "the canonical form has another digest"
+    assert again.canonical() == canonical, "the canonical form means something else"
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", canonical["name"])
+    assert canonical["version"] == 1
+    limits, measure = canonical["limits"], canonical["measure"]
+    assert 1 <= limits["trial_timeout"] <= 86400
+    assert 1 <= limits["place_timeout"] <= 86400
+    assert 0 <= limits["retries"] <= 10
+    assert 0 <= measure["warmup"] <= 100
+    assert 1 <= measure["repeats"] <= 1000
+    assert 0 < spec.search.share <= 1
+    for name in ("experiment", "uri"):
+        said = canonical["tracking"][name]
+        assert said is None or not _OBEYED.search(said), f"tracking.{name}: {said!r}"
+
+
+def _swept(canonical: dict[str, Any]) -> list[list[Any]]:
+    """The values of each axis. A list of one axis is always a sweep: no value is a list itself."""
+    axes = []
+    for section, names in AXES.items():
+        for name in names:
+            value = canonical[section][name]
+            axes.append(value if isinstance(value, list) else [value])
+    return axes
+
+
+def _check_points(canonical: dict[str, Any], plan: Plan) -> None:
+    keys = [trial.key for trial in plan.trials]
+    assert len(set(keys)) == len(keys), "two trials have one key"
+    assert [trial.index for trial in plan.trials] == list(range(len(keys)))
+    assert 0 < len(keys) <= MOST_POINTS
+    if canonical["kind"] in ("strategy-tune", "kernel-tune"):
+        return  # each point stands for as many as its open fields have values
+    points = set()
+    for point in itertools.product(*_swept(canonical)):
+        values = list(point)
+        values[6] = values[6] or values[5]  # kv_heads null is as many as heads
+        points.add(json.dumps(values))
+    replicas = canonical["measure"]["replicas"]
+    assert len(keys) == len(points) * replicas, f"{len(keys)} trials, {len(points)} × {replicas}"
+
+
+def _check_trial(canonical: dict[str, Any], trial: Trial) -> None:
+    config = trial.config.as_dict()
+    for name, most in BOUNDS.items():
+        assert type(config[name]) is int, name
+        assert 1 <= config[name] <= most, name
+    for name, names in NAMES.items():
+        assert config[name] in names, name
+    assert type(config["causal"]) is bool
+    assert (trial.pruned is None) != (trial.predicted is None), "neither pruned nor predicted"
+    if trial.pruned is not None:
+        section, _, field = trial.pruned.field.partition(".")
+        assert field in canonical[section], f"{trial.pruned.field} is no field"
+        assert trial.pruned.text
+        return
+    _check_fits(config)
+    _check_cost(config, trial.predicted)
+
+
+def _check_fits(config: dict[str, Any]) -> None:
+    """What can run at all: sizes that multiply out, masks that mean something."""
+    ring, heads, kv_heads = config["ring_size"], config["heads"], config["kv_heads"]
+    assert heads % kv_heads == 0, "heads do not divide"
+    assert config["window"] is None or (config["causal"] and config["window"] >= 0)
+    documents = config["documents"]
+    if isinstance(documents, list):
+        assert sum(documents) == config["seq_len"], "documents do not fill the sequence"
+        assert min(documents) >= 0
+    else:
+        assert documents is None or 1 <= documents <= 65536
+    name, _, number = config["transport"].partition(":")
+    count = int(number or 0)
+    if name == "ulysses":
+        assert heads % ring == 0, "ulysses: query heads"
+        assert kv_heads % ring == 0, "ulysses: K/V heads"
+    elif name == "hybrid" and count:
+        assert ring % count == 0, "hybrid: the ring"
+        assert heads % count == 0, "hybrid: the heads"
+        assert kv_heads % count == 0, "hybrid: the heads"
+    elif name == "double-ring" and count:
+        assert ring % count == 0, "double-ring: the ring"
+
+
+def _check_cost(config: dict[str, Any], cost: Any) -> None:
+    for name, value in cost._asdict().items():
+        assert math.isfinite(value), f"{name} is {value}"
+        assert value >= 0, f"{name} is {value}"
+    pairs = _pairs(config)
+    if pairs is not None:
+        forward = pairs * 4 * config["head_dim"] * config["heads"] * config["batch"]
+        both = forward * 7 // 2 if config["direction"] == "forward+backward" else forward
+        assert cost.flops == both, f"{cost.flops} FLOPs, expected {both}"
+    assert cost.flops > 0
+    assert cost.time_ms > 0
+    assert 0 < cost.balance <= 1 + 1e-9, f"balance {cost.balance}"
+    rows = -(-config["seq_len"] // config["ring_size"])
+    tensors = 2 * (config["heads"] + config["kv_heads"])  # q, k, v and out
+    row = config["batch"] * tensors * config["head_dim"] * ITEMSIZE[config["dtype"]]
+    assert cost.peak_memory_bytes >= rows * row, f"{cost.peak_memory_bytes} bytes are too few"
+    assert cost.peak_memory_bytes < 2**60, "more than any machine has"
+    assert (cost.sent_bytes == 0) == (cost.messages == 0)
+    if config["ring_size"] == 1:
+        assert cost.sent_bytes == 0, "a ring of one sends"
+    # At the very most every rank sends all that there is, and its gradients in fp32, to all others.
+    everything = (rows + 2) * config["ring_size"] * config["batch"] * config["head_dim"] * 4
+    everything *= 4 * (config["heads"] + config["kv_heads"]) + config["heads"]
+    assert cost.sent_bytes <= 4 * everything * config["ring_size"], "more than there is"
+
+
+def _pairs(config: dict[str, Any]) -> int | None:
+    """Visible pairs of query and key, document by document; None where that takes long."""
+    length, documents = config["seq_len"], config["documents"]
+    lengths = [length]
+    if isinstance(documents, list):
+        lengths = documents
+    elif documents is not None:
+        if documents > 5000:
+            return None
+        weights = [1 + i % 3 for i in range(documents)]
+        total = sum(weights)
+        bounds = [length * below // total for below in itertools.accumulate(weights, initial=0)]
+        lengths = [b - a for a, b in itertools.pairwise(bounds)]
+    if not config["causal"]:
+        return sum(one * one for one in lengths)
+    reach = length if config["window"] is None else config["window"] + 1
+    found = 0
+    for one in lengths:
+        near = min(reach, one)
+        found += near * (near + 1) // 2 + (one - near) * near
+    return found
