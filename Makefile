@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart autoscaling test lint format chaos screenshots clean
+.PHONY: help setup quickstart autoscaling test lint format chaos audit screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,11 @@ test: $(STAMP) ## run the quick tests
 # pytest ends with 5 when nothing is selected.
 chaos: $(STAMP) ## run the slow tests and those that kill processes
 	@$(PYTEST) tests -m "(chaos or slow) and not gpu" || test $$? -eq 5
+
+# Asks a service on the internet, so that neither lint nor CI wait for it.
+#   ADVISORIES=FOLDER make audit     reads advisories in OSV's format instead, offline
+audit: $(STAMP) ## look for known vulnerabilities of what is installed
+	@$(BIN)/python -m tests.audit $(if $(ADVISORIES),--advisories '$(ADVISORIES)')
 
 # Needs a Chromium that is installed; none is downloaded.
 screenshots: $(STAMP) ## draw MLflow's pages of two sweeps into docs/images

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from ringray.spec import Spec
 
-_IGNORED = shutil.ignore_patterns("__pycache__", "*.py[cod]", ".*")
 _FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
 
 
@@ -36,6 +35,19 @@ class Shipment:
     size: int
 
 
+def _left_here(folder: str, names: list[str]) -> list[str]:
+    """All but Python source and the folders that hold it: keys and notes that somebody keeps beside
+    it are nobody's business. Nor are folders that a link leads to."""
+    kept = []
+    for name in names:
+        path = Path(folder, name)
+        source = path.is_file() and path.suffix == ".py"
+        package = path.is_dir() and not path.is_symlink() and name != "__pycache__"
+        if (source or package) and not name.startswith("."):
+            kept.append(name)
+    return [name for name in names if name not in kept]
+
+
 @contextmanager
 def packed(spec: Spec) -> Iterator[Shipment]:
     """The source that this process runs, and ``spec`` under its own file name, until the block
@@ -43,7 +55,7 @@ def packed(spec: Spec) -> Iterator[Shipment]:
     with tempfile.TemporaryDirectory(prefix="ringray-job-") as made:
         folder = Path(made)
         for package in environment.packages():
-            shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_IGNORED)
+            shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_left_here)
         name = Path(spec.path).name
         # It becomes part of a command line and of messages.
         inside = "spec/" + (name if re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) else "spec.yaml")

@@ -140,6 +140,55 @@ def test_what_is_sent_is_what_runs_here(small: str) -> None:
     assert not shipment.folder.exists()
 
 
+def test_what_lies_beside_the_source_stays_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tuple(tmp_path / name for name in ("ringray", "ringray_kernels"))
+    for package in packages:
+        (package / "inner").mkdir(parents=True)
+        for name in ("__init__.py", "inner/a.py", "id_rsa", "notes.txt", ".env", "inner/tls.pem"):
+            (package / name).write_text("x")
+        (package / "elsewhere").symlink_to(tmp_path)
+    monkeypatch.setattr(environment, "packages", lambda: packages)
+    with shipping.packed(PLAN.spec) as shipment:
+        sent = {path.name for path in shipment.folder.rglob("*") if path.is_file()}
+    assert sent - {environment.PROVENANCE} == {"__init__.py", "a.py", "spec.yaml"}
+
+
+def test_a_spec_with_a_password_is_not_sent(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL.replace("{enabled: false}", "{uri: 'postgresql://me:hush@h/db'}"))
+    assert cli.main(["submit", str(path), "--address", URL]) == 2
+    assert server.sent == []
+    assert "hush" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["http://me:hush@127.0.0.1:8265", "http://hush@127.0.0.1"])
+def test_an_address_holds_no_password(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["stop", "small", "--address", address]) == 2
+    said = capsys.readouterr().err
+    assert "RAY_AUTH_TOKEN" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"sweep": PLAN.digest, "name": "x\x1b[2J", "code": "c"}},
+        {"metadata": {"sweep": PLAN.digest, "name": "a; rm -rf ~", "code": "c"}},
+        {"metadata": {"sweep": PLAN.digest[:12] + "'/../x", "name": "small", "code": "c"}},
+        {"id": f"ringray-{SHORT}-" + "9" * 5000}, {"id": f"ringray-{SHORT}-١"},
+    ],
+)  # fmt: skip
+def test_jobs_that_only_look_like_ours(server: Server, here: Jobs, change: dict[str, Any]) -> None:
+    metadata = {"sweep": PLAN.digest, "name": "small", "code": "c"}
+    given = {"id": f"ringray-{SHORT}-1", "metadata": metadata} | change
+    server.put(given["id"], metadata=given["metadata"])
+    assert here.all() == []
+
+
 @pytest.mark.parametrize("text", [None, "[]", "{", '{"commit": "a"}'])
 def test_a_folder_that_says_no_commit_has_none(tmp_path: Path, text: str | None) -> None:
     if text is not None:
