@@ -50,6 +50,7 @@ class Local:
 
     def __init__(self, config: Path, dashboard: int | None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rr-"))  # short: sockets lie in it
+        self.ray = self.folder / "r"  # Ray opens its own folder to every user of the machine
         self.address = f"{HOST}:{_free_port()}"
         self.token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
         self.config: dict[str, Any] = yaml.safe_load(config.read_text())
@@ -66,7 +67,7 @@ class Local:
                 sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
                 f"--port={self.address.rpartition(':')[2]}", f"--node-ip-address={HOST}",
                 "--num-cpus=0", "--num-gpus=0", f"--autoscaling-config={written}",
-                f"--temp-dir={self.folder}", f"--ray-client-server-port={_free_port()}",
+                f"--temp-dir={self.ray}", f"--ray-client-server-port={_free_port()}",
                 "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
                 "--disable-usage-stats", *web,
             ],
@@ -132,7 +133,7 @@ class Local:
         """What the autoscaler added and removed, with the times."""
         lines = (
             line
-            for path in self.folder.glob("session_2*/logs/monitor.*")
+            for path in self.ray.glob("session_2*/logs/monitor.*")
             for line in path.read_text(errors="replace").splitlines()
         )
         found = {f"{one['time']} {one['what']}" for line in lines if (one := DECISION.search(line))}

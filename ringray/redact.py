@@ -14,7 +14,7 @@ from typing import Any
 HIDDEN = "***"
 # Bytes that no text needs and terminals obey: C0 but for tab and newline, DEL, C1; and the signs
 # that turn the direction of what follows, by which a name can look like another one.
-UNPRINTABLE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+UNPRINTABLE = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
 _UNPRINTABLE = re.compile(f"[{UNPRINTABLE}]")
 _SHORTEST = 8  # characters of an environment variable that is looked for: "true" is no secret
 _SECRET_NAME = re.compile(

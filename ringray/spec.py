@@ -39,6 +39,7 @@ from ringray.fields import (
 )
 from ringray.kinds import KINDS
 from ringray.partition import PARTITIONS
+from ringray.redact import UNPRINTABLE
 from ringray.specerrors import explain
 from ringray.transportfield import TransportKind
 from ringray.walk import BACKWARDS
@@ -55,6 +56,8 @@ METRICS = (
     "compute_ms", "transfer_ms", "hidden",
     "error_out", "error_dq", "error_dk", "error_dv",
 )  # fmt: skip
+
+_NO_TEXT = rf"{UNPRINTABLE}\t\n\ud800-\udfff"  # in a class of a regular expression
 
 Ints = int | tuple[int, ...]
 IntsOrNull = int | None | tuple[int | None, ...]
@@ -200,13 +203,13 @@ class Tracking(_Section):
 
     experiment: Annotated[
         str,
-        OrNull(Text(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,250}", "1 to 250 characters"), "the name"),
+        OrNull(Text(rf"[^{_NO_TEXT}]{{1,250}}", "1 to 250 printable characters"), "the name"),
     ] = Field(default="", json_schema_extra={"default": None})
     """MLflow experiment. null: the spec's name."""
     uri: Annotated[
         str | None,
         OrNull(
-            Text(r"[^\x00-\x20\x7f\ud800-\udfff]{1,2000}", "a tracking URI"),
+            Text(rf"[^{_NO_TEXT} ]{{1,2000}}", "a tracking URI"),
             "the environment's, or local",
         ),
     ] = None

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -191,16 +192,18 @@ def _home() -> Iterator[Finding]:
         yield Finding("missing", "home", str(error))
         return
     try:
-        trial = path / f".doctor-{os.getpid()}"
-        trial.touch()
-        trial.unlink()
+        with tempfile.TemporaryFile(dir=path):
+            pass
+        others = path.stat().st_mode & 0o022
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         yield Finding("missing", "home", f"{path} is not writable: {why}; set RINGRAY_HOME")
         return
     free = shutil.disk_usage(path).free
     said = f"{path}, {words.memory(free)} free"
-    yield Finding("ok" if free >= _DISK else "note", "home", said)
+    if others:
+        said += f"; others may write there, and so replace what is in it: chmod go-w {path}"
+    yield Finding("ok" if free >= _DISK and not others else "note", "home", said)
 
 
 def _rings(cores: int, gpus: int) -> Finding:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.sax.saxutils import escape
 
+from ringray.redact import plain
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -57,23 +59,26 @@ def read(text: str) -> list[Bar]:
     try:
         events = json.loads(text)
         return [_bar(event) for event in events if event["ph"] == "X"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a trace of ringray: {error!r}") from None
 
 
 def _bar(event: dict[str, Any]) -> Bar:
     moved = max(event["args"].get("sent_bytes", 0), event["args"].get("received_bytes", 0))
-    return Bar(
-        event["pid"], event["tid"], event["cat"], event["name"], event["ts"] / 1e3,
-        event["dur"] / 1e3, moved,
+    bar = Bar(
+        int(event["pid"]), int(event["tid"]), event["cat"], plain(str(event["name"])),
+        event["ts"] / 1e3, event["dur"] / 1e3, int(moved),
     )  # fmt: skip
+    if bar.kind not in HEIGHTS or not (0 <= bar.began < 1e12 and 0 <= bar.took < 1e12):
+        raise ValueError(f"{bar}")
+    return bar
 
 
 def draw(bars: Sequence[Bar], caption: str = "") -> str:
     """The SVG of a trace. ``caption`` stands below it, in as many lines as it needs."""
     if not bars:
         raise ValueError("the trace is empty")
-    end = max(bar.began + bar.took for bar in bars)
+    end = max(bar.began + bar.took for bar in bars) or 1.0
     scale = (WIDTH - LEFT - RIGHT) / end
     tops, bottom = _layout(bars)
     shapes = [_legend(bars)]

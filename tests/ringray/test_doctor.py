@@ -141,3 +141,30 @@ def test_doctor_says_when_the_home_cannot_be_written(
     monkeypatch.setattr(doctor, "probe", _found())
     assert cli.main(["doctor"]) == 1
     assert re.search(r"missing home .*set RINGRAY_HOME", capsys.readouterr().out)
+
+
+def test_doctor_says_when_others_may_write_to_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
+    tmp_path.chmod(0o777)
+    (finding,) = doctor._home()
+    assert finding.verdict == "note"
+    assert f"chmod go-w {tmp_path}" in finding.said
+    tmp_path.chmod(0o755)
+    (finding,) = doctor._home()
+    assert "chmod" not in finding.said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_tells_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "ConnectionError: http://me:hush-hush@h refused feedfacefeedface"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "feedfacefeedface")
+    monkeypatch.setattr(doctor, "_findings", lambda _: [doctor.Finding("note", "cluster", said)])
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "ConnectionError" in out
+    assert "hush" not in out
+    assert "feedface" not in out

@@ -147,3 +147,11 @@ def test_wide() -> None:
     assert len(spec.sweep("problem", "seq_len")) == 19_999
     with pytest.raises(SpecError, match="got 1, expected each value once"):
         parse(LEAST.replace("64", f"[{wide}, 1]"))
+
+
+@pytest.mark.parametrize("code", ["\\e[2J", "\\x9b1m", "\\u202e", "\\u2028", "\\x7f", "\\a", "\\n"])
+@pytest.mark.parametrize("field", ["experiment", "uri"])
+def test_no_field_holds_what_a_terminal_obeys(field: str, code: str) -> None:
+    with pytest.raises(SpecError, match=rf"tracking\.{field}: got ") as caught:
+        parse(f'{LEAST}tracking: {{{field}: "a{code}b"}}\n')
+    assert str(caught.value).isprintable()

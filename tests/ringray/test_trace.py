@@ -119,7 +119,30 @@ def test_ticks_are_round_and_few() -> None:
         assert 4 <= ticks <= 11, end
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '[{"ph": "X"}]', "[1]"])
+EVENT = {"ph": "X", "pid": 0, "tid": 0, "cat": "compute", "name": "a: b", "ts": 0, "dur": 5,
+         "args": {}}  # fmt: skip
+
+
+def test_what_a_trace_says_is_text_in_the_picture(tmp_path: Path) -> None:
+    path, out = tmp_path / "t.json", tmp_path / "out.svg"
+    evil = "</title><script>alert(1)</script>\x1b[2J"
+    path.write_text(json.dumps([EVENT | {"name": evil}]))
+    assert timeline.main([str(path), str(out), "--caption", "<script>'\"</svg>"]) == 0
+    root = ElementTree.fromstring(out.read_text())
+    assert not [one for one in root.iter() if one.tag.endswith("script")]
+    assert "alert(1)" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "[]", '[{"ph": "X"}]', "[1]", "[" * 100_000,
+        *(json.dumps([EVENT | change]) for change in (
+            {"cat": "other"}, {"pid": "<script>"}, {"ts": -1}, {"dur": float("inf")},
+            {"dur": float("nan")}, {"ts": 1e300}, {"args": {"sent_bytes": "x"}}, {"dur": "'/>"},
+        )),
+    ],
+)  # fmt: skip
 def test_what_is_no_trace_is_refused(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
