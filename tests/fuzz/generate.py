@@ -113,6 +113,8 @@ def _value(rng: random.Random, section: str, name: str, kind: dict[str, Any]) ->
         return _swept(rng, lambda: rng.choice([1, 2, 3, 4, 4, 6, 8, 8, 16, 32]))
     if name in ("heads", "kv_heads"):
         return _swept(rng, lambda: rng.choice([1, 2, 4, 8, 8, 16, 12, 64]))
+    if name == "replicas" and rng.random() < 0.98:  # many make a plan long, and no other
+        return rng.choice([1, 1, 2, 3, 7])
     return of_schema(rng, kind)
 
 

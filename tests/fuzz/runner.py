@@ -31,7 +31,7 @@ from tests.fuzz.generate import make
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CPU_S = 30.0  # of one case; the slowest takes a few
+CPU_S = 120.0  # of one case; 100,000 points, the most that a plan has, take about 20
 MEMORY = 8 << 30  # of address space, of which libraries reserve most
 CHUNK = 250
 
