@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,6 +98,21 @@ class SweepRow:
     updated: float
     total: int
     counts: dict[str, int]
+
+
+class Kept(NamedTuple):
+    """An ended trial as it was recorded once, and the number of that recording in its sweep."""
+
+    trial: TrialRow
+    seq: int
+
+
+class Tracked(NamedTuple):
+    """Where MLflow has a sweep. ``uri`` is without credentials."""
+
+    uri: str
+    experiment_id: str
+    run_id: str
 
 
 def record_line(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringray import spec as specs
-from ringray.cli.records import open_store, print_hops, print_results, say
+from ringray.cli.records import doubted, open_store, print_hops, print_results, say
 from ringray.errors import SpecError, UserError
 from ringray.kinds import TUNING
 from ringray.plan import build
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that the store has no result of."""
     plan = build(specs.load(arguments.spec))
-    with Store(arguments.store or default_path()) as store:
+    with doubted(Store(arguments.store or default_path())) as store:
         return execute(plan, store, arguments)
 
 
