@@ -254,7 +254,8 @@ def brief(error: BaseException) -> str:
 def log(text: str) -> None:
     """To the tracking log, which is this process's stderr."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"{stamp} {without_credentials(text)}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk: what is to be tracked goes on
+        print(f"{stamp} {without_credentials(text)}", file=sys.stderr, flush=True)
 
 
 def _import_ahead(module: str) -> None:
