@@ -276,12 +276,15 @@ class Store:
             ).fetchone()
         return Tracked(*row) if row else None
 
-    def sequence(self, digest: str) -> dict[str, int]:
-        """Of every ended trial by its key the number that grows with each recording."""
+    def sequence(self, digest: str, key: str | None = None) -> int:
+        """The number of a trial's recording, or of the sweep's last; it grows with each."""
+        query = "SELECT max(seq) FROM trials WHERE digest = ?"
         with self._read() as db:
-            return dict(
-                db.execute("SELECT key, seq FROM trials WHERE digest = ? AND seq > 0", (digest,))
-            )
+            if key is None:
+                row = db.execute(query, (digest,)).fetchone()
+            else:
+                row = db.execute(f"{query} AND key = ?", (digest, key)).fetchone()
+        return int(row[0] or 0)
 
     def name_of(self, digest: str) -> str:
         """A sweep's name, or the start of its digest when it was never begun."""

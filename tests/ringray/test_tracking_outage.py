@@ -33,10 +33,12 @@ from tests.ringray.tracked import (
 class FakeMLflow:
     """Stands for the projection: refuses some keys, or everything, or every file."""
 
+    experiment_id, run_id = "1", "r"
+
     def __init__(self, refused: set[str], files: bool = True) -> None:
         self.refused, self.files, self.up = refused, files, True
         self.written: list[str] = []
-        self.closed = 0
+        self.closed = self.tried = 0
 
     def refresh(self) -> None:
         if not self.up:
@@ -57,10 +59,14 @@ class FakeMLflow:
 
     def log_results(self) -> None:
         self.refresh()
+        self.tried += 1
         if not self.files:
             raise OSError("no bucket")
 
-    log_plan = log_figures = log_results
+    def log_plan(self) -> None:
+        self.refresh()
+
+    log_figures = log_plan
 
 
 def _session(tmp_path: Path, fake: FakeMLflow, patience: float) -> dict[str, Any]:
@@ -84,15 +90,15 @@ def _session(tmp_path: Path, fake: FakeMLflow, patience: float) -> dict[str, Any
 def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
     fake = FakeMLflow({f"{1:016x}"})
     message = _session(tmp_path, fake, patience=0.3)
-    assert message == {"written": 3, "pending": 1, "error": "ValueError: refused"}
+    assert (message["written"], message["pending"]) == (3, 1)
+    assert message["error"] == "ValueError: refused"
     assert fake.closed == 1
 
 
 def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> None:
     fake = FakeMLflow(set(), files=False)
-    begun = time.monotonic()
     message = _session(tmp_path, fake, patience=15.0)
-    assert time.monotonic() - begun < 8
+    assert fake.tried == 2, "tried once more, and not for all of its patience"
     assert (message["written"], message["pending"]) == (4, 0)
     assert "no bucket" in message["error"]
     assert fake.closed == 1
@@ -102,9 +108,8 @@ def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
     fake = FakeMLflow(set())
     fake.up = False
     message = _session(tmp_path, fake, patience=0.3)
-    assert message == {
-        "written": 0, "pending": 4, "error": "ConnectionError: down at http://***@host",
-    }  # fmt: skip
+    assert (message["written"], message["pending"]) == (0, 4)
+    assert message["error"] == "ConnectionError: down at http://***@host"
     assert fake.closed == 0
 
 
@@ -139,9 +144,7 @@ def test_a_server_that_goes_away_and_comes_back(
     for index, trial in enumerate(planned[20:], start=20):
         store.record(DIGEST, trial.key, outcome(index))
     store.finish(DIGEST, "complete")
-    begun = time.monotonic()
     state = tracker.finish(timeout=2.0)
-    assert time.monotonic() - begun < 6
     assert state.pending == 20
     assert state.error
     assert "127.0.0.1" in state.error
