@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringray.environment import point_digest
 from ringray.records import STATUSES, Kept, Outcome, SweepInfo, SweepRow, TrialInfo, TrialRow
-from ringray.store_file import SWEEP_SEAL, TRIAL_SEAL
+from ringray.store_file import SWEEP_SEAL, TRIAL_SEAL, seal_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -108,13 +108,11 @@ def check_seals(db: sqlite3.Connection, digest: str, key: str | None = None) -> 
         raise Damage(f"trial {row[0]} of sweep {digest[:12]} is not as it was written")
 
 
-def seal(db: sqlite3.Connection, digest: str, key: str | None = None) -> None:
-    """Seals what was written to the trials of a sweep, or to one of them; after check_seals."""
-    only, values = ("", ()) if key is None else (" AND key = ?", (key,))
+def seal(db: sqlite3.Connection, digest: str) -> None:
+    """Seals what was written to the trials of a sweep; after check_seals."""
     db.execute(
-        f"UPDATE trials SET seal = {TRIAL_SEAL} WHERE digest = ?{only} "
-        f"AND seal IS NOT {TRIAL_SEAL}",
-        (digest, *values),
+        f"UPDATE trials SET seal = {TRIAL_SEAL} WHERE digest = ? AND seal IS NOT {TRIAL_SEAL}",
+        (digest,),
     )
 
 
@@ -153,39 +151,34 @@ def put_trials(db: sqlite3.Connection, digest: str, trials: Sequence[TrialInfo])
 def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome) -> None:
     """Writes how a trial ended; ValueError if it was never begun."""
     row = db.execute(
-        "SELECT attempts, started, ended FROM trials WHERE digest = ? AND key = ?", (digest, key)
+        "SELECT idx, config, predicted, attempts, started, ended FROM trials "
+        "WHERE digest = ? AND key = ?",
+        (digest, key),
     ).fetchone()
     if row is None:
         raise ValueError(f"trial {key} of sweep {digest[:12]} was not begun")
     check_seals(db, digest, key)
-    repeated = (row[1], row[2]) == (outcome.started, outcome.ended)
-    attempts = row[0] + (0 if repeated else outcome.attempts)
+    index, config, predicted, attempts, *before = row
+    ours = [float(outcome.started), float(outcome.ended)]
+    if before != ours:
+        attempts += outcome.attempts
     if outcome.environment is None:
         (environment,) = db.execute(
             "SELECT environment FROM sweeps WHERE digest = ?", (digest,)
         ).fetchone()
     else:
         environment = put_environment(db, outcome.environment)
+    values = (
+        next_seq(db, digest), outcome.status, outcome.reason, packed(dict(outcome.metrics)),
+        packed(dict(outcome.samples)), outcome.point, attempts, *ours, environment,
+    )  # fmt: skip
+    # Sealed here and not afterwards: a row that is written twice takes twice the room.
     db.execute(
         "UPDATE trials SET seq = ?, status = ?, reason = ?, metrics = ?, samples = ?, "
-        "point = ?, attempts = ?, started = ?, ended = ?, environment = ? "
+        "point = ?, attempts = ?, started = ?, ended = ?, environment = ?, seal = ? "
         "WHERE digest = ? AND key = ?",
-        (
-            next_seq(db, digest),
-            outcome.status,
-            outcome.reason,
-            packed(dict(outcome.metrics)),
-            packed(dict(outcome.samples)),
-            outcome.point,
-            attempts,
-            outcome.started,
-            outcome.ended,
-            environment,
-            digest,
-            key,
-        ),
+        (*values, seal_of(digest, key, index, config, predicted, *values), digest, key),
     )
-    seal(db, digest, key)
 
 
 def restore_rows(
