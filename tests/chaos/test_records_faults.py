@@ -173,5 +173,5 @@ def test_a_damaged_store_is_recovered_and_the_sweep_goes_on(place: Place) -> Non
     # What cannot be read any more is in MLflow still: nothing is measured again.
     resumed = place.run("resume", "broken", "--from-mlflow")
     assert resumed.code == 0, resumed.err
-    assert f"{REPLICAS - len(kept)} trials taken from MLflow" in resumed.out
+    assert f"): {REPLICAS - len(kept)} trial" in resumed.out
     assert {row.key: row for row in place.trials("broken")} == whole
