@@ -78,13 +78,12 @@ def owner(db: sqlite3.Connection, digest: str, role: str) -> Owner | None:
     return found if found and found.alive() else None
 
 
-def bury(db: sqlite3.Connection) -> list[Owner]:
-    """Drops the leases of processes that have died here, and returns these."""
+def bury(db: sqlite3.Connection) -> None:
+    """Drops the leases of processes that have died here."""
     rows = db.execute("SELECT token, pid, birth, host, beat FROM leases").fetchall()
-    dead = [(token, Owner(*rest)) for token, *rest in rows]
-    dead = [(token, one) for token, one in dead if one.near and not one.alive()]
-    db.executemany("DELETE FROM leases WHERE token = ?", [(token,) for token, _ in dead])
-    return [one for _, one in dead]
+    owners = [(token, Owner(*rest)) for token, *rest in rows]
+    dead = [(token,) for token, one in owners if one.near and not one.alive()]
+    db.executemany("DELETE FROM leases WHERE token = ?", dead)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringray.errors import UserError
-from ringray.tracking import Prepared, checked, end
+from ringray.tracking import UNHURRIED_S, Prepared, checked, end
 from ringray.tracking_place import cannot_be_used
 
 if TYPE_CHECKING:
@@ -34,8 +34,13 @@ def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.
         PlaceError: MLflow cannot be used, or gave no answer.
         UserError: it has no such sweep, or several, or cannot rebuild it.
     """
-    resolved = checked(uri)
-    settings = {"store": str(store_path), "sweep": sweep, "uri": resolved}
+    resolved = checked(uri, UNHURRIED_S)
+    settings = {
+        "store": str(store_path),
+        "sweep": sweep,
+        "uri": resolved,
+        "request": int(UNHURRIED_S),
+    }
     prepared = Prepared("restore", "ringray.tracking_restore")
     process, channel = prepared.take()
     try:

@@ -119,8 +119,10 @@ class Store:
         with self._lock:
             # Whoever is the last to close a store also ends its log: that of a dead process is
             # in the file then, and not lost. A full disk has been told of before.
-            with suppress(PlaceError, sqlite3.Error), self._write() as db:
-                bury(db)
+            with suppress(PlaceError, sqlite3.Error):
+                if self._dead():
+                    with self._write() as db:
+                        bury(db)
             self._db.close()
 
     def check(self) -> None:
@@ -314,20 +316,24 @@ class Store:
     def _lost_log(self) -> str | None:
         """A process that dies while it has the store open leaves a log beside it; where that is
         gone, what it recorded last is gone too."""
+        dead = self._dead()
         with self._read() as db:
-            if db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-                return None
-            rows = db.execute(
-                "SELECT pid, birth, host, beat FROM leases WHERE role = 'driver'"
-            ).fetchall()
-        dead = [one for one in (Owner(*row) for row in rows) if one.near and not one.alive()]
-        if not dead:
+            logged = db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        if not dead or not logged:
             return None
         return (
             f"the store {self.path} lacks its log {self.path.name}-wal, though {dead[0]} died "
             "while it wrote: trials that it recorded last may be missing. `ringray resume SWEEP` "
             "measures them again, with --from-mlflow it takes them from there"
         )
+
+    def _dead(self) -> list[Owner]:
+        """Drivers that have died here and whose lease is there still."""
+        with self._read() as db:
+            rows = db.execute(
+                "SELECT pid, birth, host, beat FROM leases WHERE role = 'driver'"
+            ).fetchall()
+        return [one for one in (Owner(*row) for row in rows) if one.near and not one.alive()]
 
     def _check_token(self, digest: str) -> None:
         token = self._tokens.get(digest)

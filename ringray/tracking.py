@@ -29,6 +29,7 @@ __all__ = ["Prepared", "SyncState", "Tracker", "resolve_uri", "settled", "sync"]
 READY_S = 60.0
 FINISH_S = 30.0  # for what is left when a sweep ends, however slow MLflow is
 PATIENCE_S = 10.0  # of these with failures and nothing else
+UNHURRIED_S = 60.0  # for an answer, where nothing else waits
 FIGURES_S = 120.0  # on a machine that is busy with other things
 _LOG_BYTES = 1 << 20
 # MLflow's own retries (minutes of them) would hide an outage; the tracker has its own.
@@ -246,6 +247,7 @@ class Tracker:
             "uri": self.uri,
             "experiment": self.experiment,
             "artifacts": artifact_root(self.uri),
+            "request": 10 if self.driver else int(UNHURRIED_S),
             "driver": self.driver,
             "settled": self._settled and [self._settled.experiment_id, self._settled.run_id],
         }
@@ -271,14 +273,16 @@ def sync(
 ) -> SyncState:
     """Writes to MLflow what it lacks of a sweep, and returns when that is done.
 
-    Safe to repeat and to interrupt: nothing is doubled. Gives up after 20 s without an answer.
+    Safe to repeat and to interrupt: nothing is doubled. Nobody waits for anything else, so that a
+    server may take a minute for each answer; gives up after another minute of failures.
 
     Raises:
         PlaceError: the place cannot be used, or the sweep's own tracker is still writing.
     """
-    tracker = Tracker(absolute(store_path), digest, checked(uri), experiment, driver=None)
-    tracker.wait_ready()
-    state = tracker._drain(time.monotonic() + timeout, patience=20.0)
+    resolved = checked(uri, UNHURRIED_S)
+    tracker = Tracker(absolute(store_path), digest, resolved, experiment, driver=None)
+    tracker.wait_ready(10 * UNHURRIED_S)
+    state = tracker._drain(time.monotonic() + timeout, patience=UNHURRIED_S)
     code = tracker._end(2.0 if state is None else FIGURES_S)
     return state or tracker._lost(f"the tracking process ended with {_ending(code)}")
 
@@ -301,9 +305,10 @@ def absolute(path: str | Path) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def checked(uri: str | None) -> str:
+def checked(uri: str | None, seconds: float | None = None) -> str:
+    """The URI that counts, where somebody answers; PlaceError if nobody does in that time."""
     resolved = resolve_uri(uri)
-    check(resolved)
+    check(resolved, seconds)
     return resolved
 
 

@@ -5,7 +5,8 @@ driver just long enough to write what the store holds. It is started and spoken 
 :class:`ringray.tracking.Tracker`, in JSON lines:
 
     stdin   {"store": ..., "digest": ..., "uri": ..., "experiment": ..., "artifacts": ...,
-             "driver": pid or null, "settled": null or [experiment_id, run_id]}
+             "driver": pid or null, "settled": null or [experiment_id, run_id],
+             "request": seconds for one call}
     stdout  {"ready": true, "experiment_id": ..., "run_id": ...}     or {"error": ...}
     stdin   {"finish": true, "timeout": seconds, "patience": seconds}
     stdout  {"written": n, "pending": n, "error": ... or null, "experiment_id": ..., "run_id": ...}
@@ -51,7 +52,6 @@ TERMINATED_S = 3.0  # for the driver to say how the sweep ended
 LEASE_WAIT_S = 30.0
 # A server does several things at once, and most of a call to it is waiting.
 WRITERS = 4
-_REQUEST_S = (1, 10)  # for one call: at least, and as long as there is no hurry
 
 
 class Session:
@@ -65,7 +65,9 @@ class Session:
         channel: Channel,
         opened: bool = True,
         writers: int = 1,
+        request_s: int = 10,
     ) -> None:
+        self._request_s = request_s  # for one call, as long as there is no hurry
         self._opened = opened
         self._writers = writers
         self._store = store
@@ -244,10 +246,9 @@ class Session:
         """
         if not self._ready():
             return False
-        least, most = _REQUEST_S
         if self._deadline is not None:
             left = int(self._deadline - time.monotonic())
-            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(min(max(left, least), most))
+            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(min(max(left, 1), self._request_s))
         try:
             if not self._opened:
                 self._open()
@@ -282,6 +283,7 @@ def main() -> int:
         try:
             store = stack.enter_context(Store(settings["store"], create=False))
             _lease(stack, store, settings["digest"], settings["driver"])
+            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(settings["request"])
             projection = _project(store, settings)
             settled = settings.get("settled")
             if settled:
@@ -294,7 +296,13 @@ def main() -> int:
             return 1
         writers = WRITERS if settings["uri"].lower().startswith("http") else 1
         session = Session(
-            store, settings["digest"], projection, channel, opened=not settled, writers=writers
+            store,
+            settings["digest"],
+            projection,
+            channel,
+            opened=not settled,
+            writers=writers,
+            request_s=settings["request"],
         )
         signal.signal(signal.SIGTERM, session.terminate)
         channel.send(

@@ -2,12 +2,14 @@
 
 It is started and spoken to by :func:`ringray.restore.restore`, in JSON lines:
 
-    stdin   {"store": ..., "sweep": name or start of the digest, "uri": ...}
+    stdin   {"store": ..., "sweep": name or start of the digest, "uri": ...,
+             "request": seconds for one call}
     stdout  {"digest": ..., "name": ..., "added": n, "unreadable": n}     or {"error": ...}
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -119,6 +121,7 @@ def main() -> int:
     settings = channel.receive(60.0)
     if settings is None:
         return 1
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(settings["request"])
     try:
         with Store(settings["store"], create=False) as store:
             client = MlflowClient(tracking_uri=settings["uri"])

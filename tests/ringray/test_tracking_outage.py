@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +70,7 @@ class FakeMLflow:
     log_figures = log_plan
 
 
-def _session(tmp_path: Path, fake: FakeMLflow, patience: float) -> dict[str, Any]:
+def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1) -> dict[str, Any]:
     from ringray.tracking_process import Session
 
     (commands, told), (answers, said) = os.pipe(), os.pipe()
@@ -78,7 +79,13 @@ def _session(tmp_path: Path, fake: FakeMLflow, patience: float) -> dict[str, Any
         for index, trial in enumerate(trials(4)):
             store.record(DIGEST, trial.key, outcome(index))
         Channel(-1, told).send({"finish": True, "timeout": 20.0, "patience": patience})
-        session = Session(store, DIGEST, fake, Channel(commands, said))  # type: ignore[arg-type]
+        session = Session(
+            store,
+            DIGEST,
+            fake,  # type: ignore[arg-type]
+            Channel(commands, said),
+            writers=writers,
+        )
         session.run()
     message = Channel(answers, -1).receive(1)
     for end in (commands, told, answers, said):
@@ -92,6 +99,31 @@ def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
     message = _session(tmp_path, fake, patience=0.3)
     assert (message["written"], message["pending"]) == (3, 1)
     assert message["error"] == "ValueError: refused"
+    assert fake.closed == 1
+
+
+class Crowd(FakeMLflow):
+    """Answers only when four requests are there at once; the first of each four it refuses once."""
+
+    def __init__(self) -> None:
+        super().__init__(set())
+        self._together = threading.Barrier(4, timeout=20)
+        self._refused_once = False
+
+    def write(self, trial: TrialRow) -> bool:
+        if self._together.wait() == 0 and not self._refused_once:
+            self._refused_once = True
+            self._together = threading.Barrier(1)  # the refused one comes alone
+            raise ConnectionError("one of four")
+        self.written.append(trial.key)
+        return True
+
+
+def test_a_server_is_given_several_trials_at_once(tmp_path: Path) -> None:
+    fake = Crowd()
+    message = _session(tmp_path, fake, patience=5.0, writers=4)
+    assert (message["written"], message["pending"], message["error"]) == (4, 0, None)
+    assert sorted(fake.written) == [trial.key for trial in trials(4)]
     assert fake.closed == 1
 
 
