@@ -7,7 +7,7 @@ the next is dispatched, so a driver that dies loses at most the trial it was wai
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,7 +90,8 @@ def run(
         address: a Ray cluster; None is RAY_ADDRESS, else an embedded local Ray.
         tracking: starts the process that projects the store into MLflow; called when the store
             knows the sweep.
-        json_path: JSON Lines, appended as trials end.
+        json_path: JSON Lines, appended as trials end; of a sweep that is continued, what the file
+            lacks of earlier trials comes first.
 
     Raises:
         PlaceError: the store, the tracking server or the cluster cannot be used; before any actor
@@ -116,11 +117,13 @@ def run(
 
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        stack.enter_context(store.lease(plan.digest))
+        stack.enter_context(store.lease(plan.digest, note=observer.note))
         stack.callback(conclude)  # when the ring and Ray have ended, which takes as long
         known = store.knows(plan.digest)
         earlier = {row.key: row for row in store.trials(plan.digest)} if known else {}
         done = _measured(plan, earlier, described)
+        if known:
+            lines.catch_up(store.changed_since(plan.digest, 0)[0])
         try:
             left_out = _left_out(plan, done)
             if left_out is None:
@@ -154,8 +157,9 @@ def run(
                 stack.callback(session.close)
                 try:
                     session.run(Schedule(plan, refused, done))
-                except PlaceError:  # no room for a ring after all: what is measured is kept
-                    store.finish(plan.digest, "interrupted")
+                except PlaceError:  # no room for a ring, or for a record: what is measured is kept
+                    with suppress(PlaceError):
+                        store.finish(plan.digest, "interrupted")
                     raise
         except KeyboardInterrupt:
             summary.interrupted = True

@@ -28,6 +28,10 @@ class PlaceError(UserError):
     """The place to run is wrong: a store, a tracking server or a cluster that cannot be used."""
 
 
+class DamagedStore(PlaceError):
+    """The store cannot be read, or not all of it."""
+
+
 class SpecError(UserError):
     """A spec is wrong. ``str()`` is ``FILE:LINE: FIELD: message``, one line per mistake.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringray.errors import PlaceError
 from ringray.redact import plain, shown
@@ -125,6 +125,21 @@ class SweepRow:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", plain(self.name))
+
+
+class Kept(NamedTuple):
+    """An ended trial as it was recorded once, and the number of that recording in its sweep."""
+
+    trial: TrialRow
+    seq: int
+
+
+class Tracked(NamedTuple):
+    """Where MLflow has a sweep. ``uri`` is without credentials."""
+
+    uri: str
+    experiment_id: str
+    run_id: str
 
 
 def record_line(

@@ -9,41 +9,49 @@ names the file and the way out.
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ringray.errors import PlaceError, UserError, nearest
-from ringray.lease import Owner, hold, owner
+from ringray.lease import Owner, bury, hold, owner
 from ringray.records import (
     STATUSES,
     SWEEP_STATUSES,
+    Kept,
     Outcome,
     Status,
     SweepInfo,
     SweepRow,
     SweepStatus,
+    Tracked,
     TrialInfo,
     TrialRow,
     record_line,
 )
-from ringray.store_file import connect, failures, home, transaction
+from ringray.store_file import check, connect, damaged, failures, home, transaction
 from ringray.store_rows import (
+    NEXT_TURN,
+    Damage,
     EnvironmentCache,
+    check_seals,
     forget_unplanned,
-    next_seq,
-    packed,
     put_environment,
+    put_outcome,
+    put_sweep,
+    put_trials,
     record_pruned,
+    restore_rows,
+    seal,
     sweep_rows,
     trial_rows,
 )
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
 __all__ = [
@@ -89,10 +97,12 @@ class Store:
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
         self.path = Path(path).expanduser().absolute()
+        had_log = self.path.with_name(f"{self.path.name}-wal").exists()
         self._db = connect(self.path, create)
         self._lock = threading.RLock()
         self._environments: EnvironmentCache = {}
         self._tokens: dict[str, str] = {}  # of the driver leases held through this object
+        self.doubt = None if had_log else self._lost_log()
 
     def __enter__(self) -> Store:
         return self
@@ -107,7 +117,18 @@ class Store:
 
     def close(self) -> None:
         with self._lock:
+            # Whoever is the last to close a store also ends its log: that of a dead process is
+            # in the file then, and not lost. A full disk has been told of before.
+            with suppress(PlaceError, sqlite3.Error):
+                if self._dead():
+                    with self._write() as db:
+                        bury(db)
             self._db.close()
+
+    def check(self) -> None:
+        """Reads the whole file for damage; DamagedStore if there is some."""
+        with self._lock:
+            check(self._db, self.path)
 
     # Writing
 
@@ -120,33 +141,13 @@ class Store:
         """
         now = time.time()
         with self._write() as db:
+            check_seals(db, sweep.digest)
             environment = put_environment(db, sweep.environment)
-            values = (sweep.name, sweep.kind, packed(sweep.spec), sweep.source, environment, now)
-            db.execute(
-                "INSERT INTO sweeps (digest, name, kind, spec, source, environment, status, "
-                "created, updated) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?) "
-                "ON CONFLICT (digest) DO UPDATE SET name = excluded.name, kind = excluded.kind, "
-                "spec = excluded.spec, source = excluded.source, status = 'running', "
-                "environment = excluded.environment, updated = excluded.updated",
-                (sweep.digest, *values, now),
-            )
-            db.executemany(
-                "INSERT INTO trials (digest, key, idx, config, predicted) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (digest, key) DO UPDATE SET idx = excluded.idx, "
-                "config = excluded.config, predicted = excluded.predicted",
-                [
-                    (
-                        sweep.digest,
-                        trial.key,
-                        trial.index,
-                        packed(trial.config),
-                        packed(trial.predicted),
-                    )
-                    for trial in trials
-                ],
-            )
+            put_sweep(db, sweep, environment, now)
+            put_trials(db, sweep.digest, trials)
             forget_unplanned(db, sweep.digest, {trial.key for trial in trials})
             record_pruned(db, sweep, trials, environment, now)
+            seal(db, sweep.digest)
 
     def record(self, digest: str, key: str, outcome: Outcome) -> None:
         """Records how a trial of a begun sweep ended, in place of what was recorded before.
@@ -162,39 +163,7 @@ class Store:
             raise ValueError(f"status {outcome.status!r}: expected one of {', '.join(STATUSES)}")
         with self._write() as db:
             self._check_token(digest)
-            row = db.execute(
-                "SELECT attempts, started, ended FROM trials WHERE digest = ? AND key = ?",
-                (digest, key),
-            ).fetchone()
-            if row is None:
-                raise ValueError(f"trial {key} of sweep {digest[:12]} was not begun")
-            repeated = (row[1], row[2]) == (outcome.started, outcome.ended)
-            attempts = row[0] + (0 if repeated else outcome.attempts)
-            if outcome.environment is None:
-                (environment,) = db.execute(
-                    "SELECT environment FROM sweeps WHERE digest = ?", (digest,)
-                ).fetchone()
-            else:
-                environment = put_environment(db, outcome.environment)
-            db.execute(
-                "UPDATE trials SET seq = ?, status = ?, reason = ?, metrics = ?, samples = ?, "
-                "point = ?, attempts = ?, started = ?, ended = ?, environment = ? "
-                "WHERE digest = ? AND key = ?",
-                (
-                    next_seq(db, digest),
-                    outcome.status,
-                    outcome.reason,
-                    packed(dict(outcome.metrics)),
-                    packed(dict(outcome.samples)),
-                    outcome.point,
-                    attempts,
-                    outcome.started,
-                    outcome.ended,
-                    environment,
-                    digest,
-                    key,
-                ),
-            )
+            put_outcome(db, digest, key, outcome)
 
     def finish(self, digest: str, status: SweepStatus) -> None:
         """Records how the sweep as a whole ended: complete, failed or interrupted."""
@@ -203,7 +172,7 @@ class Store:
         with self._write() as db:
             self._check_token(digest)
             db.execute(
-                "UPDATE sweeps SET status = ?, updated = ? WHERE digest = ?",
+                f"UPDATE sweeps SET status = ?, updated = ?, turn = {NEXT_TURN} WHERE digest = ?",
                 (status, time.time(), digest),
             )
 
@@ -212,23 +181,46 @@ class Store:
         with self._write() as db:
             self._check_token(digest)
             db.execute("DELETE FROM trials WHERE digest = ?", (digest,))
+            db.execute("DELETE FROM tracked WHERE digest = ?", (digest,))
             db.execute("DELETE FROM sweeps WHERE digest = ?", (digest,))
 
+    def restore(self, sweep: SweepInfo, created: float, trials: Sequence[Kept]) -> int:
+        """Adds what was kept elsewhere; what is here stays. Returns how many trials were added.
+
+        A sweep that is new here has the status interrupted until it is begun.
+        """
+        with self._write() as db:
+            return restore_rows(db, sweep, created, trials)
+
+    def accepted(self, digest: str, place: Tracked) -> None:
+        """Notes that MLflow has taken the sweep there."""
+        with self._write() as db:
+            db.execute("REPLACE INTO tracked VALUES (?, ?, ?, ?)", (digest, *place))
+
     @contextmanager
-    def lease(self, digest: str, role: Role = "driver") -> Iterator[None]:
+    def lease(
+        self, digest: str, role: Role = "driver", note: Callable[[str], None] | None = None
+    ) -> Iterator[None]:
         """Keeps every other process from driving (or tracking) this sweep at the same time.
+
+        A driver's also reads the whole file for damage. ``note`` is told when this takes long.
 
         Raises:
             PlaceError: a live process holds it; names its pid and the way out.
+            DamagedStore: the file is damaged.
         """
+        if role == "driver":
+            self.check()
         sweep = self.name_of(digest)
 
         def refusal(holder: Owner) -> str:
             return _REFUSALS[role].format(sweep=sweep, owner=holder)
 
-        with hold(self._write, self.path, digest, role, refusal) as token:
+        with hold(self._write, self.path, digest, role, refusal, note) as token:
             if role == "driver":
                 self._tokens[digest] = token
+                with self._read() as db:  # so that the file itself says that it is being written
+                    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             try:
                 yield
             finally:
@@ -243,7 +235,7 @@ class Store:
 
     def sweeps(self) -> list[SweepRow]:
         """All sweeps, the one that was last begun or finished first."""
-        return self._sweeps("ORDER BY updated DESC")
+        return self._sweeps("ORDER BY turn DESC")
 
     def find(self, selector: str) -> SweepRow:
         """The newest sweep of that name, or the one whose digest begins so (4 digits or more).
@@ -251,7 +243,7 @@ class Store:
         Raises:
             UserError: there is none, or a prefix fits several; says which there are.
         """
-        found = self._sweeps("WHERE name = ? ORDER BY updated DESC LIMIT 1", selector)
+        found = self._sweeps("WHERE name = ? ORDER BY turn DESC LIMIT 1", selector)
         if not found and re.fullmatch(r"[0-9a-f]{4,64}", selector.lower()):
             prefix = selector.lower()
             # 'g' follows every hexadecimal digit.
@@ -278,6 +270,24 @@ class Store:
         found = self._trials("AND seq > ? ORDER BY seq", digest, cursor)
         return [row for row, _ in found], found[-1][1] if found else cursor
 
+    def tracked(self, digest: str) -> Tracked | None:
+        """Where MLflow has taken the sweep before, or None."""
+        with self._read() as db:
+            row = db.execute(
+                "SELECT uri, experiment_id, run_id FROM tracked WHERE digest = ?", (digest,)
+            ).fetchone()
+        return Tracked(*row) if row else None
+
+    def sequence(self, digest: str, key: str | None = None) -> int:
+        """The number of a trial's recording, or of the sweep's last; it grows with each."""
+        query = "SELECT max(seq) FROM trials WHERE digest = ?"
+        with self._read() as db:
+            if key is None:
+                row = db.execute(query, (digest,)).fetchone()
+            else:
+                row = db.execute(f"{query} AND key = ?", (digest, key)).fetchone()
+        return int(row[0] or 0)
+
     def name_of(self, digest: str) -> str:
         """A sweep's name, or the start of its digest when it was never begun."""
         with self._read() as db:
@@ -288,13 +298,42 @@ class Store:
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, transaction(self._db, self.path) as db:
+        with self._lock, self._whole(), transaction(self._db, self.path) as db:
             yield db
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, failures(self.path):
+        with self._lock, self._whole(), failures(self.path):
             yield self._db
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        try:
+            yield
+        except Damage as error:
+            raise damaged(self.path, str(error)) from None
+
+    def _lost_log(self) -> str | None:
+        """A process that dies while it has the store open leaves a log beside it; where that is
+        gone, what it recorded last is gone too."""
+        dead = self._dead()
+        with self._read() as db:
+            logged = db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        if not dead or not logged:
+            return None
+        return (
+            f"the store {self.path} lacks its log {self.path.name}-wal, though {dead[0]} died "
+            "while it wrote: trials that it recorded last may be missing. `ringray resume SWEEP` "
+            "measures them again, with --from-mlflow it takes them from there"
+        )
+
+    def _dead(self) -> list[Owner]:
+        """Drivers that have died here and whose lease is there still."""
+        with self._read() as db:
+            rows = db.execute(
+                "SELECT pid, birth, host, beat FROM leases WHERE role = 'driver'"
+            ).fetchall()
+        return [one for one in (Owner(*row) for row in rows) if one.near and not one.alive()]
 
     def _check_token(self, digest: str) -> None:
         token = self._tokens.get(digest)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sqlite3
 import time
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringray import environment, private
-from ringray.errors import PlaceError
+from ringray.errors import DamagedStore, PlaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,15 +69,46 @@ CREATE TABLE leases (
 """
 
 
+# A row's seal is a checksum of what was written: sqlite itself notices no damage within a page.
+# Of a sweep it covers what never changes between two begins, of a trial everything.
+SWEEP_SEAL = "seal_of(digest, name, kind, spec, source, environment)"
+TRIAL_SEAL = (
+    "seal_of(digest, key, idx, config, predicted, seq, status, reason, metrics, samples, point, "
+    "attempts, started, ended, environment)"
+)
+
+
+def seal_of(*values: str | float | None) -> str:
+    """The seal of a row with these values."""
+    return sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
 def _create(db: sqlite3.Connection) -> None:
     for statement in _TABLES.split(";\n"):
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
+def _seal(db: sqlite3.Connection) -> None:
+    for statement in (
+        # Grows with each begin and finish of any sweep: clocks are set back, this is not.
+        "ALTER TABLE sweeps ADD COLUMN turn INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sweeps ADD COLUMN seal TEXT",
+        "ALTER TABLE trials ADD COLUMN seal TEXT",
+        # Where MLflow was once found to accept a sweep; without credentials.
+        """CREATE TABLE tracked (digest TEXT PRIMARY KEY, uri TEXT NOT NULL,
+        experiment_id TEXT NOT NULL, run_id TEXT NOT NULL) WITHOUT ROWID""",
+        """UPDATE sweeps SET turn =
+        (SELECT count(*) FROM sweeps AS older WHERE older.updated <= sweeps.updated)""",
+        f"UPDATE sweeps SET seal = {SWEEP_SEAL}",
+        f"UPDATE trials SET seal = {TRIAL_SEAL}",
+    ):
+        db.execute(statement)
+
+
 # MIGRATIONS[n] takes a store of schema n to n + 1, in one transaction with the version's change.
 # To change the schema, append a step; never edit one that was released.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create]
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create, _seal]
 
 
 def home() -> Path:
@@ -102,6 +136,9 @@ def connect(path: Path, create: bool) -> sqlite3.Connection:
     with failures(path):
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
+            db.create_function("seal_of", -1, seal_of, deterministic=True)
+            # What was deleted is not to come back when a damaged file is searched for rows.
+            db.execute("PRAGMA secure_delete = ON")
             _migrate(db, path)
             _use_wal(db)
             # In WAL mode NORMAL survives the end of the process at any moment; a power cut can
@@ -136,6 +173,8 @@ def failures(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or _DAMAGE.match(str(error)):
+            raise damaged(path, f"sqlite: {error}") from error
         advice = _ADVICE.get(code)
         if advice is None:
             raise  # a mistake in our own SQL
@@ -143,6 +182,12 @@ def failures(path: Path) -> Iterator[None]:
 
 
 _ELSEWHERE = "or use another store with --store FILE"
+# Pages of the schema hold something else, or a text is none.
+_DAMAGE = re.compile(
+    "no such (table|column)|unsupported file format|malformed database schema|"
+    "user-defined function raised|could not decode to utf-8",
+    re.IGNORECASE,
+)
 _ADVICE = {
     sqlite3.SQLITE_BUSY: f"is locked by another process; end that process, {_ELSEWHERE}",
     sqlite3.SQLITE_LOCKED: f"is locked by another process; end that process, {_ELSEWHERE}",
@@ -153,9 +198,32 @@ _ADVICE = {
     sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error or has no space "
     f"left; free some space, {_ELSEWHERE}",
     sqlite3.SQLITE_FULL: "cannot grow: its disk is full; free some space and resume, " + _ELSEWHERE,
-    sqlite3.SQLITE_NOTADB: f"is not a database; name a ringray store or a new file, {_ELSEWHERE}",
-    sqlite3.SQLITE_CORRUPT: f"is damaged; restore it from a copy or move it away, {_ELSEWHERE}",
 }
+
+
+def damaged(path: Path, why: str) -> DamagedStore:
+    """The error for a store that cannot be read, or not all of it."""
+    if "not a database" in why:
+        return DamagedStore(
+            f"the store {path} is not a database, or its beginning is destroyed; name a ringray "
+            f"store or a new file, or see what `ringray recover --store {path}` can read of it"
+        )
+    return DamagedStore(
+        f"the store {path} is damaged ({why}); `ringray recover --store {path}` saves what can be "
+        "read of it and keeps the damaged file"
+    )
+
+
+def check(db: sqlite3.Connection, path: Path) -> None:
+    """Reads the whole file for damage: 10 ms for 1,000 trials.
+
+    Raises:
+        DamagedStore: there is some.
+    """
+    with failures(path):
+        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise damaged(path, str(found).replace("\n", " "))
 
 
 def _prepare(path: Path, create: bool) -> None:
@@ -173,6 +241,8 @@ def _prepare(path: Path, create: bool) -> None:
                     f"the store {path} is not writable; change its permissions, {_ELSEWHERE}"
                 )
             private.database(path)
+            if not create and path.stat().st_size == 0:
+                raise damaged(path, "the file is empty")
             return
         if not create:
             raise PlaceError(

@@ -19,15 +19,19 @@ from typing import Any
 from ringray import private
 from ringray.errors import PlaceError
 from ringray.joining import TOKENS
-from ringray.records import part_of_a_path
+from ringray.records import Tracked, part_of_a_path
+from ringray.redact import without_credentials
 from ringray.store import Store
 from ringray.store_file import home
 from ringray.tracking_channel import Channel
 from ringray.tracking_place import artifact_root, cannot_be_used, check, resolve_uri, ui_command
 
-__all__ = ["Prepared", "SyncState", "Tracker", "resolve_uri", "sync"]
+__all__ = ["Prepared", "SyncState", "Tracker", "resolve_uri", "settled", "sync"]
 
 READY_S = 60.0
+FINISH_S = 30.0  # for what is left when a sweep ends, however slow MLflow is
+PATIENCE_S = 10.0  # of these with failures and nothing else
+UNHURRIED_S = 60.0  # for an answer, where nothing else waits
 FIGURES_S = 120.0  # on a machine that is busy with other things
 _LOG_BYTES = 1 << 20
 # MLflow's own retries (minutes of them) would hide an outage; the tracker has its own.
@@ -58,7 +62,7 @@ class Prepared:
     MLflow takes seconds to import, which pass while Ray starts.
     """
 
-    def __init__(self, digest: str) -> None:
+    def __init__(self, digest: str, module: str = "ringray.tracking_process") -> None:
         self.log_path = _log_path(digest)
         package_root = str(Path(__file__).resolve().parent.parent)
         paths = [package_root, os.environ.get("PYTHONPATH", "")]
@@ -69,7 +73,7 @@ class Prepared:
         with self.log_path.open("ab") as log:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
                 # -P: the working directory is the user's and not a place to import from.
-                [sys.executable, "-P", "-W", "ignore", "-m", "ringray.tracking_process"],
+                [sys.executable, "-P", "-W", "ignore", "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -91,7 +95,7 @@ class Prepared:
     def close(self) -> None:
         """Ends the process, unless somebody took it."""
         if self._process is not None:
-            _end(self._process, patience=0.0)
+            end(self._process, patience=0.0)
             self._process = None
 
 
@@ -112,6 +116,7 @@ class Tracker:
         experiment: str,
         driver: int | None,
         prepared: Prepared | None = None,
+        settled: Tracked | None = None,
     ) -> None:
         self.driver = driver
         self.store_path = store_path
@@ -122,6 +127,7 @@ class Tracker:
         self.run_id = ""
         self.log_path = prepared.log_path if prepared else _log_path(digest)
         self._until: float | None = None  # when the finish that was asked for is given up
+        self._settled = settled
         self._process, self._channel = self._spawn(prepared)
 
     @classmethod
@@ -132,16 +138,20 @@ class Tracker:
         uri: str | None,
         experiment: str,
         prepared: Prepared | None = None,
+        settled: Tracked | None = None,
     ) -> Tracker:
         """Checks that the place can be used, then starts the process without waiting for it.
 
         The sweep must have begun in the store (``Store.begin``). ``prepared``: a process that was
-        started for this sweep before.
+        started for this sweep before; ``settled``: where MLflow has taken the sweep before, see
+        :func:`settled`, which need not answer now.
 
         Raises:
             PlaceError: nobody answers at the URI, it is malformed, or its file cannot be used.
         """
-        return cls(_absolute(store_path), digest, _checked(uri), experiment, os.getpid(), prepared)
+        resolved = resolve_uri(uri) if settled else checked(uri)
+        path = absolute(store_path)
+        return cls(path, digest, resolved, experiment, os.getpid(), prepared, settled)
 
     @property
     def pid(self) -> int:
@@ -173,17 +183,19 @@ class Tracker:
         self._end()
         raise cannot_be_used(self.uri, str(message.get("error")))
 
-    def ask_to_finish(self, timeout: float = 30.0) -> None:
-        """Has the rest written from now on, for at most so many seconds, and does not wait."""
+    def ask_to_finish(self, timeout: float = FINISH_S) -> None:
+        """Has the rest written from now on, for at most so many seconds, and does not wait. Where
+        MLflow only fails, it is given up sooner, after ``PATIENCE_S``."""
         self._until = time.monotonic() + timeout
-        self._channel.send({"finish": True, "timeout": timeout, "patience": timeout})
+        patience = min(timeout, PATIENCE_S)
+        self._channel.send({"finish": True, "timeout": timeout, "patience": patience})
 
     @property
     def asked(self) -> bool:
         """Whether it was asked to finish."""
         return self._until is not None
 
-    def finish(self, timeout: float = 30.0) -> SyncState:
+    def finish(self, timeout: float = FINISH_S) -> SyncState:
         """Waits until every recorded trial is in MLflow and the parent run is ended.
 
         After :meth:`ask_to_finish` it waits for what is left of the time given there.
@@ -192,12 +204,13 @@ class Tracker:
         :func:`sync` writes it later. A process that was killed meanwhile is started once more.
         """
         until = self._until or time.monotonic() + timeout
-        state = self._drain(until, patience=timeout)
+        patience = min(timeout, PATIENCE_S)
+        state = self._drain(until, patience)
         if state is None and self._channel.closed and time.monotonic() < until:
             code = self._end()
             self._process, self._channel = self._spawn()
             self.run_id, self._until = "", None
-            state = self._drain(until, patience=timeout)
+            state = self._drain(until, patience)
             if state is None:
                 state = self._lost(f"the tracking process ended with {_ending(code)}")
         if state is None:
@@ -220,6 +233,7 @@ class Tracker:
         message = self._channel.receive(left + 1.0)
         if message is None:
             return None
+        self.experiment_id, self.run_id = message["experiment_id"], message["run_id"]
         return SyncState(int(message["written"]), int(message["pending"]), message["error"])
 
     def _lost(self, why: str) -> SyncState:
@@ -237,14 +251,25 @@ class Tracker:
             "uri": self.uri,
             "experiment": self.experiment,
             "artifacts": artifact_root(self.uri),
+            "request": 10 if self.driver else int(UNHURRIED_S),
             "driver": self.driver,
+            "settled": self._settled and [self._settled.experiment_id, self._settled.run_id],
         }
         channel.send(settings)
         return process, channel
 
     def _end(self, patience: float = 2.0) -> int:
         """Ends the process if it has not ended itself in that time; its exit code."""
-        return _end(self._process, patience)
+        return end(self._process, patience)
+
+
+def settled(store: Store, digest: str, uri: str | None) -> Tracked | None:
+    """Where MLflow has taken this sweep before, if that is where it is to be tracked now.
+
+    That place is right, and one that does not answer keeps nobody from going on.
+    """
+    place = store.tracked(digest) if store.knows(digest) else None
+    return place if place and place.uri == without_credentials(resolve_uri(uri)) else None
 
 
 def sync(
@@ -252,19 +277,21 @@ def sync(
 ) -> SyncState:
     """Writes to MLflow what it lacks of a sweep, and returns when that is done.
 
-    Safe to repeat and to interrupt: nothing is doubled. Gives up after 20 s without an answer.
+    Safe to repeat and to interrupt: nothing is doubled. Nobody waits for anything else, so that a
+    server may take a minute for each answer; gives up after another minute of failures.
 
     Raises:
         PlaceError: the place cannot be used, or the sweep's own tracker is still writing.
     """
-    tracker = Tracker(_absolute(store_path), digest, _checked(uri), experiment, driver=None)
-    tracker.wait_ready()
-    state = tracker._drain(time.monotonic() + timeout, patience=20.0)
+    resolved = checked(uri, UNHURRIED_S)
+    tracker = Tracker(absolute(store_path), digest, resolved, experiment, driver=None)
+    tracker.wait_ready(10 * UNHURRIED_S)
+    state = tracker._drain(time.monotonic() + timeout, patience=UNHURRIED_S)
     code = tracker._end(2.0 if state is None else FIGURES_S)
     return state or tracker._lost(f"the tracking process ended with {_ending(code)}")
 
 
-def _end(process: subprocess.Popen[bytes], patience: float) -> int:
+def end(process: subprocess.Popen[bytes], patience: float) -> int:
     """Ends ``process`` if it has not ended itself; its exit code."""
     for pipe in (process.stdin, process.stdout):
         if pipe:
@@ -278,13 +305,14 @@ def _end(process: subprocess.Popen[bytes], patience: float) -> int:
     return process.returncode
 
 
-def _absolute(path: str | Path) -> Path:
+def absolute(path: str | Path) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def _checked(uri: str | None) -> str:
+def checked(uri: str | None, seconds: float | None = None) -> str:
+    """The URI that counts, where somebody answers; PlaceError if nobody does in that time."""
     resolved = resolve_uri(uri)
-    check(resolved)
+    check(resolved, seconds)
     return resolved
 
 

@@ -1,12 +1,17 @@
-"""JSON lines over a pair of pipes, between a driver and its tracking process."""
+"""JSON lines over a pair of pipes, between a driver and its tracking process; and its log."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import sys
 import time
+from contextlib import suppress
 from typing import Any
+
+from ringray.errors import RingrayError
+from ringray.redact import hidden, shown
 
 
 class Channel:
@@ -59,3 +64,31 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return message if isinstance(message, dict) else None
+
+
+def take_channel() -> Channel:
+    """The channel to whoever started this process, on its stdin and stdout; what MLflow prints goes
+    to the log."""
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return Channel(source, sink)
+
+
+def brief(error: BaseException) -> str:
+    """One line, without credentials, for a user's eyes."""
+    text = str(error).strip() or type(error).__name__
+    first = text.splitlines()[0]
+    kind = type(error).__name__
+    if not isinstance(error, RingrayError) and kind not in ("MlflowException", first):
+        first = f"{type(error).__name__}: {first}"
+    return shown(first)[:500]
+
+
+def log(text: str) -> None:
+    """To the tracking log, which is this process's stderr."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    with suppress(OSError):  # a full disk: what is to be tracked goes on
+        print(f"{stamp} {hidden(text)}", file=sys.stderr, flush=True)

@@ -6,6 +6,9 @@ params and metrics, ended; the trial's trace, if there is one, goes in before th
 date when it has ended and ``ringray.record`` names what the store holds. One that names an older
 recording goes to MLflow's trash and is written anew, because MLflow forgets neither a metric nor a
 param of a run.
+
+Points that never ran stand in the tables of the parent; only the first of them have runs of their
+own, and none of those that a search did not ask for.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 import getpass
 import json
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +28,13 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from ringray import tracking_format as show
+from ringray.autotune.schedule import UNASKED
 from ringray.errors import PlaceError
-from ringray.records import part_of_a_path
+from ringray.records import Tracked, part_of_a_path
+from ringray.redact import without_credentials
 from ringray.report.figures import pictures
 from ringray.trace import path_of
+from ringray.tracking_kept import TRIAL_TAG, sweep_tags, trial_tags
 from ringray.tracking_note import FIGURES, Place, note
 
 if TYPE_CHECKING:
@@ -42,6 +50,7 @@ _CHILD_STATUS = {
 }
 _PARENT_STATUS = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _PAGE = 1000
+_PRUNED = 36  # runs of pruned points
 
 
 @dataclass(slots=True)
@@ -49,10 +58,14 @@ class _Child:
     run_id: str
     record: str
     ended: bool
+    pruned: bool
 
 
 class Projection:
-    """Writes one sweep of ``store`` into one experiment. Not for several threads."""
+    """Writes one sweep of ``store`` into one experiment.
+
+    Several threads may write different trials; everything else is for one.
+    """
 
     def __init__(
         self, store: Store, digest: str, uri: str, experiment: str, artifacts: str | None
@@ -60,6 +73,7 @@ class Projection:
         self._store = store
         self._digest = digest
         self._client = MlflowClient(tracking_uri=uri)
+        self._uri = uri
         self._experiment = experiment
         self._artifacts = artifacts
         self._sweep = store.find(digest)
@@ -68,6 +82,7 @@ class Projection:
         self._known_metrics: dict[str, float] = {}
         self._known_params: set[str] = set()
         self._figures: tuple[str, ...] = ()
+        self._lock = threading.Lock()  # of what is known of the children
         self.experiment_id = ""
         self.run_id = ""
 
@@ -86,9 +101,13 @@ class Projection:
                 # Params are write-once; on other hardware `device: auto` may mean another value.
                 if name not in self._known_params
             ],
-            tags=[RunTag(name, value) for name, value in show.sweep_tags(self._sweep).items()],
+            tags=[RunTag(name, value) for name, value in self._sweep_tags().items()],
         )
         self._client.update_run(self.run_id, status="RUNNING")
+        # Whoever continues the sweep need not ask again whether the place is right.
+        place = Tracked(without_credentials(self._uri), self.experiment_id, self.run_id)
+        with suppress(PlaceError):
+            self._store.accepted(self._digest, place)
 
     def refresh(self) -> None:
         """Learns anew what MLflow holds; where a call's answer was lost, mends the doubles."""
@@ -115,24 +134,31 @@ class Projection:
             self._adopt(run)
 
     def write(self, trial: TrialRow) -> bool:
-        """Makes the trial's child run what the store says; False when it was so already."""
+        """Makes the trial's child run what the store says; False when it was so already, or when
+        the trial has none."""
         record = show.record_digest(trial)
-        child = self._children.get(trial.key)
-        if child and child.record != record:
+        with self._lock:
+            child = self._children.get(trial.key)
+            wanted = self._wanted(trial)
+            name = self._name(trial.key)
+        if child and (child.record != record or not wanted):
             self._client.delete_run(child.run_id)
             del self._children[trial.key]
             child = None
-        if child and child.ended:
+        if not wanted or (child and child.ended):
             return False
-        ended = _milliseconds(trial.ended)
+        # Clocks may be set back while a trial runs; MLflow takes the difference for its duration.
+        ended = _milliseconds(max(trial.started or 0.0, trial.ended or 0.0) or None)
         if child is None:
+            tags = show.trial_tags(self._sweep, trial, self.run_id) | _user()
             run = self._client.create_run(
                 self.experiment_id,
                 start_time=_milliseconds(trial.started),
-                tags=show.trial_tags(self._sweep, trial, self.run_id) | _user(),
-                run_name=self._name(trial.key),
+                tags=tags | trial_tags(trial, self._store.sequence(self._digest, trial.key)),
+                run_name=name,
             )
-            child = self._children[trial.key] = _Child(run.info.run_id, record, ended=False)
+            child = _Child(run.info.run_id, record, False, trial.status == "pruned")
+            self._children[trial.key] = child
         # The same key, value, time and step again is one metric to MLflow: safe to repeat.
         self._client.log_batch(
             child.run_id,
@@ -155,10 +181,13 @@ class Projection:
         trials = self._store.trials(self._digest)
         metrics = show.summary_metrics(trials)
         now = int(time.time() * 1000)
+        # Of one metric MLflow shows the value of the last step, and only then of the last moment:
+        # a clock that was set back changes nothing.
+        step = self._store.sequence(self._digest)
         self._client.log_batch(
             self.run_id,
             metrics=[
-                Metric(name, value, now, 0)
+                Metric(name, value, now, step)
                 for name, value in metrics.items()
                 if self._known_metrics.get(name) != value
             ],
@@ -212,6 +241,20 @@ class Projection:
             self.run_id, status=status, end_time=_milliseconds(self._last_end())
         )
 
+    def _sweep_tags(self) -> dict[str, str]:
+        return show.sweep_tags(self._sweep) | sweep_tags(self._sweep)
+
+    def _wanted(self, trial: TrialRow) -> bool:
+        """Whether the trial has a run of its own."""
+        if trial.status != "pruned":
+            return True
+        if trial.reason == UNASKED:
+            return False
+        child = self._children.get(trial.key)
+        if child and child.pruned:
+            return True
+        return sum(one.pruned for one in self._children.values()) < _PRUNED
+
     def _place(self) -> Place:
         children = {key: child.run_id for key, child in self._children.items()}
         return Place(self.experiment_id, self.run_id, children, self._figures)
@@ -252,7 +295,7 @@ class Projection:
         run = self._client.create_run(
             self.experiment_id,
             start_time=_milliseconds(self._sweep.created),
-            tags=show.sweep_tags(self._sweep) | _user(),
+            tags=self._sweep_tags() | _user(),
             run_name=self._sweep.name,
         )
         return str(run.info.run_id)
@@ -284,7 +327,11 @@ class Projection:
         if tags.get("mlflow.parentRunId") != self.run_id:
             self._client.set_tag(run.info.run_id, "mlflow.parentRunId", self.run_id)
         self._children[tags["ringray.key"]] = _Child(
-            run.info.run_id, tags.get("ringray.record", ""), run.info.status in _ENDED
+            run.info.run_id,
+            # A run that an earlier version wrote lacks what a store is rebuilt from.
+            tags.get("ringray.record", "") if TRIAL_TAG in tags else "",
+            run.info.status in _ENDED,
+            tags.get("ringray.status") == "pruned",
         )
 
 

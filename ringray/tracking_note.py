@@ -54,6 +54,8 @@ def note(sweep: SweepRow, trials: Sequence[TrialRow], place: Place | None = None
     lines = [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
     if place and ended:
         lines += ["", _links(sweep, ended, place)]
+    if place and (bare := sum(t.status == "pruned" and t.key not in place.children for t in ended)):
+        lines += ["", f"{bare} of the pruned points have no run of their own; `{TABLE}` says why"]
     lines += _winners(data.points(ended))
     if place and place.figures:
         lines += ["", *(_image(place.run_id, name) for name in place.figures)]

@@ -109,12 +109,13 @@ def artifact_root(uri: str) -> str | None:
     return str(private.folder(home() / "artifacts"))
 
 
-def check(uri: str) -> None:
-    """Raises PlaceError when the URI is malformed or nobody answers there; takes 3 s at most."""
+def check(uri: str, seconds: float | None = None) -> None:
+    """Raises PlaceError when the URI is malformed or nobody answers there in so many seconds, 3 if
+    nothing else is said."""
     scheme = uri.partition(":")[0].lower()
     shown = without_credentials(uri)
     if scheme in ("http", "https"):
-        _check_server(uri, shown)
+        _check_server(uri, shown, PROBE_S if seconds is None else seconds)
     elif scheme == "sqlite":
         path = sqlite_path(uri)
         if path is None:
@@ -145,7 +146,7 @@ def cannot_be_used(uri: str, why: str) -> PlaceError:
     return PlaceError(f"tracking at {without_credentials(uri)} cannot be used: {why}; {_WAY_OUT}")
 
 
-def _check_server(uri: str, shown: str) -> None:
+def _check_server(uri: str, shown: str, seconds: float) -> None:
     # Imported here: the default place is a file, and ssl takes longer than the rest together.
     import ssl
     import urllib.error
@@ -161,7 +162,7 @@ def _check_server(uri: str, shown: str) -> None:
     netloc = parts.netloc.rpartition("@")[2]
     health = parts._replace(netloc=netloc, path=f"{parts.path.rstrip('/')}/health", query="")
     try:
-        with urllib.request.urlopen(health.geturl(), timeout=PROBE_S):
+        with urllib.request.urlopen(health.geturl(), timeout=seconds):
             return
     except urllib.error.HTTPError as error:
         # Below 500 somebody answered; proxies and managed servers may know no /health.

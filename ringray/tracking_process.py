@@ -5,12 +5,14 @@ driver just long enough to write what the store holds. It is started and spoken 
 :class:`ringray.tracking.Tracker`, in JSON lines:
 
     stdin   {"store": ..., "digest": ..., "uri": ..., "experiment": ..., "artifacts": ...,
-             "driver": pid or null}
+             "driver": pid or null, "settled": null or [experiment_id, run_id],
+             "request": seconds for one call}
     stdout  {"ready": true, "experiment_id": ..., "run_id": ...}     or {"error": ...}
     stdin   {"finish": true, "timeout": seconds, "patience": seconds}
-    stdout  {"written": n, "pending": n, "error": ... or null}
+    stdout  {"written": n, "pending": n, "error": ... or null, "experiment_id": ..., "run_id": ...}
 
-After that answer it draws the figures, and ends.
+``settled`` is where MLflow has taken the sweep before: then ready is said without asking it, and
+that it is down now is an outage like any other. After that answer it draws the figures, and ends.
 
 The end of stdin means finish too, and then nobody is told. So does SIGTERM, unless the driver says
 so itself within moments: whoever stops a whole job signals both. MLflow may be down for hours in
@@ -26,16 +28,17 @@ import signal
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ringray.errors import PlaceError, RingrayError
-from ringray.redact import hidden, shown
+from ringray.errors import PlaceError
 from ringray.store import Store, TrialRow
-from ringray.tracking_channel import Channel
+from ringray.tracking_channel import Channel, brief, log, take_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ringray.tracking_mlflow import Projection
 
@@ -47,12 +50,26 @@ ORPHAN_TIMEOUT_S = 120.0
 ORPHAN_PATIENCE_S = 15.0
 TERMINATED_S = 3.0  # for the driver to say how the sweep ended
 LEASE_WAIT_S = 30.0
+# A server does several things at once, and most of a call to it is waiting.
+WRITERS = 4
 
 
 class Session:
     """The loop: tail the store, write each change, until told to finish."""
 
-    def __init__(self, store: Store, digest: str, projection: Projection, channel: Channel) -> None:
+    def __init__(
+        self,
+        store: Store,
+        digest: str,
+        projection: Projection,
+        channel: Channel,
+        opened: bool = True,
+        writers: int = 1,
+        request_s: int = 10,
+    ) -> None:
+        self._request_s = request_s  # for one call, as long as there is no hurry
+        self._opened = opened
+        self._writers = writers
         self._store = store
         self._digest = digest
         self._projection = projection
@@ -67,6 +84,8 @@ class Session:
         self._asked = False
         self._patience = ORPHAN_PATIENCE_S
         self._failing_since: float | None = None
+        self._failed = False  # ever: an answer may have been lost, and come too late to be seen
+        self._pool = ThreadPoolExecutor(writers, "write")
         self._answers = True  # whether MLflow itself works, when single calls fail
         self._retry_at = 0.0
         self._delay = BACKOFF_S[0]
@@ -80,7 +99,7 @@ class Session:
             self._listen(0.0 if self._backlog and self._ready() else POLL_S)
             self._tail()
             if self._backlog and self._ready():
-                self._attempt(self._write_one)
+                self._attempt(self._write_some)
             elif self._changed and time.monotonic() - self._summarised > SUMMARY_S:
                 self._attempt(self._summarise)
             drained = not self._backlog and not self._unread
@@ -93,8 +112,15 @@ class Session:
             self._conclude(plan_logged)
         self.error = self.error or stuck
         if self._asked:
+            where = self._projection
             self._channel.send(
-                {"written": len(self._done), "pending": len(self._backlog), "error": self.error}
+                {
+                    "written": len(self._done),
+                    "pending": len(self._backlog),
+                    "error": self.error,
+                    "experiment_id": where.experiment_id,
+                    "run_id": where.run_id,
+                }
             )
         # Last, and not waited for with the answer: no trial is missing without them.
         if drained or self._answers:
@@ -138,14 +164,40 @@ class Session:
             self._backlog[row.key] = row
             self._done.discard(row.key)
 
-    def _write_one(self) -> None:
-        key, row = next(iter(self._backlog.items()))
+    def _write_some(self) -> None:
+        batch = list(islice(self._backlog.items(), self._writers))
         # To the end of the queue first: a trial that MLflow refuses must not block the others.
-        del self._backlog[key]
-        self._backlog[key] = row
-        self._changed |= self._projection.write(row)
-        del self._backlog[key]
-        self._done.add(key)
+        for key, row in batch:
+            del self._backlog[key]
+            self._backlog[key] = row
+        failed: Exception | None = None
+        for (key, _), written in zip(batch, self._write(row for _, row in batch), strict=True):
+            if isinstance(written, Exception):
+                failed = failed or written
+                continue
+            self._changed |= written
+            del self._backlog[key]
+            self._done.add(key)
+        if failed:
+            raise failed
+
+    def _write(self, rows: Iterable[TrialRow]) -> list[bool | Exception]:
+        """All of them, whatever becomes of one; no call is under way afterwards."""
+
+        def one(row: TrialRow) -> bool | Exception:
+            try:
+                return self._projection.write(row)
+            except Exception as error:  # see _attempt
+                return error
+
+        if self._writers == 1:
+            return [one(row) for row in rows]
+        return list(self._pool.map(one, rows))
+
+    def _open(self) -> None:
+        self._answers = False
+        self._projection.open()
+        self._opened = self._answers = True
 
     def _summarise(self) -> None:
         self._summarised, self._changed = time.monotonic(), False
@@ -153,6 +205,8 @@ class Session:
 
     def _conclude(self, plan_logged: bool) -> None:
         self._await_driver()
+        if self._failed:
+            self._insist(self._projection.refresh, tries=2)
         self._insist(self._projection.summarise)
         self._insist(self._projection.close)
         # Files may lie elsewhere (S3, a proxy) and fail for good while the runs are all right:
@@ -192,8 +246,13 @@ class Session:
         """
         if not self._ready():
             return False
+        if self._deadline is not None:
+            left = int(self._deadline - time.monotonic())
+            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(min(max(left, 1), self._request_s))
         try:
-            if self._failing_since is not None:
+            if not self._opened:
+                self._open()
+            elif self._failing_since is not None:
                 # The answer to the call that failed may have been lost, not the call.
                 self._answers = False
                 self._projection.refresh()
@@ -201,7 +260,7 @@ class Session:
             action()
         except Exception as error:
             now = time.monotonic()
-            self._failing_since = self._failing_since or now
+            self._failing_since, self._failed = self._failing_since or now, True
             self._retry_at, self._delay = now + self._delay, min(2 * self._delay, BACKOFF_S[1])
             self.error = brief(error)
             log(f"{self.error}; again in {self._retry_at - now:.1f} s\n{traceback.format_exc()}")
@@ -212,7 +271,7 @@ class Session:
 
 def main() -> int:
     """Speaks the protocol above; exit 0 when everything was written."""
-    channel = _take_channel()
+    channel = take_channel()
     os.nice(19)
     os.umask(0o077)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -224,13 +283,27 @@ def main() -> int:
         try:
             store = stack.enter_context(Store(settings["store"], create=False))
             _lease(stack, store, settings["digest"], settings["driver"])
+            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(settings["request"])
             projection = _project(store, settings)
-            projection.open()
+            settled = settings.get("settled")
+            if settled:
+                projection.experiment_id, projection.run_id = settled
+            else:
+                projection.open()
         except Exception as error:
             log(traceback.format_exc())
             channel.send({"error": brief(error)})
             return 1
-        session = Session(store, settings["digest"], projection, channel)
+        writers = WRITERS if settings["uri"].lower().startswith("http") else 1
+        session = Session(
+            store,
+            settings["digest"],
+            projection,
+            channel,
+            opened=not settled,
+            writers=writers,
+            request_s=settings["request"],
+        )
         signal.signal(signal.SIGTERM, session.terminate)
         channel.send(
             {"ready": True, "experiment_id": projection.experiment_id, "run_id": projection.run_id}
@@ -239,22 +312,6 @@ def main() -> int:
         _import_ahead("ringray.report.figures.style")
         session.run()
         return 0 if session.error is None else 1
-
-
-def brief(error: BaseException) -> str:
-    """One line, without credentials, for a user's eyes."""
-    text = str(error).strip() or type(error).__name__
-    first = text.splitlines()[0]
-    kind = type(error).__name__
-    if not isinstance(error, RingrayError) and kind not in ("MlflowException", first):
-        first = f"{type(error).__name__}: {first}"
-    return shown(first)[:500]
-
-
-def log(text: str) -> None:
-    """To the tracking log, which is this process's stderr."""
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"{stamp} {hidden(text)}", file=sys.stderr, flush=True)
 
 
 def _import_ahead(module: str) -> None:
@@ -288,16 +345,6 @@ def _lease(stack: ExitStack, store: Store, digest: str, our_driver: int | None) 
             if foreign or time.monotonic() > until:
                 raise
             time.sleep(0.2)
-
-
-def _take_channel() -> Channel:
-    """Keeps stdin and stdout for the protocol; what MLflow prints goes to the log."""
-    source, sink = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return Channel(source, sink)
 
 
 if __name__ == "__main__":

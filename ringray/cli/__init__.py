@@ -36,6 +36,7 @@ COMMANDS = {
     "list": ("ringray.cli.records:sweeps", "list the sweeps in the store"),
     "status": ("ringray.cli.records:status", "show where a sweep stands, and its results"),
     "sync": ("ringray.cli.records:sync", "write to MLflow what it lacks of a sweep"),
+    "recover": ("ringray.cli.records:recover", "save what can be read of a damaged store"),
     "doctor": ("ringray.cli.doctor:doctor", "say what this machine can run, and what is missing"),
     "schema": ("ringray.cli.specs:schema", "print the JSON Schema of specs, for editors"),
 }
@@ -144,7 +145,7 @@ def _parser() -> _Parser:
         made[name].add_argument(
             "--address", metavar="A", help="Ray cluster (default: RAY_ADDRESS, else local Ray)"
         )
-    for name in ("run", "tune", "resume", "list", "status", "sync"):
+    for name in ("run", "tune", "resume", "list", "status", "sync", "recover"):
         made[name].add_argument(
             "--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)"
         )
@@ -155,6 +156,9 @@ def _parser() -> _Parser:
         made[name].add_argument(
             "--no-tracking", action="store_true", help="keep results in the store only, no MLflow"
         )
+    made["resume"].add_argument(
+        "--from-mlflow", action="store_true", help="first take what the store lacks from MLflow"
+    )
     for name in ("submit", "stop"):
         made[name].add_argument(
             "--address", metavar="URL", help="dashboard of the head, as in http://HOST:8265"

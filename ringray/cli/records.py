@@ -1,7 +1,8 @@
-"""``list``, ``status`` and ``sync``: what the store knows."""
+"""``list``, ``status``, ``sync`` and ``recover``: what the store knows."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,14 @@ def open_store(given: str | None) -> Store:
     path = Path(given) if given else default_path()
     if given is None and not path.exists():
         raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
-    return Store(path, create=False)
+    return doubted(Store(path, create=False))
+
+
+def doubted(store: Store) -> Store:
+    """The store, with a warning where something of it seems to be missing."""
+    if store.doubt:
+        print(f"ringray: warning: {store.doubt}", file=sys.stderr, flush=True)
+    return store
 
 
 def as_it_stands(store: Store, sweep: SweepRow) -> SweepRow:
@@ -46,7 +54,7 @@ def sweeps(arguments: argparse.Namespace) -> int:
     path = Path(arguments.store) if arguments.store else default_path()
     rows: list[SweepRow] = []
     if arguments.store or path.exists():
-        with Store(path, create=False) as store:
+        with doubted(Store(path, create=False)) as store:
             rows = [as_it_stands(store, row) for row in store.sweeps()]
     if not rows:
         print(f"no sweeps in {path} yet; `ringray run experiments/quickstart.yaml` makes one")
@@ -156,4 +164,29 @@ def sync(arguments: argparse.Namespace) -> int:
     print(f"{sweep.name}: {written} in MLflow, {state.pending} missing")
     if state.error or state.pending:
         raise UserError(f"MLflow does not have all of it: {state.error or 'it gave no answer'}")
+    return 0
+
+
+def recover(arguments: argparse.Namespace) -> int:
+    """Saves what can be read of a damaged store."""
+    from ringray.recovery import recover as mend
+
+    path = Path(arguments.store) if arguments.store else default_path()
+    result = mend(path)
+    if result.kept is None:
+        print(f"{path} is not damaged; nothing was done")
+        return 0
+    print(f"{path} was damaged and is kept as {result.kept.name}; in its place is what was read:")
+    for sweep in result.sweeps:
+        lost = f"; lost: {words.plural(len(sweep.lost), 'ended trial')}" if sweep.lost else ""
+        saved = f"{words.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended{lost}"
+        print(f"  {sweep.name} ({sweep.digest[:12]}): {saved}")
+        for key in sweep.lost[:ROWS]:
+            print(f"    lost: {key}")
+        if sweep.nameless:
+            print("    its name and spec are lost: `ringray run` with its spec takes it up")
+    print(
+        "`ringray resume SWEEP` measures what is missing, `ringray resume SWEEP --from-mlflow` "
+        "takes it from MLflow"
+    )
     return 0

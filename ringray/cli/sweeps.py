@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringray import spec as specs
-from ringray.cli.records import open_store, print_hops, print_results, say
-from ringray.errors import SpecError, UserError
+from ringray.cli.records import doubted, open_store, print_hops, print_results, say
+from ringray.errors import PlaceError, SpecError, UserError
 from ringray.kinds import TUNING
 from ringray.plan import build
 from ringray.report import words
@@ -34,14 +34,40 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that the store has no result of."""
     plan = build(specs.load(arguments.spec))
-    with Store(arguments.store or default_path()) as store:
+    with doubted(Store(arguments.store or default_path())) as store:
         return execute(plan, store, arguments)
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """Measures what a sweep in the store still lacks."""
+    if arguments.from_mlflow:
+        return _resume_from_mlflow(arguments)
     with open_store(arguments.store) as store:
         plan = build(stored_spec(store.find(arguments.sweep)))
+        return execute(plan, store, arguments)
+
+
+def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
+    """Takes what the store lacks of a sweep from MLflow, then continues it."""
+    from ringray.restore import restore
+
+    with doubted(Store(arguments.store or default_path())) as store:
+        try:
+            known = store.find(arguments.sweep)
+        except PlaceError:
+            raise
+        except UserError:  # the whole of it is lost
+            found = restore(store.path, arguments.sweep, None)
+        else:
+            with store.lease(known.digest):
+                place = known.spec.get("tracking", {})
+                found = restore(store.path, known.digest, place.get("uri"))
+        said = f"{words.plural(found.added, 'trial')} taken from MLflow"
+        if found.unreadable:
+            said += f"; {found.unreadable} there cannot be read and will be measured again"
+        screen = sys.stderr if arguments.json == "-" else sys.stdout
+        print(f"{found.name} ({found.digest[:12]}): {said}", file=screen, flush=True)
+        plan = build(stored_spec(store.find(found.digest)))
         return execute(plan, store, arguments)
 
 
@@ -70,13 +96,13 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     # With --json - stdout carries the records and nothing else.
     screen = sys.stderr if to_stdout else sys.stdout
     with ExitStack() as closing:
-        tracking = None
-        if plan.spec.tracking.enabled and not arguments.no_tracking:
-            tracking = _tracking(plan, store, closing)
-        from ringray import driver
-
         view = observer(screen)
         closing.callback(view.close)
+        tracking = None
+        if plan.spec.tracking.enabled and not arguments.no_tracking:
+            tracking = _tracking(plan, store, closing, view.note)
+        from ringray import driver
+
         summary = driver.run(
             plan,
             store=store,
@@ -95,8 +121,12 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     return summary.exit_code
 
 
-def _tracking(plan: Plan, store: Store, closing: ExitStack) -> Callable[[], Tracker]:
+def _tracking(
+    plan: Plan, store: Store, closing: ExitStack, note: Callable[[str], None]
+) -> Callable[[], Tracker]:
     """What starts the sweep's tracking process; ``closing`` ends it if that is never called.
+
+    A place that has taken this sweep before and does not answer now is only noted.
 
     Raises:
         PlaceError: MLflow cannot be used; before Ray starts, which takes seconds.
@@ -104,11 +134,18 @@ def _tracking(plan: Plan, store: Store, closing: ExitStack) -> Callable[[], Trac
     from ringray import tracking, tracking_place
 
     place = plan.spec.tracking
-    tracking_place.check(tracking.resolve_uri(place.uri))
+    settled = tracking.settled(store, plan.digest, place.uri)
+    try:
+        tracking_place.check(tracking.resolve_uri(place.uri))
+    except PlaceError as error:
+        if settled is None:
+            raise
+        why = str(error).partition(";")[0]
+        note(f"{why}; the sweep goes on, `ringray sync {plan.spec.name}` writes what is missing")
     prepared = tracking.Prepared(plan.digest)
     closing.callback(prepared.close)
     return lambda: tracking.Tracker.start(
-        store.path, plan.digest, place.uri, place.experiment, prepared
+        store.path, plan.digest, place.uri, place.experiment, prepared, settled
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ringray import spec as specs
 from ringray import tuned
+from ringray.cli.records import doubted
 from ringray.cli.sweeps import execute
 from ringray.errors import SpecError, UserError
 from ringray.kinds import TUNING
@@ -33,7 +34,7 @@ def tune(arguments: argparse.Namespace) -> int:
             field="kind",
         )
     tuned.table()  # a broken one is said before hours are spent
-    with Store(arguments.store or default_path()) as store:
+    with doubted(Store(arguments.store or default_path())) as store:
         code = execute(plan, store, arguments)
         if code == 130:
             return code

@@ -202,7 +202,10 @@ def test_a_damaged_store_is_named(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096 * 2 :] = b"\xff" * (len(data) - 4096 * 2)
     path.write_bytes(data)
-    with pytest.raises(PlaceError, match="is damaged; restore it"), Store(path) as store:
+    with (
+        pytest.raises(PlaceError, match=r"is damaged .*ringray recover --store"),
+        Store(path) as store,
+    ):
         store.trials(DIGEST)
 
 
@@ -249,7 +252,7 @@ def test_the_schema_migrates_in_one_transaction(
     monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS, fails])
     with pytest.raises(OSError, match="cut off"):
         Store(path)
-    monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS[:1], works])
+    monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS[:2], works])
     with Store(path) as store:
         assert store.find("quick").total == 1
-        assert store._db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert store._db.execute("PRAGMA user_version").fetchone() == (3,)

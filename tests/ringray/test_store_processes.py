@@ -128,21 +128,53 @@ def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store) -> None
         holder.stdout.close()
 
 
+def _leased(store: Store, pid: int, birth: str, host: str) -> None:
+    values = (DIGEST, "driver", "t", pid, birth, host, time.time())
+    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+
 def test_a_pid_that_is_used_again_holds_nothing(store: Store) -> None:
     store.begin(sweep(), [])
-    values = (DIGEST, "driver", "t", os.getpid(), "an earlier boot/1", lease._host(), time.time())
-    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    _leased(store, os.getpid(), f"{lease._pid_space()}/1", lease._host())
     with store.lease(DIGEST):
         pass
 
 
-def test_a_driver_on_another_host_lives_by_its_heartbeat(store: Store) -> None:
+# Another machine; one of the same name, or this one before it was restarted; another container
+FAR = [("b/pid:[1]/1", "elsewhere"), ("b/pid:[1]/1", lease._host())]
+FAR += [(f"{lease._pid_space().rpartition('/')[0]}/pid:[1]/1", lease._host())]
+
+
+@pytest.mark.parametrize(("birth", "host"), FAR)
+@pytest.mark.parametrize("clock", [0.0, -86400.0, 86400.0])
+def test_a_driver_elsewhere_lives_by_its_heartbeat_whatever_the_clocks_say(
+    store: Store, monkeypatch: pytest.MonkeyPatch, birth: str, host: str, clock: float
+) -> None:
+    monkeypatch.setattr(lease, "STALE_S", 0.3)
+    monkeypatch.setattr(lease, "LOOK_S", 0.02)
     store.begin(sweep(), [])
-    values = (DIGEST, "driver", "t", 1, "b/1", "elsewhere", time.time())
-    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-    with pytest.raises(PlaceError, match="process 1 on elsewhere"), store.lease(DIGEST):
+    _leased(store, 1, birth, host)
+    beaten: list[float] = []
+    noted: list[str] = []
+
+    def beats(pause: float) -> None:
+        if len(beaten) < 3:
+            beaten.append(pause)
+            return
+        store._db.execute("UPDATE leases SET beat = beat - 1000")
+
+    ours = time.time
+    monkeypatch.setattr(time, "time", lambda: ours() + clock)
+    monkeypatch.setattr(lease.time, "sleep", beats)
+    with (
+        pytest.raises(PlaceError, match="quick is being run by process 1"),
+        store.lease(DIGEST, note=noted.append),
+    ):
         pass
-    store._db.execute("UPDATE leases SET beat = ?", (time.time() - lease.STALE_S - 1,))
+    assert "watching" in noted[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(lease, "STALE_S", 0.3)
+    monkeypatch.setattr(lease, "LOOK_S", 0.02)
     with store.lease(DIGEST):
         pass
 

@@ -104,10 +104,10 @@ def runs(uri: str | None = None, experiment: str = "quick") -> tuple[list[Any], 
     return parents, children
 
 
-def check_complete(store: Store, uri: str | None = None) -> None:
+def check_complete(store: Store, uri: str | None = None, experiment: str = "quick") -> None:
     """One parent, and one up-to-date child per ended trial with every metric once."""
     mlflow = client(uri)
-    parents, children = runs(uri)
+    parents, children = runs(uri, experiment)
     assert len(parents) == 1
     ended = {row.key: row for row in store.trials(DIGEST) if row.status}
     assert set(children) == set(ended)

@@ -1,0 +1,75 @@
+"""What MLflow keeps of the store, so that a lost store can be rebuilt from it to the bit.
+
+Params, metrics and tags are for people: they are cut, rounded by names and without what is not
+finite. Beside them each run carries one tag with all of it: compressed JSON in base64, in pieces
+where it is long (``NAME``, ``NAME.1``, ...), under a name that MLflow's pages do not show. A piece
+that is missing or changed makes the whole unreadable and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ringray.records import STATUSES, Kept, SweepInfo, SweepRow, TrialRow
+from ringray.tracking_format import record_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SWEEP_TAG = "mlflow.ringray.sweep"
+TRIAL_TAG = "mlflow.ringray.trial"
+_PIECE = 4900  # characters: older servers take 5000 per tag
+
+
+def sweep_tags(sweep: SweepRow) -> dict[str, str]:
+    """A sweep as it was announced, and when it was begun first."""
+    names = ("digest", "name", "kind", "spec", "source", "environment", "created")
+    return _packed(SWEEP_TAG, {name: getattr(sweep, name) for name in names})
+
+
+def trial_tags(trial: TrialRow, seq: int) -> dict[str, str]:
+    """A trial as it was recorded, where it ran included; ``seq``: the number of the recording."""
+    return _packed(TRIAL_TAG, asdict(trial) | {"seq": seq})
+
+
+def sweep_of(tags: Mapping[str, str]) -> tuple[SweepInfo, float] | None:
+    """The sweep of a parent run and when it was begun first; None if the run does not say."""
+    content = _unpacked(tags, SWEEP_TAG)
+    try:
+        created = float(content.pop("created"))
+        return SweepInfo(**content), created
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def trial_of(tags: Mapping[str, str]) -> Kept | None:
+    """The trial of a child run; None if the run does not say, or not what its tags say of it."""
+    content = _unpacked(tags, TRIAL_TAG)
+    try:
+        seq = int(content.pop("seq"))
+        trial = TrialRow(**content)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    if trial.status not in STATUSES or record_digest(trial) != tags.get("ringray.record"):
+        return None
+    return Kept(trial, seq)
+
+
+def _packed(name: str, content: dict[str, Any]) -> dict[str, str]:
+    text = base64.b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    rest = {f"{name}.{number}": piece for number, piece in enumerate(pieces[1:], start=1)}
+    return {name: f"{len(pieces)}:{pieces[0]}"} | rest
+
+
+def _unpacked(tags: Mapping[str, str], name: str) -> Any:
+    count, _, text = tags.get(name, "").partition(":")
+    try:
+        text += "".join(tags[f"{name}.{number}"] for number in range(1, int(count)))
+        return json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+    except (KeyError, ValueError, zlib.error):
+        return None

@@ -1,0 +1,177 @@
+"""Real sweeps whose disk fills, whose driver dies between two writes, whose store is lost."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringray.store import Store
+from tests.ringray import drive
+from tests.ringray.drive import Place, tiny
+
+pytestmark = pytest.mark.chaos
+
+REPLICAS = 30
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _configs(lines: list[dict[str, Any]]) -> list[int]:
+    return sorted(line["config"]["replica"] for line in lines)
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 512)
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize("full", ["store", "json"])
+def test_a_disk_that_fills_in_the_middle(place: Place, small_disk: Path, full: str) -> None:
+    store = small_disk / "store.db" if full == "store" else place.home / "store.db"
+    json = small_disk / "a.jsonl" if full == "json" else place.home / "a.jsonl"
+    spec = place.spec(tiny("filling", replicas=REPLICAS, repeats=100))
+    options = ("--store", store, "--json", json)
+    driver = place.start("run", spec, *options)
+    drive.wait_until(
+        "some trials", lambda: len(place.lines(json)) >= 3 or driver.poll() is not None
+    )
+    _fill(small_disk / "filler")
+    done = place.end(driver)
+    assert done.code == 2, done.out + done.err
+    assert "Traceback" not in done.err
+    assert "free some space" in done.err
+    assert "resume" in done.err
+    # Still full: said at once, and nothing is harmed.
+    again = place.run("resume", "filling", *options)
+    assert again.code == 2, again.out + again.err
+    assert "Traceback" not in again.err
+    (small_disk / "filler").unlink()
+    with Store(store, create=False) as opened:
+        opened.check()
+        before = [row for row in opened.trials(opened.find("filling").digest) if row.status]
+    assert 3 <= len(before) < REPLICAS
+    resumed = place.run("resume", "filling", *options)
+    assert resumed.code == 0, resumed.err
+    with Store(store, create=False) as opened:
+        rows = opened.trials(opened.find("filling").digest)
+    assert [(row.status, row.attempts) for row in rows] == [("ok", 1)] * REPLICAS
+    known = {row.key: row for row in rows}
+    assert all(known[row.key] == row for row in before)
+    assert _configs(place.lines(json)) == list(range(REPLICAS))
+    assert len(json.read_text().splitlines()) == REPLICAS
+    (parent,), children = place.mlflow("filling")
+    assert parent.info.status == "FINISHED"
+    assert len(children) == REPLICAS
+
+
+_DIES_BETWEEN = """
+    import os, signal, sys
+    from ringray import cli, lines
+    append = lines.Lines.append
+    counted = []
+    def dies(self, trial, outcome):
+        counted.append(trial)
+        if len(counted) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        append(self, trial, outcome)
+    lines.Lines.append = dies
+    sys.exit(cli.main(sys.argv[1:]))
+    """
+
+
+def test_a_line_that_a_kill_kept_away_is_written(place: Place) -> None:
+    spec, json = place.spec(tiny("between", replicas=12)), place.home / "a.jsonl"
+    code = "\n".join(line[4:] for line in _DIES_BETWEEN.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", str(spec), "--json", str(json)],
+        env=place.environment, cwd=place.home, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(place.lines(json)) == 4
+    assert sum(row.status == "ok" for row in place.trials("between")) == 5
+    resumed = place.run("resume", "between", "--json", json)
+    assert resumed.code == 0, resumed.err
+    assert "5 trials measured before" in resumed.out
+    assert _configs(place.lines(json)) == list(range(12))
+    assert [row.attempts for row in place.trials("between")] == [1] * 12
+
+
+def test_a_store_that_is_lost_is_taken_back_from_mlflow(place: Place) -> None:
+    spec, json = place.spec(tiny("lost", replicas=REPLICAS, repeats=50)), place.home / "a.jsonl"
+    driver = place.start("run", spec, "--json", json)
+    drive.wait_until("trials", lambda: len(place.lines(json)) >= 5 or driver.poll() is not None)
+    driver.send_signal(signal.SIGKILL)
+    place.end(driver)
+    drive.wait_until(
+        "the tracker's end",
+        lambda: not any("tracking_process" in drive.title(one) for one in place.processes()),
+    )
+    assert place.mlflow("lost")[0][0].info.status == "KILLED"
+    before = {row.key: row for row in place.trials("lost") if row.status}
+    assert 5 <= len(before) < REPLICAS
+    for path in place.home.glob("store.db*"):
+        path.unlink()
+    nothing = place.run("resume", "quack", "--from-mlflow")
+    assert nothing.code == 2
+    assert "there is no sweep 'quack' in MLflow" in nothing.err
+    done = place.run("resume", "lost", "--from-mlflow", "--json", json)
+    assert done.code == 0, done.err
+    assert f"{len(before)} trials taken from MLflow" in done.out
+    assert f"{len(before)} trials measured before" in done.out
+    rows = place.trials("lost")
+    assert [(row.status, row.attempts) for row in rows] == [("ok", 1)] * REPLICAS
+    assert {row.key: row for row in rows if row.key in before} == before
+    assert _configs(place.lines(json)) == list(range(REPLICAS))
+    (parent,), children = place.mlflow("lost")
+    assert (parent.info.status, len(children)) == ("FINISHED", REPLICAS)
+
+
+def test_a_damaged_store_is_recovered_and_the_sweep_goes_on(place: Place) -> None:
+    spec = place.spec(tiny("broken", replicas=REPLICAS, repeats=20))
+    assert place.run("run", spec).code == 0
+    store = place.home / "store.db"
+    whole = {row.key: row for row in place.trials("broken")}
+    with store.open("r+b") as file:
+        file.seek(store.stat().st_size // 2)
+        file.write(bytes(3000))
+    refused = place.run("run", spec)
+    assert refused.code == 2
+    assert "ringray recover --store" in refused.err
+    recovered = place.run("recover")
+    assert recovered.code == 0, recovered.err
+    assert (place.home / "store.db.damaged").exists()
+    kept = {row.key: row for row in place.trials("broken") if row.status}
+    assert 0 < len(kept) < REPLICAS
+    assert kept == {key: whole[key] for key in kept}
+    # What cannot be read any more is in MLflow still: nothing is measured again.
+    resumed = place.run("resume", "broken", "--from-mlflow")
+    assert resumed.code == 0, resumed.err
+    assert f"): {REPLICAS - len(kept)} trial" in resumed.out
+    assert {row.key: row for row in place.trials("broken")} == whole
