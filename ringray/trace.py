@@ -33,10 +33,15 @@ def path_of(sweep: str, key: str) -> Path:
 
 def write(path: Path, reports: Sequence[Report]) -> None:
     """Write the trace of a trial, or replace it whole; OSError where that cannot be."""
+    lines = ",\n".join(json.dumps(event) for event in events(reports))
+    keep(path, f"[\n{lines}\n]\n")
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a file beside the traces, or replace it whole; OSError where that cannot be."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
-    lines = ",\n".join(json.dumps(event) for event in events(reports))
-    part.write_text(f"[\n{lines}\n]\n")
+    part.write_text(text)
     part.replace(path)
 
 
