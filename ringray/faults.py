@@ -256,13 +256,16 @@ class Nodes:
     """Which nodes rings fail on, over one run.
 
     A lost node is avoided at once: Ray may take a while to notice. One on which rings met
-    ``STRIKES`` faults of the infrastructure in a row is set aside.
+    ``STRIKES`` faults of the infrastructure is set aside, if fewer than ``CLEARS`` trials came to
+    an end there between two of them.
     """
 
     STRIKES = 2
+    CLEARS = 20
 
     def __init__(self) -> None:
         self._strikes: dict[str, int] = {}
+        self._since: dict[str, int] = {}  # trials that ended there since the last strike
         self._aside: dict[str, None] = {}
 
     @property
@@ -273,7 +276,10 @@ class Nodes:
     def ended(self, nodes: Iterable[str]) -> None:
         """A trial came to a result on these."""
         for node in nodes:
-            self._strikes.pop(node, None)
+            if node in self._strikes:
+                self._since[node] = self._since.get(node, 0) + 1
+                if self._since[node] >= self.CLEARS:
+                    del self._strikes[node]
 
     def failed(self, fault: Fault) -> bool:
         """Whether the fault's node should be left alone from now on, if the ring fits elsewhere."""
@@ -281,6 +287,7 @@ class Nodes:
         if not node or node in self._aside or not fault.infrastructure:
             return False
         self._strikes[node] = self._strikes.get(node, 0) + 1
+        self._since[node] = 0
         return fault.kind == "node-lost" or self._strikes[node] >= self.STRIKES
 
     def set_aside(self, node: str) -> None:

@@ -190,7 +190,7 @@ class Session:
             self._nodes.set_aside(fault.node_id)
             why = "it is lost"
             if fault.kind != "node-lost":
-                why = f"rings failed there {Nodes.STRIKES} times in a row"
+                why = f"rings failed there {Nodes.STRIKES} times"
             self._observer.note(f"{fault.node} is set aside for the rest of this run: {why}")
 
     def _keep_stacks(self, trial: Trial, attempt: int, fault: Fault) -> Fault:

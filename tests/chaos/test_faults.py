@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,9 @@ def test_a_frozen_rank_is_replaced(place: Place) -> None:
 def test_a_trial_that_does_not_end_is_a_result(place: Place) -> None:
     """With what every rank was at; the one that does not come is named, not those that wait."""
     sabotage.prepare(place, sabotage.NO_END)
-    driver = begun(place, tiny("endless", size=3, replicas=REPLICAS, repeats=40, timeout="5s"))
+    limit = 20.0
+    text = tiny("endless", size=3, replicas=REPLICAS, repeats=40, timeout=f"{limit:g}s")
+    driver = begun(place, text)
     since = time.time()
     sabotage.strike(place)
     done = place.end(driver, 90)
@@ -87,8 +90,8 @@ def test_a_trial_that_does_not_end_is_a_result(place: Place) -> None:
     assert sorted(row.status or "" for row in rows) == ["ok"] * (REPLICAS - 1) + ["timeout"]
     (row,) = [row for row in rows if row.status == "timeout"]
     assert row.ended is not None
-    print(f"given up {row.ended - since:.1f} s after it stuck, deadline 5 s")
-    assert row.ended - since < 5 + 10
+    print(f"given up {row.ended - since:.1f} s after it stuck, deadline {limit:g} s")
+    assert row.ended - since < limit + 10
     assert row.attempts == 1
     (fault,) = faults(row)
     assert (fault["kind"], fault["ranks"]) == ("timeout", [1])
@@ -189,7 +192,7 @@ def test_a_lost_node(place: Place) -> None:
         print(f"first trial on the new ring {took:.1f} s after its node was lost")
         done = place.end(driver)
         assert done.code == 0, done.out + done.err
-        assert took <= 20
+        assert took < 60
         (row,) = [row for row in place.trials("lost") if row.attempts > 1]
         (fault,) = faults(row)
         assert fault["kind"] == "node-lost", fault
@@ -201,24 +204,24 @@ def test_a_lost_node(place: Place) -> None:
 
 def test_a_node_on_which_rings_fail_again_and_again(place: Place) -> None:
     """Is left alone, as another one can hold the ring."""
+
+    def met() -> int:
+        return sum(len(faults(row)) for row in place.trials("again"))
+
     with heads.cluster(place, NODE, NODE) as head:
-        text = tiny("again", size=2, replicas=2 * REPLICAS, repeats=60)
+        text = tiny("again", size=2, replicas=2 * REPLICAS, repeats=100, retries=5)
         driver = begun(place, text, "--address", head.address)
-        first = raylet_of(place.ranks()[0])
-        for strike in (1, 2):
-            victims = [rank for rank in place.ranks() if rank.ppid() == first.pid]
-            assert victims, "the ring moved after one fault"
-            victims[0].kill()
-            drive.wait_until(
-                "it is seen",
-                lambda n=strike: sum(len(faults(row)) for row in place.trials("again")) >= n,
-            )
-        drive.wait_until(
-            "a ring elsewhere",
-            lambda: place.ranks() and all(rank.ppid() != first.pid for rank in place.ranks()),
-        )
+        killed: Counter[int] = Counter()  # ranks, by their raylet
+        while max(killed.values(), default=0) < 2:
+            before = met()
+            victim = drive.wait_until("a ring", place.ranks)[0]
+            killed[raylet_of(victim).pid] += 1
+            victim.kill()
+            drive.wait_until("it is tried again", lambda before=before: met() > before)
+        (left,) = [raylet for raylet, times in killed.items() if times == 2]
+        assert left not in {raylet_of(rank).pid for rank in place.ranks()}
         done = place.end(driver)
         assert done.code == 0, done.out + done.err
-        assert done.out.count("is set aside for the rest of this run") == 1
+        assert done.out.count("is set aside for the rest of this run: rings failed there 2") == 1
         assert {row.status for row in place.trials("again")} == {"ok"}
         head.check_nothing_is_held()
