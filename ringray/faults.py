@@ -95,7 +95,7 @@ class Fault:
         if self.kind == "out-of-memory" and (told := self._memory()):
             what.append(told)
         elif self.message:
-            what.append(self.message)
+            what.append(self.message[:_LINE] + "..." * (len(self.message) > _LINE))
         return ": ".join([*([head.strip()] if head.strip() else []), *what])
 
     def _memory(self) -> str:

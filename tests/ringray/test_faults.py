@@ -186,7 +186,7 @@ limits: {{trial_timeout: {timeout}}}
 """
 
 
-def until(seq_len: object = 64, timeout: str = "2h", kind: str = "latency", **more: object) -> float:
+def until(seq_len: object = 64, timeout: str = "2h", kind: str = "latency", **more: str) -> float:
     text = TRIAL.format(
         kind=kind, seq_len=seq_len, timeout=timeout, baseline=more.get("baseline", "null")
     )
@@ -197,9 +197,11 @@ def until(seq_len: object = 64, timeout: str = "2h", kind: str = "latency", **mo
 def test_deadlines_follow_the_plan() -> None:
     assert until() == deadline.FLOOR_S
     assert until(timeout="5s") == 5.0
-    assert deadline.FLOOR_S < until("8k") < until("16k") < until("16k", baseline="sdpa") < 7200
-    assert until("16k") < until("16k", kind="correctness")
-    assert until("1M") == 7200
+    day = "24h"
+    assert deadline.FLOOR_S < until("16k", day) < until("32k", day) < 86400
+    assert until("16k", day) < until("16k", day, baseline="sdpa")
+    assert until("4k", day) < until("4k", day, kind="correctness")
+    assert until("1M", timeout="2h") == 7200
 
 
 def test_a_rank_tells_how_far_it_is() -> None:
