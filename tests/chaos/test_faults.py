@@ -198,6 +198,7 @@ def test_a_lost_node(place: Place) -> None:
         assert fault["kind"] == "node-lost", fault
         assert len(fault["ranks"]) == 1
         assert fault["node"] in done.out
+        assert "(raylet)" not in done.out
         assert {row.status for row in place.trials("lost")} == {"ok"}
         head.check_nothing_is_held()
 
