@@ -54,9 +54,11 @@ class Session:
         self._place, self._nodes = place, Nodes()
         self._rings = [WarmRing(place, plan.spec, observer.note, self._nodes) for _ in range(count)]
         self._ended: float | None = None  # when the last trial did, on perf_counter
+        self._closed = False
 
     def close(self) -> None:
-        """Give the rings back."""
+        """Give the rings back; a trial that loses its ring by that is not tried again."""
+        self._closed = True
         for rings in self._rings:
             rings.close()
 
@@ -142,8 +144,10 @@ class Session:
                 met.append(fault)
                 if not ended.sound:
                     rings.close()
-                self._blame(fault, trial.config)
-                if fault.infrastructure and attempt <= limits.retries:
+                if not self._closed:
+                    self._blame(fault, trial.config)
+                again = attempt <= limits.retries and not self._closed
+                if fault.infrastructure and again:
                     self._observer.note(f"{fault}; a new ring for another try")
                     time.sleep(faults.backoff(attempt))
                     continue

@@ -75,6 +75,7 @@ class Vigil:
         self._pending: dict[Any, int] = {}
         self._answers: dict[int, Any] = {}
         self._faults: dict[int, Fault] = {}
+        self._dead = False
 
     def answers(self, references: Sequence[Any]) -> list[Any]:
         """By rank.
@@ -115,6 +116,7 @@ class Vigil:
         try:
             answer = ray.get(reference, timeout=0)
         except RayError as error:
+            self._dead = self._dead or not isinstance(error, RayTaskError)
             answer = self._fault(rank, error)
         if isinstance(answer, Fault):
             self._faults[rank] = answer
@@ -157,7 +159,7 @@ class Vigil:
                 self._take(reference)
         found = faults.cause(self._faults)
         kinds = {fault.kind for fault in self._faults.values()}
-        sound = not self._pending and kinds == {"out-of-memory"}
+        sound = not self._pending and not self._dead and kinds == {"out-of-memory"}
         if found.secondhand and self._pending and (hung := self._unanswering()):
             return RingFault(self._stalled(hung, {}))
         if found.infrastructure:

@@ -58,6 +58,10 @@ NO_MEMORY = "    import torch\n    torch.empty(1 << 50, dtype=torch.uint8)"
 NO_SHAPE = """\
     import torch
     torch.compile(lambda x: x @ x, fullgraph=True, backend="eager")(torch.ones(2, 3))"""
+# A process that ends by itself, with a last word.
+CRASH = """\
+    print("that was not to be", file=sys.stderr, flush=True)
+    os._exit(7)"""
 NO_END = "    import time\n    time.sleep(3600)"
 
 

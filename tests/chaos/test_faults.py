@@ -104,6 +104,24 @@ def test_a_trial_that_does_not_end_is_a_result(place: Place) -> None:
     place.check_nothing_is_left()
 
 
+def test_the_last_words_of_a_rank(place: Place) -> None:
+    sabotage.prepare(place, sabotage.CRASH)
+    driver = begun(place, tiny("crash", size=3, replicas=REPLICAS, repeats=40))
+    since = time.time()
+    sabotage.strike(place)
+    took = until_next(place, "crash", since)
+    print(f"first trial on the new ring {took:.1f} s after a rank crashed")
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    (row,) = [row for row in place.trials("crash") if row.attempts > 1]
+    (fault,) = faults(row)
+    assert (fault["kind"], fault["ranks"]) == ("rank-died", [1])
+    assert "that was not to be" in fault["log"]
+    assert "that was not to be" in done.out
+    assert {row.status for row in place.trials("crash")} == {"ok"}
+    place.check_nothing_is_left()
+
+
 SHORT = """\
 version: 1
 name: short
