@@ -59,7 +59,7 @@ class Fault:
     ``message``: what happened, without who and where; ``ranks``: those at fault, not those that
     waited for them; ``node``: of the first of them, ``node_id`` as Ray names it; ``hop``: where in
     the trial; ``log``: the last lines of what the rank wrote. Of memory, in bytes: what was asked,
-    what was free, and ``limits.rank_memory``. ``secondhand``: it only shows that another rank
+    what was free once what the refused call itself held was given back, and ``limits.rank_memory``. ``secondhand``: it only shows that another rank
     failed.
     """
 
@@ -103,10 +103,9 @@ class Fault:
         if self.asked_bytes is not None:
             told.append(f"asked {size(self.asked_bytes)}")
         if self.free_bytes is not None:
-            free = f"{size(self.free_bytes)} free"
+            told.append(f"{size(self.free_bytes)} free when that was refused")
             if self.limit_bytes is not None:
-                free += f" of {size(self.limit_bytes)} (limits.rank_memory)"
-            told.append(free)
+                told.append(f"limits.rank_memory {size(self.limit_bytes)}")
         return ", ".join(told)
 
     def as_dict(self) -> dict[str, Any]:
