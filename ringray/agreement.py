@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ringray
+from ringray.faults import ElsewhereError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 _REJECTED = -1
 _FIELDS = 18  # the signature's fields and the version
+
+
+class RefusedError(ElsewhereError, ValueError):
+    """The arguments of another rank were refused."""
 
 
 def enabled() -> bool:
@@ -55,9 +60,10 @@ def agree(
     everyone = comm.gather_integers([_digest(value) for value in fields.values()], device)
     rejecting = [rank for rank, values in enumerate(everyone) if values[0] == _REJECTED]
     if rejecting:
-        raise ValueError(
+        raise RefusedError(
             f"ring_attention: rank {comm.rank} is ready, but the arguments of rank(s) "
-            f"{_list(rejecting)} were refused; the error is raised there"
+            f"{_list(rejecting)} were refused; the error is raised there",
+            "user-error",
         )
     mine = everyone[comm.rank]
     differing = []

@@ -20,7 +20,7 @@ from ringray.offer import of_nodes
 from ringray.pruning import Reason, unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ringray.offer import Offer
     from ringray.plan import Config
@@ -87,6 +87,14 @@ class Cluster:
         """Whether a ring has the trial's ranks and no more: idle GPUs cost, and so do nodes that a
         cluster would give back."""
         return self.device(config.device) == "cuda" or self.reach != self.present
+
+    def spare(self, config: Config, without: Iterable[str]) -> bool:
+        """Whether the trial's ring fits on the nodes that there are now, less some (Ray's ids)."""
+        import ray
+
+        left = set(without)
+        there = of_nodes(node for node in ray.nodes() if node["NodeID"] not in left)
+        return self._largest(there, config) >= config.ring_size
 
     def refusal(self, config: Config) -> Reason | None:
         """Why the trial can never run here, or None."""

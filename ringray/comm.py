@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ringray import staging
 from ringray.messages import METER, Batch, Meter, Pending
+from ringray.progress import HERE
 
 __all__ = [
     "METER",
@@ -106,6 +107,7 @@ class Comm:
         if not batch.operations:
             return Pending((), batch)
         assert self._group is not None, "a null ring has nobody to talk to"
+        HERE.hop = batch.hop
         self.meter.sent_bytes += batch.sent_bytes
         self.meter.messages += sum(is_send for is_send, _, _ in batch.operations)
         if self._through_host:
@@ -148,7 +150,8 @@ class Comm:
             return [tensor]
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(parts, tensor, group=self._group)
+        with HERE.idle():
+            dist.all_gather(parts, tensor, group=self._group)
         return parts
 
 

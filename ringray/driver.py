@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringray import cluster, environment
+from ringray import cluster, environment, faults
 from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule
 from ringray.errors import PlaceError
 from ringray.kinds import ALONE
@@ -192,6 +192,9 @@ def _measured(
         )
         and rows[trial.key].point
         == trial.point(described, (rows[trial.key].environment or {}).get("chosen"))
+        and not faults.stale(
+            (rows[trial.key].environment or {}).get("faults", ()), plan.spec.limits.rank_memory
+        )
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ringray import usage
+from ringray.faults import Fault
 from ringray.spans import hidden, merged
 
 if TYPE_CHECKING:
@@ -152,15 +153,15 @@ def _overlap(
     return metrics, samples
 
 
-def verdict(reports: Sequence[Report]) -> str | None:
+def verdict(reports: Sequence[Report]) -> Fault | None:
     """Why the trial counts as failed although every rank reported; None if it does not."""
     for report in reports:
         if report.failure:
-            return f"rank {report.rank}: {report.failure}"
+            return Fault("mismatch", report.failure, (report.rank,))
     over = {name: share for name, share in reports[0].errors.items() if not share <= 1.0}
     if over:
         shares = ", ".join(f"{name} {share:.3g}" for name, share in over.items())
-        return f"error beyond the budget (1 is all of it): {shares}"
+        return Fault("mismatch", f"error beyond the budget (1 is all of it): {shares}")
     return None
 
 

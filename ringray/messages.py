@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ringray.progress import HERE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -96,7 +98,9 @@ class Pending:
             METER.tape.waited(self)
         timeline, began = METER.timeline, time.perf_counter()
         stall = timeline.begin() if timeline is not None else None
+        HERE.waiting = True
         self._join()
+        HERE.waiting = False
         METER.wait_s += time.perf_counter() - began
         if timeline is not None and stall is not None and self._flight is not None:
             batch = self._batch

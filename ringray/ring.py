@@ -1,25 +1,29 @@
 """A ring: actors that are placed, joined, run and killed as one unit.
 
 A placement group and its actors live and die together. Any fault ends the whole generation: peers
-of a dead or stalled rank may be stuck inside a hop, and no message of theirs can be trusted.
+of a dead or stalled rank may be stuck inside a hop, and no message of theirs can be trusted. Only
+where every rank has answered, as after a lack of memory on which they agreed, may they go on.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ringray import choose, placing
 from ringray.environment import code_digest
-from ringray.errors import PlaceError, RingrayError
+from ringray.errors import PlaceError
 from ringray.kinds import ALONE
+from ringray.vigil import BESIDE, RingFault, Vigil, Where
 from ringray.worker import Rank
 
 if TYPE_CHECKING:
@@ -31,32 +35,28 @@ if TYPE_CHECKING:
     from ringray.worker import Introduction
 
 START_TIMEOUT = 120.0  # seconds for actors to start and import torch
+LATER_S = 30.0  # by how much process groups are more patient than the driver, who knows more
 
 _generations = itertools.count(1)
 
 
-class RingFault(RingrayError):
-    """A ring ended in mid-trial. ``kind``: died (worth another try), timeout, oom or error."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 @dataclass(frozen=True)
 class Placement:
-    """What every rank of a ring needs. ``device``: cpu or cuda; ``bundle``: Ray resources."""
+    """What every rank of a ring needs. ``device``: cpu or cuda; ``bundle``: Ray resources;
+    ``memory``: bytes that it may use beyond what it starts with, None without a limit."""
 
     device: str
     threads: int
     strategy: str
     bundle: tuple[tuple[str, float], ...]
+    memory: int | None = None
 
 
 class Ring:
     """``capacity`` warm actors, of which the first ``size`` form the process group.
 
-    ``timeout``: seconds for one operation among them; ``patience``: for their place.
+    ``timeout``: seconds for one operation among them; ``patience``: for their place; ``avoid``:
+    Ray's ids of nodes that get none of them.
 
     Raises:
         PlaceError: the actors could not be placed in time, or run other code than the driver.
@@ -64,7 +64,12 @@ class Ring:
     """
 
     def __init__(
-        self, capacity: int, placement: Placement, timeout: float, patience: Patience
+        self,
+        capacity: int,
+        placement: Placement,
+        timeout: float,
+        patience: Patience,
+        avoid: Sequence[str] = (),
     ) -> None:
         self.capacity = capacity
         self.placement = placement
@@ -72,13 +77,21 @@ class Ring:
         self._timeout = timeout
         self._address: tuple[str, int] | None = None
         self._actors: list[Any] = []
+        self._where: list[Where] = []
+        elsewhere = {"ray.io/node-id": f"!in({', '.join(avoid)})"}
         self._group = placement_group(
-            [dict(placement.bundle)] * capacity, strategy=placement.strategy
+            [dict(placement.bundle)] * capacity,
+            strategy=placement.strategy,
+            bundle_label_selector=[elsewhere] * capacity if avoid else None,
         )
         try:
             placing.wait(self._group, capacity, dict(placement.bundle), patience)
+            self._where = _places(self._group, capacity)
             self._start()
             self.ranks: list[Introduction] = self._all("introduce", START_TIMEOUT)
+            self._where = [
+                replace(at, log=rank.log) for at, rank in zip(self._where, self.ranks, strict=True)
+            ]
             others = sorted({r.address for r in self.ranks if r.code != code_digest()})
             if others:
                 raise PlaceError(
@@ -92,7 +105,8 @@ class Ring:
 
     def _start(self) -> None:
         resources = dict(self.placement.bundle)
-        actor = ray.remote(Rank)
+        # Whoever asks how it goes is answered beside the work.
+        actor = ray.remote(concurrency_groups={BESIDE: 1})(Rank)
         self._actors = [
             actor.options(
                 num_cpus=resources["CPU"],
@@ -100,7 +114,7 @@ class Ring:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._group, placement_group_bundle_index=i
                 ),
-            ).remote(self.placement.device, self.placement.threads)
+            ).remote(self.placement.device, self.placement.threads, self.placement.memory)
             for i in range(self.capacity)
         ]
 
@@ -109,16 +123,16 @@ class Ring:
         assert 1 <= size <= self.capacity
         if size == self.size:
             return
+        self.size = 0
         self._all("leave", self._timeout)
         if size > 1:
+            patience = self._timeout + LATER_S
             if self._address is None:
-                hosted = self._call(
-                    [self._actors[0].host_store.remote(self._timeout)], self._timeout
-                )
-                self._address = hosted[0]
+                hosting = [self._actors[0].host_store.remote(patience)]
+                self._address = self._call(hosting, self._timeout)[0]
             generation = next(_generations)
             joining = [
-                actor.join.remote(self._address, rank, size, generation, self._timeout)
+                actor.join.remote(self._address, rank, size, generation, patience)
                 for rank, actor in enumerate(self._actors[:size])
             ]
             self._call(joining, self._timeout)
@@ -128,11 +142,21 @@ class Ring:
         """One trial on all ranks of the ring; it counts only when every rank has reported.
 
         Raises:
-            RingFault: a rank died, failed or took longer than ``timeout`` seconds. The ring is of
-                no use afterwards: close it.
+            RingFault: a rank died, failed or took longer than ``timeout`` seconds. Unless the fault
+                is sound the ring is of no use afterwards: close it.
         """
         flat = config.as_dict()
-        return self._call([a.run.remote(kind, flat) for a in self._actors[: self.size]], timeout)
+        try:
+            calls = [a.run.remote(kind, flat) for a in self._actors[: self.size]]
+            return self._call(calls, timeout)
+        except RingFault:
+            self.size = 0  # messages may be under way in its group
+            raise
+
+    @property
+    def nodes(self) -> set[str]:
+        """Ray's ids of the nodes that the ring is on."""
+        return {at.node_id for at in self._where[: self.size]}
 
     def settle(self, config: Config, kind: str) -> tuple[Config, dict[str, Any]]:
         """``config`` with every choice made that it leaves open, the same for all ranks; and what
@@ -161,52 +185,15 @@ class Ring:
 
     def _call(self, references: Sequence[Any], timeout: float) -> list[Any]:
         """Results by rank; the first failure of any rank ends the wait."""
-        deadline = time.monotonic() + timeout
-        pending = list(references)
-        while pending:
-            left = max(0.0, deadline - time.monotonic())
-            done, pending = ray.wait(pending, num_returns=1, timeout=left)
-            if not done:
-                stuck = [rank for rank, ref in enumerate(references) if ref in pending]
-                raise RingFault(
-                    "timeout", f"no answer after {timeout:g} s from rank(s) {_list(stuck)}"
-                )
-            for reference in done:
-                _check(reference, references.index(reference))
-        return list(ray.get(list(references)))
+        started = any(at.log for at in self._where)
+        return Vigil(self._actors, self._where, timeout, started).answers(references)
 
 
-def _list(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-
-
-def _check(reference: Any, rank: int) -> None:
-    """RingFault if the rank that was to answer ``reference`` failed."""
-    try:
-        ray.get(reference, timeout=0)
-    except RayTaskError as error:
-        cause = error.cause if error.cause is not None else error
-        text = f"{type(cause).__name__}: {cause}"
-        raise RingFault(_fault_kind(cause), f"rank {rank}: {text}") from error
-    except GetTimeoutError:
-        raise
-    except RayError as error:
-        raise RingFault("died", f"rank {rank}: {_first_line(error)}") from error
-
-
-def _fault_kind(cause: BaseException) -> str:
-    """Memory is a result; broken connections mean that a peer died; the rest is an error."""
-    text = str(cause).lower()
-    if (
-        type(cause).__name__ in ("OutOfMemoryError", "MemoryError")
-        or "can't allocate memory" in text
-    ):
-        return "oom"
-    if type(cause).__name__.startswith("Dist") or "connection" in text or "timed out" in text:
-        return "died"
-    return "error"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+def _places(group: Any, capacity: int) -> list[Where]:
+    """Where the bundles of a placement group are, for people and for Ray."""
+    ids = placement_group_table(group)["bundles_to_node_id"]
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return [
+        Where(f"{addresses.get(ids[i], 'an unknown host')} (node {ids[i][:8]})", ids[i])
+        for i in range(capacity)
+    ]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ringray import trace
+from ringray import deadline, faults, trace
 from ringray.autotune.schedule import NOT_TRIED, UNASKED
+from ringray.faults import Fault, Nodes
 from ringray.kinds import ALONE, TUNING
 from ringray.measure import summarise, verdict
 from ringray.records import Outcome, Status
-from ringray.ring import RingFault
+from ringray.vigil import RingFault
 from ringray.warm import WarmRing
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from ringray.plan import Config, Plan, Trial
     from ringray.records import SweepInfo
     from ringray.store import Store
-
-BACKOFF_S = 0.5  # before the first retry; doubled for each further one
 
 
 class Session:
@@ -52,11 +51,14 @@ class Session:
         self._said: set[str] = set()
         # A kind whose ranks work alone has as many rings of one side by side.
         count = plan.spec.sweep("ring", "size")[0] if plan.spec.kind in ALONE else 1
-        self._rings = [WarmRing(place, plan.spec, observer.note) for _ in range(count)]
+        self._place, self._nodes = place, Nodes()
+        self._rings = [WarmRing(place, plan.spec, observer.note, self._nodes) for _ in range(count)]
         self._ended: float | None = None  # when the last trial did, on perf_counter
+        self._closed = False
 
     def close(self) -> None:
-        """Give the rings back."""
+        """Give the rings back; a trial that loses its ring by that is not tried again."""
+        self._closed = True
         for rings in self._rings:
             rings.close()
 
@@ -121,9 +123,11 @@ class Session:
         return (one.config for one in ahead)
 
     def _measure(self, work: Work, schedule: Schedule, rings: WarmRing) -> Outcome:
-        """One trial's outcome; a ring that dies is replaced and the trial tried again."""
+        """One trial's outcome; a ring that fails is replaced and, where that may help, the trial
+        tried again."""
         trial, limits = work.trial, self._plan.spec.limits
         started = time.time()
+        met: list[Fault] = []
         for attempt in range(1, limits.retries + 2):
             self._observer.trial_started(trial, attempt)
             try:
@@ -133,35 +137,78 @@ class Session:
                 config, chosen = ring.settle(work.config, trial.kind)
                 if chosen:
                     self._say(chosen["source"])
-                reports = ring.run(trial.kind, config, limits.trial_timeout)
-            except RingFault as fault:
-                rings.close()
-                if fault.kind == "died" and attempt <= limits.retries:
+                until = deadline.seconds(trial, config, limits)
+                reports = ring.run(trial.kind, config, until)
+            except RingFault as ended:
+                fault = self._keep_stacks(trial, attempt, ended.fault)
+                met.append(fault)
+                if not ended.sound:
+                    rings.close()
+                if not self._closed:
+                    self._blame(fault, trial.config)
+                again = attempt <= limits.retries and not self._closed
+                if fault.infrastructure and again:
                     self._observer.note(f"{fault}; a new ring for another try")
-                    time.sleep(BACKOFF_S * 2 ** (attempt - 1))
+                    time.sleep(faults.backoff(attempt))
                     continue
-                ended: dict[str, Status] = {"oom": "oom", "timeout": "timeout"}
-                status = ended.get(fault.kind, "failed")
                 return Outcome(
-                    status, str(fault), point=trial.point(self._sweep.environment),
+                    fault.status, str(fault), point=trial.point(self._sweep.environment),
                     attempts=attempt, started=started, ended=time.time(),
+                    environment=self._where(met),
                 )  # fmt: skip
+            self._nodes.ended(ring.nodes)
             assert trial.predicted is not None
             metrics, samples = summarise(trial.config, trial.predicted.flops, reports, work.before)
             self._trace(trial, reports)
-            reason = verdict(reports)
-            status = "failed" if reason else "ok"
+            status: Status = "ok"
+            if wrong := verdict(reports):
+                status = "failed"
+                met.append(wrong)
+            reason = str(wrong) if wrong else None
             if refused := next((r.refused for r in reports if r.refused), None):
                 status, reason = "pruned", NOT_TRIED + refused
-            described = self._sweep.environment
-            where: dict[str, Any] = {"chosen": chosen} if chosen else {}
+            where = self._where(met, chosen)
             if trial.kind in TUNING:
+                where = {**(where or self._sweep.environment)}
                 where["place"] = asdict(ring.ranks[0].place)
             return Outcome(
-                status, reason, metrics, samples, trial.point(described, chosen), attempt,
-                started, time.time(), {**described, **where} if where else None,
+                status, reason, metrics, samples, trial.point(self._sweep.environment, chosen),
+                attempt, started, time.time(), where,
             )  # fmt: skip
         raise AssertionError("the last attempt returns")
+
+    def _where(
+        self, met: list[Fault], chosen: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """The trial's environment, if there is more to say than the sweep's says."""
+        more: dict[str, Any] = {"chosen": chosen} if chosen else {}
+        if met:
+            more["faults"] = [fault.as_dict() for fault in met]
+        return {**self._sweep.environment, **more} if more else None
+
+    def _blame(self, fault: Fault, config: Config) -> None:
+        """Leave a node alone on which rings fail, unless the trial's ring fits nowhere else."""
+        if not self._nodes.failed(fault):
+            return
+        if self._place.spare(config, (*self._nodes.aside, fault.node_id)):
+            self._nodes.set_aside(fault.node_id)
+            why = "it is lost"
+            if fault.kind != "node-lost":
+                why = f"rings failed there {Nodes.STRIKES} times"
+            self._observer.note(f"{fault.node} is set aside for the rest of this run: {why}")
+
+    def _keep_stacks(self, trial: Trial, attempt: int, fault: Fault) -> Fault:
+        """Write what the ranks were at into a file; the fault then names that."""
+        if not fault.stacks:
+            return fault
+        path = trace.path_of(self._plan.digest, trial.key).with_suffix(f".stacks-{attempt}.txt")
+        try:
+            trace.keep(path, f"{fault}\n\n{fault.stacks}")
+        except OSError as error:
+            self._observer.note(f"no stacks {path}: {error.strerror}")
+            return replace(fault, stacks="")
+        self._observer.note(f"what the ranks were at: {path}")
+        return replace(fault, stacks=str(path))
 
     def _say(self, source: str) -> None:
         """To the observer, once."""

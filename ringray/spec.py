@@ -40,6 +40,7 @@ from ringray.fields import (
 from ringray.kinds import KINDS
 from ringray.partition import PARTITIONS
 from ringray.redact import UNPRINTABLE
+from ringray.sizefield import Size
 from ringray.specerrors import explain
 from ringray.transportfield import TransportKind
 from ringray.walk import BACKWARDS
@@ -190,9 +191,17 @@ class Limits(_Section):
     """When to give up. Not part of what is measured."""
 
     trial_timeout: Annotated[float, Duration(1, 86400)] = 120.0
-    """How long one trial may take, in seconds."""
+    """How long one trial may take at most, in seconds; one that is predicted to take less is given
+    up earlier, after 50 times that, but not before a minute."""
     retries: Annotated[int, Whole(0, 10)] = 2
-    """How often a trial is tried again after a fault that is not its own."""
+    """How often a trial is tried again after a fault that is not its own: a rank, its node or its
+    connections are lost."""
+    rank_memory: Annotated[int | None, OrNull(Size(64 << 20, 64 << 40), "what the machine has")] = (
+        None
+    )
+    """Memory that a rank may use beyond what it has when its first trial begins, in bytes: all that
+    it can write on a CPU, PyTorch's on a GPU. A trial that needs more is out of memory. null: what
+    the machine has."""
     place_timeout: Annotated[float, Duration(1, 86400)] = 600.0
     """How long a ring may wait for its place, in seconds: for other work on the cluster to end, or
     for nodes to start."""

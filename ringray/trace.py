@@ -39,10 +39,15 @@ def folder_of(sweep: str) -> Path:
 
 def write(path: Path, reports: Sequence[Report]) -> None:
     """Write the trace of a trial, or replace it whole; OSError where that cannot be."""
+    lines = ",\n".join(json.dumps(event) for event in events(reports))
+    keep(path, f"[\n{lines}\n]\n")
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a file beside the traces, or replace it whole; OSError where that cannot be."""
     private.folder(path.parent.parent)
     private.folder(path.parent)
-    lines = ",\n".join(json.dumps(event) for event in events(reports))
-    private.write(path, f"[\n{lines}\n]\n")
+    private.write(path, text)
 
 
 def events(reports: Sequence[Report]) -> list[dict[str, Any]]:

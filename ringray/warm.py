@@ -8,10 +8,12 @@ once, as many as any trial ahead needs, and re-formed into smaller rings.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ringray.faults import Nodes
 from ringray.placing import Patience
-from ringray.ring import Ring
+from ringray.ring import Placement, Ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,11 +27,14 @@ class WarmRing:
     """At most one ring at a time, on one cluster; ``note`` is told what is waited for.
 
     A ring that no trial has used for ``ring.idle_release`` seconds is released, from a thread of
-    its own; the next trial starts another.
+    its own; the next trial starts another. ``nodes``: those that are set aside get no ring.
     """
 
-    def __init__(self, place: Cluster, spec: Spec, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, place: Cluster, spec: Spec, note: Callable[[str], None], nodes: Nodes | None = None
+    ) -> None:
         self._place, self._spec, self._note = place, spec, note
+        self._nodes = nodes or Nodes()
         self._ring: Ring | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -43,7 +48,7 @@ class WarmRing:
             RingFault: an actor failed while starting; close the ring.
         """
         self._stop_timer()
-        placement = self._place.placement(config)
+        placement = self._placement(config)
         exact = self._place.exact(config)
         size, ring = config.ring_size, self._ring
         if ring is not None and (
@@ -56,14 +61,18 @@ class WarmRing:
         if ring is None:
             capacity = size
             if not exact:
-                alike = (c.ring_size for c in ahead if self._place.placement(c) == placement)
+                alike = (c.ring_size for c in ahead if self._placement(c) == placement)
                 capacity = max((size, *alike))
             limits = self._spec.limits
             self._note(f"starting {capacity} {placement.device} actors")
             patience = Patience(limits.place_timeout, self._note, self._place.certain(config))
-            ring = self._ring = Ring(capacity, placement, limits.trial_timeout, patience)
+            avoid = self._nodes.aside
+            ring = self._ring = Ring(capacity, placement, limits.trial_timeout, patience, avoid)
         ring.form(size)
         return ring, warm
+
+    def _placement(self, config: Config) -> Placement:
+        return replace(self._place.placement(config), memory=self._spec.limits.rank_memory)
 
     def rest(self) -> None:
         """No trial runs; the ring may be given back when none follows for a while."""

@@ -6,16 +6,21 @@ torch is imported when the actor starts, never in the driver, which only needs t
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringray import tuned
+from ringray import faults, progress, tuned
 from ringray.environment import code_digest
+from ringray.faults import Fault
 from ringray.kinds import KINDS
+from ringray.progress import HERE
+from ringray.ration import Ration
 from ringray.usage import Watch
 
 if TYPE_CHECKING:
@@ -23,13 +28,14 @@ if TYPE_CHECKING:
 
     from ringray.measure import Report
     from ringray.plan import Config
+    from ringray.progress import Progress
     from ringray.tuned import Place
 
 
 @dataclass(frozen=True)
 class Introduction:
     """What a rank tells of itself when it starts. ``device`` is ``cpu`` or a GPU's name;
-    ``place``: where tuned choices hold for it."""
+    ``place``: where tuned choices hold for it; ``log``: the path of what it writes to stderr."""
 
     pid: int
     address: str
@@ -37,12 +43,17 @@ class Introduction:
     device: str
     memory_bytes: int
     place: Place
+    log: str
 
 
 class Rank:
-    """The actor. Its methods are called on all ranks of a ring at the same time."""
+    """The actor. Its methods are called on all ranks of a ring at the same time, but for those that
+    answer from a thread beside the one that works.
 
-    def __init__(self, device: str, threads: int) -> None:
+    ``memory``: bytes that it may use beyond what it has when its first trial begins, or None.
+    """
+
+    def __init__(self, device: str, threads: int, memory: int | None = None) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler reports its own start
         os.environ["RINGRAY_TUNED"] = "0"  # the driver chooses for all ranks
         if device == "cpu":
@@ -53,12 +64,19 @@ class Rank:
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
         self._threads = threads
         self._group: dist.ProcessGroup | None = None
+        self._side: dist.ProcessGroup | None = None
+        self._rank, self._memory = 0, memory
         self._store: Any = None
         torch.set_num_threads(threads)
         self._gpu: str | None = None
+        self._ration = Ration(memory if device == "cpu" else None)
         if device == "cuda":
             torch.cuda.set_device(self._device)
-            self._gpu = f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
+            properties = torch.cuda.get_device_properties(self._device)
+            self._gpu = f"GPU-{properties.uuid}"
+            if memory is not None:
+                share = min(1.0, memory / properties.total_memory)
+                torch.cuda.set_per_process_memory_fraction(share, self._device)
 
     def introduce(self) -> Introduction:
         """Who this rank is; the driver refuses ranks that run other code than it does."""
@@ -69,7 +87,9 @@ class Rank:
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)
             name, memory = properties.name, properties.total_memory
-        return Introduction(os.getpid(), _address(), code_digest(), name, memory, tuned.here(name))
+        return Introduction(
+            os.getpid(), _address(), code_digest(), name, memory, tuned.here(name), _log()
+        )
 
     def host_store(self, timeout: float) -> tuple[str, int]:
         """Rank 0: hold the store through which ranks find each other; its address and the port that
@@ -117,7 +137,10 @@ class Rank:
             device_id=self._device if backend == "nccl" else None,
             pg_options=options,
         )
-        self._group = dist.group.WORLD
+        self._group = self._side = dist.group.WORLD
+        self._rank = rank
+        if backend == "nccl":  # what ranks must agree on when their devices are full
+            self._side = dist.new_group(backend="gloo", timeout=patience)
 
     def leave(self) -> None:
         """Leave the ring, if in one."""
@@ -125,10 +148,59 @@ class Rank:
 
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._group = None
+        self._group = self._side = None
+        self._rank = 0
 
-    def run(self, kind: str, flat: dict[str, Any]) -> Report:
-        """Run one trial of ``kind``; ``flat`` is ``Config.as_dict()``."""
+    def progress(self) -> Progress:
+        """How far this rank is; answered while it works."""
+        return HERE.now()
+
+    def stacks(self) -> tuple[Progress, str]:
+        """That, and what its threads are at; answered while it works."""
+        return HERE.now(), progress.stacks()
+
+    def log(self, path: str) -> str:
+        """The end of another rank's log on this node; answered while this one works."""
+        return progress.tail_of(path)
+
+    def run(self, kind: str, flat: dict[str, Any]) -> Report | Fault:
+        """Run one trial of ``kind``; ``flat`` is ``Config.as_dict()``. What goes wrong is told as
+        plain data: an exception of a compiler or a device may not survive the way."""
+        HERE.begin()
+        try:
+            self._ration.impose()
+            return self._measure(kind, flat)
+        except Exception as error:
+            fault = self._fault(error)
+            self._ration.lift()
+        # Here the exception is forgotten, and with it the frames that held the trial's tensors.
+        gc.collect()
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+        return fault
+
+    def _fault(self, error: Exception) -> Fault:
+        """With what was free, as long as everything is still held."""
+        import torch
+
+        free: int | None = None
+        if faults.out_of_memory(error):
+            if self._device.type == "cuda":
+                free = torch.cuda.mem_get_info(self._device)[0]
+                if self._memory is not None:
+                    free = min(free, self._memory - torch.cuda.memory_reserved(self._device))
+            else:
+                free = self._ration.left()
+            if free is None:
+                import psutil
+
+                free = psutil.virtual_memory().available
+        found = replace(faults.of_exception(error, self._rank), hop=str(HERE))
+        return found if free is None else replace(found, free_bytes=free, limit_bytes=self._memory)
+
+    def _measure(self, kind: str, flat: dict[str, Any]) -> Report:
         import torch.distributed as dist
 
         from ringray.kinds.base import RankContext
@@ -141,12 +213,22 @@ class Rank:
             device=self._device,
             threads=self._threads,
             group=self._group,
+            side=self._side,
         )
         measure = importlib.import_module(KINDS[kind]).run
         watch = Watch(self._gpu)
         report: Report = measure(config, context)
         report.usage = watch.stop()
+        HERE.end()
         return report
+
+
+def _log() -> str:
+    """Where Ray has led this process's stderr to; empty where that is no file."""
+    with contextlib.suppress(OSError):
+        path = str(Path("/proc/self/fd/2").readlink())
+        return path if path.endswith(".err") else ""
+    return ""
 
 
 def _address() -> str:

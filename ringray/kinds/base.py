@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringray
+from ringray import faults
+from ringray.faults import ElsewhereError
 from ringray.plan import Config
+from ringray.progress import HERE
 from ringray_kernels.testing import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 DTYPES = {
     "float32": torch.float32,
@@ -26,21 +30,48 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class RankContext:
-    """Where a trial runs on this rank. ``group`` is None in a ring of one."""
+    """Where a trial runs on this rank. ``group`` is None in a ring of one; ``side``: the same ranks
+    over the CPU, for what must work when devices are full."""
 
     rank: int
     world_size: int
     device: torch.device
     threads: int
     group: dist.ProcessGroup | None
+    side: dist.ProcessGroup | None = None
 
     def barrier(self) -> None:
         """Return when every rank has arrived and this device has finished its work."""
         self.synchronize()
         if self.group is not None:
             # One message each way on the CPU or device group; cheaper than dist.barrier on NCCL.
-            dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
-            self.synchronize()
+            with HERE.idle():
+                dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
+                self.synchronize()
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Around what ranks allocate before they talk: if one runs out of memory, all leave with an
+        error, and the ring may go on. No message may be under way."""
+        short: list[Exception] = []
+        try:
+            yield
+        except Exception as error:
+            if not faults.out_of_memory(error):
+                raise
+            short.append(error)
+        if self._any(bool(short)):
+            if short:
+                raise short.pop()
+            raise ElsewhereError("another rank ran out of memory", "out-of-memory")
+
+    def _any(self, mine: bool) -> bool:
+        if self.side is None:
+            return mine
+        flag = torch.tensor([int(mine)])
+        with HERE.idle():
+            dist.all_reduce(flag, group=self.side)
+        return bool(flag.item())
 
     def synchronize(self) -> None:
         """Return when this device has finished its work."""

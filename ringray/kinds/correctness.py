@@ -17,6 +17,7 @@ import ringray
 from ringray import comm
 from ringray.kinds.base import DTYPES, RankContext, ring_pass
 from ringray.measure import Report
+from ringray.progress import HERE
 from ringray_kernels import testing
 from ringray_kernels.config import Blocks
 
@@ -28,22 +29,24 @@ NAMES = ("out", "dq", "dk", "dv")
 
 def run(config: Config, context: RankContext) -> Report:
     """Check one trial; every rank of the ring calls it at the same time."""
-    inputs = testing.make_inputs(
-        config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
-        DTYPES[config.dtype], seed=config.seed, device=context.device,
-    )  # fmt: skip
-    q, k, v, dout = (
-        ringray.shard(
-            x, dim=2, partition=config.partition, group=context.group, pad_value=torch.nan
+    with context.agreed():
+        inputs = testing.make_inputs(
+            config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
+            DTYPES[config.dtype], seed=config.seed, device=context.device,
+        )  # fmt: skip
+        q, k, v, dout = (
+            ringray.shard(
+                x, dim=2, partition=config.partition, group=context.group, pad_value=torch.nan
+            )
+            for x in inputs
         )
-        for x in inputs
-    )
     for x in (q, k, v):
         x.requires_grad_(config.has_backward)
     report = Report(rank=context.rank)
     first: tuple[Tensor, ...] | None = None
     unordered = ("dq",) if isinstance(config.cut, Blocks) and config.cut.atomic_dq else ()
-    for _ in range(config.warmup + config.repeats):
+    for i in range(config.warmup + config.repeats):
+        HERE.enter(f"run {i + 1}")
         meter = comm.METER.snapshot()
         results = ring_pass(config, context, q, k, v, dout if config.has_backward else None)
         used = comm.METER.since(meter)
@@ -64,6 +67,7 @@ def run(config: Config, context: RankContext) -> Report:
     for name, x in zip(NAMES, first, strict=False):
         if bool((x[:, :, padding] != 0).any()):
             report.failure = f"{name} is not zero on padded rows"
+    HERE.enter("comparing")
     whole = [
         ringray.unshard(
             x, dim=2, partition=config.partition, group=context.group, seq_len=config.seq_len

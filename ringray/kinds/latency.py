@@ -15,6 +15,7 @@ from torch import Tensor
 from ringray import comm
 from ringray.kinds.base import DTYPES, RankContext, additive_mask, ring_pass
 from ringray.measure import Report, peak_memory
+from ringray.progress import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,8 @@ def _inputs(config: Config, rows: int, context: RankContext, salt: int) -> Input
 def shards(config: Config, context: RankContext) -> Inputs:
     """q, k, v and dout of this rank."""
     rows = config.padded // config.ring_size
-    return _inputs(config, rows, context, salt=4 * (context.rank + 1))
+    with context.agreed():
+        return _inputs(config, rows, context, salt=4 * (context.rank + 1))
 
 
 def run(config: Config, context: RankContext) -> Report:
@@ -67,18 +69,22 @@ def measure(
 ) -> Report:
     """Time ``ring``, which works on ``inputs``, beside the baseline. ``beside`` runs at the end of
     each repeat, on all ranks at once; what it moves is not counted."""
-    baseline = _baseline(config, context) if config.baseline and context.rank == 0 else None
+    baseline = _baseline(config, context) if config.baseline else None
     report = Report(rank=context.rank)
     held = sum(x.numel() * x.element_size() for x in inputs if x is not None)
     for i in range(config.warmup):
+        HERE.enter(f"warm-up {i + 1}")
         context.barrier()
         if i == 0:
             report.peak_memory_bytes = held + peak_memory(ring, context.device)
         else:
             ring()
-        if baseline is not None:
-            baseline()
+        if config.baseline:
+            with context.agreed():
+                if baseline is not None:
+                    baseline()
     for i in range(config.repeats):
+        HERE.enter(f"repeat {i + 1}")
         context.barrier()
         if baseline is not None and i % 2:
             report.baseline_seconds.append(baseline())
@@ -98,10 +104,14 @@ def measure(
     return report
 
 
-def _baseline(config: Config, context: RankContext) -> Callable[[], float]:
-    """PyTorch's SDPA over the whole sequence in this process; returns its seconds."""
-    q, k, v, dout = _inputs(config, config.seq_len, context, salt=0)
-    mask = additive_mask(config, context.device)
+def _baseline(config: Config, context: RankContext) -> Callable[[], float] | None:
+    """PyTorch's SDPA over the whole sequence in rank 0's process; returns its seconds. Nothing on
+    the other ranks, which call this too."""
+    with context.agreed():
+        if context.rank:
+            return None
+        q, k, v, dout = _inputs(config, config.seq_len, context, salt=0)
+        mask = additive_mask(config, context.device)
 
     def attend() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(

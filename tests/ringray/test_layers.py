@@ -20,7 +20,7 @@ HEAVY = {"torch", "ray", "mlflow", "triton", "matplotlib"}
 # Each may import what stands after it, and nothing that stands before it.
 LAYERS = (
     "ringray.cli", "ringray.driver", "ringray.warm", "ringray.cluster", "ringray.ring",
-    "ringray.placing", "ringray.autoscaler", "ringray.worker",
+    "ringray.vigil", "ringray.placing", "ringray.autoscaler", "ringray.worker",
     "ringray.kinds", "ringray.models", "ringray.nn", "ringray.attention", "ringray.compiled",
     "ringray.passes", "ringray.problem", "ringray.comm", "ringray_kernels",
 )  # fmt: skip
@@ -32,7 +32,8 @@ QUICK = (
     "ringray.report.figures", "ringray.report.figures.data", "ringray.tracking_note",
     "ringray.usage", "ringray.tuned", "ringray.choose", "ringray.autotune",
     "ringray.cli", "ringray.cli.specs", "ringray.cli.records", "ringray.cli.jobs", "ringray.jobs",
-    "ringray.shipping", "ringray_kernels.backends",
+    "ringray.shipping", "ringray.faults", "ringray.progress", "ringray.ration", "ringray.deadline",
+    "ringray_kernels.backends",
 )  # fmt: skip
 LIBRARY = (
     "ringray.models.sdpa", "ringray.models.huggingface", "ringray.models.masks", "ringray.nn",

@@ -68,8 +68,10 @@ def test_what_was_not_measured_is_left_out() -> None:
 
 @pytest.mark.parametrize("share", [1.001, math.inf, math.nan])
 def test_an_error_beyond_the_budget_fails(share: float) -> None:
-    reason = verdict([Report(0, errors={"out": 0.2, "dq": share}), Report(1)])
-    assert reason is not None
+    found = verdict([Report(0, errors={"out": 0.2, "dq": share}), Report(1)])
+    assert found is not None
+    assert found.kind == "mismatch"
+    reason = str(found)
     assert "budget" in reason
     assert "dq" in reason
     assert "out" not in reason
@@ -77,7 +79,8 @@ def test_an_error_beyond_the_budget_fails(share: float) -> None:
 
 def test_a_failure_of_any_rank_fails() -> None:
     assert verdict([Report(0, errors={"out": 1.0}), Report(1)]) is None
-    assert verdict([Report(0), Report(1, failure="it differs")]) == "rank 1: it differs"
+    differs = verdict([Report(0), Report(1, failure="it differs")])
+    assert str(differs) == "rank 1: it differs"
 
 
 def block(mebibytes: int = 8) -> torch.Tensor:

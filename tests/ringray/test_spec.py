@@ -70,7 +70,12 @@ def test_defaults() -> None:
             "budget": None,
             "seed": None,
         },
-        "limits": {"trial_timeout": 120.0, "retries": 2, "place_timeout": 600.0},
+        "limits": {
+            "trial_timeout": 120.0,
+            "retries": 2,
+            "rank_memory": None,
+            "place_timeout": 600.0,
+        },
         "tracking": {"experiment": "least", "uri": None, "enabled": True},
     }
 

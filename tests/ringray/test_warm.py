@@ -31,9 +31,11 @@ class Counted:
 
     alive: list[Counted] = []  # noqa: RUF012
 
-    def __init__(self, capacity: int, placement: Any, timeout: float, patience: Any) -> None:
+    def __init__(
+        self, capacity: int, placement: Any, timeout: float, patience: Any, avoid: Any = ()
+    ) -> None:
         self.capacity, self.placement, self.size = capacity, placement, 0
-        self.patience = patience
+        self.patience, self.avoid = patience, avoid
         self.alive.append(self)
 
     def form(self, size: int) -> None:

@@ -1,0 +1,246 @@
+"""Each class of fault on real rings: what is recorded, what the user reads, how soon it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tests.chaos import sabotage
+from tests.ringray import drive, heads
+from tests.ringray.drive import Place, tiny
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.chaos
+
+NODE = {"PYTHONPATH": f"{drive.REPOSITORY}:{drive.REPOSITORY / 'kernels'}"}
+REPLICAS = 12
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+def faults(row: Any) -> list[dict[str, Any]]:
+    return list((row.environment or {}).get("faults", ()))
+
+
+def ended(place: Place, name: str) -> int:
+    return sum(row.status is not None for row in place.trials(name)) if place.sweeps() else 0
+
+
+def begun(place: Place, text: str, *arguments: object) -> subprocess.Popen[str]:
+    """A sweep of which 2 trials have ended."""
+    driver = place.start("run", place.spec(text), "--no-tracking", *arguments)
+    name = text.split("name: ")[1].split()[0]
+    drive.wait_until("2 trials", lambda: ended(place, name) >= 2 or driver.poll() is not None, 60)
+    assert driver.poll() is None, driver.communicate()
+    return driver
+
+
+def until_next(place: Place, name: str, since: float) -> float:
+    """Seconds from ``since`` (Unix) to the end of the first trial that was tried again."""
+
+    def again() -> list[float]:
+        return [r.ended for r in place.trials(name) if r.attempts > 1 and r.ended is not None]
+
+    return float(min(drive.wait_until("a trial on the new ring", again, 60)) - since)
+
+
+def test_a_frozen_rank_is_replaced(place: Place) -> None:
+    """Long before the trial's deadline."""
+    driver = begun(place, tiny("frozen", size=3, replicas=REPLICAS, repeats=60))
+    victim = place.ranks()[1]
+    since = time.time()
+    victim.suspend()
+    took = until_next(place, "frozen", since)
+    print(f"first trial on the new ring {took:.1f} s after SIGSTOP")
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    assert took < 60, "it took as long as the trial may"
+    (row,) = [row for row in place.trials("frozen") if row.attempts > 1]
+    (fault,) = faults(row)
+    assert fault["kind"] == "stalled"
+    assert len(fault["ranks"]) == 1, "the others only waited for it"
+    assert "gave no sign of life" in done.out
+    assert {row.status for row in place.trials("frozen")} == {"ok"}
+    assert not victim.is_running()
+    place.check_nothing_is_left()
+
+
+def test_a_trial_that_does_not_end_is_a_result(place: Place) -> None:
+    """With what every rank was at; the one that does not come is named, not those that wait."""
+    sabotage.prepare(place, sabotage.NO_END)
+    limit = 20.0
+    text = tiny("endless", size=3, replicas=REPLICAS, repeats=40, timeout=f"{limit:g}s")
+    driver = begun(place, text)
+    since = time.time()
+    sabotage.strike(place)
+    done = place.end(driver, 90)
+    assert done.code == 1, done.out + done.err
+    rows = place.trials("endless")
+    assert sorted(row.status or "" for row in rows) == ["ok"] * (REPLICAS - 1) + ["timeout"]
+    (row,) = [row for row in rows if row.status == "timeout"]
+    assert row.ended is not None
+    print(f"given up {row.ended - since:.1f} s after it stuck, deadline {limit:g} s")
+    assert row.ended - since < limit + 10
+    assert row.attempts == 1
+    (fault,) = faults(row)
+    assert (fault["kind"], fault["ranks"]) == ("timeout", [1])
+    assert fault["hop"].startswith(("warm-up", "repeat"))
+    assert f"rank 1 on {fault['node']}" in (row.reason or "")
+    assert row.reason in done.out
+    stacks = Path(fault["stacks"]).read_text()
+    assert all(f"rank {rank}\n" in stacks for rank in range(3))
+    assert "sitecustomize" in stacks.split("rank 1\n")[1].split("rank 2\n")[0]
+    place.check_nothing_is_left()
+
+
+def test_the_last_words_of_a_rank(place: Place) -> None:
+    sabotage.prepare(place, sabotage.CRASH)
+    driver = begun(place, tiny("crash", size=3, replicas=REPLICAS, repeats=40))
+    since = time.time()
+    sabotage.strike(place)
+    took = until_next(place, "crash", since)
+    print(f"first trial on the new ring {took:.1f} s after a rank crashed")
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    (row,) = [row for row in place.trials("crash") if row.attempts > 1]
+    (fault,) = faults(row)
+    assert (fault["kind"], fault["ranks"]) == ("rank-died", [1])
+    assert "that was not to be" in fault["log"]
+    assert "that was not to be" in done.out
+    assert {row.status for row in place.trials("crash")} == {"ok"}
+    place.check_nothing_is_left()
+
+
+SHORT = """\
+version: 1
+name: short
+kind: latency
+ring: {size: 2, device: cpu}
+problem: {seq_len: [64, 8192], heads: 1, head_dim: 16, dtype: float32, direction: forward,
+          window: 7}
+measure: {warmup: 1, repeats: 2, replicas: 2, baseline: {name: sdpa, threads: 1}}
+limits: {rank_memory: 160MiB}
+"""
+
+
+def test_memory_that_one_rank_lacks(place: Place) -> None:
+    """Rank 0 alone needs a mask of 256 MiB; all agree on it, and the ring goes on."""
+    done = place.run("run", place.spec(SHORT), "--no-tracking")
+    assert done.code == 0, done.out + done.err
+    rows = place.trials("short")
+    assert sorted((row.config["seq_len"], row.status) for row in rows) == [
+        (64, "ok"), (64, "ok"), (8192, "oom"), (8192, "oom"),
+    ]  # fmt: skip
+    for row in rows:
+        if row.status == "ok":
+            continue
+        assert row.started is not None
+        assert row.ended is not None
+        print(f"oom {row.ended - row.started:.2f} s after the trial began: {row.reason}")
+        assert row.ended - row.started < 5
+        (fault,) = faults(row)
+        assert (fault["kind"], fault["ranks"]) == ("out-of-memory", [0])
+        assert fault["asked_bytes"] >= 64 << 20
+        assert fault["limit_bytes"] == 160 << 20
+        assert 0 <= fault["free_bytes"] < 160 << 20
+        assert "limits.rank_memory 160 MiB" in (row.reason or "")
+    assert done.out.count("starting 2 cpu actors") == 1
+    place.check_nothing_is_left()
+    # Another limit is another question; what did fit is not asked again.
+    again = place.run("run", place.spec(SHORT.replace("160MiB", "3GiB")), "--no-tracking")
+    assert again.code == 0, again.out + again.err
+    assert "2 trials measured before" in again.out
+    assert {row.status for row in place.trials("short")} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [(sabotage.NO_MEMORY, "oom", "out-of-memory"), (sabotage.NO_SHAPE, "failed", "compile-error")],
+)
+def test_one_rank_fails_inside_a_pass(place: Place, body: str, status: str, kind: str) -> None:
+    """The others wait for it in a hop; nobody waits for them."""
+    sabotage.prepare(place, body)
+    driver = begun(place, tiny("inside", size=3, replicas=REPLICAS, repeats=40))
+    since = time.time()
+    sabotage.strike(place)
+    done = place.end(driver, 90)
+    assert done.code == (0 if status == "oom" else 1), done.out + done.err
+    rows = place.trials("inside")
+    assert sorted(row.status or "" for row in rows) == sorted(["ok"] * (REPLICAS - 1) + [status])
+    (row,) = [row for row in rows if row.status == status]
+    assert row.ended is not None
+    print(f"{kind} recorded after {row.ended - since:.1f} s: {row.reason}")
+    assert row.ended - since < 8  # the first use of a compiler imports it
+    assert row.attempts == 1
+    (fault,) = faults(row)
+    assert (fault["kind"], fault["ranks"]) == (kind, [1])
+    if status == "oom":
+        assert fault["asked_bytes"] == 1 << 50
+    place.check_nothing_is_left()
+
+
+def raylet_of(rank: psutil.Process) -> psutil.Process:
+    raylet = rank.parent()
+    assert raylet is not None
+    assert "raylet" in raylet.name()
+    return raylet
+
+
+def test_a_lost_node(place: Place) -> None:
+    """The next ring is on what is left, before Ray itself believes it."""
+    text = tiny("lost", size=2, replicas=REPLICAS, repeats=60)
+    text = text.replace("threads: 1", "threads: 1, placement: strict-spread")
+    with heads.cluster(place, NODE, NODE, NODE) as head:
+        driver = begun(place, text, "--address", head.address)
+        raylet = raylet_of(place.ranks()[1])
+        since = time.time()
+        raylet.kill()
+        took = until_next(place, "lost", since)
+        print(f"first trial on the new ring {took:.1f} s after its node was lost")
+        done = place.end(driver)
+        assert done.code == 0, done.out + done.err
+        assert took < 60
+        (row,) = [row for row in place.trials("lost") if row.attempts > 1]
+        (fault,) = faults(row)
+        assert fault["kind"] == "node-lost", fault
+        assert len(fault["ranks"]) == 1
+        assert fault["node"] in done.out
+        assert "(raylet)" not in done.out
+        assert {row.status for row in place.trials("lost")} == {"ok"}
+        head.check_nothing_is_held()
+
+
+def test_a_node_on_which_rings_fail_again_and_again(place: Place) -> None:
+    """Is left alone, as another one can hold the ring."""
+
+    def met() -> int:
+        return sum(len(faults(row)) for row in place.trials("again"))
+
+    with heads.cluster(place, NODE, NODE) as head:
+        text = tiny("again", size=2, replicas=2 * REPLICAS, repeats=100, retries=5)
+        driver = begun(place, text, "--address", head.address)
+        killed: Counter[int] = Counter()  # ranks, by their raylet
+        while max(killed.values(), default=0) < 2:
+            before = met()
+            victim = drive.wait_until("a ring", place.ranks)[0]
+            killed[raylet_of(victim).pid] += 1
+            victim.kill()
+            drive.wait_until("it is tried again", lambda before=before: met() > before)
+        (left,) = [raylet for raylet, times in killed.items() if times == 2]
+        assert left not in {raylet_of(rank).pid for rank in place.ranks()}
+        done = place.end(driver)
+        assert done.code == 0, done.out + done.err
+        assert done.out.count("is set aside for the rest of this run: rings failed there 2") == 1
+        assert {row.status for row in place.trials("again")} == {"ok"}
+        head.check_nothing_is_held()
