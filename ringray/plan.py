@@ -215,6 +215,10 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: 
     hardware = hardware or local_hardware(spec.ring.device)
     values = [spec.sweep(section, field) for section, field, _ in AXES]
     names = [name for _, _, name in AXES]
+    # The strategies of one problem take turns, replica by replica: a machine drifts.
+    turns = next(i for i, (section, _, _) in enumerate(AXES) if section == "strategy")
+    values.insert(turns, tuple(range(spec.measure.replicas)))
+    names.insert(turns, "replica")
     baseline = spec.measure.baseline
     constant: dict[str, Any] = {
         "device": spec.ring.device,
@@ -231,9 +235,8 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: 
         chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         configs += [
-            Config(**(chosen | strategy), **constant, replica=replica)
+            Config(**(chosen | strategy), **constant)
             for strategy in space.points(spec.kind, chosen, "cpu" if hardware.cores else "cuda")
-            for replica in range(spec.measure.replicas)
         ]
     configs = list(dict.fromkeys(configs))  # kv_heads null and its value are one point
     settled = [choose.default_config(config) for config in configs]

@@ -151,7 +151,7 @@ class Measure(_Section):
     repeats: Annotated[int, Whole(1, 1000)] = 5
     """Runs that count."""
     replicas: Annotated[int, Whole(1, 1000)] = 1
-    """How many trials measure the same point."""
+    """How many trials measure the same point; the strategies of one problem take turns."""
     seed: Annotated[int, Whole(0, 2**31 - 1)] = 0
     """Seed of the inputs."""
     baseline: Annotated[Baseline | None, Short("name", Choice.of(*BASELINES))] = Baseline()

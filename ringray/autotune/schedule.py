@@ -162,9 +162,9 @@ class Schedule:
         scored = {
             key: one.scores
             for key, one in told.items()
-            if one.scores is not None and (asked[key] == most or len(self._objectives) > 1)
+            if one.scores is not None and (2 * asked[key] >= most or len(self._objectives) > 1)
         }
-        finalists = {key: scores for key, scores in scored.items() if asked[key] == most}
+        finalists = {key: scores for key, scores in scored.items() if 2 * asked[key] >= most}
         best = min(finalists, key=lambda key: finalists[key], default=None)
         keys = list(scored)
         front = [keys[i] for i in nondominated(list(scored.values()))]

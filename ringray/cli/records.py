@@ -88,21 +88,26 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def print_results(console: Console, trials: list[TrialRow], *, everything: bool, more: str) -> None:
-    """The constants and the table of all trials that are not pruned; ``more`` shows the rest."""
-    from ringray.report import tables
+    """The constants and the table of what is not pruned, replicas as one; ``more`` shows the rest,
+    trial by trial."""
+    from ringray.report import replicas, tables
 
     rows = [row for row in trials if row.status != "pruned"]
     if not rows:
         return
     configs = [row.config for row in rows]
     fields = words.varying(configs)
+    measured, points = len(rows), replicas.merged(rows)
+    rows = rows if everything else points
     say(console, f"{words.constants(configs, fields)}; {words.measured(configs[0])}")
     console.print()
     shown = rows if everything else tables.most_telling(rows, ROWS)
     tables.show(tables.results_table(shown, fields), console)
     if len(shown) < len(rows):
-        hidden = words.plural(len(rows) - len(shown), "trial")
+        hidden = words.plural(len(rows) - len(shown), "point")
         say(console, f"... and {hidden} more that tell less ({more})")
+    elif len(rows) < measured:
+        say(console, f"medians over the replicas of each point, {measured} trials ({more})")
 
 
 def print_hops(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ringray.report import words
+from ringray.report.replicas import by_point, together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,18 +45,7 @@ class Group:
 
     def metrics(self) -> dict[str, float]:
         """Each metric's median over the replicas that are ok; the widest spread."""
-        found = [result.metrics for result in self.ended.values() if result.status == "ok"]
-        if len(found) == 1:
-            return dict(found[0])
-        names = {name for metrics in found for name in metrics}
-        together = {
-            name: statistics.median([metrics[name] for metrics in found if name in metrics])
-            for name in sorted(names)
-        }
-        for name, widest in (("p20_ms", min), ("p80_ms", max)):
-            if name in together:
-                together[name] = widest(metrics[name] for metrics in found if name in metrics)
-        return together
+        return together([one.metrics for one in self.ended.values() if one.status == "ok"])
 
 
 class Board:
@@ -73,18 +62,11 @@ class Board:
         self.fields = words.varying(configs.values())
         self.groups: list[Group] = []
         self._group_of: dict[str, Group] = {}
-        by_point: dict[str, Group] = {}
-        for trial in runnable:
-            config = configs[trial.key]
-            point = repr({**config, "replica": 0})
-            group = by_point.get(point)
-            if group is None:
-                group = by_point[point] = Group(config)
-                self.groups.append(group)
-            group.keys.append(trial.key)
-            self._group_of[trial.key] = group
-            if trial.key in done:
-                group.ended[trial.key] = done[trial.key]
+        for same in by_point(runnable, lambda trial: configs[trial.key]):
+            group = Group(configs[same[0].key], [trial.key for trial in same])
+            group.ended = {key: done[key] for key in group.keys if key in done}
+            self.groups.append(group)
+            self._group_of |= dict.fromkeys(group.keys, group)
         self.total = len(runnable)
         self.pruned = len(plan.trials) - self.total
         self.known = sum(len(group.ended) for group in self.groups)

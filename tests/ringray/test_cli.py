@@ -50,9 +50,9 @@ def shell(*arguments: str, code: str = "", **variables: str) -> subprocess.Compl
 # Exit codes and errors
 
 
-def test_an_environment_without_a_requirement_is_named() -> None:
+def test_an_environment_without_a_requirement_is_named(home: Path) -> None:
     code = "import sys; sys.modules['psutil'] = None; from ringray.cli import entry; entry()"
-    done = shell("run", QUICKSTART, "--no-tracking", code=code, RINGRAY_HOME="/nowhere/at/all")
+    done = shell("run", QUICKSTART, "--no-tracking", code=code)
     assert done.returncode == 2
     assert f"{sys.executable} has no module psutil" in done.stderr
     assert "Traceback" not in done.stderr

@@ -36,13 +36,13 @@ def test_every_point_once_in_order() -> None:
         "measure: {replicas: 3}\n" + EVERY_PARTITION
     )
     points = [
-        (c.ring_size, c.seq_len, c.direction, c.partition, c.replica)
+        (c.ring_size, c.seq_len, c.direction, c.replica, c.partition)
         for c in (trial.config for trial in made.trials)
     ]
     assert points == list(
         itertools.product(
-            (2, 4), (64, 128, 256), ("forward", "forward+backward"),
-            ("contiguous", "striped", "zigzag", "zigzag-token"), (0, 1, 2),
+            (2, 4), (64, 128, 256), ("forward", "forward+backward"), (0, 1, 2),
+            ("contiguous", "striped", "zigzag", "zigzag-token"),
         )
     )  # fmt: skip
     assert [trial.index for trial in made.trials] == list(range(len(points)))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ringray import plan, spec
 from ringray.records import Outcome, SweepRow, TrialRow
-from ringray.report import live, tables, words
+from ringray.report import live, replicas, tables, words
 from ringray.report.board import Board, trial_line
 
 TEXT = """\
@@ -177,18 +177,32 @@ def test_a_reader_that_leaves_does_not_end_the_sweep() -> None:
 # The board
 
 
+def test_replicas_that_are_ok_are_one_row_of_the_results() -> None:
+    made = planned(TEXT + "measure: {replicas: 3}\n")
+    first = [t for t in made.trials if t.config.as_dict() | {"replica": 0} == made.trials[
+        0].config.as_dict()]  # fmt: skip
+    ends = [outcome(10.0), Outcome("timeout", "too slow"), outcome(30.0)]
+    others = [row(made.trials[1], outcome(7.0))]
+    rows = [row(trial, end) for trial, end in zip(first, ends, strict=True)]
+    one, lost, other = replicas.merged([*rows, *others])
+    assert one.metrics["median_ms"] == 20.0
+    assert (one.metrics["p20_ms"], one.metrics["p80_ms"]) == (10.0 * 0.98, 30.0 * 1.05)
+    assert (one.status, lost.reason, other) == ("ok", "too slow", others[0])
+
+
 def test_replicas_are_one_row() -> None:
     made = planned(TEXT + "measure: {replicas: 3}\n")
     board = Board(made, {})
     assert (len(board.groups), board.total) == (16, 48)
-    for trial, median in zip(made.trials[:3], (10.0, 30.0, 12.0), strict=True):
+    first = [trial for trial in made.trials if trial.key in board.groups[0].keys]
+    for trial, median in zip(first, (10.0, 30.0, 12.0), strict=True):
         board.end(trial, outcome(median))
     metrics = board.groups[0].metrics()
     assert metrics["median_ms"] == 12.0
     assert (metrics["p20_ms"], metrics["p80_ms"]) == (10.0 * 0.98, 30.0 * 1.05)
-    assert board.label(made.trials[2]).endswith(" #3")
+    assert board.label(first[2]).endswith(" #3")
     assert board.groups[0].status == "ok"
-    board.end(made.trials[1], Outcome("timeout", "too slow"))
+    board.end(first[1], Outcome("timeout", "too slow"))
     assert board.groups[0].status == "timeout"
     assert board.groups[0].reason == "too slow"
     assert (board.done, board.counts) == (3, {"ok": 2, "timeout": 1})

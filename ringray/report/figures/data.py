@@ -6,12 +6,11 @@ problem may be compared, points of one strategy make a line.
 
 from __future__ import annotations
 
-import math
-import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringray.report import words
+from ringray.report.replicas import by_point, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,20 +43,11 @@ class Panel:
 
 def points(rows: Sequence[TrialRow]) -> list[Point]:
     """The points of which a trial is ok, in the order of the plan."""
-    by_point: dict[str, list[TrialRow]] = {}
-    for row in rows:
-        if row.status == "ok":
-            by_point.setdefault(repr({**row.config, "replica": 0}), []).append(row)
-    return [Point(same[0].config, _medians(same)) for same in by_point.values()]
-
-
-def _medians(rows: Sequence[TrialRow]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.metrics.items():
-            if math.isfinite(value):
-                values.setdefault(name, []).append(value)
-    return {name: statistics.median(found) for name, found in values.items()}
+    ok = [row for row in rows if row.status == "ok"]
+    return [
+        Point(same[0].config, together([row.metrics for row in same]))
+        for same in by_point(ok, lambda row: row.config)
+    ]
 
 
 def having(found: Iterable[Point], *metrics: str) -> list[Point]:
