@@ -25,8 +25,8 @@ NODES = ("node0", "node1", "node2")
 HEALTH = {  # how soon Ray believes that a node is gone
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "5",
 }
 
 
@@ -71,10 +71,14 @@ class World:
         self.server.go_on()
         if not self.server.running:
             self.server.start()
+        drive.wait_until("all nodes are there", self._whole)
+
+    def _whole(self) -> bool:
         for name in NODES:
             if self.raylet(name) is None:
                 self._start(name)
-        drive.wait_until("all nodes are there", lambda: self.head.alive() == 1 + len(NODES))
+                drive.wait_until(f"{name} starts", lambda name=name: self.raylet(name) is not None)
+        return self.head.alive() == 1 + len(NODES)
 
     def _start(self, name: str) -> None:
         old = self.nodes.pop(name, None)
