@@ -48,7 +48,7 @@ class Head:
     def address(self) -> str:
         return f"{ADDRESS}:{self.port}"
 
-    def start(self, *arguments: str, **variables: str) -> None:
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         """``ray start ARGUMENTS``: a node whose environment knows no ringray but through
         ``variables``."""
         environment = self.place.environment
@@ -73,6 +73,7 @@ class Head:
                     cwd=self.place.home, env=environment, start_new_session=True,
                 )
             )  # fmt: skip
+        return self.nodes[-1]
 
     def ask(self, path: str) -> Any:
         """What the dashboard answers."""
@@ -114,8 +115,11 @@ class Head:
 
 
 @contextmanager
-def cluster(place: Place, *nodes: dict[str, str], cpus: int = 0) -> Iterator[Head]:
-    """A head with ``cpus`` CPUs, and one node of 4 CPUs for each environment in ``nodes``."""
+def cluster(
+    place: Place, *nodes: dict[str, str], cpus: int = 0, **variables: str
+) -> Iterator[Head]:
+    """A head with ``cpus`` CPUs and ``variables``, and one node of 4 CPUs for each environment in
+    ``nodes``."""
     port, dashboard, client = free_ports(3)
     head = Head(place, port, dashboard, secrets.token_hex(16))
     place.variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": head.token}
@@ -123,7 +127,7 @@ def cluster(place: Place, *nodes: dict[str, str], cpus: int = 0) -> Iterator[Hea
         head.start(
             "--head", f"--port={port}", f"--num-cpus={cpus}", f"--temp-dir={place.ray}",
             f"--dashboard-host={ADDRESS}", f"--dashboard-port={dashboard}",
-            f"--ray-client-server-port={client}",
+            f"--ray-client-server-port={client}", **variables,
         )  # fmt: skip
         drive.wait_until("the head answers", lambda: head.alive() == 1)
         for variables in nodes:

@@ -48,14 +48,32 @@ class Server:
             )  # fmt: skip
         wait_for(self._answers, 120, pause=0.1)
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
     def stop(self) -> None:
-        if self._process is None:
-            return
-        ours = psutil.Process(self._process.pid)
-        for process in [ours, *ours.children(recursive=True)]:
+        for process in self._family():
             process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
         self._process = None
+
+    def hold(self) -> None:
+        """It still listens, and answers nothing."""
+        for process in self._family():
+            process.suspend()
+
+    def go_on(self) -> None:
+        """After :meth:`hold`; nothing if it was not held."""
+        for process in self._family():
+            process.resume()
+
+    def _family(self) -> list[psutil.Process]:
+        if self._process is None:
+            return []
+        ours = psutil.Process(self._process.pid)
+        return [ours, *ours.children(recursive=True)]
 
     def _answers(self) -> bool:
         assert self._process is not None

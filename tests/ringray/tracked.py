@@ -94,7 +94,7 @@ def runs(uri: str | None = None, experiment: str = "quick") -> tuple[list[Any], 
     if found is None:
         return [], {}
     parents, children = [], {}
-    for run in mlflow.search_runs([found.experiment_id], max_results=1000):
+    for run in _pages(mlflow, found.experiment_id):
         if run.data.tags["ringray.role"] == "sweep":
             parents.append(run)
             continue
@@ -102,6 +102,16 @@ def runs(uri: str | None = None, experiment: str = "quick") -> tuple[list[Any], 
         assert key not in children, f"trial {key} is in MLflow twice"
         children[key] = run
     return parents, children
+
+
+def _pages(mlflow: Any, experiment: str) -> Iterator[Any]:
+    token = None
+    while True:
+        page = mlflow.search_runs([experiment], max_results=1000, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 def check_complete(store: Store, uri: str | None = None, experiment: str = "quick") -> None:

@@ -1,0 +1,327 @@
+"""Faults at random moments in real sweeps on a real cluster, and what must be true after them.
+
+    python -m tests.chaos.campaign --faults 200 --seed 7        # the whole campaign
+    python -m tests.chaos.campaign --seed 7 --only 12           # its twelfth sweep again
+
+A sweep of a few seconds is disturbed by several faults, drawn from the seed and its number: which,
+and how long after the one before. A driver that ended is started again with `ringray resume`, as
+its user would. Then every trial must have been measured and recorded once, in the store, in the
+`--json` file and in MLflow; nobody may have waited for longer than a minute and a half for the next
+sign of progress; nothing may be left of any driver or ring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from tests.chaos.world import NODES, World, world
+from tests.ringray import tracked
+from tests.ringray.drive import tiny
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+
+    from ringray.records import TrialRow
+
+PER_SWEEP = 5
+REPLICAS = 60
+HANG_S = 90.0  # without any progress
+STALL_S = 20.0  # what a trial may take
+RESUMED = (1, 2, 130, -signal.SIGKILL)  # endings after which a user would go on
+
+
+class Broken(AssertionError):
+    """What must be true is not."""
+
+
+def kill_rank(of: World, draw: random.Random) -> bool:
+    return _signal(of.place.ranks(), draw, signal.SIGKILL)
+
+
+def stop_rank(of: World, draw: random.Random) -> bool:
+    return _signal(of.place.ranks(), draw, signal.SIGSTOP)
+
+
+def kill_node(of: World, draw: random.Random) -> bool:
+    raylets = [raylet for name in NODES if (raylet := of.raylet(name)) is not None]
+    return _signal(raylets, draw, signal.SIGKILL)
+
+
+def kill_driver(of: World, draw: random.Random) -> bool:
+    return _signal(of.driver_parts("-m ringray r"), draw, signal.SIGKILL)
+
+
+def interrupt_driver(of: World, draw: random.Random) -> bool:
+    return _signal(of.driver_parts("-m ringray r"), draw, signal.SIGINT)
+
+
+def kill_tracker(of: World, draw: random.Random) -> bool:
+    return _signal(of.driver_parts("ringray.tracking_process"), draw, signal.SIGKILL)
+
+
+def kill_server(of: World, draw: random.Random) -> bool:
+    if not of.server.running:
+        return False
+    of.server.stop()
+    return True
+
+
+def hold_server(of: World, draw: random.Random) -> bool:
+    if not of.server.running:
+        return False
+    of.server.hold()
+    return True
+
+
+def fill_disk(of: World, draw: random.Random) -> bool:
+    if not of.disk:
+        return False
+    of.fill_disk()
+    return True
+
+
+FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
+    "rank-killed": kill_rank,
+    "rank-stopped": stop_rank,
+    "node-killed": kill_node,
+    "driver-killed": kill_driver,
+    "driver-interrupted": interrupt_driver,
+    "tracker-killed": kill_tracker,
+    "server-killed": kill_server,
+    "server-held": hold_server,
+    "disk-full": fill_disk,
+}
+
+
+def _signal(among: list[psutil.Process], draw: random.Random, number: signal.Signals) -> bool:
+    if not among:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        draw.choice(among).send_signal(number)
+        return True
+    return False
+
+
+@dataclass
+class Fault:
+    """``after``: seconds since the one before; ``at``: Unix time when it was done, None if there
+    was nothing to do it to; ``recovered``: seconds from then to the end of the first trial that
+    started later, where no other fault came in between."""
+
+    name: str
+    after: float
+    at: float | None = None
+    recovered: float | None = None
+
+
+@dataclass
+class Sweep:
+    """One disturbed sweep, the ``number``-th of the campaign that ``seed`` names."""
+
+    seed: int
+    number: int
+    faults: list[Fault] = field(default_factory=list)
+    starts: int = 0
+    endings: list[str] = field(default_factory=list)  # what each driver left behind
+
+    def __post_init__(self) -> None:
+        draw = self._draw("faults")
+        self.faults = [
+            Fault(draw.choice(list(FAULTS)), draw.uniform(0.0, 5.0)) for _ in range(PER_SWEEP)
+        ]
+
+    @property
+    def name(self) -> str:
+        return f"chaos-{self.number}"
+
+    def _draw(self, what: str) -> random.Random:
+        return random.Random(f"{self.seed}-{self.number}-{what}")
+
+    def run(self, of: World) -> None:
+        """Until all its trials are measured; Broken if something is not as it must be."""
+        of.mend()
+        json_path = of.place.home / f"{self.name}.jsonl"
+        text = tiny(
+            self.name, size=3, replicas=REPLICAS, repeats=20, timeout=f"{STALL_S:g}s", retries=5
+        )
+        spec = of.place.spec(text.replace("threads: 1", "threads: 1, placement: spread"))
+        driver = self._start(of, "run", spec, "--json", json_path)
+        recorded: dict[str, float] = {}
+        draw, waiting = self._draw("victims"), list(self.faults)
+        due = moved = time.monotonic()
+        due += waiting[0].after
+        while True:
+            now = time.monotonic()
+            if self._look(of, recorded):
+                moved = now
+            code = driver.poll()
+            if code is not None:
+                out, error = driver.communicate()
+                said = (out + error).strip().splitlines()[-3:]
+                self.endings.append(f"{code}: {' | '.join(said)}")
+                if "Traceback" in error:
+                    raise Broken(f"{self.name}: a traceback of the driver:\n{error[-3000:]}")
+                if code == 0:
+                    break
+                if code not in RESUMED:
+                    raise Broken(f"{self.name}: the driver ended with {code}:\n{error[-3000:]}")
+                of.mend()
+                driver = self._start(of, "resume", self.name, "--json", json_path)
+                if not self._known(of):  # it had not come to begin it
+                    driver.wait()
+                    driver = self._start(of, "run", spec, "--json", json_path)
+                moved = time.monotonic()
+            if waiting and now >= due:
+                fault = waiting.pop(0)
+                if FAULTS[fault.name](of, draw):
+                    fault.at = time.time()
+                    moved = max(moved, time.monotonic())
+                due = time.monotonic() + (waiting[0].after if waiting else 0.0)
+            if now - moved > HANG_S:
+                driver.kill()
+                self.endings.append("hung: " + "".join(driver.communicate())[-2000:])
+                raise Broken(f"{self.name}: no progress for {HANG_S:g} s")
+            time.sleep(0.02)
+        of.mend()
+        self._check(of, recorded, json_path)
+
+    def _start(self, of: World, *arguments: object) -> subprocess.Popen[str]:
+        self.starts += 1
+        return of.place.start(*arguments)
+
+    def _known(self, of: World) -> bool:
+        with suppress(Exception):
+            return any(row.name == self.name for row in of.place.sweeps())
+        return False
+
+    def _rows(self, of: World) -> list[TrialRow]:
+        return of.place.trials(self.name) if self._known(of) else []
+
+    def _look(self, of: World, recorded: dict[str, float]) -> bool:
+        """Whether trials were measured since the last look, none of them for the second time."""
+        ended = {r.key: r.ended for r in self._rows(of) if r.status == "ok" and r.ended}
+        for key, when in recorded.items():
+            if ended.get(key) != when:
+                raise Broken(f"{self.name}: trial {key} of {when} is now of {ended.get(key)}")
+        more = len(ended) > len(recorded)
+        recorded.update(ended)
+        return more
+
+    def _check(self, of: World, recorded: dict[str, float], json_path: Path) -> None:
+        rows = self._rows(of)
+        self._look(of, recorded)
+        statuses = collections.Counter(row.status for row in rows)
+        if statuses != {"ok": REPLICAS}:
+            raise Broken(f"{self.name}: trials ended as {dict(statuses)}")
+        oks = collections.Counter(
+            line["config"]["replica"]
+            for line in of.place.lines(json_path) if line["status"] == "ok"
+        )  # fmt: skip
+        if oks != collections.Counter(range(REPLICAS)):
+            raise Broken(f"{self.name}: --json has lost or doubled {_unlike(oks, REPLICAS)}")
+        synced = of.place.run("sync", self.name)
+        if synced.code != 0:
+            raise Broken(f"{self.name}: sync ended with {synced.code}: {synced.err}")
+        parents, children = tracked.runs(of.server.uri, self.name)
+        if len(parents) != 1 or set(children) != {row.key for row in rows}:
+            raise Broken(f"{self.name}: MLflow has {len(parents)} parents, {len(children)} runs")
+        of.head.check_nothing_is_held(patience=30.0)
+        self._recoveries(rows)
+
+    def _recoveries(self, rows: list[TrialRow]) -> None:
+        done = [fault for fault in self.faults if fault.at is not None]
+        for fault, following in zip(done, [*done[1:], None], strict=True):
+            assert fault.at is not None
+            ends = [r.ended for r in rows if r.ended and r.started and r.started > fault.at]
+            if ends and (following is None or following.at is None or min(ends) < following.at):
+                fault.recovered = min(ends) - fault.at
+
+
+def _unlike(counts: collections.Counter[Any], expected: int) -> dict[Any, int]:
+    return {key: counts[key] for key in range(expected) if counts[key] != 1}
+
+
+def run(of: World, seed: int, numbers: Iterator[int], faults: int) -> list[Sweep]:
+    """Sweeps until ``faults`` have been done."""
+    sweeps, done = [], 0
+    for number in numbers:
+        sweep = Sweep(seed, number)
+        began = time.monotonic()
+        try:
+            sweep.run(of)
+        except Exception as error:
+            told = "\n".join(map(str, [error, *sweep.faults, *sweep.endings]))
+            raise Broken(
+                f"{told}\nreplay: python -m tests.chaos.campaign --seed {seed} --only {number}"
+            ) from error
+        sweeps.append(sweep)
+        injected = [fault for fault in sweep.faults if fault.at is not None]
+        done += len(injected)
+        print(
+            f"sweep {number}: {', '.join(fault.name for fault in injected)}; {sweep.starts} "
+            f"drivers, {time.monotonic() - began:.0f} s, {done} faults in all", flush=True,
+        )  # fmt: skip
+        if done >= faults:
+            break
+    return sweeps
+
+
+def summary(sweeps: list[Sweep]) -> str:
+    """A line for each kind of fault: how many, and how long until the next trial was measured."""
+    lines = []
+    for name in FAULTS:
+        done = [f for sweep in sweeps for f in sweep.faults if f.name == name and f.at is not None]
+        times = sorted(f.recovered for f in done if f.recovered is not None)
+        if done:
+            tail = (
+                f", next trial measured after {statistics.median(times):.1f} s "
+                f"(median of {len(times)}), {times[-1]:.1f} s (longest)"
+                if times
+                else ""
+            )
+            lines.append(f"{name:18} {len(done):3}{tail}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos.campaign", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=None, help="drawn if not given, and printed")
+    parser.add_argument("--only", type=int, help="the number of one sweep of that seed")
+    parser.add_argument("--json", type=Path, help="what was done and how long it took")
+    given = parser.parse_args(argv)
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    print(f"seed {seed}", flush=True)
+    numbers = iter([given.only] if given.only is not None else range(10**6))
+    with tempfile.TemporaryDirectory(prefix="ringray-chaos-") as folder, world(Path(folder)) as of:
+        sweeps = run(of, seed, numbers, given.faults)
+    print(summary(sweeps))
+    if given.json is not None:
+        found = [
+            {"sweep": s.number, "fault": f.name, "at": f.at, "recovered_s": f.recovered}
+            for s in sweeps for f in s.faults if f.at is not None
+        ]  # fmt: skip
+        given.json.write_text("\n".join(json.dumps({"seed": seed, **one}) for one in found) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,140 @@
+"""What the campaign breaks: a cluster of several nodes, a tracking server, a small disk."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tests.ringray import drive, heads, tracked
+from tests.ringray.servers import Server, sqlite_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.ringray.drive import Place
+    from tests.ringray.heads import Head
+
+DISK_MIB = 64
+NODES = ("node0", "node1", "node2")
+HEALTH = {  # how soon Ray believes that a node is gone
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "5",
+}
+
+
+@dataclass
+class World:
+    """``disk``: whether the home is on a disk of its own, which can be filled; not every machine
+    lets its users have one."""
+
+    place: Place
+    head: Head
+    server: Server
+    disk: bool
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def fill_disk(self) -> None:
+        """Until nothing more fits."""
+        with suppress(OSError), (self.place.home / "ballast").open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    def free_disk(self) -> None:
+        (self.place.home / "ballast").unlink(missing_ok=True)
+
+    def raylet(self, name: str) -> psutil.Process | None:
+        """The live raylet of a node."""
+        node = self.nodes.get(name)
+        if node is None or node.poll() is not None:
+            return None
+        with suppress(psutil.Error):
+            for process in psutil.Process(node.pid).children(recursive=True):
+                if process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE:
+                    return process
+        return None
+
+    def driver_parts(self, title: str) -> list[psutil.Process]:
+        """Live processes of the place whose command line has ``title`` in it."""
+        return [one for one in self.place.processes() if title in drive.title(one)]
+
+    def mend(self) -> None:
+        """What was broken is whole again: disk, server, nodes."""
+        self.free_disk()
+        self.server.go_on()
+        if not self.server.running:
+            self.server.start()
+        drive.wait_until("all nodes are there", self._whole)
+
+    def _whole(self) -> bool:
+        for name in NODES:
+            if self.raylet(name) is None:
+                self._start(name)
+                drive.wait_until(f"{name} starts", lambda name=name: self.raylet(name) is not None)
+        return self.head.alive() == 1 + len(NODES)
+
+    def _start(self, name: str) -> None:
+        old = self.nodes.pop(name, None)
+        if old is not None:
+            end(old)
+        # Of two nodes in one folder, the later would empty the working directory of the first.
+        folder = self.place.ray / f"{name}-{time.monotonic_ns() % 10**6}"
+        self.nodes[name] = self.head.start(
+            f"--address={self.head.address}", "--num-cpus=2", f"--temp-dir={folder}",
+            **variables(self.place),
+        )  # fmt: skip
+
+
+def variables(place: Place) -> dict[str, str]:
+    """What nodes have in their environment."""
+    return HEALTH | {"PYTHONPATH": place.environment["PYTHONPATH"]}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """A process and all that it started, by pid."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        ours = psutil.Process(process.pid)
+        family = [*ours.children(recursive=True), ours]
+    for one in family:
+        with suppress(psutil.Error):
+            one.kill()
+    process.wait()
+
+
+@contextmanager
+def world(folder: Path) -> Iterator[World]:
+    """A whole one, in ``folder``."""
+    home, elsewhere = folder / "home", folder / "elsewhere"
+    for path in (home, elsewhere):
+        path.mkdir()
+    disk = _mount(home)
+    try:
+        server = sqlite_server(elsewhere, tracked.make_schema(elsewhere))
+        for place in drive.place(home):
+            with heads.cluster(place, **variables(place)) as head:
+                place.variables |= {"RAY_ADDRESS": head.address, "MLFLOW_TRACKING_URI": server.uri}
+                made = World(place, head, server, disk)
+                try:
+                    made.mend()
+                    yield made
+                finally:
+                    server.stop()
+    finally:
+        if disk:
+            subprocess.run(["umount", "--lazy", home], check=True)
+
+
+def _mount(home: Path) -> bool:
+    """Whether ``home`` could be put on a small disk of its own."""
+    options = ["-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "ringray-test", str(home)]
+    with suppress(OSError):
+        return subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0
+    return False
