@@ -3,6 +3,13 @@
 python docs/examples/ray_actors.py
 """
 
+import os
+import secrets
+
+# Before Ray is imported: nobody else may use the one that this starts.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
 import ray
 import torch
 import torch.distributed as dist

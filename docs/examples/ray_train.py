@@ -7,6 +7,13 @@ It starts a Ray of its own and ends it again. On GPUs there is a worker for each
 through NCCL; otherwise two workers share the CPU and talk through gloo.
 """
 
+import os
+import secrets
+
+# Before Ray is imported: nobody else may use the one that this starts.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
 import ray
 import ray.train
 import ray.train.torch
@@ -54,7 +61,7 @@ def train() -> None:
 def main() -> None:
     gpus = torch.cuda.device_count()
     workers = gpus or 2
-    ray.init(address="local", num_cpus=workers)
+    ray.init(address="local", num_cpus=workers, include_dashboard=False)
     try:
         trainer = ray.train.torch.TorchTrainer(
             train,

@@ -44,7 +44,7 @@ def test_a_few(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ten_thousand(capsys: pytest.CaptureFixture[str]) -> None:
-    """About 2.5 minutes of CPU time, shared among the cores."""
+    """About 2 minutes of CPU time, shared among the cores."""
     found = runner.many(SEED, range(ALL), os.cpu_count() or 1)
     with capsys.disabled():
         print("\n" + runner.report(SEED, found))

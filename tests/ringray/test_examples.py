@@ -49,11 +49,23 @@ def test_torchrun_training_has_the_same_curve_on_one_rank_and_two() -> None:
 @pytest.mark.slow
 def test_ray_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # Ray's token and settings
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # it makes its own
+        monkeypatch.delenv(name, raising=False)
     errors = re.findall(r"^rank \d: (\S+) from SDPA", run(EXAMPLES / "ray_actors.py"), re.MULTILINE)
     assert len(errors) == 2
     assert all(float(error) < 1e-5 for error in errors)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_that_starts_ray_asks_for_a_token(path: Path) -> None:
+    text = path.read_text()
+    if "ray.init(" in text:
+        mode = text.index('os.environ.setdefault("RAY_AUTH_MODE", "token")')
+        token = text.index('os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))')
+        assert max(mode, token) < text.index("\nimport ray\n")
+        assert "include_dashboard=False" in text
+    else:
+        assert "import ray\n" not in text
 
 
 def models_page(rank: int, size: int) -> None:
