@@ -73,6 +73,16 @@ def test_everything_comes_back(store: Store, tmp_path: Path) -> None:
         assert fresh.trials(DIGEST) == newer
 
 
+def test_a_password_in_the_spec_stays_at_home(store: Store) -> None:
+    spec = {"name": "quick", "tracking": {"uri": "http://me:hush@host", "experiment": "e"}}
+    source = "name: quick\ntracking: {uri: 'http://me:hush@host', experiment: e}\n"
+    store.begin(SweepInfo(DIGEST, "quick", "latency", spec, source, ENVIRONMENT), trials(1))
+    found = kept.sweep_of(kept.sweep_tags(store.find("quick")))
+    assert found is not None
+    assert found[0].spec == {"name": "quick", "tracking": {"uri": None, "experiment": "e"}}
+    assert "hush" not in repr(found)
+
+
 def test_only_what_is_missing_is_added(store: Store, tmp_path: Path) -> None:
     _measured(store)
     _project(store)
