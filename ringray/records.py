@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Status = Literal["ok", "oom", "pruned", "timeout", "failed"]
 SweepStatus = Literal["running", "complete", "failed", "interrupted"]
 
+UNKNOWN = "unknown"  # kind of a sweep of which only the digest is left
 STATUSES: tuple[Status, ...] = ("ok", "oom", "pruned", "timeout", "failed")
 SWEEP_STATUSES: tuple[SweepStatus, ...] = ("running", "complete", "failed", "interrupted")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ringray.errors import PlaceError
 from ringray.lease import Owner
-from ringray.records import SweepInfo
+from ringray.records import UNKNOWN, SweepInfo
 from ringray.store import Store
 from ringray.store_salvage import salvage
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ringray.store_salvage import Found
-
-UNKNOWN = "unknown"  # kind of a sweep whose own row is lost
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,16 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from ringray.environment import point_digest
-from ringray.records import STATUSES, Kept, Outcome, SweepInfo, SweepRow, TrialInfo, TrialRow
+from ringray.records import (
+    STATUSES,
+    UNKNOWN,
+    Kept,
+    Outcome,
+    SweepInfo,
+    SweepRow,
+    TrialInfo,
+    TrialRow,
+)
 from ringray.store_file import SWEEP_SEAL, TRIAL_SEAL, seal_of
 
 if TYPE_CHECKING:
@@ -188,8 +197,11 @@ def restore_rows(
     check_seals(db, sweep.digest)
     environment = put_environment(db, sweep.environment)
     db.execute(
-        "INSERT OR IGNORE INTO sweeps (digest, name, kind, spec, source, environment, status, "
-        "created, updated) VALUES (?, ?, ?, ?, ?, ?, 'interrupted', ?, ?)",
+        "INSERT INTO sweeps (digest, name, kind, spec, source, environment, status, "
+        "created, updated) VALUES (?, ?, ?, ?, ?, ?, 'interrupted', ?, ?) "
+        "ON CONFLICT (digest) DO UPDATE SET name = excluded.name, kind = excluded.kind, "
+        "spec = excluded.spec, source = excluded.source, environment = excluded.environment, "
+        f"created = excluded.created, seal = NULL WHERE kind = '{UNKNOWN}'",
         (sweep.digest, sweep.name, sweep.kind, packed(sweep.spec), sweep.source, environment,
          created, created),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ringray.records import STATUSES, Kept, SweepInfo, SweepRow, TrialRow
-from ringray.tracking_format import record_digest
+from ringray.tracking_format import record_digest, without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,9 +26,16 @@ _PIECE = 4900  # characters: older servers take 5000 per tag
 
 
 def sweep_tags(sweep: SweepRow) -> dict[str, str]:
-    """A sweep as it was announced, and when it was begun first."""
+    """A sweep as it was announced, and when it was begun first; but no password, which a tracking
+    URI may hold: then only the meaning of the spec is kept, and $MLFLOW_TRACKING_URI says where."""
     names = ("digest", "name", "kind", "spec", "source", "environment", "created")
-    return _packed(SWEEP_TAG, {name: getattr(sweep, name) for name in names})
+    content = {name: getattr(sweep, name) for name in names}
+    if without_credentials(sweep.source) != sweep.source:
+        content["source"] = ""
+    place = sweep.spec.get("tracking") or {}
+    if place.get("uri") and without_credentials(place["uri"]) != place["uri"]:
+        content["spec"] = sweep.spec | {"tracking": place | {"uri": None}}
+    return _packed(SWEEP_TAG, content)
 
 
 def trial_tags(trial: TrialRow, seq: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ from ringray.cli.records import doubted, open_store, print_hops, print_results, 
 from ringray.errors import PlaceError, SpecError, UserError
 from ringray.kinds import TUNING
 from ringray.plan import build
+from ringray.records import UNKNOWN
 from ringray.report import words
 from ringray.report.live import observer
 from ringray.store import Store, default_path
@@ -77,6 +78,11 @@ def stored_spec(sweep: SweepRow) -> Spec:
     Raises:
         UserError: this version of ringray reads it as another sweep, or not at all.
     """
+    if sweep.kind == UNKNOWN:
+        raise UserError(
+            f"the spec of sweep {sweep.name} was lost with a damaged store: `ringray run` with "
+            "that spec takes up what was saved, or --from-mlflow asks MLflow for it"
+        )
     # Defaults may have changed since; the stored meaning has them all filled in (JSON is YAML).
     for text in (sweep.source, json.dumps(sweep.spec, indent=2)):
         with suppress(SpecError):

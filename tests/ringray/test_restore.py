@@ -13,7 +13,7 @@ from ringray import tracking_kept as kept
 from ringray import tracking_place as place
 from ringray.autotune.schedule import UNASKED
 from ringray.errors import UserError
-from ringray.records import Outcome, SweepInfo
+from ringray.records import UNKNOWN, Outcome, SweepInfo
 from ringray.restore import Restored, restore
 from ringray.store import Store
 from tests.ringray.tracked import DIGEST, ENVIRONMENT, begin, client, outcome, runs, trials
@@ -73,10 +73,27 @@ def test_everything_comes_back(store: Store, tmp_path: Path) -> None:
         assert fresh.trials(DIGEST) == newer
 
 
+def test_a_password_in_the_spec_stays_at_home(store: Store) -> None:
+    spec = {"name": "quick", "tracking": {"uri": "http://me:hush@host", "experiment": "e"}}
+    source = "name: quick\ntracking: {uri: 'http://me:hush@host', experiment: e}\n"
+    store.begin(SweepInfo(DIGEST, "quick", "latency", spec, source, ENVIRONMENT), trials(1))
+    found = kept.sweep_of(kept.sweep_tags(store.find("quick")))
+    assert found is not None
+    assert found[0].spec == {"name": "quick", "tracking": {"uri": None, "experiment": "e"}}
+    assert "hush" not in repr(found)
+
+
 def test_only_what_is_missing_is_added(store: Store, tmp_path: Path) -> None:
     _measured(store)
     _project(store)
     path = tmp_path / "new.db"
+    with Store(path) as fresh:
+        nameless = SweepInfo(DIGEST, "lost-cafe", UNKNOWN, {}, "", {})  # as recover leaves it
+        fresh.restore(nameless, 0.0, [])
+    assert _rebuilt(path)["added"] == 7
+    with Store(path) as fresh:
+        assert fresh.find("quick").source == store.find("quick").source
+    path = tmp_path / "other.db"
     with Store(path) as fresh:
         begin(fresh, trials(8))
         fresh.record(DIGEST, trials(8)[2].key, outcome(2, "ok", shift=9.0))

@@ -17,8 +17,8 @@ import pytest
 
 from ringray.cli import main
 from ringray.errors import DamagedStore, PlaceError
-from ringray.records import TrialRow
-from ringray.recovery import UNKNOWN, recover
+from ringray.records import UNKNOWN, TrialRow
+from ringray.recovery import recover
 from ringray.store import Outcome, Store
 from ringray.store_salvage import salvage
 from tests.ringray.stored import DIGEST, OTHER, ok, sweep, trial
@@ -162,7 +162,7 @@ def test_a_value_that_was_changed_is_noticed(
 
 
 def test_a_sweep_whose_own_row_is_lost_is_taken_up_by_its_spec(
-    path: Path, rows: list[TrialRow]
+    path: Path, rows: list[TrialRow], capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = path.read_bytes().index(b"name: quick")
     _overwrite(path, at, b"name: quack")
@@ -172,6 +172,8 @@ def test_a_sweep_whose_own_row_is_lost_is_taken_up_by_its_spec(
     assert saved.nameless
     with Store(path, create=False) as store:
         assert store.find(DIGEST).kind == UNKNOWN
+        assert main(["resume", "lost-ab12ab12ab12", "--store", str(path)]) == 2
+        assert "`ringray run` with that spec takes up" in capsys.readouterr().err
         store.begin(sweep(), [trial(index) for index in range(COUNT)])
         assert store.find("quick").counts == {"ok": ENDED}
         assert store.trials(DIGEST) == rows
