@@ -60,8 +60,8 @@ class Fault:
     ``message``: what happened, without who and where; ``ranks``: those at fault, not those that
     waited for them; ``node``: of the first of them, ``node_id`` as Ray names it; ``hop``: where in
     the trial; ``log``: the last lines of what the rank wrote. Of memory, in bytes: what was asked,
-    what was free once what the refused call itself held was given back, and
-    ``limits.rank_memory``. ``secondhand``: it only shows that another rank failed.
+    what was free once the refused call had given back its own, and ``limits.rank_memory``.
+    ``secondhand``: it only shows that another rank failed.
     """
 
     kind: Kind

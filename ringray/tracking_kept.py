@@ -14,8 +14,10 @@ import zlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ringray.records import STATUSES, Kept, SweepInfo, SweepRow, TrialRow
-from ringray.tracking_format import record_digest, without_credentials
+from ringray.errors import PlaceError
+from ringray.records import STATUSES, Kept, SweepInfo, SweepRow, TrialRow, part_of_a_path
+from ringray.redact import public_spec, without_credentials
+from ringray.tracking_format import record_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 SWEEP_TAG = "mlflow.ringray.sweep"
 TRIAL_TAG = "mlflow.ringray.trial"
 _PIECE = 4900  # characters: older servers take 5000 per tag
+_MOST = 64 << 20  # bytes of one record, unpacked: whoever may write tags may write a bomb
 
 
 def sweep_tags(sweep: SweepRow) -> dict[str, str]:
@@ -32,9 +35,8 @@ def sweep_tags(sweep: SweepRow) -> dict[str, str]:
     content = {name: getattr(sweep, name) for name in names}
     if without_credentials(sweep.source) != sweep.source:
         content["source"] = ""
-    place = sweep.spec.get("tracking") or {}
-    if place.get("uri") and without_credentials(place["uri"]) != place["uri"]:
-        content["spec"] = sweep.spec | {"tracking": place | {"uri": None}}
+    if public_spec(sweep.spec) != sweep.spec:
+        content["spec"] = sweep.spec | {"tracking": sweep.spec["tracking"] | {"uri": None}}
     return _packed(SWEEP_TAG, content)
 
 
@@ -48,9 +50,11 @@ def sweep_of(tags: Mapping[str, str]) -> tuple[SweepInfo, float] | None:
     content = _unpacked(tags, SWEEP_TAG)
     try:
         created = float(content.pop("created"))
-        return SweepInfo(**content), created
-    except (AttributeError, KeyError, TypeError, ValueError):
+        sweep = SweepInfo(**content)
+        part_of_a_path(sweep.digest)
+    except (AttributeError, KeyError, TypeError, ValueError, PlaceError):
         return None
+    return sweep, created
 
 
 def trial_of(tags: Mapping[str, str]) -> Kept | None:
@@ -59,7 +63,8 @@ def trial_of(tags: Mapping[str, str]) -> Kept | None:
     try:
         seq = int(content.pop("seq"))
         trial = TrialRow(**content)
-    except (AttributeError, KeyError, TypeError, ValueError):
+        part_of_a_path(trial.key)
+    except (AttributeError, KeyError, TypeError, ValueError, PlaceError):
         return None
     if trial.status not in STATUSES or record_digest(trial) != tags.get("ringray.record"):
         return None
@@ -77,6 +82,8 @@ def _unpacked(tags: Mapping[str, str], name: str) -> Any:
     count, _, text = tags.get(name, "").partition(":")
     try:
         text += "".join(tags[f"{name}.{number}"] for number in range(1, int(count)))
-        return json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
-    except (KeyError, ValueError, zlib.error):
+        reader = zlib.decompressobj()
+        content = reader.decompress(base64.b64decode(text, validate=True), _MOST)
+        return json.loads(content) if reader.eof else None
+    except (KeyError, ValueError, RecursionError, zlib.error):
         return None
