@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart autoscaling test lint format chaos audit screenshots clean
+.PHONY: help setup quickstart autoscaling test lint format chaos campaign soak audit screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,13 @@ test: $(STAMP) ## run the quick tests
 # pytest ends with 5 when nothing is selected.
 chaos: $(STAMP) ## run the slow tests and those that kill processes
 	@$(PYTEST) tests -m "(chaos or slow) and not gpu" || test $$? -eq 5
+
+#   SEED=7 make campaign      the faults of that seed again
+campaign: $(STAMP) ## break real sweeps 200 times at random moments (about half an hour)
+	@$(BIN)/python -m tests.chaos.campaign --faults 200 $(if $(SEED),--seed $(SEED))
+
+soak: $(STAMP) ## measure 5,000 trials and see that nothing grows
+	@$(BIN)/python -m tests.chaos.soak --trials 5000
 
 # Asks a service on the internet, so that neither lint nor CI wait for it.
 #   ADVISORIES=FOLDER make audit     reads advisories in OSV's format instead, offline

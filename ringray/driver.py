@@ -113,7 +113,8 @@ def run(
             state = tracker.finish()
             summary.ui_command = tracker.ui_command
             if state.error or state.pending:
-                summary.tracking = f"{state.pending} trials are not in MLflow yet: {state.error}"
+                why = f": {state.error}" if state.error else ""
+                summary.tracking = f"{state.pending} trials are not in MLflow yet{why}"
 
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
@@ -167,7 +168,7 @@ def run(
             summary.counts = _counts(store, plan.digest)
             store.finish(plan.digest, _ENDINGS[summary.exit_code])
         if tracker is not None:
-            tracker.ask_to_finish()
+            tracker.ask_to_finish(summary.measured)
     summary.wall_s = time.monotonic() - began
     observer.sweep_ended(summary)
     return summary

@@ -57,9 +57,12 @@ def create(path: Path) -> None:
 
 
 def database(path: Path) -> None:
-    """``create`` of a sqlite file that may be there, with the files that sqlite keeps beside it: a
-    link is followed, as it is meant. OSError where that cannot be."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, FILE))
+    """``create`` of a sqlite file that may be there, with the files that sqlite keeps beside it.
+    OSError where that cannot be."""
+    # One that is there is not opened: closing it would drop the locks of every connection that
+    # this process has to it, and another process would then take the file for unused.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE))
     for name in ("", "-wal", "-shm", "-journal"):
         one = path.resolve()
         close(one.with_name(one.name + name))

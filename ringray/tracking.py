@@ -30,6 +30,7 @@ __all__ = ["Prepared", "SyncState", "Tracker", "resolve_uri", "settled", "sync"]
 
 READY_S = 60.0
 FINISH_S = 30.0  # for what is left when a sweep ends, however slow MLflow is
+PER_TRIAL_S = 0.5  # and so much more for each trial of a sweep whose trials are shorter than that
 PATIENCE_S = 10.0  # of these with failures and nothing else
 UNHURRIED_S = 60.0  # for an answer, where nothing else waits
 FIGURES_S = 120.0  # on a machine that is busy with other things
@@ -183,9 +184,11 @@ class Tracker:
         self._end()
         raise cannot_be_used(self.uri, str(message.get("error")))
 
-    def ask_to_finish(self, timeout: float = FINISH_S) -> None:
-        """Has the rest written from now on, for at most so many seconds, and does not wait. Where
-        MLflow only fails, it is given up sooner, after ``PATIENCE_S``."""
+    def ask_to_finish(self, trials: int = 0, timeout: float = FINISH_S) -> None:
+        """Has the rest written from now on, for at most ``timeout`` seconds and half a second for
+        each of the ``trials`` that may be left, and does not wait. Where MLflow only fails, it is
+        given up sooner, after ``PATIENCE_S``."""
+        timeout += PER_TRIAL_S * trials
         self._until = time.monotonic() + timeout
         patience = min(timeout, PATIENCE_S)
         self._channel.send({"finish": True, "timeout": timeout, "patience": patience})

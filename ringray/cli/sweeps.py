@@ -231,7 +231,7 @@ def _print_summary(
     if summary.ui_command:
         say(console, f"mlflow: {summary.ui_command}")
     if summary.tracking:
-        say(console, f"        {summary.tracking}")
+        say(console, f"        {summary.tracking}; `ringray sync {plan.spec.name}` writes them")
     if not trials:
         say(console, "interrupted before anything was recorded; run it again to start")
     elif summary.interrupted or pending:

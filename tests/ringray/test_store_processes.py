@@ -36,6 +36,27 @@ def _python(code: str, *arguments: object) -> subprocess.Popen[bytes]:
     )
 
 
+def test_opening_a_store_twice_keeps_its_locks(store: Store) -> None:
+    """Closing any descriptor of a file ends all locks that the process has on it; another process
+    that then comes and goes would think itself alone and remove the log under the first."""
+    store.begin(sweep(), [trial(0)])
+    log = store.path.with_name("store.db-wal")
+    assert log.stat().st_size > 0
+    with Store(store.path, create=False) as again:
+        assert again.knows(DIGEST)
+    passing = _python(
+        """
+        import sqlite3, sys
+        db = sqlite3.connect(sys.argv[1])
+        print(db.execute("SELECT count(*) FROM trials").fetchone()[0])
+        db.close()
+        """,
+        store.path,
+    )
+    assert passing.communicate()[0] == b"1\n"
+    assert log.exists()
+
+
 def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     writer = _python(

@@ -1,0 +1,32 @@
+"""A short campaign and a short soak; `make campaign` and `make soak` run the whole ones."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos import campaign, soak
+from tests.chaos.world import world
+from tests.ringray import drive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+
+
+def test_faults_at_random_moments(tmp_path: Path) -> None:
+    seed = int(os.environ.get("RINGRAY_CHAOS_SEED", "20261121"))
+    with world(tmp_path) as of:
+        sweeps = campaign.run(of, seed, itertools.count(), faults=15)
+    print(f"\nseed {seed}\n{campaign.summary(sweeps)}")
+
+
+def test_nothing_grows(tmp_path: Path) -> None:
+    for place in drive.place(tmp_path):
+        watch = soak.run(place, trials=1000)
+    print(f"\n{watch.table()}")
+    assert watch.growths() == []
