@@ -6,8 +6,8 @@
 A sweep of a few seconds is disturbed by several faults, drawn from the seed and its number: which,
 and how long after the one before. A driver that ended is started again with `ringray resume`, as
 its user would. Then every trial must have been measured and recorded once, in the store, in the
-`--json` file and in MLflow; nobody may have waited for longer than it takes a ring to start for the next
-sign of progress; nothing may be left of any driver or ring.
+`--json` file and in MLflow; nobody may have waited for longer than it takes a ring to start for
+the next sign of progress; nothing may be left of any driver or ring.
 """
 
 from __future__ import annotations
