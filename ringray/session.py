@@ -126,7 +126,11 @@ class Session:
         """One trial's outcome; a ring that fails is replaced and, where that may help, the trial
         tried again."""
         trial, limits = work.trial, self._plan.spec.limits
-        started = time.time()
+        started, began = time.time(), time.monotonic()
+
+        def now() -> float:  # a clock that is set meanwhile makes no trial shorter or longer
+            return started + time.monotonic() - began
+
         met: list[Fault] = []
         for attempt in range(1, limits.retries + 2):
             self._observer.trial_started(trial, attempt)
@@ -153,7 +157,7 @@ class Session:
                     continue
                 return Outcome(
                     fault.status, str(fault), point=trial.point(self._sweep.environment),
-                    attempts=attempt, started=started, ended=time.time(),
+                    attempts=attempt, started=started, ended=now(),
                     environment=self._where(met),
                 )  # fmt: skip
             self._nodes.ended(ring.nodes)
@@ -173,7 +177,7 @@ class Session:
                 where["place"] = asdict(ring.ranks[0].place)
             return Outcome(
                 status, reason, metrics, samples, trial.point(self._sweep.environment, chosen),
-                attempt, started, time.time(), where,
+                attempt, started, now(), where,
             )  # fmt: skip
         raise AssertionError("the last attempt returns")
 
