@@ -160,10 +160,13 @@ def transaction(db: sqlite3.Connection, path: Path) -> Iterator[sqlite3.Connecti
             yield db
             db.execute("COMMIT")
         except BaseException:
-            # On some errors (a full disk) sqlite has rolled back already.
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            _roll_back(db)
             raise
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    if db.in_transaction:  # on some errors (a full disk) sqlite has rolled back already
+        db.execute("ROLLBACK")
 
 
 @contextmanager
@@ -269,7 +272,7 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
     try:
         version = _version(db, path)
     finally:
-        db.execute("ROLLBACK")
+        _roll_back(db)
     if version == len(MIGRATIONS):
         return
     with transaction(db, path):

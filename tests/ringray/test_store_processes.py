@@ -27,11 +27,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def _python(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+def _python(code: str, *arguments: object, stderr: int | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )
 
@@ -55,6 +56,26 @@ def test_opening_a_store_twice_keeps_its_locks(store: Store) -> None:
     )
     assert passing.communicate()[0] == b"1\n"
     assert log.exists()
+
+
+def test_a_store_that_cannot_be_opened_for_lack_of_space_says_so(tmp_path: Path) -> None:
+    """Its log and the memory that processes share would lie beside it, on the full disk."""
+    path = tmp_path / "store.db"
+    with Store(path) as store:
+        store.begin(sweep(), [trial(0)])
+    full = """
+        import resource, signal, sys
+        from ringray.cli import main
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+        sys.exit(main(["list", "--store", sys.argv[1]]))
+        """
+    opening = _python(full, path, stderr=subprocess.PIPE)
+    _, said = opening.communicate()
+    assert (opening.returncode, said.count(b"\n")) == (2, 1), said.decode()
+    assert b"the disk reports an error or has no space left; free some space" in said
+    with Store(path, create=False) as store:
+        assert len(store.trials(DIGEST)) == 1
 
 
 def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
