@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringray.redact import shown
+from ringray.units import BYTES, memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -102,11 +103,11 @@ class Fault:
     def _memory(self) -> str:
         told = []
         if self.asked_bytes is not None:
-            told.append(f"asked {size(self.asked_bytes)}")
+            told.append(f"asked {memory(self.asked_bytes)}")
         if self.free_bytes is not None:
-            told.append(f"{size(self.free_bytes)} free when that was refused")
+            told.append(f"{memory(self.free_bytes)} free when that was refused")
             if self.limit_bytes is not None:
-                told.append(f"limits.rank_memory {size(self.limit_bytes)}")
+                told.append(f"limits.rank_memory {memory(self.limit_bytes)}")
         return ", ".join(told)
 
     def as_dict(self) -> dict[str, Any]:
@@ -194,27 +195,15 @@ def cause(faults: Mapping[int, Fault]) -> Fault:
     return replace(first, ranks=tuple(sorted(rank for one in together for rank in one.ranks)))
 
 
-_UNITS = {"bytes": 0, "kib": 10, "kb": 10, "mib": 20, "gib": 30, "tib": 40}
+_BYTES = {name.lower(): count for name, count in BYTES.items()} | {"bytes": 1, "kb": 1 << 10}
 
 
 def asked(text: str) -> int | None:
     """Bytes that an error of an allocator says were asked for."""
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", text, re.IGNORECASE)
-    if found is None or found[2].lower() not in _UNITS:
+    if found is None or found[2].lower() not in _BYTES:
         return None
-    return int(float(found[1].rstrip(".")) * (1 << _UNITS[found[2].lower()]))
-
-
-def size(count: int) -> str:
-    """Bytes in words."""
-    for bits, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 1 << bits:
-            return (
-                f"{count / (1 << bits):.3g} {unit}"
-                if count < 1000 << bits
-                else (f"{count >> bits} {unit}")
-            )
-    return f"{max(count, 0)} bytes"
+    return int(float(found[1].rstrip(".")) * _BYTES[found[2].lower()])
 
 
 def listed(ranks: Sequence[int]) -> str:

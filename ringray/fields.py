@@ -7,7 +7,6 @@ errors use, ``schema`` is its JSON Schema. A value of the wrong kind raises ``Mi
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -151,45 +150,6 @@ class Share(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-@dataclass(frozen=True)
-class Duration(Kind):
-    """A time from ``low`` to ``high`` seconds, kept as float seconds."""
-
-    low: float
-    high: float
-
-    @property
-    def expected(self) -> str:
-        low, high = _seconds(self.low), _seconds(self.high)
-        return f"a duration from {low} to {high}, such as 500ms, 90s, 2m, 1h or a number of seconds"
-
-    def read(self, value: object) -> float:
-        seconds = math.nan
-        if isinstance(value, str):
-            match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(ms|s|m|h)", value)
-            if match:
-                seconds = float(match[1]) * _UNITS[match[2]]
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            seconds = float(value) if abs(value) < 1e12 else math.nan
-        if not self.low <= seconds <= self.high:  # NaN fails too
-            raise Mismatch(self.expected)
-        return seconds
-
-    def schema(self) -> dict[str, Any]:
-        number = {"type": "number", "minimum": self.low, "maximum": self.high}
-        pattern = r"^[0-9]{1,9}(\.[0-9]{1,9})? ?(ms|s|m|h)$"
-        return {"anyOf": [number, {"type": "string", "pattern": pattern}]}
-
-
-def _seconds(seconds: float) -> str:
-    if seconds and seconds % 3600 == 0:
-        return f"{seconds / 3600:g}h"
-    return f"{seconds:g}s"
 
 
 @dataclass(frozen=True)

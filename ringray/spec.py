@@ -27,7 +27,6 @@ from ringray.fields import (
     Choice,
     Documents,
     DocumentsKind,
-    Duration,
     OrNull,
     Several,
     Share,
@@ -39,8 +38,8 @@ from ringray.fields import (
 )
 from ringray.kinds import KINDS
 from ringray.partition import PARTITIONS
+from ringray.quantityfield import Duration, Size
 from ringray.redact import UNPRINTABLE
-from ringray.sizefield import Size
 from ringray.specerrors import explain
 from ringray.transportfield import TransportKind
 from ringray.walk import BACKWARDS

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from ringray import units
 from ringray.records import STATUSES, SweepRow, TrialRow
 from ringray.report import words
 from ringray.report.figures import TITLES, data
@@ -110,7 +111,7 @@ def _winners(points: Sequence[Point]) -> list[str]:
         cells = [
             _said(data.problem(first, problem)) or "all",
             f"**{_said(data.strategy(first, fields))}**",
-            words.digits(first.metrics["median_ms"]),
+            units.digits(first.metrics["median_ms"]),
             _said(data.strategy(second, fields)),
             f"{behind:.1%}{doubt}",
         ]

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringray import environment
+from ringray import environment, units
 from ringray.cluster import local_ranks
 from ringray.errors import RingrayError
 from ringray.redact import shown
@@ -137,9 +137,9 @@ def _memory() -> Finding:
     import psutil
 
     memory = psutil.virtual_memory()
-    said = f"{words.memory(memory.total)}, {words.memory(memory.available)} free"
+    said = f"{units.memory(memory.total)}, {units.memory(memory.available)} free"
     if memory.available < _QUICKSTART_MEMORY:
-        said += f"; the quickstart wants {words.memory(_QUICKSTART_MEMORY)}"
+        said += f"; the quickstart wants {units.memory(_QUICKSTART_MEMORY)}"
         return Finding("note", "memory", said)
     return Finding("ok", "memory", said)
 
@@ -200,7 +200,7 @@ def _home() -> Iterator[Finding]:
         yield Finding("missing", "home", f"{path} is not writable: {why}; set RINGRAY_HOME")
         return
     free = shutil.disk_usage(path).free
-    said = f"{path}, {words.memory(free)} free"
+    said = f"{path}, {units.memory(free)} free"
     if others:
         said += f"; others may write there, and so replace what is in it: chmod go-w {path}"
     yield Finding("ok" if free >= _DISK and not others else "note", "home", said)

@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringray import environment, jobserver, shipping
+from ringray import environment, jobserver, shipping, units
 from ringray import spec as specs
 from ringray.errors import PlaceError, SpecError
 from ringray.jobs import INTERRUPTED, Job, Jobs
 from ringray.plan import build
 from ringray.redact import has_password, plain
-from ringray.report import words
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +36,7 @@ def submit(arguments: argparse.Namespace) -> int:
         job, started = here.submit(plan, shipment, arguments.store)
     called = f"{plan.spec.name} {plan.digest[:12]}"
     if started:
-        print(f"{called}: job {job.id} at {url}, {words.memory(shipment.size)} of source")
+        print(f"{called}: job {job.id} at {url}, {units.memory(shipment.size)} of source")
     else:
         print(f"{called}: job {job.id} runs already at {url}")
         if job.code != environment.code_digest():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringray import spec as specs
+from ringray import units
 from ringray.errors import UserError
 from ringray.plan import build, trial_dict
 from ringray.redact import public_spec
@@ -82,8 +83,8 @@ def _counted(plan: Plan) -> str:
     totals = _totals(plan)
     return (
         f"{said}; predicted: {words.duration(totals['measuring_s'])} of measuring, "
-        f"up to {words.memory(totals['peak_memory_bytes'])} per rank, "
-        f"{words.flops(totals['flops'])} and {words.memory(totals['sent_bytes'])} sent "
+        f"up to {units.memory(totals['peak_memory_bytes'])} per rank, "
+        f"{words.flops(totals['flops'])} and {units.memory(totals['sent_bytes'])} sent "
         "in one pass of each"
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringray import spec as specs
-from ringray import tuned
+from ringray import tuned, units
 from ringray.cli.records import doubted
 from ringray.cli.sweeps import execute
 from ringray.errors import SpecError, UserError
@@ -72,7 +72,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _print(entries: list[Entry]) -> None:
-    from ringray.report import tables, words
+    from ringray.report import tables
 
     here = tuned.here()
     console = tables.console()
@@ -91,7 +91,7 @@ def _print(entries: list[Entry]) -> None:
             replace(here, hardware=entry.place.hardware, device=entry.place.device) == entry.place
         )
         table.add_row(
-            said, choice, f"{words.digits(entry.metrics.get('median_ms'))} ms",
+            said, choice, f"{units.digits(entry.metrics.get('median_ms'))} ms",
             entry.place.hardware, "yes" if current else "no: other kernels or versions",
         )  # fmt: skip
     tables.show(table, console)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ringray import units
 from ringray.report import words
 from ringray.report.replicas import by_point, together
 
@@ -165,17 +166,17 @@ def _details(outcome: Outcome, trial: Trial) -> str:
     if "median_ms" in metrics:
         spread = ""
         if "p20_ms" in metrics and "p80_ms" in metrics:
-            spread = f" ({words.digits(metrics['p20_ms'])}-{words.digits(metrics['p80_ms'])})"
-        said.append(f"{words.digits(metrics['median_ms'])} ms{spread}")
+            spread = f" ({units.digits(metrics['p20_ms'])}-{units.digits(metrics['p80_ms'])})"
+        said.append(f"{units.digits(metrics['median_ms'])} ms{spread}")
     if "baseline_ms" in metrics:
-        said.append(f"{trial.config.baseline} {words.digits(metrics['baseline_ms'])} ms")
+        said.append(f"{trial.config.baseline} {units.digits(metrics['baseline_ms'])} ms")
     if "ratio" in metrics:
         said.append(f"ratio {words.ratio(metrics['ratio'])}")
     if "hidden" in metrics:
         said.append(f"{words.share(metrics['hidden'])} of its transfers hidden")
     worst = worst_error(metrics)
     if worst is not None:
-        said.append(f"worst error {words.digits(worst)} of its budget")
+        said.append(f"worst error {units.digits(worst)} of its budget")
     if outcome.attempts > 1:
         said.append(f"{outcome.attempts} attempts")
     if outcome.reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ringray import units
 from ringray.measure import HOP
 from ringray.report import words
 from ringray.report.tables import bare_table
@@ -51,7 +52,7 @@ def hops_table(sweep: str, rows: Sequence[TrialRow]) -> Table:
             table.add_row(
                 number,
                 name.removeprefix(HOP),
-                *(words.digits(time) if time else "" for time in times),
+                *(units.digits(time) if time else "" for time in times),
                 words.mib(sent) if sent else "",
                 file,
             )

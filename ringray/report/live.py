@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ringray import units
 from ringray.autotune.schedule import UNASKED
 from ringray.redact import shown
 from ringray.report import words
@@ -294,14 +295,14 @@ def _row(
     replicas = f" ×{len(group.ended)}" if len(group.keys) > 1 else ""
     spread = ""
     if "p20_ms" in metrics and "p80_ms" in metrics:
-        spread = f"{words.digits(metrics['p20_ms'])}–{words.digits(metrics['p80_ms'])}"
-    median = words.digits(metrics.get("median_ms")) + replicas
+        spread = f"{units.digits(metrics['p20_ms'])}–{units.digits(metrics['p80_ms'])}"
+    median = units.digits(metrics.get("median_ms")) + replicas
     cells += [Text(median, "bold"), Text(spread, "bright_black")]
     for head in heads[2:]:
         if head == "worst error":
             worst = worst_error(metrics)
             right = worst is not None and worst <= 1
-            cells.append(Text(words.digits(worst), "green" if right else "bold red"))
+            cells.append(Text(units.digits(worst), "green" if right else "bold red"))
         elif head.startswith("vs "):
             ratio = metrics.get("ratio")
             text = Text(f"{words.ratio(ratio):>5}", ratio_style(ratio) if ratio is not None else "")
@@ -316,7 +317,7 @@ def _row(
 
 def _wide_cell(head: str, metrics: Mapping[str, float]) -> str:
     if head == "TFLOP/s":
-        return words.digits(metrics.get("tflops"))
+        return units.digits(metrics.get("tflops"))
     return words.mib(metrics.get("peak_memory_bytes" if head == "peak MiB" else "sent_bytes"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ringray import units
 from ringray.autotune.schedule import SEARCHED
 from ringray.report import words
 
@@ -75,5 +76,5 @@ def _choice(study: Found, key: str) -> str:
 def _value(name: str, row: TrialRow, *, unit: bool = True) -> str:
     number = row.metrics.get(name)
     if name.endswith("_bytes") and number is not None:
-        return words.memory(number)
-    return words.digits(number) + (f" {_UNITS.get(name, name)}" if unit else "")
+        return units.memory(number)
+    return units.digits(number) + (f" {_UNITS.get(name, name)}" if unit else "")

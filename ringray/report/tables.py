@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ringray import units
 from ringray.report import words
 from ringray.report.board import worst_error
 
@@ -135,8 +136,8 @@ def plan_table(trials: Sequence[Trial]) -> Table:
             str(trial.index + 1),
             *(words.value(name, config[name]) for name in fields),
             words.duration(cost.time_ms / 1e3) if cost.time_ms >= 1e3 else _ms(cost.time_ms),
-            words.memory(cost.peak_memory_bytes),
-            words.memory(cost.sent_bytes),
+            units.memory(cost.peak_memory_bytes),
+            units.memory(cost.sent_bytes),
             words.flops(cost.flops),
             f"{cost.balance:.0%}",
         )
@@ -144,7 +145,7 @@ def plan_table(trials: Sequence[Trial]) -> Table:
 
 
 def _ms(milliseconds: float) -> str:
-    return words.digits(milliseconds, " ms")
+    return units.digits(milliseconds, " ms")
 
 
 # Results
@@ -160,12 +161,12 @@ class Metric(NamedTuple):
 
 def _spread(metrics: Mapping[str, float]) -> str:
     if "p20_ms" not in metrics or "p80_ms" not in metrics:
-        return words.digits(None)
-    return f"{words.digits(metrics['p20_ms'])}–{words.digits(metrics['p80_ms'])}"
+        return units.digits(None)
+    return f"{units.digits(metrics['p20_ms'])}–{units.digits(metrics['p80_ms'])}"
 
 
 def _number(name: str) -> Callable[[Mapping[str, float]], str]:
-    return lambda metrics: words.digits(metrics.get(name))
+    return lambda metrics: units.digits(metrics.get(name))
 
 
 def _mib(name: str) -> Callable[[Mapping[str, float]], str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from ringray.redact import plain
+from ringray.units import ABSENT, digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ringray.plan import Plan
 
 MIB = 1 << 20
-_ABSENT = "–"
 
 # Column heads of config fields, in the order in which a person compares them.
 HEADS = {
@@ -66,7 +65,7 @@ def varying(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 def value(name: str, given: Any) -> str:
     """A config value as a table shows it."""
     if given is None:
-        return "no" if name in ("window", "documents") else _ABSENT
+        return "no" if name in ("window", "documents") else ABSENT
     if isinstance(given, bool):
         return "yes" if given else "no"
     if isinstance(given, list | tuple):
@@ -156,40 +155,19 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def digits(number: float | None, suffix: str = "") -> str:
-    """Three significant digits and never an exponent; a dash for what is not known."""
-    if number is None or number != number:
-        return _ABSENT
-    size = abs(number)
-    if size >= 100:
-        return f"{number:,.0f}{suffix}"
-    places = 2 if size == 0 else min(2 - math.floor(math.log10(size)), 6)
-    return f"{number:.{places}f}{suffix}"
-
-
 def ratio(number: float | None) -> str:
     """A ratio of times, two decimals."""
-    return _ABSENT if number is None or number != number else f"{number:.2f}"
+    return ABSENT if number is None or number != number else f"{number:.2f}"
 
 
 def share(number: float | None) -> str:
     """A part of a whole in percent."""
-    return _ABSENT if number is None or number != number else f"{number:.0%}"
+    return ABSENT if number is None or number != number else f"{number:.0%}"
 
 
 def mib(count: float | None) -> str:
     """Bytes as MiB."""
-    return _ABSENT if count is None else "0" if count == 0 else digits(count / MIB)
-
-
-def memory(count: float) -> str:
-    """Bytes in the unit that fits."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.0f} B" if unit == "B" else f"{digits(amount)} {unit}"
+    return ABSENT if count is None else "0" if count == 0 else digits(count / MIB)
 
 
 def flops(count: float) -> str:

@@ -1,4 +1,4 @@
-"""A store whose sweeps are tracked in an MLflow database of the test's own."""
+"""A store whose sweeps are tracked in an MLflow database of the test's own; a job server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ringray import jobs, jobserver
 from tests.ringray import tracked
+from tests.ringray.job_server import Server
+from tests.ringray.small import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,3 +26,20 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Path) -> Iterator[Store]:
     yield from tracked.opened(tmp_path, monkeypatch, schema)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(jobserver, "connect", lambda url: made)
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)

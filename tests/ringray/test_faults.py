@@ -113,8 +113,8 @@ def test_one_line_for_the_user() -> None:
         asked_bytes=3 << 29, free_bytes=600 << 20, limit_bytes=2 << 30,
     )  # fmt: skip
     assert str(fault) == (
-        "rank 0 on 10.0.0.2 (node 1f), in repeat 2: out of memory: asked 1.5 GiB, 600 MiB free "
-        "when that was refused, limits.rank_memory 2 GiB"
+        "rank 0 on 10.0.0.2 (node 1f), in repeat 2: out of memory: asked 1.50 GiB, 600 MiB free "
+        "when that was refused, limits.rank_memory 2.00 GiB"
     )
     assert str(Fault("mismatch", "error beyond the budget")) == "error beyond the budget"
     died = Fault("rank-died", "killed", tuple(range(12)), "10.0.0.2")

@@ -2,107 +2,27 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from ringray import cli, environment, jobs, jobserver, plan, shipping, spec
+from ringray import cli, environment, jobs, shipping, spec
 from ringray.errors import PlaceError
 from ringray.jobs import Job, Jobs
+from tests.ringray.job_server import PLAN, SHORT, URL, Server, ends
 from tests.ringray.small import SMALL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    pass
 
 ROOT = Path(__file__).resolve().parents[2]
-URL = "http://head:8265"
-PLAN = plan.build(spec.parse(SMALL))
-SHORT = PLAN.digest[:12]
-
-
-@dataclass
-class Server:
-    """Ray's job server with the parts of its client that are used; a name is taken once."""
-
-    jobs: dict[str, SimpleNamespace] = field(default_factory=dict)
-    logs: list[Any] = field(default_factory=list)
-    sent: list[dict[str, Any]] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    before: Callable[[], None] = lambda: None  # a job is put down
-    stops: list[str] = field(default_factory=list)
-
-    def put(self, id: str, status: str = "RUNNING", **more: Any) -> SimpleNamespace:
-        given = {
-            "submission_id": id, "status": status, "driver_exit_code": None, "error_type": None,
-            "message": None,
-            "metadata": {"sweep": PLAN.digest, "name": "small", "code": environment.code_digest()},
-        }  # fmt: skip
-        self.jobs[id] = SimpleNamespace(**(given | more))
-        return self.jobs[id]
-
-    def list_jobs(self) -> list[SimpleNamespace]:
-        return list(self.jobs.values())
-
-    def get_job_info(self, id: str) -> SimpleNamespace:
-        return self.jobs[id]
-
-    def submit_job(self, *, submission_id: str, **given: Any) -> str:
-        self.before()
-        if submission_id in self.jobs:
-            raise RuntimeError(
-                "Request failed with status code 500: Traceback ...\nValueError: Job with "
-                f"submission_id {submission_id} already exists. Please use a different one."
-            )
-        self.put(submission_id, metadata=given["metadata"], status="PENDING")
-        self.sent.append({"id": submission_id, **given})
-        folder = Path(given["runtime_env"]["working_dir"])
-        self.files = sorted(
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-        )
-        return submission_id
-
-    def stop_job(self, id: str) -> bool:
-        self.stops.append(id)
-        self.jobs[id].status = "STOPPED"
-        return True
-
-    async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
-        """One connection: texts, errors that break it, or something to happen."""
-        for entry in self.logs.pop(0):
-            if isinstance(entry, Exception):
-                raise entry
-            if callable(entry):
-                entry()
-            else:
-                yield entry
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    made = Server()
-    monkeypatch.setattr(jobserver, "connect", lambda url: made)
-    monkeypatch.setattr(jobs, "POLL_S", 0.0)
-    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    return made
 
 
 @pytest.fixture
 def here(server: Server) -> Jobs:
     return Jobs(server, URL)
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> str:
-    path = tmp_path / "small.yaml"
-    path.write_text(SMALL)
-    return str(path)
 
 
 def submit(here: Jobs, store: str | None = None) -> tuple[Job, bool]:
@@ -279,14 +199,6 @@ def test_a_head_without_python_is_told_of() -> None:
 # Following
 
 
-def ends(server: Server, status: str = "SUCCEEDED", code: int | None = 0) -> Callable[[], None]:
-    def end() -> None:
-        for job in server.jobs.values():
-            job.status, job.driver_exit_code = status, code
-
-    return end
-
-
 def test_the_log_is_handed_on_as_it_comes(server: Server, here: Jobs) -> None:
     job, _ = submit(here)
     server.logs = [["a\n", "b\n", ends(server)]]
@@ -317,117 +229,3 @@ def test_a_head_that_is_gone_is_given_up(
     server.logs = [["a\n"], *([OSError("no route")] for _ in range(3))]
     with pytest.raises(PlaceError, match=f"no answer from {URL} .* {job.id} may well go on"):
         here.follow(job, lambda text: None)
-
-
-# The commands
-
-
-def test_submit_follows_and_exits_as_the_sweep(
-    server: Server, small: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for status, code, last in (
-        ("SUCCEEDED", 0, "complete\n"),
-        ("FAILED", 1, f"to try again what failed: ringray submit {small} --address {URL}\n"),
-        ("FAILED", 2, "refused\n"),
-        ("FAILED", 130, f"to continue it: ringray submit {small} --address {URL}\n"),
-    ):
-        server.logs = [["1/6 done\n", ends(server, status, code)]]
-        assert cli.main(["submit", small, "--address", URL]) == code
-        out = capsys.readouterr().out
-        assert "1/6 done\n" in out
-        assert out.endswith(last)
-    assert [sent["id"] for sent in server.sent] == [f"ringray-{SHORT}-{n}" for n in (1, 2, 3, 4)]
-
-
-def test_a_job_that_never_started_is_an_error(
-    server: Server, small: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        (job,) = server.jobs.values()
-        job.status, job.error_type, job.message = "FAILED", "RUNTIME_ENV_SETUP_FAILURE", "no disk"
-
-    server.logs = [[fail]]
-    assert cli.main(["submit", small, "--address", URL]) == 2
-    assert f"error: job ringray-{SHORT}-1 could not start: no disk" in capsys.readouterr().err
-
-
-def test_detach_says_how_to_go_on(
-    server: Server, small: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["submit", small, "--address", f"{URL}/", "--detach"]) == 0
-    out = capsys.readouterr().out
-    assert f"follow: ringray submit {small} --address {URL}\n" in out
-    assert f"stop:   ringray stop small --address {URL}\n" in out
-    assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
-    out = capsys.readouterr().out
-    assert f"job ringray-{SHORT}-1 runs already" in out
-    assert "other source" not in out
-    next(iter(server.jobs.values())).metadata["code"] = "0" * 64
-    assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
-    assert "it runs other source than is here" in capsys.readouterr().out
-
-
-def test_ctrl_c_detaches(server: Server, small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    server.logs = [["a\n", interrupt]]
-    assert cli.main(["submit", small, "--address", URL]) == 130
-    assert f"detached; job ringray-{SHORT}-1 goes on" in capsys.readouterr().out
-    assert server.stops == []
-
-
-@pytest.mark.parametrize("by", ["name", "digest", "spec"])
-def test_stop_finds_the_running_job(
-    server: Server, small: str, by: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.put(f"ringray-{SHORT}-1", "FAILED", driver_exit_code=1)
-    server.put(f"ringray-{SHORT}-2")
-    given = {"name": "small", "digest": PLAN.digest[:6].upper(), "spec": small}[by]
-    assert cli.main(["stop", given, "--address", URL]) == 0
-    assert server.stops == [f"ringray-{SHORT}-2"]
-    assert f"job ringray-{SHORT}-2: stopped; `ringray submit SPEC" in capsys.readouterr().out
-    assert cli.main(["stop", given, "--address", URL]) == 0
-    assert "has ended already: stopped" in capsys.readouterr().out
-    assert len(server.stops) == 1
-
-
-def test_stop_says_what_it_does_not_know(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["stop", "large", "--address", URL]) == 2
-    assert "of a sweep 'large'; no sweep runs there" in capsys.readouterr().err
-    other = "ab" * 32
-    server.put(f"ringray-{SHORT}-1")
-    server.put(f"ringray-{other[:12]}-1", metadata={"sweep": other, "name": "small"})
-    assert cli.main(["stop", "large", "--address", URL]) == 2
-    assert "running there: small" in capsys.readouterr().err
-    assert cli.main(["stop", "small", "--address", URL]) == 2
-    assert f"not unique: {other[:12]}, {SHORT}" in capsys.readouterr().err.replace(
-        f"{SHORT}, {other[:12]}", f"{other[:12]}, {SHORT}"
-    )
-    assert server.stops == []
-
-
-# Before anything is sent
-
-
-def test_an_old_python_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A job runs with the cluster's, which no installer has checked."""
-    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
-    with pytest.raises(SystemExit) as caught:
-        runpy.run_module("ringray", run_name="__main__")
-    assert caught.value.code == 2
-    assert "this is Python 3.10.12, ringray needs 3.11 to 3.13" in capsys.readouterr().err
-
-
-def test_the_spec_is_checked_before_anything_is_sent(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(SMALL.replace("heads: 2", "heads: two"))
-    assert cli.main(["submit", str(path), "--address", "nonsense"]) == 2
-    assert "bad.yaml:6: problem.heads" in capsys.readouterr().err
-    assert server.jobs == {}

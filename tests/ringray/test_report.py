@@ -1,76 +1,27 @@
-"""What a person sees of plans, running sweeps and results."""
+"""What a person sees of plans and results."""
 
 from __future__ import annotations
 
 import io
 import re
-import threading
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from ringray import plan, spec
+from ringray import plan
 from ringray.records import Outcome, SweepRow, TrialRow
-from ringray.report import live, replicas, tables, words
-from ringray.report.board import Board, trial_line
-
-TEXT = """\
-version: 1
-name: looks
-kind: latency
-problem: {seq_len: [2048, 8192], heads: 2, dtype: float32, direction: [forward, forward+backward]}
-strategy: {partition: [contiguous, striped, zigzag, zigzag-token]}
-"""
-UTF8, ASCII = live._glyphs("utf-8"), live._glyphs("ascii")
-
-
-def planned(text: str = TEXT) -> plan.Plan:
-    return plan.build(spec.parse(text))
-
-
-def outcome(median: float = 12.34, **changes: Any) -> Outcome:
-    metrics = {"median_ms": median, "p20_ms": median * 0.98, "p80_ms": median * 1.05}
-    metrics |= {"baseline_ms": 13.0, "ratio": median / 13.0, "tflops": 0.161}
-    metrics |= {"peak_memory_bytes": 4.0 * 2**20, "sent_bytes": 1.5 * 2**20}
-    return Outcome(**{"status": "ok", "metrics": metrics, **changes})
-
-
-def row(trial: plan.Trial, ended: Outcome | None) -> TrialRow:
-    return TrialRow(
-        key=trial.key, index=trial.index, config=trial.config.as_dict(), predicted={},
-        status=ended.status if ended else None, reason=ended.reason if ended else None,
-        metrics=dict(ended.metrics) if ended else {}, samples={}, point=None, attempts=1,
-        started=None, ended=None, environment=None,
-    )  # fmt: skip
-
-
-def console(width: int = 120, height: int = 40, terminal: bool = True) -> Console:
-    return Console(
-        file=io.StringIO(), record=True, width=width, height=height, force_terminal=terminal
-    )
-
-
-def printed(renderable: Any, width: int = 120) -> str:
-    to = console(width)
-    to.print(renderable)
-    return to.export_text()
-
+from ringray.report import replicas, tables, words
+from ringray.report.board import Board
+from tests.ringray.reported import (
+    TEXT,
+    console,
+    outcome,
+    planned,
+    printed,
+    row,
+)
 
 # Words
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (None, "–"), (float("nan"), "–"), (0.0, "0.00"), (0.0123, "0.0123"), (1e-9, "0.000000"),
-        (0.95, "0.950"),
-        (1.234, "1.23"), (12.345, "12.3"), (99.96, "100.0"), (123.4, "123"), (12345.6, "12,346"),
-    ],
-)  # fmt: skip
-def test_three_digits(number: float | None, text: str) -> None:
-    assert words.digits(number) == text
 
 
 @pytest.mark.parametrize(
@@ -80,20 +31,6 @@ def test_three_digits(number: float | None, text: str) -> None:
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert words.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.00 KiB"),
-        (3 << 30, "3.00 GiB"),
-        (1 << 50, "1,024 TiB"),
-    ],
-)
-def test_memory(count: int, text: str) -> None:
-    assert words.memory(count) == text
 
 
 def test_flops() -> None:
@@ -114,64 +51,6 @@ def test_a_label_names_what_does_not_explain_itself() -> None:
 
 def test_every_config_field_that_can_vary_has_a_head() -> None:
     assert {name for _, _, name in plan.AXES} == set(words.HEADS)
-
-
-# Plain lines
-
-
-def test_a_plain_line_says_what_ended_and_how() -> None:
-    made = planned()
-    board = Board(made, {})
-    for trial in made.trials[:2]:
-        board.end(trial, outcome())
-    third = made.trials[2]
-    board.end(third, outcome())
-    assert trial_line(board, third, outcome()) == (
-        "[ 3/16] zigzag 2048 forward  ok  12.3 ms (12.1-13.0)  sdpa 13.0 ms  ratio 0.95"
-    )
-    failed = Outcome("failed", "rank 1 ended: SIGKILL\nmore", attempts=3)
-    assert trial_line(board, third, failed) == (
-        "[ 3/16] zigzag 2048 forward  failed  3 attempts  rank 1 ended: SIGKILL"
-    )
-    right = Outcome("ok", None, {"error_out": 0.2, "error_dq": 0.431})
-    assert trial_line(board, third, right).endswith("ok  worst error 0.431 of its budget")
-
-
-def follow(observer: Any, made: plan.Plan, ended: int, done: dict[str, TrialRow]) -> None:
-    observer.sweep_started(made, done, {})
-    observer.note("starting 2 cpu actors")
-    for trial in made.trials:
-        if trial.pruned is not None:
-            observer.trial_ended(trial, Outcome("pruned", str(trial.pruned)))
-    for trial in [one for one in made.runnable if one.key not in done][:ended]:
-        observer.trial_started(trial, 1)
-        observer.trial_ended(trial, outcome())
-    observer.sweep_ended(SimpleNamespace())
-    observer.close()
-
-
-def test_plain_lines_of_a_sweep() -> None:
-    made = planned(TEXT.replace("heads: 2,", "heads: 2, window: [null, 3], causal: [true, false],"))
-    file = io.StringIO()
-    done = {made.runnable[0].key: row(made.runnable[0], outcome())}
-    follow(live.observer(file), made, 3, done)
-    lines = file.getvalue().splitlines()
-    assert lines[0] == f"looks {made.digest[:8]}: 48 trials, 1 trial measured before, 16 pruned"
-    assert lines[1].startswith("ring of 2, device auto, 1 thread per rank, 2 heads × 64, float32")
-    assert lines[2].startswith("16 points pruned: problem.window: ")
-    assert lines[3] == "starting 2 cpu actors"
-    assert [line[:7] for line in lines[4:]] == ["[ 2/48]", "[ 3/48]", "[ 4/48]"]
-
-
-class Gone(io.StringIO):
-    """A pipe whose reader has left."""
-
-    def write(self, _: str) -> int:
-        raise BrokenPipeError
-
-
-def test_a_reader_that_leaves_does_not_end_the_sweep() -> None:
-    follow(live.PlainLines(Gone()), planned(), 16, {})
 
 
 # The board
@@ -219,123 +98,6 @@ def test_the_rest_is_guessed_from_what_was_predicted() -> None:
     for trial in made.trials:
         board.end(trial, outcome())
     assert board.remaining_s == pytest.approx(0, abs=1e-6)
-
-
-# The live table
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-@pytest.mark.parametrize("glyphs", [UTF8, ASCII], ids=["utf8", "ascii"])
-def test_the_live_table_shows_what_runs_and_what_was_found(
-    width: int, glyphs: dict[str, str]
-) -> None:
-    made = planned()
-    board = Board(made, {}, "cpu")
-    board.end(made.trials[0], outcome(12.34))
-    board.end(made.trials[1], Outcome("failed", "rank 1 ended: SIGKILL"))
-    board.start(made.trials[2], 1)
-    board.note = "starting 2 cpu actors"
-    text = printed(live.render(board, 30, console(width), glyphs), width)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= width
-    assert re.match(rf"looks +{made.digest[:8]} +ring of 2 on cpu", lines[0])
-    assert "2/16" in text
-    assert "1 ok · 1 failed · 14 pending" in text
-    if width >= 80:
-        assert re.search(rf"{re.escape(glyphs['ok'])} +contiguous .* 12\.3 .* 0\.95", text)
-        assert re.search(rf"{glyphs['failed']} +striped .* failed", text)
-        assert re.search(rf"{glyphs['running']} +zigzag .* measuring", text)
-    if width >= 140:
-        assert "12.1–13.0" in text
-        assert re.search(r"0\.161 +4\.00 +1\.50", text)
-
-
-def test_the_bar_is_half_full_where_both_are_equally_fast() -> None:
-    for ratio, full in (
-        (0.0, ""),
-        (1.0, "█████"),
-        (0.9, "████▌"),
-        (2.0, "█" * 10),
-        (9.0, "█" * 10),
-    ):
-        assert live._bar(ratio, UTF8, "green").plain == full.ljust(10, "─")
-
-
-def test_more_rows_than_the_terminal_has_scroll_with_what_runs() -> None:
-    made = planned()
-    board = Board(made, {})
-    for at in range(16):
-        board.start(made.trials[at], 1)
-        text = printed(live.render(board, 5, console(), UTF8))
-        rows = [line for line in text.splitlines() if re.match(r"[✓▶·] ", line)]
-        assert len(rows) == 5
-        assert sum("measuring" in line for line in rows) == 1
-        assert "(11 rows not shown)" in text
-        board.end(made.trials[at], outcome())
-
-
-def test_correctness_shows_errors() -> None:
-    made = planned(
-        TEXT.replace("kind: latency", "kind: correctness") + "measure: {baseline: null}\n"
-    )
-    board = Board(made, {})
-    board.end(made.trials[0], Outcome("ok", None, {"error_out": 0.25, "error_dq": 0.5}))
-    text = printed(live.render(board, 30, console(), UTF8))
-    assert "worst error" in text
-    assert "0.500" in text
-    assert "vs " not in text
-
-
-def test_nothing_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn on events only, at most at the rate; what came too soon is drawn once, later."""
-    clock = [100.0]
-    timers: list[Any] = []
-
-    class Timer:
-        def __init__(self, seconds: float, action: Any) -> None:
-            self.seconds, self.action, self.cancelled = seconds, action, False
-            timers.append(self)
-
-        def start(self) -> None:
-            pass
-
-        def cancel(self) -> None:
-            self.cancelled = True
-
-    monkeypatch.setattr(threading, "Timer", Timer)
-    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
-    drawn: list[str] = []
-    view = live.LiveTable(console())
-    monkeypatch.setattr(view._live, "update", lambda *_, **__: drawn.append("now"))
-    made = planned()
-    view.sweep_started(made, {}, {})
-    assert len(drawn) == 1
-    view.trial_started(made.trials[0], 1)
-    assert len(drawn) == 1
-    assert timers[-1].seconds == pytest.approx(0.25)
-    clock[0] += 0.25
-    timers[-1].action()
-    assert len(drawn) == 2
-    clock[0] += 60  # a long trial: nobody draws
-    assert all(timer.cancelled or timer is timers[-1] for timer in timers)
-    view.trial_ended(made.trials[0], outcome())
-    assert len(drawn) == 2
-    clock[0] += 0.01
-    view.trial_started(made.trials[1], 1)
-    assert len(drawn) == 3
-    assert timers[-1].cancelled
-    view.close()
-    assert not view._live.is_started
-
-
-def test_a_terminal_gets_a_table_and_is_left_clean() -> None:
-    to = console()
-    view = live.LiveTable(to)
-    follow(view, planned(), 16, {})
-    assert not view._live.is_started
-    assert view._timer is None
-    written = to.file.getvalue()  # type: ignore[attr-defined]
-    assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")  # the cursor is back
 
 
 # Tables

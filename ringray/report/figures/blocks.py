@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringray.report import words
+from ringray import units
 from ringray.report.figures import data, style
 from ringray_kernels.config import Blocks
 
@@ -108,7 +108,7 @@ def _heat(figure: style.Figure, axes: style.Axes, one: Map) -> None:
     )
     for (x, y), cell in one.cells.items():
         dark = cell.ms / best > (1 + most) / 2
-        text = words.digits(cell.ms, " ms") + (f"\n{cell.detail}" if cell.detail else "")
+        text = units.digits(cell.ms, " ms") + (f"\n{cell.detail}" if cell.detail else "")
         axes.text(
             xs.index(x), ys.index(y), text, ha="center", va="center", fontsize=7.5,
             color="white" if dark else style.INK, fontweight="bold" if cell.ms == best else None,
@@ -117,6 +117,6 @@ def _heat(figure: style.Figure, axes: style.Axes, one: Map) -> None:
     axes.set_yticks(range(len(ys)), [str(y) for y in ys])
     axes.grid(visible=False)
     axes.set_xlabel(one.x if one.default_ms is None else
-                    f"{one.x}    (default: {words.digits(one.default_ms, ' ms')})")  # fmt: skip
+                    f"{one.x}    (default: {units.digits(one.default_ms, ' ms')})")  # fmt: skip
     axes.set_ylabel(one.y)
     figure.colorbar(image, ax=axes, label="time ÷ the fastest", shrink=0.9)
