@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ringray.errors import PlaceError
 from tests.chaos.world import NODES, World, world
 from tests.ringray import tracked
 from tests.ringray.drive import tiny
@@ -182,7 +183,7 @@ class Sweep:
                     raise Broken(f"{self.name}: the driver ended with {code}:\n{error[-3000:]}")
                 of.mend()
                 driver = self._start(of, "resume", self.name, "--json", json_path)
-                if not self._known(of):  # it had not come to begin it
+                if not self._rows(of):  # it had not come to begin it
                     driver.wait()
                     driver = self._start(of, "run", spec, "--json", json_path)
                 moved = time.monotonic()
@@ -204,17 +205,24 @@ class Sweep:
         self.starts += 1
         return of.place.start(*arguments)
 
-    def _known(self, of: World) -> bool:
-        with suppress(Exception):
-            return any(row.name == self.name for row in of.place.sweeps())
-        return False
-
-    def _rows(self, of: World) -> list[TrialRow]:
-        return of.place.trials(self.name) if self._known(of) else []
+    def _rows(self, of: World) -> list[TrialRow] | None:
+        """What is recorded; nothing of a sweep that was not begun. None: the store cannot be
+        opened now, as where the disk has no room for what sqlite lays beside it."""
+        try:
+            if not any(row.name == self.name for row in of.place.sweeps()):
+                return []
+            return of.place.trials(self.name)
+        except PlaceError:
+            if not of.disk_full:
+                raise
+            return None
 
     def _look(self, of: World, recorded: dict[str, float]) -> bool:
         """Whether trials were measured since the last look, none of them for the second time."""
-        ended = {r.key: r.ended for r in self._rows(of) if r.status == "ok" and r.ended}
+        rows = self._rows(of)
+        if rows is None:
+            return False
+        ended = {r.key: r.ended for r in rows if r.status == "ok" and r.ended}
         for key, when in recorded.items():
             if ended.get(key) != when:
                 raise Broken(f"{self.name}: trial {key} of {when} is now of {ended.get(key)}")
@@ -223,7 +231,7 @@ class Sweep:
         return more
 
     def _check(self, of: World, recorded: dict[str, float], json_path: Path) -> None:
-        rows = self._rows(of)
+        rows = self._rows(of) or []
         self._look(of, recorded)
         statuses = collections.Counter(row.status for row in rows)
         if statuses != {"ok": REPLICAS}:

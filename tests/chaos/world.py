@@ -50,6 +50,10 @@ class World:
     def free_disk(self) -> None:
         (self.place.home / "ballast").unlink(missing_ok=True)
 
+    @property
+    def disk_full(self) -> bool:
+        return (self.place.home / "ballast").exists()
+
     def raylet(self, name: str) -> psutil.Process | None:
         """The live raylet of a node."""
         node = self.nodes.get(name)

@@ -138,7 +138,7 @@ class Place:
     def sweeps(self) -> list[SweepRow]:
         """What the store knows; nothing where there is none."""
         path = self.home / "store.db"
-        if not path.exists():
+        if not path.exists() or path.stat().st_size == 0:  # a driver is about to make it
             return []
         with Store(path, create=False) as store:
             return store.sweeps()
