@@ -12,7 +12,7 @@ import base64
 import json
 import zlib
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringray.errors import PlaceError
 from ringray.records import STATUSES, Kept, SweepInfo, SweepRow, TrialRow, part_of_a_path
@@ -20,7 +20,9 @@ from ringray.redact import public_spec, without_credentials
 from ringray.tracking_format import record_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+_Record = TypeVar("_Record")
 
 SWEEP_TAG = "mlflow.ringray.sweep"
 TRIAL_TAG = "mlflow.ringray.trial"
@@ -47,28 +49,31 @@ def trial_tags(trial: TrialRow, seq: int) -> dict[str, str]:
 
 def sweep_of(tags: Mapping[str, str]) -> tuple[SweepInfo, float] | None:
     """The sweep of a parent run and when it was begun first; None if the run does not say."""
-    content = _unpacked(tags, SWEEP_TAG)
-    try:
-        created = float(content.pop("created"))
-        sweep = SweepInfo(**content)
-        part_of_a_path(sweep.digest)
-    except (AttributeError, KeyError, TypeError, ValueError, PlaceError):
-        return None
-    return sweep, created
+    return _record(SweepInfo, "digest", "created", _unpacked(tags, SWEEP_TAG))
 
 
 def trial_of(tags: Mapping[str, str]) -> Kept | None:
     """The trial of a child run; None if the run does not say, or not what its tags say of it."""
-    content = _unpacked(tags, TRIAL_TAG)
-    try:
-        seq = int(content.pop("seq"))
-        trial = TrialRow(**content)
-        part_of_a_path(trial.key)
-    except (AttributeError, KeyError, TypeError, ValueError, PlaceError):
+    found = _record(TrialRow, "key", "seq", _unpacked(tags, TRIAL_TAG))
+    if found is None:
         return None
+    trial, seq = found
     if trial.status not in STATUSES or record_digest(trial) != tags.get("ringray.record"):
         return None
-    return Kept(trial, seq)
+    return Kept(trial, int(seq))
+
+
+def _record(
+    made: Callable[..., _Record], named: str, beside: str, content: Any
+) -> tuple[_Record, float] | None:
+    """A record with a name that may be part of a path, and the number that was kept beside it."""
+    try:
+        number = float(content.pop(beside))
+        record = made(**content)
+        part_of_a_path(getattr(record, named))
+    except (AttributeError, KeyError, TypeError, ValueError, PlaceError):
+        return None
+    return record, number
 
 
 def _packed(name: str, content: dict[str, Any]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tests.ringray.drive import Place, tiny
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.chaos
 
@@ -46,32 +46,36 @@ def begun(place: Place, text: str, *arguments: object) -> subprocess.Popen[str]:
     return driver
 
 
-def until_next(place: Place, name: str, since: float) -> float:
-    """Seconds from ``since`` (Unix) to the end of the first trial that was tried again."""
+def recovered(
+    place: Place, driver: Any, name: str, strike: Callable[[], object]
+) -> tuple[Any, Any]:
+    """What the driver left behind and the fault that it met, after ``strike`` hit one trial: it
+    was tried again on a new ring, and all were measured."""
 
     def again() -> list[float]:
         return [r.ended for r in place.trials(name) if r.attempts > 1 and r.ended is not None]
 
-    return float(min(drive.wait_until("a trial on the new ring", again, 60)) - since)
+    since = time.time()
+    strike()
+    took = min(drive.wait_until("a trial on the new ring", again, 60)) - since
+    print(f"{name}: first trial on the new ring after {took:.1f} s")
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    rows = place.trials(name)
+    assert {row.status for row in rows} == {"ok"}
+    (row,) = [row for row in rows if row.attempts > 1]
+    (fault,) = faults(row)
+    return done, fault
 
 
 def test_a_frozen_rank_is_replaced(place: Place) -> None:
     """Long before the trial's deadline."""
     driver = begun(place, tiny("frozen", size=3, replicas=REPLICAS, repeats=60))
     victim = place.ranks()[1]
-    since = time.time()
-    victim.suspend()
-    took = until_next(place, "frozen", since)
-    print(f"first trial on the new ring {took:.1f} s after SIGSTOP")
-    done = place.end(driver)
-    assert done.code == 0, done.out + done.err
-    assert took < 60, "it took as long as the trial may"
-    (row,) = [row for row in place.trials("frozen") if row.attempts > 1]
-    (fault,) = faults(row)
+    done, fault = recovered(place, driver, "frozen", victim.suspend)
     assert fault["kind"] == "stalled"
     assert len(fault["ranks"]) == 1, "the others only waited for it"
     assert "gave no sign of life" in done.out
-    assert {row.status for row in place.trials("frozen")} == {"ok"}
     assert not victim.is_running()
     place.check_nothing_is_left()
 
@@ -107,18 +111,10 @@ def test_a_trial_that_does_not_end_is_a_result(place: Place) -> None:
 def test_the_last_words_of_a_rank(place: Place) -> None:
     sabotage.prepare(place, sabotage.CRASH)
     driver = begun(place, tiny("crash", size=3, replicas=REPLICAS, repeats=40))
-    since = time.time()
-    sabotage.strike(place)
-    took = until_next(place, "crash", since)
-    print(f"first trial on the new ring {took:.1f} s after a rank crashed")
-    done = place.end(driver)
-    assert done.code == 0, done.out + done.err
-    (row,) = [row for row in place.trials("crash") if row.attempts > 1]
-    (fault,) = faults(row)
+    done, fault = recovered(place, driver, "crash", lambda: sabotage.strike(place))
     assert (fault["kind"], fault["ranks"]) == ("rank-died", [1])
     assert "that was not to be" in fault["log"]
     assert "that was not to be" in done.out
-    assert {row.status for row in place.trials("crash")} == {"ok"}
     place.check_nothing_is_left()
 
 
@@ -204,20 +200,11 @@ def test_a_lost_node(place: Place) -> None:
     with heads.cluster(place, NODE, NODE, NODE) as head:
         driver = begun(place, text, "--address", head.address)
         raylet = raylet_of(place.ranks()[1])
-        since = time.time()
-        raylet.kill()
-        took = until_next(place, "lost", since)
-        print(f"first trial on the new ring {took:.1f} s after its node was lost")
-        done = place.end(driver)
-        assert done.code == 0, done.out + done.err
-        assert took < 60
-        (row,) = [row for row in place.trials("lost") if row.attempts > 1]
-        (fault,) = faults(row)
+        done, fault = recovered(place, driver, "lost", raylet.kill)
         assert fault["kind"] == "node-lost", fault
         assert len(fault["ranks"]) == 1
         assert fault["node"] in done.out
         assert "(raylet)" not in done.out
-        assert {row.status for row in place.trials("lost")} == {"ok"}
         head.check_nothing_is_held()
 
 
