@@ -4,10 +4,11 @@
     python -m tests.chaos.campaign --seed 7 --only 12           # its twelfth sweep again
 
 A sweep of a few seconds is disturbed by several faults, drawn from the seed and its number: which,
-and how long after the one before. A driver that ended is started again with `ringray resume`, as
-its user would. Then every trial must have been measured and recorded once, in the store, in the
-`--json` file and in MLflow; nobody may have waited for longer than it takes a ring to start for
-the next sign of progress; nothing may be left of any driver or ring.
+and how long after the one before. Lost nodes come back after a while; a driver that ended is
+started again with `ringray resume`, as its user would. Then every trial must have been measured and
+recorded once, in the store, in the `--json` file and in MLflow; nobody may have waited for longer
+than it takes a ring to start for the next sign of progress; nothing may be left of any driver or
+ring.
 """
 
 from __future__ import annotations
@@ -96,10 +97,19 @@ def fill_disk(of: World, draw: random.Random) -> bool:
     return True
 
 
+def pull_cable(of: World, draw: random.Random) -> bool:
+    plugged = sorted(of.machines.keys() - of.cut.keys())
+    if not plugged:
+        return False
+    of.cut_cable(draw.choice(plugged))
+    return True
+
+
 FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "rank-killed": kill_rank,
     "rank-stopped": stop_rank,
     "node-killed": kill_node,
+    "cable-pulled": pull_cable,
     "driver-killed": kill_driver,
     "driver-interrupted": interrupt_driver,
     "tracker-killed": kill_tracker,
@@ -164,7 +174,7 @@ class Sweep:
         driver = self._start(of, "run", spec, "--json", json_path)
         recorded: dict[str, float] = {}
         draw, waiting = self._draw("victims"), list(self.faults)
-        due = moved = time.monotonic()
+        due = moved = tended = time.monotonic()
         due += waiting[0].after
         while True:
             now = time.monotonic()
@@ -193,6 +203,9 @@ class Sweep:
                     fault.at = time.time()
                     moved = max(moved, time.monotonic())
                 due = time.monotonic() + (waiting[0].after if waiting else 0.0)
+            if now - tended > 1.0:
+                of.tend()
+                tended = now
             if now - moved > HANG_S:
                 driver.kill()
                 self.endings.append("hung: " + "".join(driver.communicate())[-2000:])

@@ -1,15 +1,17 @@
-"""What the campaign breaks: a cluster of several nodes, a tracking server, a small disk."""
+"""What the campaign breaks: a cluster of several nodes, their cables, a tracking server, a disk."""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.chaos import network
+from tests.chaos.network import Machine
 from tests.ringray import drive, heads, tracked
 from tests.ringray.servers import Server, sqlite_server
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tests.ringray.heads import Head
 
 DISK_MIB = 64
+BACK_S = 15.0  # after which a lost node is replaced, and a cable plugged in
 NODES = ("node0", "node1", "node2")
 HEALTH = {  # how soon Ray believes that a node is gone
     "RAY_health_check_initial_delay_ms": "1000",
@@ -32,14 +35,17 @@ HEALTH = {  # how soon Ray believes that a node is gone
 
 @dataclass
 class World:
-    """``disk``: whether the home is on a disk of its own, which can be filled; not every machine
-    lets its users have one."""
+    """``disk``: whether the home is on a disk of its own, which can be filled; ``machines``: what
+    each node runs on, with a cable of its own. Not every machine lets its users have them."""
 
     place: Place
     head: Head
     server: Server
     disk: bool
+    machines: dict[str, Machine]
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    absent: dict[str, float] = field(default_factory=dict)  # nodes, and when that was seen
+    cut: dict[str, float] = field(default_factory=dict)  # those without a cable, and since when
 
     def fill_disk(self) -> None:
         """Until nothing more fits."""
@@ -69,9 +75,31 @@ class World:
         """Live processes of the place whose command line has ``title`` in it."""
         return [one for one in self.place.processes() if title in drive.title(one)]
 
+    def cut_cable(self, name: str) -> None:
+        self.machines[name].cut()
+        self.cut[name] = time.monotonic()
+
+    def tend(self) -> None:
+        """What the owner of a cluster does: what was away for long enough comes back."""
+        now = time.monotonic()
+        for name in [name for name, since in self.cut.items() if now - since > BACK_S]:
+            self._plug_in(name)
+        for name in NODES:
+            if self.raylet(name) is not None:
+                self.absent.pop(name, None)
+            elif now - self.absent.setdefault(name, now) > BACK_S:
+                self._start(name)
+                self.absent[name] = now
+
+    def _plug_in(self, name: str) -> None:
+        self.machines[name].mend()
+        del self.cut[name]
+
     def mend(self) -> None:
-        """What was broken is whole again: disk, server, nodes."""
+        """What was broken is whole again: disk, cables, server, nodes."""
         self.free_disk()
+        for name in list(self.cut):
+            self._plug_in(name)
         self.server.go_on()
         if not self.server.running:
             self.server.start()
@@ -92,7 +120,7 @@ class World:
         folder = self.place.ray / f"{name}-{time.monotonic_ns() % 10**6}"
         self.nodes[name] = self.head.start(
             f"--address={self.head.address}", "--num-cpus=2", f"--temp-dir={folder}",
-            **variables(self.place),
+            machine=self.machines.get(name), **variables(self.place),
         )  # fmt: skip
 
 
@@ -119,21 +147,21 @@ def world(folder: Path) -> Iterator[World]:
     home, elsewhere = folder / "home", folder / "elsewhere"
     for path in (home, elsewhere):
         path.mkdir()
-    disk = _mount(home)
-    try:
-        server = sqlite_server(elsewhere, tracked.make_schema(elsewhere))
-        for place in drive.place(home):
-            with heads.cluster(place, **variables(place)) as head:
-                place.variables |= {"RAY_ADDRESS": head.address, "MLFLOW_TRACKING_URI": server.uri}
-                made = World(place, head, server, disk)
-                try:
-                    made.mend()
-                    yield made
-                finally:
-                    server.stop()
-    finally:
+    with ExitStack() as held:
+        disk = _mount(home)
         if disk:
-            subprocess.run(["umount", "--lazy", home], check=True)
+            held.callback(subprocess.run, ["umount", "--lazy", home], check=True)
+        host, machines = heads.ADDRESS, list[Machine]()
+        with suppress(PermissionError):
+            host, machines = held.enter_context(network.machines(len(NODES)))
+        server = sqlite_server(elsewhere, tracked.make_schema(elsewhere))
+        held.callback(server.stop)
+        place = held.enter_context(contextmanager(drive.place)(home))
+        head = held.enter_context(heads.cluster(place, host=host, **variables(place)))
+        place.variables |= {"RAY_ADDRESS": head.address, "MLFLOW_TRACKING_URI": server.uri}
+        made = World(place, head, server, disk, dict(zip(NODES, machines, strict=False)))
+        made.mend()
+        yield made
 
 
 def _mount(home: Path) -> bool:

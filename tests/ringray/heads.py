@@ -16,14 +16,16 @@ import sys
 import urllib.request
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.ringray import drive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from tests.chaos.network import Machine
     from tests.ringray.drive import Place
 
 ADDRESS = "127.0.0.1"
@@ -32,9 +34,11 @@ GRACE_S = 20.0
 
 @dataclass
 class Head:
-    """A running cluster: ``url`` is its dashboard's, ``address`` that of its GCS."""
+    """A running cluster: ``url`` is its dashboard's, ``address`` that of its GCS, ``host`` where
+    nodes find its machine."""
 
     place: Place
+    host: str
     port: int
     dashboard: int
     token: str
@@ -46,11 +50,13 @@ class Head:
 
     @property
     def address(self) -> str:
-        return f"{ADDRESS}:{self.port}"
+        return f"{self.host}:{self.port}"
 
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *arguments: str, machine: Machine | None = None, **variables: str
+    ) -> subprocess.Popen[bytes]:
         """``ray start ARGUMENTS``: a node whose environment knows no ringray but through
-        ``variables``."""
+        ``variables``; on this machine if not on another."""
         environment = self.place.environment
         del environment["PYTHONPATH"]
         environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **variables}
@@ -60,8 +66,10 @@ class Head:
             self.nodes.append(
                 subprocess.Popen(
                     [
+                        *(machine.inside if machine else ()),
                         sys.executable, "-m", "ray.scripts.scripts", "start", *arguments,
-                        f"--node-ip-address={ADDRESS}", "--num-gpus=0", "--block",
+                        f"--node-ip-address={machine.address if machine else self.host}",
+                        "--num-gpus=0", "--block",
                         "--disable-usage-stats", "--object-store-memory=100000000",
                         f"--dashboard-agent-listen-port={ports[0]}",
                         f"--dashboard-agent-grpc-port={ports[1]}",
@@ -116,12 +124,17 @@ class Head:
 
 @contextmanager
 def cluster(
-    place: Place, *nodes: dict[str, str], cpus: int = 0, **variables: str
+    place: Place,
+    *nodes: dict[str, str],
+    cpus: int = 0,
+    host: str = ADDRESS,
+    machines: Sequence[Machine] = (),
+    **variables: str,
 ) -> Iterator[Head]:
     """A head with ``cpus`` CPUs and ``variables``, and one node of 4 CPUs for each environment in
-    ``nodes``."""
+    ``nodes``: each on one of ``machines``, which see the head as ``host``, if there are any."""
     port, dashboard, client = free_ports(3)
-    head = Head(place, port, dashboard, secrets.token_hex(16))
+    head = Head(place, host, port, dashboard, secrets.token_hex(16))
     place.variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": head.token}
     try:
         head.start(
@@ -130,12 +143,13 @@ def cluster(
             f"--ray-client-server-port={client}", **variables,
         )  # fmt: skip
         drive.wait_until("the head answers", lambda: head.alive() == 1)
-        for variables in nodes:
+        for variables, machine in zip_longest(nodes, machines):
             # Of two nodes in one folder, the later would empty the working directory of the first.
             folder = place.ray / str(len(head.nodes))
             head.start(
-                f"--address={head.address}", "--num-cpus=4", f"--temp-dir={folder}", **variables
-            )
+                f"--address={head.address}", "--num-cpus=4", f"--temp-dir={folder}",
+                machine=machine, **variables,
+            )  # fmt: skip
         drive.wait_until("all nodes are there", lambda: head.alive() == 1 + len(nodes))
         yield head
     finally:

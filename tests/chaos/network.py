@@ -1,0 +1,72 @@
+"""Machines with a network of their own: namespaces on one bridge, whose cables can be pulled."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``name`` is that of its namespace and of the cable's end at the bridge."""
+
+    name: str
+    address: str
+
+    @property
+    def inside(self) -> list[str]:
+        """What stands before a command that runs there."""
+        return ["ip", "netns", "exec", self.name]
+
+    def runs(self, pid: int) -> bool:
+        return self.name in _ip("netns", "identify", str(pid)).split()
+
+    def cut(self) -> None:
+        """Nothing arrives any more, and nobody is told."""
+        _ip("link", "set", self.name, "down")
+
+    def mend(self) -> None:
+        _ip("link", "set", self.name, "up")
+
+
+@contextmanager
+def machines(count: int) -> Iterator[tuple[str, list[Machine]]]:
+    """The address of this machine on their bridge, and ``count`` machines.
+
+    Raises:
+        PermissionError: this user may not make any, or there is no ``ip``.
+    """
+    net = f"10.{random.randrange(64, 255)}.{random.randrange(256)}"
+    bridge = f"rr{os.getpid() % 10**7}"
+    made = [Machine(f"{bridge}n{i}", f"{net}.{i + 2}") for i in range(count)]
+    try:
+        try:
+            _ip("link", "add", bridge, "type", "bridge")
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise PermissionError("needs the right to make networks") from error
+        _ip("address", "add", f"{net}.1/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for one in made:
+            _ip("netns", "add", one.name)
+            _ip("link", "add", one.name, "type", "veth", "peer", "eth0", "netns", one.name)
+            _ip("link", "set", one.name, "master", bridge, "up")
+            _ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", "eth0")
+            for link in ("lo", "eth0"):
+                _ip("-n", one.name, "link", "set", link, "up")
+        yield f"{net}.1", made
+    finally:
+        for one in made:
+            _ip("netns", "delete", one.name, check=False)  # its cable goes with it
+        _ip("link", "delete", bridge, check=False)
+
+
+def _ip(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True)
+    return done.stdout

@@ -1,0 +1,56 @@
+"""Sweeps that something strikes in their middle."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.ringray import drive
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from tests.ringray.drive import Place
+
+NODE = {"PYTHONPATH": f"{drive.REPOSITORY}:{drive.REPOSITORY / 'kernels'}"}
+REPLICAS = 12
+
+
+def faults(row: Any) -> list[dict[str, Any]]:
+    return list((row.environment or {}).get("faults", ()))
+
+
+def ended(place: Place, name: str) -> int:
+    return sum(row.status is not None for row in place.trials(name)) if place.sweeps() else 0
+
+
+def begun(place: Place, text: str, *arguments: object) -> subprocess.Popen[str]:
+    """A sweep of which 2 trials have ended."""
+    driver = place.start("run", place.spec(text), "--no-tracking", *arguments)
+    name = text.split("name: ")[1].split()[0]
+    drive.wait_until("2 trials", lambda: ended(place, name) >= 2 or driver.poll() is not None, 60)
+    assert driver.poll() is None, driver.communicate()
+    return driver
+
+
+def recovered(
+    place: Place, driver: Any, name: str, strike: Callable[[], object]
+) -> tuple[Any, Any]:
+    """What the driver left behind and the fault that it met, after ``strike`` hit one trial: it
+    was tried again on a new ring, and all were measured."""
+
+    def again() -> list[float]:
+        return [r.ended for r in place.trials(name) if r.attempts > 1 and r.ended is not None]
+
+    since = time.time()
+    strike()
+    took = min(drive.wait_until("a trial on the new ring", again, 60)) - since
+    print(f"{name}: first trial on the new ring after {took:.1f} s")
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    rows = place.trials(name)
+    assert {row.status for row in rows} == {"ok"}
+    (row,) = [row for row in rows if row.attempts > 1]
+    (fault,) = faults(row)
+    return done, fault

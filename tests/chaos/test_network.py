@@ -1,0 +1,48 @@
+"""Rings over machines that have addresses of their own, and cables that can be pulled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos.network import Machine, machines
+from tests.chaos.struck import NODE, REPLICAS, begun, recovered
+from tests.ringray import drive, heads
+from tests.ringray.drive import Place, tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[str, list[Machine]]]:
+    try:
+        with machines(3) as made:
+            yield made
+    except PermissionError as error:
+        pytest.skip(str(error))
+
+
+def test_a_cable_is_pulled(place: Place, network: tuple[str, list[Machine]]) -> None:
+    """Nothing is refused and nobody is told; the next ring is on machines that answer."""
+    host, there = network
+    text = tiny("cable", size=2, replicas=REPLICAS, repeats=60)
+    text = text.replace("threads: 1", "threads: 1, placement: strict-spread")
+    with heads.cluster(place, NODE, NODE, NODE, host=host, machines=there) as head:
+        driver = begun(place, text, "--address", head.address)
+        cut = next(one for one in there if one.runs(place.ranks()[1].pid))
+        _, fault = recovered(place, driver, "cable", cut.cut)
+        assert fault["kind"] == "node-lost", fault
+        assert fault["node"].startswith(cut.address)
+        cut.mend()
+        head.check_nothing_is_held()
+        drive.wait_until("no rank is left", lambda: not place.ranks())
