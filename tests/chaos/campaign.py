@@ -31,7 +31,7 @@ import psutil
 
 from ringray.errors import PlaceError
 from tests.chaos.world import NODES, World, world
-from tests.ringray import tracked
+from tests.ringray import drive, tracked
 from tests.ringray.drive import tiny
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ PER_SWEEP = 5
 REPLICAS = 60
 HANG_S = 150.0  # without any progress; a rank that freezes while it starts costs two minutes
 STALL_S = 20.0  # what a trial may take
-RESUMED = (1, 2, 130, -signal.SIGKILL)  # endings after which a user would go on
+# Endings after which a user would go on. A second Ctrl-C ends the driver as the signal itself does.
+RESUMED = (1, 2, 130, -signal.SIGKILL, -signal.SIGINT)
 
 
 class Broken(AssertionError):
@@ -105,6 +106,10 @@ def pull_cable(of: World, draw: random.Random) -> bool:
     return True
 
 
+def spoil_row(of: World, draw: random.Random) -> bool:
+    return of.spoil_row(draw)
+
+
 FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "rank-killed": kill_rank,
     "rank-stopped": stop_rank,
@@ -116,6 +121,7 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "server-killed": kill_server,
     "server-held": hold_server,
     "disk-full": fill_disk,
+    "row-spoilt": spoil_row,
 }
 
 
@@ -166,6 +172,7 @@ class Sweep:
     def run(self, of: World) -> None:
         """Until all its trials are measured; Broken if something is not as it must be."""
         of.mend()
+        of.spoilt.clear()
         json_path = of.place.home / f"{self.name}.jsonl"
         text = tiny(
             self.name, size=3, replicas=REPLICAS, repeats=20, timeout=f"{STALL_S:g}s", retries=5
@@ -187,15 +194,18 @@ class Sweep:
                 self.endings.append(f"{code}: {' | '.join(said)}")
                 if "Traceback" in error:
                     raise Broken(f"{self.name}: a traceback of the driver:\n{error[-3000:]}")
-                if code == 0:
-                    break
-                if code not in RESUMED:
+                if code not in (0, *RESUMED):
                     raise Broken(f"{self.name}: the driver ended with {code}:\n{error[-3000:]}")
                 of.mend()
-                driver = self._start(of, "resume", self.name, "--json", json_path)
-                if not self._rows(of):  # it had not come to begin it
-                    driver.wait()
-                    driver = self._start(of, "run", spec, "--json", json_path)
+                how = ["resume", self.name]
+                if self._rows(of) is None:  # and the disk is free
+                    self._recover(of)
+                    how.append("--from-mlflow")
+                elif code == 0:
+                    break
+                elif not self._rows(of):  # it had not come to begin it
+                    how = ["run", str(spec)]
+                driver = self._start(of, *how, "--json", json_path)
                 moved = time.monotonic()
             if waiting and now >= due:
                 fault = waiting.pop(0)
@@ -218,26 +228,33 @@ class Sweep:
         self.starts += 1
         return of.place.start(*arguments)
 
+    def _recover(self, of: World) -> None:
+        """As a user would, who may have to wait for the processes of a driver that was killed."""
+        drive.wait_until(
+            f"{self.name} is recovered", lambda: of.place.run("recover").code == 0, HANG_S
+        )
+
     def _rows(self, of: World) -> list[TrialRow] | None:
-        """What is recorded; nothing of a sweep that was not begun. None: the store cannot be
-        opened now, as where the disk has no room for what sqlite lays beside it."""
+        """What is recorded; nothing of a sweep that was not begun. None: the store cannot be read
+        now: it is damaged, or the disk has no room for what sqlite lays beside it."""
         try:
             if not any(row.name == self.name for row in of.place.sweeps()):
                 return []
             return of.place.trials(self.name)
         except PlaceError:
-            if not of.disk_full:
+            if not of.disk_full and not of.spoilt:
                 raise
             return None
 
     def _look(self, of: World, recorded: dict[str, float]) -> bool:
-        """Whether trials were measured since the last look, none of them for the second time."""
+        """Whether trials were measured since the last look, none of them for the second time; but
+        those whose records were damaged may have to be."""
         rows = self._rows(of)
         if rows is None:
             return False
         ended = {r.key: r.ended for r in rows if r.status == "ok" and r.ended}
         for key, when in recorded.items():
-            if ended.get(key) != when:
+            if ended.get(key) != when and key not in of.spoilt:
                 raise Broken(f"{self.name}: trial {key} of {when} is now of {ended.get(key)}")
         more = len(ended) > len(recorded)
         recorded.update(ended)
@@ -253,6 +270,9 @@ class Sweep:
             line["config"]["replica"]
             for line in of.place.lines(json_path) if line["status"] == "ok"
         )  # fmt: skip
+        again = {row.config["replica"] for row in rows if row.key in of.spoilt}
+        for replica in again & oks.keys():
+            oks[replica] = 1
         if oks != collections.Counter(range(REPLICAS)):
             raise Broken(f"{self.name}: --json has lost or doubled {_unlike(oks, REPLICAS)}")
         synced = of.place.run("sync", self.name)

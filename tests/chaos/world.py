@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from tests.ringray import drive, heads, tracked
 from tests.ringray.servers import Server, sqlite_server
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -46,6 +48,7 @@ class World:
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     absent: dict[str, float] = field(default_factory=dict)  # nodes, and when that was seen
     cut: dict[str, float] = field(default_factory=dict)  # those without a cable, and since when
+    spoilt: set[str] = field(default_factory=set)  # keys of trials whose rows were damaged
 
     def fill_disk(self) -> None:
         """Until nothing more fits."""
@@ -74,6 +77,25 @@ class World:
     def driver_parts(self, title: str) -> list[psutil.Process]:
         """Live processes of the place whose command line has ``title`` in it."""
         return [one for one in self.place.processes() if title in drive.title(one)]
+
+    def spoil_row(self, draw: random.Random) -> bool:
+        """Changes what is recorded of a trial of the sweep that was begun last, as a dying disk
+        does: without its checksum."""
+        path = self.place.home / "store.db"
+        if not path.exists() or path.stat().st_size == 0:
+            return False
+        with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=2.0)) as db, db:
+            last = "(SELECT digest FROM sweeps ORDER BY turn DESC LIMIT 1)"
+            ended = f"FROM trials WHERE digest = {last} AND ended IS NOT NULL ORDER BY idx"
+            keys = [key for (key,) in db.execute(f"SELECT key {ended}")]
+            if keys:
+                key = draw.choice(keys)
+                db.execute(
+                    f"UPDATE trials SET ended = ended + 1 WHERE digest = {last} AND key = ?", (key,)
+                )
+                self.spoilt.add(key)
+                return True
+        return False
 
     def cut_cable(self, name: str) -> None:
         self.machines[name].cut()
