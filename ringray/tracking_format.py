@@ -118,22 +118,35 @@ def sweep_tags(sweep: SweepRow) -> dict[str, str]:
 
 def trial_tags(sweep: SweepRow, trial: TrialRow, parent_id: str) -> dict[str, str]:
     """The tags of a child run."""
-    return environment_tags(trial.environment or sweep.environment) | tag_texts(
-        {
-            "ringray.sweep": sweep.digest,
-            "ringray.role": "trial",
-            "ringray.kind": sweep.kind,
-            "ringray.key": trial.key,
-            "ringray.point": trial.point,
-            "ringray.status": trial.status,
-            "ringray.reason": trial.reason,
-            "ringray.attempts": trial.attempts,
-            "ringray.record": record_digest(trial),
-            "mlflow.parentRunId": parent_id,
-            "mlflow.source.name": "ringray",
-            "mlflow.source.type": "LOCAL",
-        }
+    return (
+        environment_tags(trial.environment or sweep.environment)
+        | tag_texts(
+            {
+                "ringray.sweep": sweep.digest,
+                "ringray.role": "trial",
+                "ringray.kind": sweep.kind,
+                "ringray.key": trial.key,
+                "ringray.point": trial.point,
+                "ringray.status": trial.status,
+                "ringray.reason": trial.reason,
+                "ringray.attempts": trial.attempts,
+                "ringray.record": record_digest(trial),
+                "mlflow.parentRunId": parent_id,
+                "mlflow.source.name": "ringray",
+                "mlflow.source.type": "LOCAL",
+            }
+        )
+        | _fault_tags((trial.environment or {}).get("faults", ()))
     )
+
+
+def _fault_tags(faults: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """What a trial met before it ended, and where: each once, in order."""
+    met = {
+        f"ringray.fault.{name}": dict.fromkeys(fault[name] for fault in faults if fault.get(name))
+        for name in ("kind", "node")
+    }
+    return tag_texts({name: ", ".join(map(str, values)) for name, values in met.items()})
 
 
 def tag_texts(tags: dict[str, Any]) -> dict[str, str]:

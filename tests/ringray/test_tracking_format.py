@@ -7,6 +7,7 @@ import math
 import os
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -17,6 +18,7 @@ from ringray import tracking_format as show
 from ringray import tracking_note
 from ringray import tracking_place as place
 from ringray.errors import PlaceError
+from ringray.faults import Fault
 from ringray.store import Store, TrialRow
 from ringray.tracking_channel import Channel
 from tests.ringray.drawn import row as drawn_row
@@ -77,6 +79,17 @@ def test_params_metrics_and_tags_fit_mlflow(sweep_row: Any) -> None:
     assert show.tag_texts({"a": "x\0y" + "z" * 9000, "b": None, "c": ""}) == {
         "a": "x y" + "z" * 7997
     }
+
+
+def test_what_a_trial_met_can_be_searched_for(sweep_row: Any) -> None:
+    assert "ringray.fault.kind" not in show.trial_tags(sweep_row, row(1), "parent")
+    met = [("rank-died", "10.0.0.2 (node a)"), ("node-lost", "10.0.0.3 (node b)"),
+           ("rank-died", "10.0.0.2 (node a)"), ("mismatch", "")]  # fmt: skip
+    faults = [Fault(kind, "why", node=node).as_dict() for kind, node in met]
+    trial = replace(row(1), environment={"faults": faults})
+    tags = show.trial_tags(sweep_row, trial, "parent")
+    assert tags["ringray.fault.kind"] == "rank-died, node-lost, mismatch"
+    assert tags["ringray.fault.node"] == "10.0.0.2 (node a), 10.0.0.3 (node b)"
 
 
 def test_the_note_fits_one_tag_and_counts_everything(sweep_row: Any) -> None:
