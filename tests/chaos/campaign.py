@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ringray.errors import PlaceError
+from ringray.errors import PlaceError, UserError
 from tests.chaos.world import NODES, World, world
 from tests.ringray import drive, tracked
 from tests.ringray.drive import tiny
@@ -238,13 +238,13 @@ class Sweep:
         """What is recorded; nothing of a sweep that was not begun. None: the store cannot be read
         now: it is damaged, or the disk has no room for what sqlite lays beside it."""
         try:
-            if not any(row.name == self.name for row in of.place.sweeps()):
-                return []
-            return of.place.trials(self.name)
+            return of.place.trials(self.name) if of.place.sweeps() else []
         except PlaceError:
             if not of.disk_full and not of.spoilt:
                 raise
             return None
+        except UserError:  # not begun, or taken back: its tracker died before the first trial
+            return []
 
     def _look(self, of: World, recorded: dict[str, float]) -> bool:
         """Whether trials were measured since the last look, none of them for the second time; but
