@@ -243,7 +243,7 @@ class Sweep:
             if not of.disk_full and not of.spoilt:
                 raise
             return None
-        except UserError:  # not begun, or taken back: its tracker died before the first trial
+        except UserError:  # not begun, or taken back: interrupted before the first trial
             return []
 
     def _look(self, of: World, recorded: dict[str, float]) -> bool:
