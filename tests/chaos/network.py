@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,30 +42,36 @@ def machines(count: int) -> Iterator[tuple[str, list[Machine]]]:
     """The address of this machine on their bridge, and ``count`` machines.
 
     Raises:
-        PermissionError: this user may not make any, or there is no ``ip``.
+        PermissionError: this user may not make any, there is no ``ip``, or none can be reached.
     """
     net = f"10.{random.randrange(64, 255)}.{random.randrange(256)}"
     bridge = f"rr{os.getpid() % 10**7}"
     made = [Machine(f"{bridge}n{i}", f"{net}.{i + 2}") for i in range(count)]
     try:
         try:
-            _ip("link", "add", bridge, "type", "bridge")
+            _build(bridge, f"{net}.1", made)
         except (OSError, subprocess.CalledProcessError) as error:
             raise PermissionError("needs the right to make networks") from error
-        _ip("address", "add", f"{net}.1/24", "dev", bridge)
-        _ip("link", "set", bridge, "up")
-        for one in made:
-            _ip("netns", "add", one.name)
-            _ip("link", "add", one.name, "type", "veth", "peer", "eth0", "netns", one.name)
-            _ip("link", "set", one.name, "master", bridge, "up")
-            _ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", "eth0")
-            for link in ("lo", "eth0"):
-                _ip("-n", one.name, "link", "set", link, "up")
         yield f"{net}.1", made
     finally:
         for one in made:
             _ip("netns", "delete", one.name, check=False)  # its cable goes with it
         _ip("link", "delete", bridge, check=False)
+
+
+def _build(bridge: str, address: str, machines: list[Machine]) -> None:
+    _ip("link", "add", bridge, "type", "bridge")
+    _ip("address", "add", f"{address}/24", "dev", bridge)
+    _ip("link", "set", bridge, "up")
+    for one in machines:
+        _ip("netns", "add", one.name)
+        _ip("link", "add", one.name, "type", "veth", "peer", "eth0", "netns", one.name)
+        _ip("link", "set", one.name, "master", bridge, "up")
+        _ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", "eth0")
+        for link in ("lo", "eth0"):
+            _ip("-n", one.name, "link", "set", link, "up")
+        with suppress(ConnectionRefusedError):  # said by the machine itself
+            socket.create_connection((one.address, 1), timeout=5.0).close()
 
 
 def _ip(*arguments: str, check: bool = True) -> str:
