@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import socket
 import subprocess
 from contextlib import contextmanager, suppress
@@ -47,6 +48,8 @@ def machines(count: int) -> Iterator[tuple[str, list[Machine]]]:
     net = f"10.{random.randrange(64, 255)}.{random.randrange(256)}"
     bridge = f"rr{os.getpid() % 10**7}"
     made = [Machine(f"{bridge}n{i}", f"{net}.{i + 2}") for i in range(count)]
+    if shutil.which("ip") is None:
+        raise PermissionError("there is no command `ip`")
     try:
         try:
             _build(bridge, f"{net}.1", made)
