@@ -6,9 +6,11 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import tempfile
+import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
 RANK_BYTES = 512 << 20  # resident memory of a rank that does nothing yet
-GRACE_S = 5.0  # for the processes of an embedded Ray to end by themselves
+GRACE_S = 5.0  # for the processes of an embedded Ray to be gone after they were killed
 PROBE_S = 5.0  # for a cluster's address to answer
 # Ray turns the loopback's address into one that others can reach, unless it thinks that it can have
 # no cluster.
@@ -181,7 +183,8 @@ def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> I
     others, started = me.children(), list[psutil.Process]()
     try:
         try:
-            ray.init(**arguments)
+            with _deaf() if local else contextlib.nullcontext():
+                ray.init(**arguments)
         except Exception as error:  # of many types, ConnectionError and RuntimeError among them
             why = joining.reason(error)
             raise PlaceError(f"cannot reach {name(address)}: {why}") from error
@@ -193,11 +196,37 @@ def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> I
         yield Cluster(local, present, None if local else lambda: _reach(present))
     finally:
         family = _with_descendants(started)
+        if local:
+            _forbid_grace()
         ray.shutdown()
-        # Ray kills its raylet after one second of grace, and then nobody ends what that started.
-        for process in psutil.wait_procs(family, timeout=GRACE_S)[1]:
+        # Nobody else ends what the raylet has started.
+        for process in family:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        until = time.monotonic() + GRACE_S
+        while any(map(_lives, family)) and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started in the block do not hear SIGTERM. Who stops a job sends it to all
+    of its processes at once; a driver whose Ray is gone cannot end in order."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _forbid_grace() -> None:
+    """Ray would wait a second for each of its processes to hear SIGTERM."""
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is not None:
+        end = node.kill_all_processes
+        node.kill_all_processes = lambda **how: end(**how | {"allow_graceful": False})
 
 
 @contextlib.contextmanager
@@ -235,6 +264,13 @@ def _reach(present: Offer) -> Offer | None:
     from ringray import autoscaler
 
     return autoscaler.reach(present)
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it does anything: the dead may wait for whoever has inherited them to take note."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _with_descendants(processes: list[psutil.Process]) -> list[psutil.Process]:

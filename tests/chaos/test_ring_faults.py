@@ -1,4 +1,4 @@
-"""Ranks that die or stall in mid-sweep, and a Ctrl-C that all processes of the terminal get."""
+"""Ranks that die or stall in mid-sweep, and signals that all processes of a job get."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ringray.drive import Place, tiny
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.chaos
@@ -141,15 +141,19 @@ def test_without_retries_a_stalled_rank_fails_its_trial(place: Place) -> None:
     place.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_reaches_the_whole_terminal(place: Place, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)],
+    ids=["terminal", "kill", "scheduler"],
+)
+def test_a_signal_ends_it_in_order(
+    place: Place, number: signal.Signals, send: Callable[[int, int], None]
+) -> None:
+    """A terminal sends Ctrl-C to all of the driver's process group, and a scheduler that stops a
+    job SIGTERM: to the driver's own Ray too."""
     json = place.home / "a.jsonl"
     driver = in_its_middle(place, json)
-    # As a terminal does it: everything in the driver's process group gets the signal.
-    if number == signal.SIGINT:
-        os.killpg(driver.pid, number)
-    else:
-        driver.send_signal(number)
+    send(driver.pid, number)
     done = place.end(driver)
     assert done.code == 130, done.out + done.err
     assert done.err == ""
