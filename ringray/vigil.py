@@ -7,6 +7,7 @@ of life is stalled; a ring that lives and does not come to an end in time has a 
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from contextlib import suppress
@@ -32,6 +33,8 @@ STALL_S = 10.0  # without an answer
 STACKS_S = 4.0  # for what every rank is at, when the deadline has passed
 _SIGN_S = 1.0  # for where the living are, when one has died
 _PROBE_S = 1.0  # for a node to accept a connection
+# What connecting says where nobody is; None is a time-out.
+_NOBODY = (None, errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN)
 # How long to wait for what other ranks have to say: a broken connection has a cause elsewhere; when
 # all have answered, a ring outlives a lack of memory; of a lost node all ranks are.
 _GRACE_S = {"connection-lost": 3.0, "out-of-memory": 1.0}
@@ -303,8 +306,7 @@ def gone(node_id: str) -> bool:
     try:
         address = node["NodeManagerAddress"], int(node["NodeManagerPort"])
         socket.create_connection(address, timeout=_PROBE_S).close()
-    except (ConnectionRefusedError, TimeoutError):
-        return not ray.util.client.ray.is_connected()  # a client may have no way to nodes at all
-    except OSError:
-        return False
+    except OSError as error:
+        # A client may have no way to nodes at all.
+        return error.errno in _NOBODY and not ray.util.client.ray.is_connected()
     return False
