@@ -79,6 +79,7 @@ class Vigil:
         self._answers: dict[int, Any] = {}
         self._faults: dict[int, Fault] = {}
         self._dead = False
+        self._away: set[str] = set()  # nodes that did not answer when last asked
 
     def answers(self, references: Sequence[Any]) -> list[Any]:
         """By rank.
@@ -93,7 +94,10 @@ class Vigil:
             if now >= deadline:
                 raise RingFault(self._overdue())
             if now >= pulse:
-                self._ask()
+                if self._watched:
+                    self._ask()
+                elif lost := self._lost():
+                    raise RingFault(lost)
                 pulse = now + PULSE_S
             for reference in self._next(min(deadline, pulse) - now):
                 self._take(reference)
@@ -128,12 +132,22 @@ class Vigil:
 
     def _ask(self) -> None:
         """Every rank that is waited for and has answered what it was asked before."""
-        if not self._watched:
-            return
         asked = set(self._pulses.values())
         for rank in self._pending.values():
             if rank not in asked:
                 self._pulses[self._side(rank).progress.remote()] = rank
+
+    def _lost(self) -> Fault | None:
+        """While ranks start they cannot be asked, but their nodes can: one is lost that was away
+        twice in a row."""
+        by_node: dict[str, list[int]] = {}
+        for rank in sorted(self._pending.values()):
+            by_node.setdefault(self._at(rank).node_id, []).append(rank)
+        away = {node_id for node_id in by_node if node_id and gone(node_id)}
+        lost, self._away = away & self._away, away
+        for node_id in sorted(lost):
+            return self._located(Fault("node-lost", "", tuple(by_node[node_id]), hop="its start"))
+        return None
 
     def _side(self, rank: int) -> _Side:
         return _Side(self._actors[rank])

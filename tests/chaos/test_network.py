@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.chaos.network import Machine, machines
-from tests.chaos.struck import NODE, REPLICAS, begun, recovered
+from tests.chaos.struck import NODE, REPLICAS, begun, faults, recovered
 from tests.ringray import drive, heads
 from tests.ringray.drive import Place, tiny
 
@@ -46,3 +47,30 @@ def test_a_cable_is_pulled(place: Place, network: tuple[str, list[Machine]]) -> 
         cut.mend()
         head.check_nothing_is_held()
         drive.wait_until("no rank is left", lambda: not place.ranks())
+
+
+def test_a_cable_is_pulled_while_ranks_start(
+    place: Place, network: tuple[str, list[Machine]]
+) -> None:
+    """Which takes them a while, in which they answer nothing."""
+    host, there = network
+    text = tiny("early", size=2, replicas=REPLICAS)
+    text = text.replace("threads: 1", "threads: 1, placement: strict-spread")
+    with heads.cluster(place, NODE, NODE, NODE, host=host, machines=there) as head:
+        driver = place.start("run", place.spec(text), "--no-tracking", "--address", head.address)
+        victim = drive.wait_until("a rank starts", place.ranks)[0]
+        assert "__init__" in drive.title(victim), "it has started already"
+        cut = next(one for one in there if one.runs(victim.pid))
+        since = time.time()
+        cut.cut()
+        done = place.end(driver)
+        assert done.code == 0, done.out + done.err
+        rows = place.trials("early")
+        assert {row.status for row in rows} == {"ok"}
+        (fault,) = [fault for row in rows for fault in faults(row)]
+        # Found by the driver itself: Ray takes more than a minute.
+        assert (fault["kind"], fault["hop"]) == ("node-lost", "its start"), fault
+        assert fault["node"].startswith(cut.address)
+        print(f"first trial after {min(row.ended or 0 for row in rows) - since:.1f} s")
+        cut.mend()
+        head.check_nothing_is_held()
