@@ -51,7 +51,7 @@ chaos: $(STAMP) ## run the slow tests and those that kill processes
 	@$(PYTEST) tests -m "(chaos or slow) and not gpu" || test $$? -eq 5
 
 #   SEED=7 make campaign      the faults of that seed again
-campaign: $(STAMP) ## break real sweeps 200 times at random moments (about half an hour)
+campaign: $(STAMP) ## break real sweeps 200 times at random moments (about an hour)
 	@$(BIN)/python -m tests.chaos.campaign --faults 200 $(if $(SEED),--seed $(SEED))
 
 soak: $(STAMP) ## measure 5,000 trials and see that nothing grows
