@@ -96,7 +96,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growing]:
             cluster.terminate()
             cluster.wait(60)
         assert cluster.returncode == 130
-        made.check_nothing_is_left()
+        # Agents of nodes that were given back outlive them for up to a minute.
+        made.check_nothing_is_left(patience=90)
 
 
 def test_a_sweep_grows_the_cluster_and_lets_it_shrink(place: Growing) -> None:
