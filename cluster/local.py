@@ -110,6 +110,8 @@ class Local:
         from ray._raylet import GcsClient
         from ray.core.generated import autoscaler_pb2
 
+        if not _listens(self.address):
+            return None
         try:
             answer = GcsClient(address=self.address).get_cluster_status(timeout_s=2)
         except Exception:  # of many types while it starts or ends
@@ -123,7 +125,7 @@ class Local:
     def wait_ready(self) -> None:
         """Until the head answers; SystemExit if it does not."""
         until = time.monotonic() + START_S
-        while not _listens(self.address) or self.look() is None:
+        while self.look() is None:
             if self.head.poll() is not None or time.monotonic() > until:
                 said = (self.folder / "head.log").read_text()[-2000:]
                 raise SystemExit(f"the head did not start:\n{said}")
@@ -179,8 +181,10 @@ class Watch(threading.Thread):
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
+        """While the head still answers: whoever asks a dead one waits for a minute."""
         self._ended.set()
-        self.join()
+        if self.is_alive():
+            self.join()
 
 
 def _free_port() -> int:
@@ -213,9 +217,9 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cluster = Local(given.config, given.dashboard_port)
     os.environ.update(cluster.exports())
+    watch = Watch(cluster)
     try:
         cluster.wait_ready()
-        watch = Watch(cluster)
         watch.say(f"head at {cluster.address}")
         watch.start()
         code = _run(cluster, command)
@@ -226,7 +230,6 @@ def main(argv: list[str]) -> int:
             while watch.nodes and time.monotonic() < until:
                 time.sleep(LOOK_S)
             code = code or (1 if watch.nodes else 0)
-        watch.stop()
         if given.log is not None:
             given.log.write_text("\n".join(cluster.decisions()) + "\n")
         return code
@@ -234,6 +237,7 @@ def main(argv: list[str]) -> int:
         return 130
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        watch.stop()
         cluster.close()
 
 

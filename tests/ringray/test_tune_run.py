@@ -73,13 +73,13 @@ def test_tuned_and_taken(place: Place) -> None:
     entry = tuned.read(place.home / "tuned" / "local.json")[0]
     ended = lines(place.home / "tune.jsonl")
     measured = [line for line in ended if line["status"] == "ok"]
-    best = min(
-        (line for line in measured if line["metrics"].get("repeats") == 4),
-        key=lambda line: line["metrics"]["median_ms"],
-    )
-    assert entry.choice["partition"] == best["config"]["partition"]
-    assert entry.choice["transport"] == best["config"]["transport"]
-    assert {"repeats"} <= set(measured[-1]["metrics"])
+    # Each as it was measured last; of a few runs only who was measured half as often as any.
+    last = {line["key"]: line["metrics"] | line["config"] for line in measured}
+    often = [one for one in last.values() if 2 * one["repeats"] >= 4]
+    best = min(often, key=lambda one: one["median_ms"])
+    assert max(one["repeats"] for one in last.values()) == 4
+    assert entry.choice["partition"] == best["partition"]
+    assert entry.choice["transport"] == best["transport"]
     unasked = [line for line in ended if line["status"] == "pruned"]
     assert len({line["config"]["partition"] + line["config"]["transport"] for line in ended}) == 12
     assert all("measured others" in line["reason"] for line in unasked)
