@@ -87,7 +87,11 @@ def test_tuned_and_taken(place: Place) -> None:
     again = place.run("tune", spec, "--no-tracking", "--json", "again.jsonl")
     assert again.code == 0, again.err
     assert "connecting" not in again.out
-    assert lines(place.home / "again.jsonl") == []
+    # A new file is told what is known; nothing was measured again.
+    known = {json.dumps(line["config"]): line["metrics"] for line in ended}
+    told = lines(place.home / "again.jsonl")
+    assert [known[json.dumps(line["config"])] for line in told] == [one["metrics"] for one in told]
+    assert len(told) == 12
 
     taken = place.run("run", place.spec(TAKE), "--no-tracking", "--json", "take.jsonl")
     assert taken.code == 0, taken.err
