@@ -131,10 +131,12 @@ def run(place: Place, trials: int) -> Watch:
     """The sweep, to its end; AssertionError if it does not end well or leaves anything."""
     replicas = max(1, trials // (4 * len(LENGTHS)))
     watch = Watch(4 * len(LENGTHS) * replicas)
-    driver = place.start(
-        "run", place.spec(SPEC.format(lengths=list(LENGTHS), replicas=replicas)), "--json",
-        place.home / "soak.jsonl",
-    )  # fmt: skip
+    log = place.home / "soak.log"  # a pipe that nobody reads would hold the driver
+    with log.open("w") as said:
+        driver = place.start(
+            "run", place.spec(SPEC.format(lengths=list(LENGTHS), replicas=replicas)), "--json",
+            place.home / "soak.jsonl", stdout=said, stderr=said,
+        )  # fmt: skip
     moved, before = time.monotonic(), -1
     while driver.poll() is None:
         ended = watch.look(place, driver)
@@ -142,13 +144,13 @@ def run(place: Place, trials: int) -> Watch:
             moved, before = time.monotonic(), ended
         assert time.monotonic() - moved < drive.PATIENCE or ended == watch.trials, "it hangs"
         time.sleep(1.0)
-    done = place.end(driver)
-    assert done.code == 0, done.out[-2000:] + done.err
+    out = log.read_text()[-2000:]
+    assert place.end(driver).code == 0, out
     assert len(place.lines(place.home / "soak.jsonl")) == watch.trials
     synced = place.run("sync", "soak")  # a tracker that is behind gives up after a while
     assert synced.code == 0, synced.out + synced.err
     _, children = place.mlflow("soak")
-    assert len(children) == watch.trials, f"{len(children)} runs in MLflow: {done.out[-1500:]}"
+    assert len(children) == watch.trials, f"{len(children)} runs in MLflow: {out}"
     place.check_nothing_is_left()
     return watch
 

@@ -111,9 +111,11 @@ class Place:
         """``ringray ARGUMENTS`` in the background, by default in a process group of its own."""
         process = subprocess.Popen(
             [sys.executable, "-m", "ringray", *map(str, arguments)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.home,
-            env=self.environment, preexec_fn=_listen,
-            **({"start_new_session": True} | options),
+            text=True, cwd=self.home, env=self.environment, preexec_fn=_listen,
+            **(
+                {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+                | options
+            ),
         )  # fmt: skip
         self.started.append(process)
         return process
