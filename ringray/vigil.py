@@ -31,6 +31,8 @@ BESIDE = "beside"  # the concurrency group of the rank's side thread
 PULSE_S = 2.0  # between two questions to a rank; shorter trials are asked nothing
 STALL_S = 10.0  # without an answer
 STACKS_S = 4.0  # for what every rank is at, when the deadline has passed
+# A rank is late that takes so much longer to start than another on its node did.
+_LATE, _LATE_S = 5.0, 20.0
 _SIGN_S = 1.0  # for where the living are, when one has died
 _PROBE_S = 1.0  # for a node to accept a connection
 # What connecting says where nobody is; None is a time-out.
@@ -77,6 +79,7 @@ class Vigil:
         self._pulses: dict[Any, int] = {}
         self._pending: dict[Any, int] = {}
         self._answers: dict[int, Any] = {}
+        self._first: dict[str, float] = {}  # by node, seconds until one of its ranks had answered
         self._faults: dict[int, Fault] = {}
         self._dead = False
         self._away: set[str] = set()  # nodes that did not answer when last asked
@@ -96,8 +99,8 @@ class Vigil:
             if now >= pulse:
                 if self._watched:
                     self._ask()
-                elif lost := self._lost():
-                    raise RingFault(lost)
+                elif failed := self._lost() or self._late():
+                    raise RingFault(failed)
                 pulse = now + PULSE_S
             for reference in self._next(min(deadline, pulse) - now):
                 self._take(reference)
@@ -129,6 +132,7 @@ class Vigil:
             self._faults[rank] = answer
         else:
             self._answers[rank] = answer
+            self._first.setdefault(self._at(rank).node_id, time.monotonic() - self._began)
 
     def _ask(self) -> None:
         """Every rank that is waited for and has answered what it was asked before."""
@@ -148,6 +152,16 @@ class Vigil:
         for node_id in sorted(lost):
             return self._located(Fault("node-lost", "", tuple(by_node[node_id]), hop="its start"))
         return None
+
+    def _late(self) -> Fault | None:
+        """Nor can it be seen whether they are frozen; but others on their nodes have started."""
+        waited = time.monotonic() - self._began
+        late = []
+        for rank in sorted(self._pending.values()):
+            first = self._first.get(self._at(rank).node_id)
+            if first is not None and waited > _LATE * first + _LATE_S:
+                late.append(rank)
+        return replace(self._stalled(late, {}), hop="its start") if late else None
 
     def _side(self, rank: int) -> _Side:
         return _Side(self._actors[rank])

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 PER_SWEEP = 5
 REPLICAS = 60
-HANG_S = 150.0  # without any progress; a rank that freezes while it starts costs two minutes
+HANG_S = 150.0  # without any progress
+VICTIM_S = 8.0  # how long a fault waits for something that it can be done to
 STALL_S = 20.0  # what a trial may take
 # Endings after which a user would go on. A second Ctrl-C ends the driver as the signal itself does.
 RESUMED = (1, 2, 130, -signal.SIGKILL, -signal.SIGINT)
@@ -208,11 +209,12 @@ class Sweep:
                 driver = self._start(of, *how, "--json", json_path)
                 moved = time.monotonic()
             if waiting and now >= due:
-                fault = waiting.pop(0)
-                if FAULTS[fault.name](of, draw):
-                    fault.at = time.time()
+                if FAULTS[waiting[0].name](of, draw):
+                    waiting[0].at = time.time()
                     moved = max(moved, time.monotonic())
-                due = time.monotonic() + (waiting[0].after if waiting else 0.0)
+                if waiting[0].at is not None or now >= due + VICTIM_S:
+                    waiting.pop(0)
+                    due = time.monotonic() + (waiting[0].after if waiting else 0.0)
             if now - tended > 1.0:
                 of.tend()
                 tended = now

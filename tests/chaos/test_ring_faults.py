@@ -7,6 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.ringray import drive
@@ -138,6 +139,27 @@ def test_without_retries_a_stalled_rank_fails_its_trial(place: Place) -> None:
     again = place.run("resume", "faulty")
     assert again.code == 0, again.out + again.err
     assert f"{lasting} trials measured before" in again.out
+    place.check_nothing_is_left()
+
+
+def test_a_rank_that_freezes_while_its_ring_starts_costs_one_try(place: Place) -> None:
+    """It cannot be asked yet; but the other rank of its node has started."""
+    driver = place.start("run", place.spec(tiny("faulty")), "--no-tracking")
+
+    def starting() -> list[psutil.Process]:
+        return [rank for rank in place.ranks() if "__init__" in drive.title(rank)]
+
+    drive.wait_until("a rank starts", lambda: starting() or driver.poll() is not None)
+    frozen = starting()[0]
+    frozen.suspend()
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    (row,) = place.trials("faulty")
+    assert (row.status, row.attempts) == ("ok", 2)
+    (fault,) = (row.environment or {})["faults"]
+    assert (fault["kind"], fault["hop"], len(fault["ranks"])) == ("stalled", "its start", 1)
+    print(f"recorded {(row.ended or 0) - (row.started or 0):.1f} s after the first try began")
+    assert not frozen.is_running()
     place.check_nothing_is_left()
 
 
