@@ -79,7 +79,7 @@ class Cluster:
         # On the embedded Ray ranks may share cores: what CPU rings are for is to be tried out.
         cpus = 1.0 if self.local or device == "cuda" else float(config.threads)
         bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
-        return Placement(device, config.threads, _STRATEGIES[config.placement], bundle)
+        return Placement(device, _STRATEGIES[config.placement], bundle)
 
     def certain(self, config: Config) -> bool:
         """Whether it is known that the trial's ring finds a place, if only it waits."""

@@ -46,7 +46,6 @@ class Placement:
     ``memory``: bytes that it may use beyond what it starts with, None without a limit."""
 
     device: str
-    threads: int
     strategy: str
     bundle: tuple[tuple[str, float], ...]
     memory: int | None = None
@@ -114,7 +113,7 @@ class Ring:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._group, placement_group_bundle_index=i
                 ),
-            ).remote(self.placement.device, self.placement.threads, self.placement.memory)
+            ).remote(self.placement.device, self.placement.memory)
             for i in range(self.capacity)
         ]
 

@@ -53,7 +53,7 @@ class Rank:
     ``memory``: bytes that it may use beyond what it has when its first trial begins, or None.
     """
 
-    def __init__(self, device: str, threads: int, memory: int | None = None) -> None:
+    def __init__(self, device: str, memory: int | None = None) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler reports its own start
         os.environ["RINGRAY_TUNED"] = "0"  # the driver chooses for all ranks
         if device == "cpu":
@@ -62,12 +62,10 @@ class Rank:
         import torch
 
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-        self._threads = threads
         self._group: dist.ProcessGroup | None = None
         self._side: dist.ProcessGroup | None = None
         self._rank, self._memory = 0, memory
         self._store: Any = None
-        torch.set_num_threads(threads)
         self._gpu: str | None = None
         self._ration = Ration(memory if device == "cpu" else None)
         if device == "cuda":
@@ -201,17 +199,18 @@ class Rank:
         return found if free is None else replace(found, free_bytes=free, limit_bytes=self._memory)
 
     def _measure(self, kind: str, flat: dict[str, Any]) -> Report:
+        import torch
         import torch.distributed as dist
 
         from ringray.kinds.base import RankContext
         from ringray.plan import Config
 
         config: Config = Config.from_dict(flat)
+        torch.set_num_threads(config.threads)
         context = RankContext(
             rank=dist.get_rank() if self._group else 0,
             world_size=dist.get_world_size() if self._group else 1,
             device=self._device,
-            threads=self._threads,
             group=self._group,
             side=self._side,
         )

@@ -44,6 +44,8 @@ def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
             continue
         trial = next(trial for trial in study.trials if trial.key == study.best)
         entry = _entry(plan, trial, by_key[study.best])
+        if len({one.config.threads for one in study.trials}) > 1:
+            entry = replace(entry, choice={**entry.choice, "threads": trial.config.threads})
         place = entry.place, entry.bucket
         # Of kernels that were tuned one by one, each adds its blocks.
         kept[place] = _joined(kept[place], entry) if place in kept else entry

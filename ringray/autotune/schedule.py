@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringray.autotune import METHODS
 from ringray.autotune.base import Candidate, Settings, Told, load, nondominated, score
 from ringray.autotune.kernels import kernel_of
-from ringray.kinds import ALONE
+from ringray.kinds import ALONE, TUNING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 UNASKED = "search: measured others instead"
 NOT_TRIED = "not tried: "  # how a rank's own reason begins, which holds for the point alone
-SEARCHED = ("transport", "backward", "backend", "blocks", "partition")
+_STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 _SAMPLES = {"median_ms": "ms", "ratio": "ratio"}  # objectives that are the median of samples
 
 
@@ -85,7 +85,11 @@ class Schedule:
         settings = Settings(
             measure.repeats, measure.warmup, search.share, search.seed or 0, len(self._objectives)
         )
-        varying = [name for name in SEARCHED if len({getattr(t.config, name) for t in trials}) > 1]
+        varying = [
+            name
+            for name in searched(plan.spec.kind)
+            if len({getattr(t.config, name) for t in trials}) > 1
+        ]
         candidates = [
             Candidate(
                 trial.key,
@@ -192,7 +196,8 @@ class _Study:
         self._take(next(asking, []))
 
     def _take(self, asks: Sequence[Ask]) -> None:
-        self.queue.extend(asks)
+        # On a cluster ranks of other threads are other actors, which take seconds to start.
+        self.queue.extend(sorted(asks, key=lambda ask: self.trials[ask.key].config.threads))
         self.asked |= {ask.key: ask.repeats for ask in asks}
 
     def ahead(self) -> list[Trial]:
@@ -209,6 +214,11 @@ class _Study:
             return
 
 
+def searched(kind: str) -> tuple[str, ...]:
+    """The fields of a config that are searched, not part of the problem."""
+    return (*_STRATEGY, "threads") if kind in TUNING else _STRATEGY
+
+
 def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
     """Trials by what is not searched, in their order; of kernels each one by itself."""
     groups: dict[str, list[Trial]] = {}
@@ -216,7 +226,7 @@ def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
         apart = [
             value
             for name, value in trial.config.as_dict().items()
-            if name not in (*SEARCHED, "replica")
+            if name not in (*searched(trial.kind), "replica")
         ]
         if trial.kind in ALONE:
             apart.append(kernel_of(trial.config.blocks))

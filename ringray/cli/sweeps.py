@@ -40,12 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """Measures what a sweep in the store still lacks."""
+    """Measures what a sweep in the store still lacks; of a search, keeps what it has found."""
     if arguments.from_mlflow:
         return _resume_from_mlflow(arguments)
     with open_store(arguments.store) as store:
-        plan = build(stored_spec(store.find(arguments.sweep)))
-        return execute(plan, store, arguments)
+        return _go_on(store, arguments.sweep, arguments)
 
 
 def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
@@ -68,8 +67,34 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
             said += f"; {found.unreadable} there cannot be read and will be measured again"
         screen = sys.stderr if arguments.json == "-" else sys.stdout
         print(f"{found.name} ({found.digest[:12]}): {said}", file=screen, flush=True)
-        plan = build(stored_spec(store.find(found.digest)))
+        return _go_on(store, found.digest, arguments)
+
+
+def _go_on(store: Store, sweep: str, arguments: argparse.Namespace) -> int:
+    plan = build(stored_spec(store.find(sweep)))
+    if plan.spec.kind not in TUNING:
         return execute(plan, store, arguments)
+    return search(plan, store, arguments)
+
+
+def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
+    """Runs a tuning plan and keeps the best point of each problem; the exit code."""
+    from ringray import tuned
+
+    tuned.table()  # a broken one is said before hours are spent
+    code = execute(plan, store, arguments)
+    if code == 130:
+        return code
+    from ringray.autotune import result
+
+    found = result.entries(plan, store.trials(plan.digest))
+    screen = sys.stderr if arguments.json == "-" else sys.stdout
+    if not found:
+        print("tuned:  nothing, for no point could be measured", file=screen)
+        return code or 1
+    path = tuned.add(found)
+    print(f"tuned:  {words.plural(len(found), 'choice')} in {path}", file=screen)
+    return code
 
 
 def stored_spec(sweep: SweepRow) -> Spec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from ringray import spec as specs
 from ringray import tuned, units
 from ringray.cli.records import doubted
-from ringray.cli.sweeps import execute
+from ringray.cli.sweeps import search
 from ringray.errors import SpecError, UserError
 from ringray.kinds import TUNING
 from ringray.plan import build
@@ -33,21 +32,8 @@ def tune(arguments: argparse.Namespace) -> int:
             line=plan.spec.line_of("kind"),
             field="kind",
         )
-    tuned.table()  # a broken one is said before hours are spent
     with doubted(Store(arguments.store or default_path())) as store:
-        code = execute(plan, store, arguments)
-        if code == 130:
-            return code
-        from ringray.autotune import result
-
-        found = result.entries(plan, store.trials(plan.digest))
-    screen = sys.stderr if arguments.json == "-" else sys.stdout
-    if not found:
-        print("tuned:  nothing, for no point could be measured", file=screen)
-        return code or 1
-    path = tuned.add(found)
-    print(f"tuned:  {len(found)} choice{'s' if len(found) > 1 else ''} in {path}", file=screen)
-    return code
+        return search(plan, store, arguments)
 
 
 def show(arguments: argparse.Namespace) -> int:

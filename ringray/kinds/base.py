@@ -36,7 +36,6 @@ class RankContext:
     rank: int
     world_size: int
     device: torch.device
-    threads: int
     group: dist.ProcessGroup | None
     side: dist.ProcessGroup | None = None
 

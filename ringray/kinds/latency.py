@@ -131,6 +131,6 @@ def _baseline(config: Config, context: RankContext) -> Callable[[], float] | Non
         try:
             return context.timed(work)
         finally:
-            torch.set_num_threads(context.threads)
+            torch.set_num_threads(config.threads)
 
     return timed

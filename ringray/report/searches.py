@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringray import units
-from ringray.autotune.schedule import SEARCHED
+from ringray.autotune.schedule import searched
 from ringray.report import words
 
 if TYPE_CHECKING:
@@ -63,13 +63,14 @@ def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[Found]) -> list
 
 
 def _problem(plan: Plan, study: Found) -> str:
-    fields = [name for name in plan.varying if name not in SEARCHED]
+    fields = [name for name in plan.varying if name not in searched(plan.spec.kind)]
     return words.label(study.trials[0].config.as_dict(), fields) or plan.spec.name
 
 
 def _choice(study: Found, key: str) -> str:
     configs = {trial.key: trial.config.as_dict() for trial in study.trials}
-    fields = [name for name in SEARCHED if len({repr(c[name]) for c in configs.values()}) > 1]
+    names = searched(study.trials[0].kind)
+    fields = [name for name in names if len({repr(c[name]) for c in configs.values()}) > 1]
     return words.label(configs[key], fields) or "the only point"
 
 

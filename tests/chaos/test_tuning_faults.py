@@ -23,7 +23,7 @@ CUTS = """\
 version: 1
 name: cuts
 kind: kernel-tune
-ring: {size: 2, device: cpu}
+ring: {size: 2, device: cpu, threads: [1, 2]}
 problem: {seq_len: 2048, heads: 2, head_dim: 32, dtype: float32, direction: forward}
 measure: {warmup: 1, repeats: 40, baseline: null}
 """
@@ -52,10 +52,14 @@ def test_a_killed_rank_and_ctrl_c_lose_nothing(place: Place) -> None:
     assert "a new ring for another try" in done.out
     assert not (place.home / "tuned").exists()
     before = measured(place)
-    again = place.run("tune", spec, "--no-tracking")
+    again = place.run("resume", "cuts", "--no-tracking")
     assert again.code == 0, again.out + again.err
     after = measured(place)
-    assert len(after) == 6
+    assert len(after) == 2 * 6
     assert {key: after[key] for key in before} == before
-    assert len(tuned.read(place.home / "tuned" / "local.json")) == 1
+    # Threads are searched, not another problem.
+    (entry,) = tuned.read(place.home / "tuned" / "local.json")
+    best = min(after.values(), key=lambda row: row.metrics["median_ms"]).config
+    assert entry.bucket.threads == entry.choice["threads"] == best["threads"]
+    assert entry.choice["blocks"] == best["blocks"]
     place.check_nothing_is_left()

@@ -52,7 +52,7 @@ def trial(name: str, backward: str) -> plan.Trial:
 def measured(name: str, backward: str) -> tuple[plan.Trial, measure.Report]:
     """What this rank reports of a trial on the ring that it is in."""
     point = trial(name, backward)
-    context = RankContext(dist.get_rank(), RING, torch.device("cpu"), 1, dist.group.WORLD)
+    context = RankContext(dist.get_rank(), RING, torch.device("cpu"), dist.group.WORLD)
     return point, overlap.run(point.config, context)
 
 
@@ -143,7 +143,7 @@ def test_on_a_ring_of_four() -> None:
 
 def test_a_ring_of_one_hides_nothing() -> None:
     config = plan.Config.from_dict({**trial("ring", "planned").config.as_dict(), "ring_size": 1})
-    report = overlap.run(config, RankContext(0, 1, torch.device("cpu"), 1, None))
+    report = overlap.run(config, RankContext(0, 1, torch.device("cpu"), None))
     assert {span.kind for span in report.spans} == {"compute"}
     metrics, _ = measure.summarise(config, 1, [report])
     assert "hidden" not in metrics

@@ -77,6 +77,27 @@ def test_each_problem_on_each_ring_is_searched_by_itself() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_threads_are_searched_and_change_as_seldom_as_can_be(method: str) -> None:
+    """On a cluster a change starts other actors."""
+    threads = BODY.replace("size: [2, 4]", "size: 2, threads: [1, 2, 4]")
+    made, machine = build(f"{{method: {method}}}", threads), Machine()
+    schedule = Schedule(made, {}, {})
+    machine.run(schedule)
+    (found,) = schedule.found()
+    assert {trial.config.threads for trial in found.trials} == {1, 2, 4}
+    order = [work.trial.config.threads for work in machine.worked[:12]]
+    assert order == sorted(order)
+
+
+def test_where_nothing_is_tuned_threads_are_part_of_the_problem() -> None:
+    threads = BODY.replace("size: [2, 4]", "size: 2, threads: [1, 2]").replace("auto", "zigzag", 1)
+    made = plan.build(
+        spec.parse((HEAD + threads).replace("strategy-tune", "latency") + "search: {}\n", "s.yaml")
+    )
+    assert [group[0].config.threads for group in studies(made.runnable)] == [1, 2]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_it_finds_the_best_of_each(method: str) -> None:
     budget = "" if method == "grid" else ", budget: 0.5"
     made, machine = build(f"{{method: {method}{budget}}}"), Machine()
