@@ -80,7 +80,7 @@ class Ring(_Section):
     """How ranks are laid over nodes, as Ray's placement strategies; strict ones fail if they
     cannot."""
     threads: Annotated[Ints, sweep(Whole(1, 256))] = 1
-    """CPU threads of each rank."""
+    """CPU threads of each rank. The tuning kinds search among several."""
     idle_release: Annotated[float, Duration(0, 86400)] = 60.0
     """How long a ring that no trial uses keeps its actors, and so its nodes, in seconds. After the
     last trial, and before one that needs other ranks, it is given back at once."""

@@ -58,7 +58,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _print(entries: list[Entry]) -> None:
-    from ringray.report import tables
+    from ringray.report import tables, words
 
     here = tuned.here()
     console = tables.console()
@@ -72,6 +72,8 @@ def _print(entries: list[Entry]) -> None:
             f"{bucket.heads}/{bucket.kv_heads} heads × {bucket.head_dim}, {bucket.dtype}, "
             f"{bucket.mask}, {'forward+backward' if bucket.backward else 'forward'}"
         )
+        if bucket.threads:
+            said += f", {words.plural(bucket.threads, 'thread')}"
         choice = " ".join(f"{k}={v}" for k, v in entry.choice.items() if v is not None)
         current = (
             replace(here, hardware=entry.place.hardware, device=entry.place.device) == entry.place
