@@ -13,7 +13,7 @@ from ringray.errors import UserError
 from ringray_kernels.backends import on_device
 
 if TYPE_CHECKING:
-    from ringray.plan import Config
+    from ringray.config import Config
     from ringray.tuned import Bucket, Place
 
 logger = logging.getLogger("ringray")

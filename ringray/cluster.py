@@ -24,8 +24,8 @@ from ringray.pruning import Reason, unfit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ringray.config import Config
     from ringray.offer import Offer
-    from ringray.plan import Config
     from ringray.ring import Placement
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from ringray.kinds import ALONE
 
 if TYPE_CHECKING:
-    from ringray.plan import Config, Trial
+    from ringray.config import Config
+    from ringray.plan import Trial
     from ringray.spec import Limits
 
 FLOOR_S = 60.0

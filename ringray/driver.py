@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ringray import cluster, environment, faults
 from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule
 from ringray.errors import PlaceError
 from ringray.kinds import ALONE
 from ringray.lines import Lines
+from ringray.observer import Summary
 from ringray.plan import cost_dict
 from ringray.records import (
     Outcome,
@@ -31,47 +32,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ringray.cluster import Cluster
+    from ringray.observer import Observer
     from ringray.plan import Plan, Trial
     from ringray.store import Store
     from ringray.tracking import Tracker
 
 MEASURED = ("ok", "oom")  # not measured again; a pruned one is, on a cluster that can hold it
 _ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
-
-
-class Observer(Protocol):
-    """Who watches a sweep; called from the driver's thread, between trials."""
-
-    def sweep_started(
-        self, plan: Plan, done: dict[str, TrialRow], environment: dict[str, Any]
-    ) -> None: ...
-    def note(self, text: str) -> None: ...
-    def trial_started(self, trial: Trial, attempt: int) -> None: ...
-    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
-    def sweep_ended(self, summary: Summary) -> None: ...
-
-
-@dataclass
-class Summary:
-    """How a sweep ended. ``counts``: trials by status, earlier runs included; ``gaps_ms``: from the
-    end of one trial to the dispatch of the next on a warm ring."""
-
-    digest: str
-    name: str
-    counts: dict[str, int] = field(default_factory=dict)
-    measured: int = 0
-    interrupted: bool = False
-    wall_s: float = 0.0
-    gaps_ms: list[float] = field(default_factory=list)
-    tracking: str | None = None
-    ui_command: str | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """0: every trial ended as ok, oom or pruned; 1: some failed; 130: interrupted."""
-        if self.interrupted:
-            return 130
-        return 1 if self.counts.get("failed", 0) + self.counts.get("timeout", 0) else 0
 
 
 def run(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ringray.plan import Config
+    from ringray.config import Config
     from ringray.records import Outcome, TrialRow
     from ringray.spans import Hop, Span
 

@@ -13,7 +13,7 @@ from ringray.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ringray.plan import Config
+    from ringray.config import Config
     from ringray.spec import Spec
 
 MOST_POINTS = 100_000

@@ -15,7 +15,7 @@ from ringray_kernels.backends import PREFERRED
 from ringray_kernels.config import TARGETS, Blocks, Kernel, Problem, supports
 
 if TYPE_CHECKING:
-    from ringray.plan import Config
+    from ringray.config import Config
 
 RANK_BYTES = 1 << 46  # of q, k and v on one rank: 64 TiB, more than any device or host has
 ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads

@@ -29,9 +29,9 @@ from ringray.worker import Rank
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ringray.config import Config
     from ringray.measure import Report
     from ringray.placing import Patience
-    from ringray.plan import Config
     from ringray.worker import Introduction
 
 START_TIMEOUT = 120.0  # seconds for actors to start and import torch

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
     from ringray.autotune.schedule import Schedule, Work
     from ringray.cluster import Cluster
-    from ringray.driver import Observer, Summary
+    from ringray.config import Config
     from ringray.lines import Lines
     from ringray.measure import Report
-    from ringray.plan import Config, Plan, Trial
+    from ringray.observer import Observer, Summary
+    from ringray.plan import Plan, Trial
     from ringray.records import SweepInfo
     from ringray.store import Store
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ringray.cluster import Cluster
-    from ringray.plan import Config
+    from ringray.config import Config
     from ringray.spec import Spec
 
 

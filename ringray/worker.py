@@ -26,8 +26,8 @@ from ringray.usage import Watch
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+    from ringray.config import Config
     from ringray.measure import Report
-    from ringray.plan import Config
     from ringray.progress import Progress
     from ringray.tuned import Place
 
@@ -202,8 +202,8 @@ class Rank:
         import torch
         import torch.distributed as dist
 
+        from ringray.config import Config
         from ringray.kinds.base import RankContext
-        from ringray.plan import Config
 
         config: Config = Config.from_dict(flat)
         torch.set_num_threads(config.threads)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ringray.autotune.base import Ask, Search
+    from ringray.config import Config
     from ringray.costmodel import Cost
-    from ringray.plan import Config, Plan, Trial
+    from ringray.plan import Plan, Trial
     from ringray.records import Outcome, TrialRow
 
 UNASKED = "search: measured others instead"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ringray.driver import Summary
+    from ringray.observer import Summary
     from ringray.plan import Plan
     from ringray.records import SweepRow, TrialRow
     from ringray.spec import Spec

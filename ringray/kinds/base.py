@@ -13,8 +13,8 @@ from torch import Tensor
 
 import ringray
 from ringray import faults
+from ringray.config import Config
 from ringray.faults import ElsewhereError
-from ringray.plan import Config
 from ringray.progress import HERE
 from ringray_kernels.testing import visible
 

@@ -22,7 +22,7 @@ from ringray_kernels import testing
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
-    from ringray.plan import Config
+    from ringray.config import Config
 
 NAMES = ("out", "dq", "dk", "dv")
 

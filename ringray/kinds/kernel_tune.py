@@ -16,8 +16,8 @@ from ringray_kernels.config import Blocks, Kernel, Problem, supports, target_nam
 if TYPE_CHECKING:
     import torch
 
+    from ringray.config import Config
     from ringray.kinds.base import RankContext
-    from ringray.plan import Config
 
 CHECKED = 1021  # tokens: odd, and several tiles of the largest block
 

@@ -20,7 +20,7 @@ from ringray.progress import HERE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringray.plan import Config
+    from ringray.config import Config
 
     Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 

@@ -31,8 +31,8 @@ from ringray.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ringray.config import Config
     from ringray.measure import Report
-    from ringray.plan import Config
 
 
 def run(config: Config, context: RankContext) -> Report:

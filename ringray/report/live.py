@@ -1,6 +1,6 @@
 """A sweep while it runs: a table that is redrawn on a terminal, plain lines otherwise.
 
-Both are observers of the driver (``ringray.driver.Observer``). The table is drawn when something
+Both are observers of the driver (``ringray.observer.Observer``). The table is drawn when something
 has changed and never by a clock, at most ``REFRESH_HZ`` times a second: it runs on the cores that
 are being measured.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from ringray.driver import Summary
+    from ringray.observer import Summary
     from ringray.plan import Plan, Trial
     from ringray.records import Outcome, TrialRow
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringray import cli, plan, spec
-from ringray.driver import Summary
+from ringray.observer import Summary
 from ringray.records import Outcome, SweepInfo
 from ringray.store import Store, default_path
 from tests.ringray.small import SMALL, fill

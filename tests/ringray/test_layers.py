@@ -25,8 +25,8 @@ LAYERS = (
     "ringray.passes", "ringray.problem", "ringray.comm", "ringray_kernels",
 )  # fmt: skip
 QUICK = (
-    "ringray.spec", "ringray.plan", "ringray.costmodel", "ringray.memory", "ringray.steps",
-    "ringray.geometry", "ringray.walk", "ringray.route", "ringray.transport",
+    "ringray.spec", "ringray.config", "ringray.plan", "ringray.costmodel", "ringray.memory",
+    "ringray.steps", "ringray.geometry", "ringray.walk", "ringray.route", "ringray.transport",
     "ringray.partition", "ringray.store", "ringray.environment", "ringray.errors", "ringray.offer",
     "ringray.report.words", "ringray.report.board", "ringray.report.tables", "ringray.report.live",
     "ringray.report.figures", "ringray.report.figures.data", "ringray.tracking_note",

@@ -14,13 +14,14 @@ from torch.multiprocessing.spawn import spawn
 
 import ringray
 from ringray import plan, spec
+from ringray.config import Config
 from ringray.measure import Report, peak_memory, quantile, summarise, verdict
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
 
 
-def config(**problem: object) -> plan.Config:
+def config(**problem: object) -> Config:
     lines = "".join(f"  {name}: {value}\n" for name, value in problem.items())
     text = (
         "version: 1\nname: m\nkind: latency\nring: {size: 2, device: cpu}\n"

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ringray import measure, plan, script, spec, transport, walk
 from ringray.comm import METER
+from ringray.config import Config
 from ringray.geometry import Deal
 from ringray.kinds import overlap
 from ringray.kinds.base import RankContext
@@ -142,7 +143,7 @@ def test_on_a_ring_of_four() -> None:
 
 
 def test_a_ring_of_one_hides_nothing() -> None:
-    config = plan.Config.from_dict({**trial("ring", "planned").config.as_dict(), "ring_size": 1})
+    config = Config.from_dict({**trial("ring", "planned").config.as_dict(), "ring_size": 1})
     report = overlap.run(config, RankContext(0, 1, torch.device("cpu"), None))
     assert {span.kind for span in report.spans} == {"compute"}
     metrics, _ = measure.summarise(config, 1, [report])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ringray import driver, measure, plan, spec
+from ringray.config import Config
 from ringray.errors import SpecError
 from ringray.store import Store
 from tests.ringray import brute
@@ -84,7 +85,7 @@ def test_a_config_is_what_its_dict_says() -> None:
     ):
         text = f"problem: {{seq_len: 64, documents: {documents}}}\nstrategy: {{blocks: {blocks}}}\n"
         config = build(text).trials[0].config
-        assert plan.Config.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+        assert Config.from_dict(json.loads(json.dumps(config.as_dict()))) == config
 
 
 def test_two_ways_to_say_the_same_are_one_point() -> None:
@@ -205,7 +206,7 @@ def test_a_ring_sends_what_the_plan_says(
     messages: list[int] = []
 
     def summarise(
-        config: plan.Config, flops: int, reports: Sequence[Report], before: object
+        config: Config, flops: int, reports: Sequence[Report], before: object
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
         messages.append(sum(report.messages for report in reports))
         return measure.summarise(config, flops, reports)

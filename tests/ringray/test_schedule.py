@@ -9,6 +9,7 @@ import pytest
 
 from ringray import plan, spec
 from ringray.autotune.schedule import Schedule, studies
+from ringray.config import Config
 from ringray.errors import SpecError
 from ringray.records import Outcome
 
@@ -36,7 +37,7 @@ class Machine:
         self.draw = random.Random(3)
         self.worked: list[Work] = []
 
-    def cost(self, config: plan.Config) -> float:
+    def cost(self, config: Config) -> float:
         names = ("zigzag", "contiguous", "striped", "zigzag-token")
         return 10 + 3 * names.index(config.partition) + len(config.transport)
 

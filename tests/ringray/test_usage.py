@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ringray import usage
+from ringray.config import Config
 from ringray.measure import Report, summarise
-from ringray.plan import Config
 from ringray.usage import Watch
 from tests.ringray.tracked import config
 
