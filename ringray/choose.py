@@ -14,7 +14,7 @@ from ringray_kernels.backends import on_device
 
 if TYPE_CHECKING:
     from ringray.config import Config
-    from ringray.tuned import Bucket, Place
+    from ringray.tuned import Buckets, Place
 
 logger = logging.getLogger("ringray")
 
@@ -32,7 +32,7 @@ class Strategy:
 
 
 def strategy(
-    wanted: Bucket,
+    wanted: Buckets,
     place: Place,
     *,
     partition: str = "auto",
@@ -47,19 +47,18 @@ def strategy(
     compute: blocks that were tuned for another are not used. The walk back is chosen together with
     the transport.
     """
-    given = {
-        name: value
-        for name, value in (("partition", partition), ("transport", transport))
-        if value != "auto"
-    }
+    names = (("partition", partition), ("transport", transport), ("backward", backward))
+    given = {name: value for name, value in names if value != "auto"}
     said = []
     chosen: dict[str, Any] = {}
+    if off():
+        return _defaults(given, blocks, "default: RINGRAY_TUNED=0")
     try:
         known = tuned.table()
     except UserError as error:
-        return _defaults(given, backward, blocks, f"default: {error}")
-    if len(given) < 2:
-        entry, why = known.find("strategy", wanted, place)
+        return _defaults(given, blocks, f"default: {error}")
+    if "auto" in (partition, transport):
+        entry, why = known.find("strategy", wanted.strategy, place)
         clash = [
             f"{name}={entry.choice.get(name)}"
             for name, value in given.items()
@@ -69,14 +68,14 @@ def strategy(
             entry, why = None, f"tuned with {', '.join(clash)}"
         chosen = dict(entry.choice) if entry else {}
         said.append(f"strategy: {why if entry else f'default ({why})'}")
-    if transport != "auto" or backward != "auto":
+    if transport != "auto":
         chosen.pop("backward", None)
     cut = blocks
     if blocks is None:
         if chosen.get("blocks") is not None and chosen.get("backend") == backend:
             cut = chosen["blocks"]
         else:
-            entry, why = known.find("kernel", wanted.of_kernel(), place)
+            entry, why = known.find("kernel", wanted.kernel, place)
             if entry and entry.choice.get("backend") == backend:
                 cut = entry.choice["blocks"]
             said.append(f"blocks: {why if cut is not None else f'default ({why})'}")
@@ -89,13 +88,11 @@ def strategy(
     )
 
 
-def _defaults(
-    given: dict[str, str], backward: str, blocks: int | str | None, source: str
-) -> Strategy:
+def _defaults(given: dict[str, str], blocks: int | str | None, source: str) -> Strategy:
     return Strategy(
         given.get("partition", tuned.DEFAULTS["partition"]),
         given.get("transport", tuned.DEFAULTS["transport"]),
-        backward,
+        given.get("backward", "auto"),
         blocks,
         source,
     )
@@ -105,7 +102,7 @@ def of_config(config: Config, place: Place) -> tuple[Config, str]:
     """A trial's config with every choice made, and where they are from ("" if none was open)."""
     if "auto" not in (config.partition, config.transport) and config.blocks is not None:
         return config, ""
-    wanted = config.bucket(place.device)
+    wanted = config.buckets(place.device)
     found = strategy(
         wanted, place, partition=config.partition, transport=config.transport,
         backward=config.backward, backend=on_device(config.backend, place.device),
@@ -129,11 +126,16 @@ def default_config(config: Config) -> Config:
     return replace(config, partition=partition, transport=transport)
 
 
+def off() -> bool:
+    """``RINGRAY_TUNED=0`` in the environment: nothing is looked up. So are ranks of a driver, which
+    has chosen for all of them."""
+    return os.environ.get("RINGRAY_TUNED") == "0"
+
+
 @lru_cache(maxsize=1)
 def anything_tuned() -> bool:
-    """Whether this process has any tuned choice to take; looked at once. ``RINGRAY_TUNED=0`` in the
-    environment says no: a rank takes what its driver has chosen."""
-    if os.environ.get("RINGRAY_TUNED") == "0":
+    """Whether this process has any tuned choice to take; looked at once."""
+    if off():
         return False
     try:
         return bool(tuned.table().entries)
@@ -144,7 +146,7 @@ def anything_tuned() -> bool:
 
 @lru_cache(maxsize=1024)
 def for_process(
-    wanted: Bucket, device: str, partition: str, transport: str, backward: str, backend: str
+    wanted: Buckets, device: str, partition: str, transport: str, backward: str, backend: str
 ) -> Strategy:
     """``strategy`` for calls of the op on ``device`` (a GPU's name, or cpu): looked up once for
     each problem, and logged then, so that a table which changes meanwhile splits no ring."""
@@ -183,7 +185,7 @@ def tuned_strategy(
         threads: of each rank, on CPUs.
     """
     gpu = device != "cpu"
-    wanted = tuned.bucket(
+    wanted = tuned.buckets(
         ring_size=ring_size, threads=0 if gpu else threads, dtype=dtype, seq_len=seq_len,
         batch=batch, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim, causal=causal,
         window=window, documents=documents or None, backward=backward,

@@ -75,9 +75,9 @@ class Config:
         """Length that is dealt to the ranks, in tokens."""
         return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
 
-    def bucket(self, device: str) -> tuned.Bucket:
-        """Which tuned choice holds for this point on ``device`` (cpu, cuda)."""
-        return tuned.bucket(
+    def buckets(self, device: str) -> tuned.Buckets:
+        """Which tuned choices hold for this point on ``device`` (cpu, cuda)."""
+        return tuned.buckets(
             ring_size=self.ring_size,
             threads=self.threads if device == "cpu" else 0,
             dtype=self.dtype,

@@ -93,7 +93,8 @@ def run(
         if known:
             lines.catch_up(store.changed_since(plan.digest, 0)[0])
         try:
-            left_out = _left_out(plan, done)
+            unasked = _unasked(store, plan, earlier)
+            left_out = _left_out(plan, done, unasked)
             if left_out is None:
                 observer.note(f"connecting to {cluster.name(address)}")
             with signals.held():  # a Ray that is interrupted while it starts crashes at exit
@@ -124,7 +125,7 @@ def run(
                 session = Session(plan, store, observer, place, sweep, lines, summary)
                 stack.callback(session.close)
                 try:
-                    session.run(Schedule(plan, refused, done))
+                    session.run(Schedule(plan, refused, done, unasked))
                 except PlaceError:  # no room for a ring, or for a record: what is measured is kept
                     with suppress(PlaceError):
                         store.finish(plan.digest, "interrupted")
@@ -166,9 +167,18 @@ def _measured(
     }
 
 
-def _left_out(plan: Plan, done: dict[str, TrialRow]) -> dict[str, str] | None:
+def _unasked(store: Store, plan: Plan, rows: dict[str, TrialRow]) -> set[str] | None:
+    """What a search that came to its end did not ask for; None of one that did not."""
+    if not rows or store.find(plan.digest).status not in ("complete", "failed"):
+        return None
+    return {key for key, row in rows.items() if row.reason == UNASKED}
+
+
+def _left_out(
+    plan: Plan, done: dict[str, TrialRow], unasked: set[str] | None
+) -> dict[str, str] | None:
     """None if anything is to be measured; else what an ended search did not ask for, and why."""
-    schedule = Schedule(plan, {}, done)
+    schedule = Schedule(plan, {}, done, unasked)
     if schedule.next() is not None:
         return None
     return {trial.key: UNASKED for trial in schedule.unasked()}
@@ -176,6 +186,13 @@ def _left_out(plan: Plan, done: dict[str, TrialRow]) -> dict[str, str] | None:
 
 def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
     """Trials that this cluster can never run, and why; PlaceError if that is all of them."""
+    searched = place.device(plan.spec.ring.device)
+    if plan.spec.kind in ALONE and searched != plan.device:
+        line = plan.spec.line_of("ring.device") or plan.spec.line_of("kind")
+        raise PlaceError(
+            f"{plan.spec.path}{f':{line}' if line else ''}: ring.device: got auto, which is "
+            f"{searched} on this cluster and {plan.device} where the search was planned; name it"
+        )
     # Ranks that work alone are placed one by one, and all of them at the same time.
     alone = plan.spec.sweep("ring", "size")[0] if plan.spec.kind in ALONE else None
     refused = {}

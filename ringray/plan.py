@@ -76,10 +76,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """All trials of a spec, in the order in which they run."""
+    """All trials of a spec, in the order in which they run. ``device``: cpu or cuda, for which
+    they were made."""
 
     spec: Spec
     trials: tuple[Trial, ...]
+    device: str
 
     @property
     def digest(self) -> str:
@@ -161,7 +163,7 @@ def build(spec: Spec, hardware: costmodel.Hardware | None = None, *, processes: 
             line=spec.line_of(reason.field),
             field=reason.field,
         )
-    return Plan(spec, trials)
+    return Plan(spec, trials, device)
 
 
 def _key(kind: str, config: Config) -> str:

@@ -136,7 +136,7 @@ def _filled(
     backend = resolve_backend(options.backend, q)
     name = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else "cpu"
     found = choose.for_process(
-        tuned.bucket(
+        tuned.buckets(
             ring_size=comm.world_size,
             threads=0 if q.device.type == "cuda" else torch.get_num_threads(),
             dtype=str(q.dtype).removeprefix("torch."),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ringray.config import Config
     from ringray.measure import Report
     from ringray.placing import Patience
+    from ringray.tuned import Place
     from ringray.worker import Introduction
 
 START_TIMEOUT = 120.0  # seconds for actors to start and import torch
@@ -157,16 +158,19 @@ class Ring:
         """Ray's ids of the nodes that the ring is on."""
         return {at.node_id for at in self._where[: self.size]}
 
+    @property
+    def place(self) -> Place:
+        """Where tuned choices hold for it; of ranks that differ the hardware of all."""
+        places = [rank.place for rank in self.ranks[: self.size]]
+        hardware = " and ".join(sorted({place.hardware for place in places}))
+        return replace(places[0], hardware=hardware)
+
     def settle(self, config: Config, kind: str) -> tuple[Config, dict[str, Any]]:
         """``config`` with every choice made that it leaves open, the same for all ranks; and what
         was chosen, if anything but a default for the blocks, with its ``source``."""
         if kind in ALONE:  # it is about to be tuned
             return config, {}
-        places = {rank.place for rank in self.ranks[: self.size]}
-        place = self.ranks[0].place
-        if len(places) > 1:  # nothing was tuned on such a ring
-            place = replace(place, hardware=" and ".join(sorted({p.hardware for p in places})))
-        settled, source = choose.of_config(config, place)
+        settled, source = choose.of_config(config, self.place)
         if settled == config:
             return config, {}
         names = ("partition", "transport", "backward", "blocks")

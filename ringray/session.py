@@ -71,10 +71,14 @@ class Session:
             self._summary.measured += 1
             self._record(work.trial, outcome)
             schedule.tell(work, outcome)
-        for trial in schedule.unasked():
+            self._leave_out(schedule.unasked())
+        self._leave_out(schedule.unasked())
+        self.close()
+
+    def _leave_out(self, trials: list[Trial]) -> None:
+        for trial in trials:
             point = trial.point(self._sweep.environment)
             self._record(trial, Outcome("pruned", UNASKED, point=point))
-        self.close()
 
     def _worked(self, schedule: Schedule) -> Iterator[tuple[Work, Outcome]]:
         """Work and its outcome, as it ends; each must have been told of before the next is asked
@@ -175,7 +179,7 @@ class Session:
             where = self._where(met, chosen)
             if trial.kind in TUNING:
                 where = {**(where or self._sweep.environment)}
-                where["place"] = asdict(ring.ranks[0].place)
+                where["place"] = asdict(ring.place)
             return Outcome(
                 status, reason, metrics, samples, trial.point(self._sweep.environment, chosen),
                 attempt, started, now(), where,

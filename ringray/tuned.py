@@ -14,7 +14,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringray import environment, private, tunedcheck
 from ringray.errors import UserError
@@ -58,12 +58,12 @@ class Bucket:
     mask: str
     backward: bool
 
-    def of_kernel(self) -> Bucket:
-        """The bucket of the hops that this problem consists of."""
-        return Bucket(
-            1, self.threads, self.dtype, _rounded(-(-self.tokens // self.ring_size)), 1,
-            self.heads // self.kv_heads, 1, self.head_dim, self.mask, self.backward,
-        )  # fmt: skip
+
+class Buckets(NamedTuple):
+    """Where a problem finds its choices. ``kernel``: the bucket of the hops that it consists of."""
+
+    strategy: Bucket
+    kernel: Bucket
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Entry:
         return f"{said} (tuned by sweep {self.sweep[:8]})"
 
 
-def bucket(
+def buckets(
     *,
     ring_size: int,
     threads: int,
@@ -99,16 +99,24 @@ def bucket(
     window: int | None,
     documents: object,
     backward: bool,
-) -> Bucket:
-    """The bucket of a problem; see ``Bucket``."""
-    mask = "causal" if causal else "full"
-    if window is not None and window < seq_len - 1:
-        mask = f"window {_rounded(window + 1)}"
-    if documents is not None:
-        mask += ", documents"
-    return Bucket(
-        ring_size, threads, dtype, _rounded(seq_len), _rounded(batch), heads, kv_heads, head_dim,
-        mask, backward,
+) -> Buckets:
+    """The buckets of a problem of ``seq_len`` tokens in all; see ``Bucket``."""
+
+    def mask(tokens: int) -> str:
+        said = "causal" if causal else "full"
+        if window is not None and window < tokens - 1:
+            said = f"window {_rounded(window + 1)}"
+        return said if documents is None else f"{said}, documents"
+
+    hop = -(-seq_len // ring_size)
+    return Buckets(
+        Bucket(
+            ring_size, threads, dtype, _rounded(seq_len), _rounded(batch), heads, kv_heads,
+            head_dim, mask(seq_len), backward,
+        ),
+        Bucket(
+            1, threads, dtype, _rounded(hop), 1, heads // kv_heads, 1, head_dim, mask(hop), backward
+        ),
     )  # fmt: skip
 
 
@@ -222,9 +230,11 @@ def write(entries: Iterable[Entry], path: Path) -> None:
 
     Raises:
         UserError: it cannot be written.
+        ValueError: an entry is none, and nobody could read the table.
     """
     data = {"format": tunedcheck.FORMAT, "entries": [asdict(entry) for entry in entries]}
     text = json.dumps(data, indent=1)
+    tunedcheck.entries(text)
     try:
         private.above(path)
         if path.parent == folder():

@@ -47,11 +47,15 @@ def _entry(data: Any) -> dict[str, Any]:
     given = _mapping("an entry", data)
     if given.get("use") not in ("strategy", "kernel"):
         raise ValueError(f"use: got {given.get('use')!r:.80}, expected strategy or kernel")
+    choice = _mapping("choice", given.get("choice"))
+    for name in _NEEDED[given["use"]]:
+        if name not in choice:
+            raise ValueError(f"choice of a {given['use']} misses {name!r}")
     return {
         "use": given["use"],
         "place": _fields("place", given.get("place"), _PLACE),
         "bucket": _fields("bucket", given.get("bucket"), _BUCKET),
-        "choice": _fields("choice", given.get("choice"), _CHOICE, needed=False),
+        "choice": _fields("choice", choice, _CHOICE, needed=False),
         **_fields("entry", {name: given[name] for name in _REST if name in given}, _REST,
                   needed=False),
     }  # fmt: skip
@@ -149,7 +153,8 @@ _BUCKET: dict[str, Callable[[Any], Any]] = {
     "backward": _one_of(True, False),
 }  # fmt: skip
 _CHOICE: dict[str, Callable[[Any], Any]] = {
-    "partition": _or_none(_one_of(*PARTITIONS)), "transport": _or_none(_transport),
-    "backward": _or_none(_one_of(*walk.BACKWARDS)), "backend": _or_none(_one_of(*BACKENDS)),
+    "partition": _one_of(*PARTITIONS), "transport": _transport,
+    "backward": _one_of(*walk.BACKWARDS), "backend": _or_none(_one_of(*BACKENDS)),
     "blocks": _blocks, "threads": _or_none(_whole(1, 4096)),
 }  # fmt: skip
+_NEEDED = {"strategy": ("partition", "transport"), "kernel": ("blocks",)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -132,12 +132,22 @@ def interval(told: Told, noise: float) -> tuple[float, float]:
     return value - width, value + width
 
 
-def surely_worse(one: Told, other: Told, noise: float) -> bool:
-    """Whether ``other`` is at least as good in every objective, and better in the first beyond
-    doubt (where that is no time: better in some)."""
-    assert one.scores is not None
-    assert other.scores is not None
-    if not all(b <= a for a, b in zip(one.scores[1:], other.scores[1:], strict=True)):
-        return False
-    low, high = interval(one, noise)[0], interval(other, noise)[1]
-    return high < low or (high == low and other.scores != one.scores)
+def contenders(keys: Sequence[str], known: Mapping[str, Told]) -> list[str]:
+    """Those of which none other is at least as good in every objective and better in the first
+    beyond doubt (where that is no time: better in some)."""
+    noise = spread([known[key] for key in keys])
+    bounds = [(interval(known[key], noise), known[key].scores or ()) for key in keys]
+
+    def surely_worse(low: float, scores: tuple[float, ...]) -> bool:
+        return any(
+            (high < low or (high == low and other != scores))
+            and all(b <= a for a, b in zip(scores[1:], other[1:], strict=True))
+            for (_, high), other in bounds
+            if high <= low
+        )
+
+    return [
+        key
+        for key, ((low, _), scores) in zip(keys, bounds, strict=True)
+        if not surely_worse(low, scores)
+    ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ringray.autotune.base import Ask, by_prediction, nondominated, spread, surely_worse
+from ringray.autotune.base import Ask, by_prediction, contenders, nondominated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,12 +61,7 @@ def _rungs(repeats: int) -> list[int]:
 def _ranked(keys: Sequence[str], known: dict[str, Told]) -> list[str]:
     """Those that may be the best, the likely best first: layer by layer of points that no other
     dominates, each in the order of the first objective."""
-    noise = spread([known[key] for key in keys])
-    able = [
-        key
-        for key in keys
-        if not any(surely_worse(known[key], known[other], noise) for other in keys)
-    ]
+    able = contenders(keys, known)
     ranked: list[str] = []
     while able:
         scores = [known[key].scores or () for key in able]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringray import tuned
-from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule
+from ringray.autotune.schedule import NOT_TRIED, UNASKED, Schedule, outcome_of, studies
 from ringray.kinds import TUNING
 from ringray_kernels.backends import on_device
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringray.autotune.schedule import Found
+    from ringray.config import Config
     from ringray.plan import Plan, Trial
     from ringray.records import TrialRow
 
 _KEPT = ("median_ms", "p20_ms", "p80_ms", "peak_memory_bytes", "ratio", "tflops", "repeats")
 
 
-def found(plan: Plan, rows: Sequence[TrialRow]) -> list[Found]:
-    """The result of each study that has ended, in the plan's order."""
+def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[Found]:
+    """The result of each study that has ended, in the plan's order: all of them, where the sweep is
+    ``over``."""
     refused, ended = {}, {}
     for row in rows:
         reason = row.reason or ""
@@ -30,32 +32,47 @@ def found(plan: Plan, rows: Sequence[TrialRow]) -> list[Found]:
                 refused[row.key] = reason
         elif row.status is not None:
             ended[row.key] = row
+    if over:
+        groups = studies([trial for trial in plan.runnable if trial.key not in refused])
+        return [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
     schedule = Schedule(plan, refused, ended)
     schedule.next()
     return schedule.found()
 
 
 def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
-    """The best point of each study as a tuned choice."""
+    """The best point of each study of a sweep that is over, as a tuned choice. Of several problems
+    that share a bucket the largest one has it."""
     by_key = {row.key: row for row in rows}
-    kept: dict[tuple[tuned.Place, tuned.Bucket], tuned.Entry] = {}
-    for study in found(plan, rows):
-        if study.best is None:
-            continue
+    kept: dict[tuple[tuned.Place, tuned.Bucket], tuple[Config, tuned.Entry]] = {}
+    for study in found(plan, rows, over=True):
+        if study.best is None or not (by_key[study.best].environment or {}).get("place"):
+            continue  # nothing was measured, or where was lost with a part of the store
         trial = next(trial for trial in study.trials if trial.key == study.best)
         entry = _entry(plan, trial, by_key[study.best])
         if len({one.config.threads for one in study.trials}) > 1:
             entry = replace(entry, choice={**entry.choice, "threads": trial.config.threads})
-        place = entry.place, entry.bucket
-        # Of kernels that were tuned one by one, each adds its blocks.
-        kept[place] = _joined(kept[place], entry) if place in kept else entry
-    return list(kept.values())
+        at, problem = (entry.place, entry.bucket), replace(trial.config, blocks=None, replica=0)
+        if at in kept and kept[at][0] == problem:
+            # Of kernels that are tuned one by one, each adds its blocks.
+            entry = _joined(kept[at][1], entry)
+        elif at in kept and _size(kept[at][0]) > _size(problem):
+            continue
+        kept[at] = problem, entry
+    return [entry for _, entry in kept.values()]
+
+
+def _size(problem: Config) -> int:
+    return (
+        problem.batch
+        * problem.heads
+        * problem.seq_len
+        * min(problem.seq_len, (problem.window or problem.seq_len) + 1)
+    )
 
 
 def _joined(one: tuned.Entry, other: tuned.Entry) -> tuned.Entry:
     cuts = [entry.choice["blocks"] for entry in (one, other)]
-    if not all(isinstance(cut, str) for cut in cuts):
-        return min(one, other, key=lambda entry: entry.metrics["median_ms"])
     return replace(one, choice={**one.choice, "blocks": ",".join(cuts)}, when=other.when)
 
 
@@ -69,11 +86,11 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
     choice["backend"] = on_device(config.backend, place.device)
     if choice.get("backward") == "auto":
         choice["backward"] = tuned.DEFAULTS["backward"]
-    bucket = config.bucket(place.device)
+    buckets = config.buckets(place.device)
     return tuned.Entry(
         "strategy" if strategy else "kernel",
         place,
-        bucket if strategy else bucket.of_kernel(),
+        buckets.strategy if strategy else buckets.kernel,
         choice,
         {name: row.metrics[name] for name in _KEPT if name in row.metrics},
         plan.digest,

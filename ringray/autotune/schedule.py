@@ -19,7 +19,7 @@ from ringray.autotune.kernels import kernel_of
 from ringray.kinds import ALONE, TUNING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ringray.autotune.base import Ask, Search
     from ringray.config import Config
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 UNASKED = "search: measured others instead"
 NOT_TRIED = "not tried: "  # how a rank's own reason begins, which holds for the point alone
 _STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
-_SAMPLES = {"median_ms": "ms", "ratio": "ratio"}  # objectives that are the median of samples
+# Objectives that are the median of samples; the others, where they vary, do so as times do.
+_MEDIANS = {"median_ms": "ms", "ratio": "ratio"}
+_EXACT = ("peak_memory_bytes", "sent_bytes")
 
 
 class Work(NamedTuple):
@@ -52,13 +54,66 @@ class Work(NamedTuple):
 @dataclass(frozen=True)
 class Found:
     """What a study found: keys of the best point by the first objective, of the Pareto front over
-    all (the best first) and of the points that nobody asked for; and how many runs it took."""
+    all (the best first) and of the points that were not measured; and how many runs it took."""
 
     trials: tuple[Trial, ...]
     best: str | None
     front: tuple[str, ...]
     unasked: tuple[str, ...]
     runs: int
+
+
+def outcome_of(
+    trials: Sequence[Trial],
+    results: Mapping[str, Outcome | TrialRow],
+    objectives: Sequence[str],
+) -> Found:
+    """What has been found among the ``trials`` of a study, by their ``results`` so far.
+
+    Who was measured often stands for itself; a lucky single run does not: the best is among those
+    with half as many runs as any. Replicas are one point, which stands by its middle one.
+    """
+    points: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if trial.key in results:
+            points.setdefault(repr(replace(trial.config, replica=0)), []).append(trial)
+    scores: dict[str, tuple[float, ...]] = {}
+    often: dict[str, int] = {}
+    for same in points.values():
+        known = [results[trial.key] for trial in same]
+        told = [one.scores for one in (score_of(r, objectives) for r in known) if one.scores]
+        if told:
+            key = same[0].key
+            scores[key] = tuple(statistics.median(column) for column in zip(*told, strict=True))
+            often[key] = sum(map(_counted, known))
+    most = max(often.values(), default=0)
+    finalists = [key for key in scores if 2 * often[key] >= most]
+    among = list(scores) if len(objectives) > 1 else finalists
+    front = [among[i] for i in nondominated([scores[key] for key in among])]
+    return Found(
+        tuple(trials),
+        min(finalists, key=lambda key: scores[key], default=None),
+        tuple(sorted(front, key=lambda key: scores[key])),
+        tuple(trial.key for trial in trials if trial.key not in results),
+        sum(_counted(results[trial.key]) for trial in trials if trial.key in results),
+    )
+
+
+def score_of(
+    result: Outcome | TrialRow, objectives: Sequence[str], repeats: int | None = None
+) -> Told:
+    """A result, as far as that is known as it was after ``repeats`` runs, as a search is told."""
+    first, metrics = objectives[0], result.metrics
+    if result.status != "ok" or any(name not in metrics for name in objectives):
+        return Told(None)
+    values = [metrics[name] for name in objectives]
+    samples: list[float] = []
+    if first not in _EXACT:
+        samples = result.samples.get(_MEDIANS.get(first, "ms"), [])[:repeats]
+    if samples and first in _MEDIANS:
+        values[0] = statistics.median(samples)
+    scores = tuple(score(name, x) for name, x in zip(objectives, values, strict=True))
+    return Told(scores, tuple(samples))
 
 
 class Schedule:
@@ -69,17 +124,28 @@ class Schedule:
         plan: every point that may be measured; its search says how.
         refused: keys of points that the cluster cannot run.
         done: what earlier runs have measured, by key.
+        unasked: of a search that came to its end, the points that it did not ask for; None where it
+            did not. A study is not begun again if all others of its points are done.
     """
 
     def __init__(
-        self, plan: Plan, refused: Mapping[str, str], done: Mapping[str, TrialRow]
+        self,
+        plan: Plan,
+        refused: Mapping[str, str],
+        done: Mapping[str, TrialRow],
+        unasked: Collection[str] | None = None,
     ) -> None:
         self._objectives = plan.spec.search.objectives
         self._results: dict[str, Outcome | TrialRow] = dict(done)
         trials = [trial for trial in plan.runnable if trial.key not in refused]
         self._studies = [self._study(plan, group) for group in studies(trials)]
         self._of = {key: study for study in self._studies for key in study.trials}
-        self._open = list(self._studies)
+        self._open = [
+            study
+            for study in self._studies
+            if unasked is None or any(k not in done and k not in unasked for k in study.trials)
+        ]
+        self._left = [study for study in self._studies if study not in self._open]
 
     def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
         search, measure = plan.spec.search, plan.spec.measure
@@ -116,11 +182,12 @@ class Schedule:
                 if before is None or not _enough(before, ask.repeats):
                     study.out += 1
                     return Work(study.trials[ask.key], ask.repeats, before, ask.together)
-                study.answers[ask.key] = self._told(before, ask.repeats)
+                study.answers[ask.key] = score_of(before, self._objectives, ask.repeats)
                 if not study.queue and not study.out:
                     study.advance()
             if not study.out:
                 self._open.remove(study)
+                self._left.append(study)
         return None
 
     def tell(self, work: Work, outcome: Outcome) -> None:
@@ -128,59 +195,23 @@ class Schedule:
         key = work.trial.key
         study = self._of[key]
         self._results[key] = outcome
-        study.answers[key] = self._told(outcome, work.repeats)
+        study.answers[key] = score_of(outcome, self._objectives, work.repeats)
         study.out -= 1
         if not study.queue and not study.out:
             study.advance()
 
-    def _told(self, result: Outcome | TrialRow, repeats: int) -> Told:
-        """A result, as it was after ``repeats`` runs."""
-        first, metrics = self._objectives[0], result.metrics
-        if result.status != "ok" or any(name not in metrics for name in self._objectives):
-            return Told(None)
-        samples = result.samples.get(_SAMPLES.get(first, ""), [])[:repeats]
-        values = [metrics[name] for name in self._objectives]
-        if samples:
-            values[0] = statistics.median(samples)
-        scores = tuple(score(name, x) for name, x in zip(self._objectives, values, strict=True))
-        return Told(scores, tuple(samples))
-
     def unasked(self) -> list[Trial]:
-        """Points of studies that have ended which nobody asked for."""
-        return [
-            study.trials[key]
-            for study in self._studies
-            if study not in self._open
-            for key in study.trials
-            if key not in study.asked
-        ]
+        """Points without a result of the studies that have ended since this was last called."""
+        ended, self._left = self._left, []
+        return [t for study in ended for key, t in study.trials.items() if key not in self._results]
 
     def found(self) -> list[Found]:
         """The result of every study that has ended."""
-        return [self._found(study) for study in self._studies if study not in self._open]
-
-    def _found(self, study: _Study) -> Found:
-        asked = {key: repeats for key, repeats in study.asked.items() if key in self._results}
-        told = {key: self._told(self._results[key], repeats) for key, repeats in asked.items()}
-        # Who was measured often stands for itself; a lucky single run does not.
-        most = max((r for key, r in asked.items() if told[key].scores is not None), default=0)
-        scored = {
-            key: one.scores
-            for key, one in told.items()
-            if one.scores is not None and (2 * asked[key] >= most or len(self._objectives) > 1)
-        }
-        finalists = {key: scores for key, scores in scored.items() if 2 * asked[key] >= most}
-        best = min(finalists, key=lambda key: finalists[key], default=None)
-        keys = list(scored)
-        front = [keys[i] for i in nondominated(list(scored.values()))]
-        front.sort(key=lambda key: scored[key])
-        return Found(
-            tuple(study.trials.values()),
-            best,
-            tuple(front),
-            tuple(key for key in study.trials if key not in study.asked),
-            sum(asked.values()),
-        )
+        return [
+            outcome_of(list(study.trials.values()), self._results, self._objectives)
+            for study in self._studies
+            if study not in self._open
+        ]
 
 
 class _Study:
@@ -189,7 +220,6 @@ class _Study:
 
     def __init__(self, trials: dict[str, Trial], asking: Search) -> None:
         self.trials = trials
-        self.asked: dict[str, int] = {}
         self.answers: dict[str, Told] = {}
         self.queue: deque[Ask] = deque()
         self.out = 0
@@ -199,7 +229,6 @@ class _Study:
     def _take(self, asks: Sequence[Ask]) -> None:
         # On a cluster ranks of other threads are other actors, which take seconds to start.
         self.queue.extend(sorted(asks, key=lambda ask: self.trials[ask.key].config.threads))
-        self.asked |= {ask.key: ask.repeats for ask in asks}
 
     def ahead(self) -> list[Trial]:
         """Those of this round first; after it any may come."""

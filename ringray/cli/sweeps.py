@@ -196,14 +196,14 @@ def _json_path(given: str | None) -> Path | None:
         ) from error
 
 
-def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow]) -> None:
+def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over: bool) -> None:
     """What a search has found."""
     if plan.spec.kind not in TUNING and plan.spec.search.method == "grid":
         return
     from ringray.autotune import result
     from ringray.report import searches, tables
 
-    found = result.found(plan, trials)
+    found = result.found(plan, trials, over=over)
     for table in searches.fronts(plan, trials, found):
         tables.show(table, console)
         console.print()
@@ -235,7 +235,7 @@ def _print_summary(
     print_results(console, ended, everything=False, more=more)
     print_hops(console, plan.digest, ended, everything=False, more=more)
     console.print()
-    _print_found(console, plan, trials)
+    _print_found(console, plan, trials, over=not summary.interrupted)
     if any("ratio" in row.metrics for row in trials):
         compared = words.baseline(plan.runnable[0].config.as_dict())
         say(

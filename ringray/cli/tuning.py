@@ -68,18 +68,25 @@ def _print(entries: list[Entry]) -> None:
     for entry in sorted(entries, key=lambda one: (one.use, str(one.bucket))):
         bucket = entry.bucket
         said = (
-            f"{entry.use}: ring {bucket.ring_size}, {bucket.tokens} tokens, "
+            f"{entry.use}: ring {bucket.ring_size}, "
+            f"{f'{bucket.batch} × ' if bucket.batch > 1 else ''}{bucket.tokens} tokens, "
             f"{bucket.heads}/{bucket.kv_heads} heads × {bucket.head_dim}, {bucket.dtype}, "
             f"{bucket.mask}, {'forward+backward' if bucket.backward else 'forward'}"
         )
         if bucket.threads:
             said += f", {words.plural(bucket.threads, 'thread')}"
         choice = " ".join(f"{k}={v}" for k, v in entry.choice.items() if v is not None)
-        current = (
-            replace(here, hardware=entry.place.hardware, device=entry.place.device) == entry.place
-        )
         table.add_row(
             said, choice, f"{units.digits(entry.metrics.get('median_ms'))} ms",
-            entry.place.hardware, "yes" if current else "no: other kernels or versions",
+            entry.place.hardware, _usable(entry.place, here),
         )  # fmt: skip
     tables.show(table, console)
+
+
+def _usable(place: tuned.Place, here: tuned.Place) -> str:
+    """Whether an entry is used here; which GPUs a cluster has is not known here."""
+    if replace(here, hardware=place.hardware, device=place.device) != place:
+        return "no: other kernels or versions"
+    if place.device == "cuda":
+        return "on such GPUs"
+    return "yes" if place == here else "no: other hardware"

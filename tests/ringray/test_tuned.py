@@ -28,13 +28,17 @@ CHOICE = {
 }  # fmt: skip
 
 
-def bucket(**other: Any) -> tuned.Bucket:
+def buckets(**other: Any) -> tuned.Buckets:
     given: dict[str, Any] = {
         "ring_size": 4, "threads": 0, "dtype": "bfloat16", "seq_len": 16000, "batch": 1, "heads": 8,
         "kv_heads": 2, "head_dim": 128, "causal": True, "window": None, "documents": None,
         "backward": True,
     }  # fmt: skip
-    return tuned.bucket(**(given | other))
+    return tuned.buckets(**(given | other))
+
+
+def bucket(**other: Any) -> tuned.Bucket:
+    return buckets(**other).strategy
 
 
 def entry(use: tuned.Use = "strategy", **other: Any) -> tuned.Entry:
@@ -69,7 +73,7 @@ def test_shapes_of_one_bucket_share_a_choice() -> None:
 
 def test_everything_open_takes_the_tuned_strategy() -> None:
     tuned.add([entry()])
-    found = choose.strategy(bucket(), PLACE, backend="triton")
+    found = choose.strategy(buckets(), PLACE, backend="triton")
     assert (found.partition, found.transport, found.backward, found.blocks) == (
         "striped", "hybrid:2", "query-side", "forward=128x64/8/2",
     )  # fmt: skip
@@ -77,7 +81,7 @@ def test_everything_open_takes_the_tuned_strategy() -> None:
 
 
 def test_nothing_tuned_is_the_default_and_says_so() -> None:
-    found = choose.strategy(bucket(), PLACE, backend="triton")
+    found = choose.strategy(buckets(), PLACE, backend="triton")
     assert (found.partition, found.transport, found.blocks) == ("zigzag", "ring", None)
     assert "nothing tuned" in found.source
 
@@ -93,37 +97,44 @@ def test_nothing_tuned_is_the_default_and_says_so() -> None:
 )
 def test_an_entry_of_another_place_is_not_used(where: dict[str, Any], said: str) -> None:
     tuned.add([entry()])
-    found = choose.strategy(bucket(), replace(PLACE, **where), backend="triton")
+    found = choose.strategy(buckets(), replace(PLACE, **where), backend="triton")
     assert (found.partition, found.transport, found.blocks) == ("zigzag", "ring", None)
     assert said in found.source
 
 
 def test_what_is_given_stays() -> None:
     tuned.add([entry()])
-    same = choose.strategy(bucket(), PLACE, partition="striped", backend="triton")
+    same = choose.strategy(buckets(), PLACE, partition="striped", backend="triton")
     assert same.transport == "hybrid:2"
-    other = choose.strategy(bucket(), PLACE, partition="contiguous", backend="triton")
+    other = choose.strategy(buckets(), PLACE, partition="contiguous", backend="triton")
     assert (other.partition, other.transport) == ("contiguous", "ring")
     assert "tuned with partition=striped" in other.source
-    walk = choose.strategy(bucket(), PLACE, backward="reverse", backend="triton")
-    assert walk.backward == "reverse"
-    cut = choose.strategy(bucket(), PLACE, blocks="forward=64x64/4/2", backend="triton")
+    walk = choose.strategy(buckets(), PLACE, backward="query-side", backend="triton")
+    assert (walk.transport, walk.backward) == ("hybrid:2", "query-side")
+    # Ulysses, say, has no other walk back than the one that it was tuned with.
+    walk = choose.strategy(buckets(), PLACE, backward="reverse", backend="triton")
+    assert (walk.transport, walk.backward) == ("ring", "reverse")
+    assert "tuned with backward=query-side" in walk.source
+    cut = choose.strategy(buckets(), PLACE, blocks="forward=64x64/4/2", backend="triton")
     assert cut.blocks == "forward=64x64/4/2"
 
 
 def test_blocks_of_another_backend_are_not_used() -> None:
     tuned.add([entry()])
-    assert choose.strategy(bucket(), PLACE, backend="aten").blocks is None
+    assert choose.strategy(buckets(), PLACE, backend="aten").blocks is None
 
 
 def test_blocks_of_a_kernel_hold_for_every_ring_of_such_hops() -> None:
     hop = bucket(ring_size=1, seq_len=4096, heads=4, kv_heads=1)
     choice = {"backend": "triton", "blocks": "forward=64x64/4/3"}
     tuned.add([entry("kernel", bucket=hop, choice=choice)])
-    for wanted in (bucket(), bucket(ring_size=2, seq_len=8192), bucket(heads=32, kv_heads=8)):
+    for wanted in (
+        buckets(), buckets(ring_size=2, seq_len=8192), buckets(heads=32, kv_heads=8),
+        buckets(ring_size=6, seq_len=6 * 4096), buckets(window=9000),
+    ):  # fmt: skip
         found = choose.strategy(wanted, PLACE, backend="triton")
         assert (found.partition, found.blocks) == ("zigzag", "forward=64x64/4/3")
-    assert choose.strategy(bucket(ring_size=8), PLACE, backend="triton").blocks is None
+    assert choose.strategy(buckets(ring_size=8), PLACE, backend="triton").blocks is None
 
 
 def test_the_younger_of_two_stays(tmp_path: Path) -> None:
@@ -155,7 +166,7 @@ def test_an_exported_table_is_used_where_it_is_put(tmp_path: Path) -> None:
     tuned.write([entry()], tmp_path / "shipped.json")
     tuned.folder().mkdir(parents=True)
     (tmp_path / "shipped.json").rename(tuned.folder() / "ours.json")
-    assert choose.strategy(bucket(), PLACE, backend="triton").partition == "striped"
+    assert choose.strategy(buckets(), PLACE, backend="triton").partition == "striped"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +187,8 @@ def test_an_entry_that_means_nothing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     tuned.write([entry()], path)
     for change in (
-        {"use": "luck"}, {"choice": {"partition": 3}}, {"choice": {"colour": "red"}},
+        {"use": "luck"}, {"use": "kernel", "choice": {"backend": "aten"}},
+        {"choice": {"blocks": None}}, {"choice": {"partition": 3}}, {"choice": {"colour": "red"}},
         {"place": {"hardware": "x"}}, {"bucket": {}}, {"metrics": {"median_ms": "fast"}},
     ):  # fmt: skip
         data = json.loads(path.read_text())
@@ -235,3 +247,6 @@ def test_lookups_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned.add([entry()])
     monkeypatch.setenv("RINGRAY_TUNED", "0")
     assert not choose.anything_tuned()
+    found = choose.strategy(buckets(), PLACE, backend="triton")
+    assert (found.partition, found.transport, found.blocks) == ("zigzag", "ring", None)
+    assert "RINGRAY_TUNED" in found.source
