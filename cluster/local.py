@@ -236,7 +236,8 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         watch.stop()
         cluster.close()
 

@@ -113,7 +113,7 @@ def run(
                 raise
             observer.sweep_started(plan, done, described)
             for trial in plan.trials:
-                if trial.pruned is not None or trial.key in refused:
+                if trial.pruned is not None or trial.key in refused.keys() - done.keys():
                     reason = refused.get(trial.key) or str(trial.pruned)
                     outcome = Outcome("pruned", reason, point=trial.point(described))
                     if trial.key not in earlier or earlier[trial.key].status != "pruned":

@@ -74,6 +74,10 @@ class SpecError(UserError):
         )
 
 
+class StoppedError(RingrayError):
+    """What was waited for is not needed any more: the run ends."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The one of ``choices`` that ``name`` was probably meant to be, or None."""
     by_folded = {choice.casefold(): choice for choice in choices}

@@ -142,12 +142,20 @@ def of_exception(error: BaseException, rank: int) -> Fault:
     return Fault("user-error" if isinstance(error, ValueError) else "error", said, (rank,))
 
 
+# Of the allocators of the CPU, of CUDA, and of the libraries that allocate for themselves.
+_NO_MEMORY = (
+    "can't allocate memory", "bad_alloc", "cuda error: out of memory", "hip error: out of memory",
+    "cuda out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed",
+    "cuda failure 'out of memory'", "cuda failure 2 'out of memory'",
+)  # fmt: skip
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory could not be had."""
     text = str(error).lower()
     return (
         type(error).__name__ in ("OutOfMemoryError", "MemoryError", "_ArrayMemoryError")
-        or any(word in text for word in ("can't allocate memory", "bad_alloc"))
+        or any(word in text for word in _NO_MEMORY)
         or (isinstance(error, OSError) and "cannot allocate memory" in text)
     )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from ringray import autoscaler
-from ringray.errors import PlaceError
+from ringray.errors import PlaceError, StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,11 +25,13 @@ NEVER_S = 8.0  # for how long the autoscaler has to refuse before it is believed
 @dataclass(frozen=True)
 class Patience:
     """How to wait. ``seconds``: at most; ``note``: told why, whenever that changes; ``certain``:
-    that the cluster can have the nodes is known, so that a refusal can only be for now."""
+    that the cluster can have the nodes is known, so that a refusal can only be for now; ``stop``:
+    set, from any thread, when nobody needs it any more."""
 
     seconds: float
     note: Callable[[str], None] = print
     certain: bool = True
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience) -> None:
@@ -36,11 +39,14 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
 
     Raises:
         PlaceError: it has none after ``patience``, or the autoscaler says that it never will.
+        StoppedError: it is not needed any more.
     """
     began = time.monotonic()
     doubt = _Doubt()
     told = ""
     while not group.wait(POLL_S):
+        if patience.stop.is_set():
+            raise StoppedError
         waited = time.monotonic() - began
         standing = autoscaler.standing(group.id.hex())
         need = ", ".join(f"{n:g} {name}" for name, n in bundle.items())

@@ -126,6 +126,7 @@ class SweepRow:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", plain(self.name))
+        object.__setattr__(self, "kind", plain(self.kind))
 
 
 class Kept(NamedTuple):

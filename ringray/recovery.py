@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ringray import private
 from ringray.errors import PlaceError
-from ringray.lease import Owner
+from ringray.lease import BEAT_S, Owner
 from ringray.records import UNKNOWN, SweepInfo
 from ringray.store import Store
 from ringray.store_salvage import salvage
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ringray.store_salvage import Found
+
+WATCH_S = 3 * BEAT_S
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,11 @@ def recover(path: Path) -> Recovered:
     """
     path = path.expanduser().absolute()
     try:
-        found = salvage(path)
+        found = _at_rest(path)
     except OSError as error:
         raise PlaceError(
             f"the store {path} cannot be read: {(error.strerror or str(error)).lower()}"
         ) from error
-    for lease in found.leases:
-        holder = Owner(*lease)
-        if holder.near and holder.alive():
-            raise PlaceError(f"the store {path} is used by {holder}; end that process first")
     new = path.with_name(f"{path.name}.recovering")
     try:
         if _whole(path, new):
@@ -84,13 +84,44 @@ def recover(path: Path) -> Recovered:
     return Recovered(kept, saved)
 
 
+def _at_rest(path: Path) -> Found:
+    """What can be read of a store that nobody writes. Whoever ends while it is read moves rows from
+    the log into the file: then it is read again."""
+    while True:
+        before = _state(path)
+        found = salvage(path)
+        holders = {Owner(*lease) for lease in found.leases}
+        users = {holder for holder in holders if holder.near and holder.alive()}
+        if any(not holder.near for holder in holders):  # of those elsewhere only the heart is heard
+            time.sleep(WATCH_S)
+            users |= {Owner(*lease) for lease in salvage(path).leases} - holders
+        for holder in users:
+            raise PlaceError(f"the store {path} is used by {holder}; end that process first")
+        if _state(path) == before:
+            return found
+
+
+def _state(path: Path) -> list[tuple[int, int, int] | None]:
+    """Of the file and its log: which it is, how long, and when it was written."""
+    states: list[tuple[int, int, int] | None] = []
+    for ending in ("", "-wal"):
+        try:
+            now = path.with_name(path.name + ending).stat()
+        except FileNotFoundError:
+            states.append(None)
+        else:
+            states.append((now.st_ino, now.st_size, now.st_mtime_ns))
+    return states
+
+
 def _whole(path: Path, copy: Path) -> bool:
     """Whether every row of it can be read as ever; on a copy, for sqlite mends what it can."""
     _remove(copy)
     try:
         for ending in ("", "-wal"):
             if (one := path.with_name(path.name + ending)).exists():
-                shutil.copy2(one, copy.with_name(copy.name + ending))
+                private.create(target := copy.with_name(copy.name + ending))
+                shutil.copyfile(one, target)
     except OSError as error:
         raise PlaceError(
             f"{copy} cannot be written: {(error.strerror or str(error)).lower()}; free some space"

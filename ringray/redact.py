@@ -18,7 +18,7 @@ UNPRINTABLE = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u206
 _UNPRINTABLE = re.compile(f"[{UNPRINTABLE}]")
 _SHORTEST = 8  # characters of an environment variable that is looked for: "true" is no secret
 _SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?|API_?KEY|ACCESS_?KEY"
+    r"^PGPASSWORD$|^MYSQL_PWD$|(?:^|_)(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?|API_?KEY|ACCESS_?KEY"
     r"|PRIVATE_?KEY|SECRET_?ACCESS_?KEY|ACCOUNT_?KEY|CONNECTION_STRING)$",
     re.IGNORECASE,
 )
@@ -28,8 +28,11 @@ _WORDS = (
 )
 _PATTERNS = (
     # Greedy: a password may hold what it should not, as in ://user:p@ss/word@host.
-    (re.compile(r"(://)(?!/)[^\s'\"<>]*@"), rf"\1{HIDDEN}@"),
-    (re.compile(rf"(?i)([?&;]\w*?(?:{_WORDS})=)[^&;\s'\"<>]+"), rf"\1{HIDDEN}"),
+    (re.compile(r"(://)(?!/)(?:[^\s'\"<>]|['\"<>](?![\s,:}\])]))*@"), rf"\1{HIDDEN}@"),
+    (re.compile(rf"(?i)([?&;](?:[\w-]*?(?:{_WORDS}|signature)|sig)=)[^&;\s'\"<>]+"),
+     rf"\1{HIDDEN}"),
+    # Options within an option, as ODBC has them.
+    (re.compile(rf"(?i)((?:{_WORDS})%3d)(?:(?!%3b)[^&;\s'\"<>])+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?)(?:(basic|bearer)\s+)?"
                 r"[^\s'\",]+"), rf"\1{HIDDEN}"),
     (re.compile(r"(?i)\b(basic|bearer)\s+[A-Za-z0-9._~+/-]{16,}=*"), rf"\1 {HIDDEN}"),

@@ -61,6 +61,7 @@ class Ring:
     Raises:
         PlaceError: the actors could not be placed in time, or run other code than the driver.
         RingFault: an actor failed while starting.
+        StoppedError: nobody needs the ring any more, as ``patience`` says; so do its methods.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class Ring:
         self.capacity = capacity
         self.placement = placement
         self.size = 0
-        self._timeout = timeout
+        self._timeout, self._stop = timeout, patience.stop
+        self._started = False  # ranks can be asked how they are
         self._address: tuple[str, int] | None = None
         self._actors: list[Any] = []
         self._where: list[Where] = []
@@ -89,6 +91,7 @@ class Ring:
             self._where = _places(self._group, capacity)
             self._start()
             self.ranks: list[Introduction] = self._all("introduce", START_TIMEOUT)
+            self._started = True
             self._where = [
                 replace(at, log=rank.log) for at, rank in zip(self._where, self.ranks, strict=True)
             ]
@@ -188,8 +191,8 @@ class Ring:
 
     def _call(self, references: Sequence[Any], timeout: float) -> list[Any]:
         """Results by rank; the first failure of any rank ends the wait."""
-        started = any(at.log for at in self._where)
-        return Vigil(self._actors, self._where, timeout, started).answers(references)
+        vigil = Vigil(self._actors, self._where, timeout, self._started, self._stop)
+        return vigil.answers(references)
 
 
 def _places(group: Any, capacity: int) -> list[Where]:

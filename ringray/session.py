@@ -6,6 +6,7 @@ most the trials that it was waiting for.
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
@@ -53,13 +54,15 @@ class Session:
         # A kind whose ranks work alone has as many rings of one side by side.
         count = plan.spec.sweep("ring", "size")[0] if plan.spec.kind in ALONE else 1
         self._place, self._nodes = place, Nodes()
-        self._rings = [WarmRing(place, plan.spec, observer.note, self._nodes) for _ in range(count)]
+        self._stop = threading.Event()  # set when this is over: nothing is waited for any more
+        self._rings = [
+            WarmRing(place, plan.spec, observer.note, self._nodes, self._stop) for _ in range(count)
+        ]
         self._ended: float | None = None  # when the last trial did, on perf_counter
-        self._closed = False
 
     def close(self) -> None:
         """Give the rings back; a trial that loses its ring by that is not tried again."""
-        self._closed = True
+        self._stop.set()
         for rings in self._rings:
             rings.close()
 
@@ -114,6 +117,7 @@ class Session:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 work, ring = running.pop(future)
+                ring.rest()
                 free = [one for one in self._rings if one in (*free, ring)]
                 yield work, future.result()
 
@@ -153,17 +157,19 @@ class Session:
                 met.append(fault)
                 if not ended.sound:
                     rings.close()
-                if not self._closed:
+                if not self._stop.is_set():
                     self._blame(fault, trial.config)
-                again = attempt <= limits.retries and not self._closed
+                again = attempt <= limits.retries and not self._stop.is_set()
                 if fault.infrastructure and again:
                     self._observer.note(f"{fault}; a new ring for another try")
-                    time.sleep(faults.backoff(attempt))
+                    self._stop.wait(faults.backoff(attempt))
                     continue
+                # What earlier visits have measured is kept with it.
+                had = work.before
                 return Outcome(
-                    fault.status, str(fault), point=trial.point(self._sweep.environment),
-                    attempts=attempt, started=started, ended=now(),
-                    environment=self._where(met),
+                    fault.status, str(fault), had.metrics if had else {},
+                    had.samples if had else {}, trial.point(self._sweep.environment), attempt,
+                    started, now(), self._where(met),
                 )  # fmt: skip
             self._nodes.ended(ring.nodes)
             assert trial.predicted is not None

@@ -59,7 +59,8 @@ class Signals:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        for one in self._before:  # a second one of either kind ends the process
+            signal.signal(one, signal.SIG_DFL)
         self._pending = True
         if not self._held:
             raise Interrupted

@@ -138,9 +138,13 @@ class Store:
         What has ended stays as it was recorded, with the environment that it ran in. A trial that
         is no longer planned is forgotten unless it has ended; one that was pruned and no longer
         is, waits to be measured.
+
+        Raises:
+            PlaceError: also when this store held the sweep's lease and another driver took it.
         """
         now = time.time()
         with self._write() as db:
+            self._check_token(sweep.digest)
             check_seals(db, sweep.digest)
             environment = put_environment(db, sweep.environment)
             put_sweep(db, sweep, environment, now)

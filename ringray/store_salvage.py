@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -87,12 +88,12 @@ def salvage(path: Path) -> Found:
 
 def _take_sweep(found: Found, row: Row, environments: dict[str, dict[str, Any]]) -> None:
     digest, name, kind, spec, source, environment, _, created, updated = row[:_SWEEP]
-    created, updated = float(created), float(updated)
     if len(row) > _SWEEP and row[-1] != seal_of(*row[:6]):
         return
     try:
+        created, updated = float(created), float(updated)
         meaning = json.loads(spec)
-    except ValueError:
+    except (ValueError, TypeError):
         return
     if digest not in found.sweeps or updated >= found.sweeps[digest][1]:
         info = SweepInfo(digest, name, kind, meaning, source, environments.get(environment, {}))
@@ -102,11 +103,11 @@ def _take_sweep(found: Found, row: Row, environments: dict[str, dict[str, Any]])
 def _take_trial(found: Found, row: Row, environments: dict[str, dict[str, Any]]) -> None:
     digest, key, index, config, predicted, seq, status, *rest = row[:_TRIAL]
     reason, metrics, samples, point, attempts, started, ended, environment = rest
-    # A page keeps a whole number as such, also where the column's are fractions.
-    started, ended = (None if time is None else float(time) for time in (started, ended))
-    content = (*row[: _TRIAL - 3], started, ended, environment)
-    whole = len(row) == _TRIAL or row[-1] == seal_of(*content)
     try:
+        # A page keeps a whole number as such, also where the column's are fractions.
+        started, ended = (None if time is None else float(time) for time in (started, ended))
+        content = (*row[: _TRIAL - 3], started, ended, environment)
+        whole = len(row) == _TRIAL or row[-1] == seal_of(*content)
         if not whole or status not in (None, *STATUSES):
             raise ValueError(key)
         trial = TrialRow(
@@ -124,6 +125,10 @@ def _take_trial(found: Found, row: Row, environments: dict[str, dict[str, Any]])
 
 def _pages(path: Path) -> tuple[dict[int, bytes], list[bytes]]:
     """The pages by number as the last commit left them, and all that the log holds besides."""
+    beside = path.with_name(f"{path.name}-wal")
+    log = b""
+    with suppress(FileNotFoundError):
+        log = beside.read_bytes()
     data = path.read_bytes()
     size = struct.unpack(">H", data[16:18])[0] if len(data) > 18 else 0
     size = 65536 if size == 1 else size
@@ -132,8 +137,6 @@ def _pages(path: Path) -> tuple[dict[int, bytes], list[bytes]]:
     pages = {
         at // size + 1: data[at : at + size].ljust(size, b"\0") for at in range(0, len(data), size)
     }
-    beside = path.with_name(f"{path.name}-wal")
-    log = beside.read_bytes() if beside.exists() else b""
     loose, waiting = [], {}
     good = struct.unpack(">I", log[:4])[0] | 1 == 0x377F0683 if len(log) > _LOG_HEADER else False
     for at in range(_LOG_HEADER, len(log) - _FRAME_HEADER - size + 1, _FRAME_HEADER + size):
@@ -176,6 +179,8 @@ def _payload(page: bytes, at: int, pages: dict[int, bytes]) -> bytes:
     """A cell's content, which may go on in other pages."""
     length, at = _varint(page, at)
     usable = len(page)
+    if length > usable * (len(pages) + 1):  # it may go round in circles
+        raise ValueError("longer than the file")
     most = (usable - 12) * 64 // 255 - 23
     least = (usable - 12) * 32 // 255 - 23
     if length <= most:

@@ -62,6 +62,7 @@ def _check_given(uri: str) -> None:
     """A spec may come from somebody else: it names no file outside of the working directory and the
     home folder, no options of database drivers (some load libraries), and nobody to whom the
     secrets of the environment would be sent."""
+    _check_kind(uri)
     shown, path = without_credentials(uri), sqlite_path(uri)
     allowed = "the environment may: set MLFLOW_TRACKING_URI"
     if path is not None:
@@ -112,18 +113,25 @@ def artifact_root(uri: str) -> str | None:
 def check(uri: str, seconds: float | None = None) -> None:
     """Raises PlaceError when the URI is malformed or nobody answers there in so many seconds, 3 if
     nothing else is said."""
-    scheme = uri.partition(":")[0].lower()
-    shown = without_credentials(uri)
-    if scheme in ("http", "https"):
+    _check_kind(uri)
+    if uri.lower().startswith(("http:", "https:")):
+        shown = without_credentials(uri)
         _check_server(uri, shown, PROBE_S if seconds is None else seconds)
-    elif scheme == "sqlite":
-        path = sqlite_path(uri)
-        if path is None:
+    elif path := sqlite_path(uri):
+        _check_file(path)
+
+
+def _check_kind(uri: str) -> None:
+    """Raises PlaceError when MLflow would take the URI for something else than it looks like."""
+    scheme, shown = uri.partition(":")[0].lower(), without_credentials(uri)
+    if scheme == "sqlite":
+        if sqlite_path(uri) is None:
             raise PlaceError(
                 f"tracking URI {shown!r} names no file: expected sqlite:///PATH; {_WAY_OUT}"
             )
-        _check_file(path)
-    elif scheme.partition("+")[0] not in _DATABASES or "://" not in uri:
+        return
+    server = scheme in ("http", "https")
+    if not server and (scheme.partition("+")[0] not in _DATABASES or "://" not in uri):
         raise PlaceError(
             f"tracking URI {shown!r} is of no known kind: expected http://HOST:PORT, https://..., "
             f"sqlite:///PATH, {'://..., '.join(_DATABASES)}://... (MLflow has given up plain "

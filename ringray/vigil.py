@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from ringray import faults
-from ringray.errors import RingrayError
+from ringray.errors import RingrayError, StoppedError
 from ringray.faults import Fault
 from ringray.progress import tail_of
 
@@ -35,6 +37,7 @@ STACKS_S = 4.0  # for what every rank is at, when the deadline has passed
 _LATE, _LATE_S = 5.0, 20.0
 _SIGN_S = 1.0  # for where the living are, when one has died
 _PROBE_S = 1.0  # for a node to accept a connection
+_PROBES = 32  # nodes that are asked at the same time
 # What connecting says where nobody is; None is a time-out.
 _NOBODY = (None, errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN)
 # How long to wait for what other ranks have to say: a broken connection has a cause elsewhere; when
@@ -65,14 +68,19 @@ class Vigil:
     """Over one call of all ``actors``, which are at the places ``where``.
 
     ``timeout``: seconds until its deadline; ``watched``: whether the ranks can be asked meanwhile,
-    which they cannot while they start.
+    which they cannot while they start; ``stop``: set when nobody needs their answers any more.
     """
 
     def __init__(
-        self, actors: Sequence[Any], where: Sequence[Where], timeout: float, watched: bool
+        self,
+        actors: Sequence[Any],
+        where: Sequence[Where],
+        timeout: float,
+        watched: bool,
+        stop: threading.Event,
     ) -> None:
         self._actors, self._where, self._timeout = actors, where, timeout
-        self._watched = watched
+        self._watched, self._stop = watched, stop
         self._began = time.monotonic()
         self._heard = [self._began] * len(actors)
         self._signs: dict[int, Progress] = {}
@@ -89,11 +97,14 @@ class Vigil:
 
         Raises:
             RingFault: a rank failed, stalled, or was not done in time.
+            StoppedError: nobody waits for them any more.
         """
         self._pending = {reference: rank for rank, reference in enumerate(references)}
         deadline, pulse = self._began + self._timeout, self._began + PULSE_S
         while self._pending:
             now = time.monotonic()
+            if self._stop.is_set():
+                raise StoppedError
             if now >= deadline:
                 raise RingFault(self._overdue())
             if now >= pulse:
@@ -106,6 +117,10 @@ class Vigil:
                 self._take(reference)
             if self._faults:
                 raise self._failed()
+            if (away := time.monotonic() - now - PULSE_S) > PULSE_S:
+                # This process did not run: what the ranks have said meanwhile is not read yet.
+                self._heard = [when + away for when in self._heard]
+                deadline += away
             if silent := self._silent(STALL_S):
                 raise RingFault(self._stalled(silent, self._stacks(_SIGN_S)))
         return [self._answers[rank] for rank in range(len(references))]
@@ -147,7 +162,9 @@ class Vigil:
         by_node: dict[str, list[int]] = {}
         for rank in sorted(self._pending.values()):
             by_node.setdefault(self._at(rank).node_id, []).append(rank)
-        away = {node_id for node_id in by_node if node_id and gone(node_id)}
+        nodes = [node_id for node_id in by_node if node_id]
+        with ThreadPoolExecutor(_PROBES) as pool:  # each takes a second where nobody answers
+            away = {n for n, lost in zip(nodes, pool.map(gone, nodes), strict=True) if lost}
         lost, self._away = away & self._away, away
         for node_id in sorted(lost):
             return self._located(Fault("node-lost", "", tuple(by_node[node_id]), hop="its start"))

@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ringray.errors import StoppedError
 from ringray.faults import Nodes
 from ringray.placing import Patience
 from ringray.ring import Placement, Ring
@@ -27,14 +28,20 @@ class WarmRing:
     """At most one ring at a time, on one cluster; ``note`` is told what is waited for.
 
     A ring that no trial has used for ``ring.idle_release`` seconds is released, from a thread of
-    its own; the next trial starts another. ``nodes``: those that are set aside get no ring.
+    its own; the next trial starts another. ``nodes``: those that are set aside get no ring;
+    ``stop``: set when no ring is needed any more, then what is waited for is given up.
     """
 
     def __init__(
-        self, place: Cluster, spec: Spec, note: Callable[[str], None], nodes: Nodes | None = None
+        self,
+        place: Cluster,
+        spec: Spec,
+        note: Callable[[str], None],
+        nodes: Nodes | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self._place, self._spec, self._note = place, spec, note
-        self._nodes = nodes or Nodes()
+        self._nodes, self._stop = nodes or Nodes(), stop or threading.Event()
         self._ring: Ring | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -46,6 +53,7 @@ class WarmRing:
         Raises:
             PlaceError: there is no place for it.
             RingFault: an actor failed while starting; close the ring.
+            StoppedError: no ring is needed any more.
         """
         self._stop_timer()
         placement = self._placement(config)
@@ -65,9 +73,13 @@ class WarmRing:
                 capacity = max((size, *alike))
             limits = self._spec.limits
             self._note(f"starting {capacity} {placement.device} actors")
-            patience = Patience(limits.place_timeout, self._note, self._place.certain(config))
+            certain = self._place.certain(config)
+            patience = Patience(limits.place_timeout, self._note, certain, self._stop)
             avoid = self._nodes.aside
             ring = self._ring = Ring(capacity, placement, limits.trial_timeout, patience, avoid)
+        if self._stop.is_set():  # its owner may have closed this before it was there
+            self._release()
+            raise StoppedError
         ring.form(size)
         return ring, warm
 

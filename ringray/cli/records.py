@@ -180,9 +180,9 @@ def recover(arguments: argparse.Namespace) -> int:
     for sweep in result.sweeps:
         lost = f"; lost: {words.plural(len(sweep.lost), 'ended trial')}" if sweep.lost else ""
         saved = f"{words.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended{lost}"
-        print(f"  {sweep.name} ({sweep.digest[:12]}): {saved}")
+        print(f"  {shown(sweep.name)} ({sweep.digest[:12]}): {saved}")
         for key in sweep.lost[:ROWS]:
-            print(f"    lost: {key}")
+            print(f"    lost: {shown(key)}")
         if sweep.nameless:
             print("    its name and spec are lost: `ringray run` with its spec takes it up")
     print(

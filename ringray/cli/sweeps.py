@@ -15,6 +15,7 @@ from ringray.errors import PlaceError, SpecError, UserError
 from ringray.kinds import TUNING
 from ringray.plan import build
 from ringray.records import UNKNOWN
+from ringray.redact import shown
 from ringray.report import words
 from ringray.report.live import observer
 from ringray.store import Store, default_path
@@ -66,7 +67,7 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
         if found.unreadable:
             said += f"; {found.unreadable} there cannot be read and will be measured again"
         screen = sys.stderr if arguments.json == "-" else sys.stdout
-        print(f"{found.name} ({found.digest[:12]}): {said}", file=screen, flush=True)
+        print(f"{shown(found.name)} ({found.digest[:12]}): {said}", file=screen, flush=True)
         return _go_on(store, found.digest, arguments)
 
 

@@ -124,6 +124,7 @@ class LiveTable:
         self._changed()
 
     def note(self, text: str) -> None:
+        text = shown(text)
         if self._board is None or not self._live.is_started:
             self._console.print(text, style="bright_black", markup=False)
             return

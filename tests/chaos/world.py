@@ -94,6 +94,7 @@ class World:
                     f"UPDATE trials SET ended = ended + 1 WHERE digest = {last} AND key = ?", (key,)
                 )
                 self.spoilt.add(key)
+                db.commit()
                 return True
         return False
 

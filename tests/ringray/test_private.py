@@ -158,6 +158,13 @@ def test_a_spec_names_no_place_outside(
     assert place.resolve_uri(None)
 
 
+@pytest.mark.parametrize("uri", ["sqlite+pysqlite:////etc/x.db", "file:///etc", "databricks"])
+def test_a_spec_names_no_place_of_a_kind_that_is_not_looked_into(uri: str) -> None:
+    """Also where MLflow is said to have taken the sweep, and failures of the place are bearable."""
+    with pytest.raises(PlaceError, match="of no known kind"):
+        place.resolve_uri(uri)
+
+
 def test_a_spec_names_files_here_and_at_home(
     tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,11 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         f"https://host/api?access_token={SECRET}", f"Authorization: Bearer {SECRET}",
         f"{{'Authorization': 'Basic {SECRET}'}}", f"MLFLOW_TRACKING_TOKEN={SECRET} mlflow ui",
         f"AWS_SECRET_ACCESS_KEY: {SECRET}", f"password = {SECRET}",
+        f"postgresql://me:p'a<{SECRET}@host/db", f'postgresql://me:{SECRET}"x@host/db',
+        f"uri: 'postgresql://me:it''s{SECRET}@host/db'",
+        f"mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3D{SECRET}%3BServer%3Dh",
+        f"https://b.s3.amazonaws.com/x?X-Amz-Security-Token={SECRET}&y=1",
+        f"https://b.s3.amazonaws.com/x?X-Amz-Signature={SECRET}", f"https://h/c?sv=2&sig={SECRET}",
     ],
 )  # fmt: skip
 def test_secrets_are_known_by_where_they_stand(text: str) -> None:
@@ -57,6 +62,7 @@ def test_secrets_are_known_by_where_they_stand(text: str) -> None:
         "zigzag-token: 12 ms", "a mail to me@host", "RAY_AUTH_MODE=token", "keys = 5",
         "the Ray at h:6379 wants a token, and RAY_AUTH_MODE is not set",
         "8 tokens, 4 heads: fine", "basic partition",
+        '{"uri":"http://h:5000","user":"me@host"}', "<http://h/x>, ask me@host", "signal=9",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -10,11 +11,14 @@ import struct
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ringray import recovery, store_salvage
 from ringray.cli import main
 from ringray.errors import DamagedStore, PlaceError
 from ringray.records import UNKNOWN, TrialRow
@@ -249,6 +253,65 @@ def test_a_store_in_use_is_left_alone(path: Path) -> None:
         with pytest.raises(PlaceError, match=r"is used by process .*; end that process first"):
             recover(path)
     assert not path.with_name("store.db.damaged").exists()
+
+
+def test_a_store_that_is_written_from_elsewhere_is_left_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user's pid says nothing here; its heart does."""
+    _overwrite(path, 3 * 4096, bytes(100))
+    columns = "digest, role, token, pid, birth, host, beat"
+    row = ("d" * 64, "driver", "t", 7, "boot/pid:[1]/9", "far")
+    with closing(sqlite3.connect(path)) as db:
+
+        def beat() -> None:
+            with db:
+                db.execute(
+                    f"REPLACE INTO leases ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*row, time.time()),
+                )
+
+        beat()
+        monkeypatch.setattr(recovery.time, "sleep", lambda seconds: beat())
+        with pytest.raises(PlaceError, match="used by process 7 on far"):
+            recover(path)
+        monkeypatch.setattr(recovery.time, "sleep", lambda seconds: None)
+        assert recover(path).kept is not None
+
+
+def test_a_store_whose_last_user_ends_meanwhile_is_read_again(
+    path: Path, rows: list[TrialRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one to close a store moves its log into the file. Between the reading of both, rows
+    would be in neither."""
+    earlier = tmp_path / "earlier.db"
+    with Store(earlier) as store:
+        store.begin(sweep(), [trial(0)])
+    real, calls = salvage, list[Path]()
+
+    def racing(asked: Path) -> store_salvage.Found:
+        calls.append(asked)
+        if len(calls) == 1:
+            os.utime(path)
+            return real(earlier)
+        return real(asked)
+
+    monkeypatch.setattr(recovery, "salvage", racing)
+    with closing(sqlite3.connect(path)) as db, db:  # so that there is something to recover
+        db.execute("UPDATE trials SET ended = ended + 1 WHERE key = ?", (rows[0].key,))
+    assert recover(path).kept is not None
+    with Store(path) as store:
+        ended = {row.key for row in store.trials(DIGEST) if row.status is not None}
+    assert ended == {row.key for row in rows[1:] if row.status is not None}
+    assert len(calls) == 2
+
+
+def test_pages_that_go_round_in_circles_end() -> None:
+    """A cell that says that it is endless, and goes on in a page that goes on in itself."""
+    page = struct.pack(">I", 2) + bytes(4092)
+    endless = b"\xff" * 8 + b"\x7f"
+    with pytest.raises(ValueError, match="longer than the file"):
+        store_salvage._payload(endless + bytes(4087), 0, {2: page})
 
 
 def test_a_second_recovery_keeps_both_damaged_files(path: Path) -> None:

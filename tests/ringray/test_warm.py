@@ -10,6 +10,7 @@ import pytest
 
 from ringray import plan, spec, warm
 from ringray.cluster import Cluster
+from ringray.errors import StoppedError
 from ringray.offer import Group, Offer
 from ringray.warm import WarmRing
 from tests.ringray.drive import wait_until
@@ -124,6 +125,26 @@ def test_no_timer_outlives_its_sweep(rings: list[Counted]) -> None:
     shared.rest()
     shared.close()
     wait_until("the timer ends", lambda: threading.active_count() == before, 10)
+
+
+def test_a_ring_that_comes_too_late_is_given_back(
+    rings: list[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner was told that all is over while it started, and found nothing to close."""
+    stop = threading.Event()
+
+    class Late(Counted):
+        def __init__(self, *given: Any) -> None:
+            assert given[3].stop is stop  # so that it need not wait for its place
+            super().__init__(*given)
+            stop.set()
+
+    monkeypatch.setattr(warm, "Ring", Late)
+    read, configs = sweep("{size: 2, device: cpu}")
+    shared = WarmRing(GROWING, read, lambda text: None, stop=stop)
+    with pytest.raises(StoppedError):
+        shared.take(configs[0], configs)
+    assert rings == []
 
 
 def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> None:
