@@ -137,10 +137,7 @@ class Store:
 
         What has ended stays as it was recorded, with the environment that it ran in. A trial that
         is no longer planned is forgotten unless it has ended; one that was pruned and no longer
-        is, waits to be measured.
-
-        Raises:
-            PlaceError: also when this store held the sweep's lease and another driver took it.
+        is, waits to be measured. PlaceError also where another driver took the sweep's lease.
         """
         now = time.time()
         with self._write() as db:
