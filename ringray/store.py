@@ -135,9 +135,8 @@ class Store:
     def begin(self, sweep: SweepInfo, trials: Sequence[TrialInfo]) -> None:
         """Announces a sweep, new or known: status running, its trials known, pruned ones recorded.
 
-        What has ended stays as it was recorded, with the environment that it ran in. A trial that
-        is no longer planned is forgotten unless it has ended; one that was pruned and no longer
-        is, waits to be measured. PlaceError also where another driver took the sweep's lease.
+        What has ended stays as recorded, with its environment. A trial that is no longer planned is
+        forgotten unless it has ended; one that was pruned and no longer is, waits to be measured.
         """
         now = time.time()
         with self._write() as db:
