@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray import plan, session, spec
+from ringray import cluster, environment, plan, session, spec
 from ringray.autotune.schedule import Schedule
 from ringray.cluster import Cluster
+from ringray.driver import _info, run
 from ringray.errors import StoppedError
 from ringray.faults import Fault
 from ringray.lines import Lines
 from ringray.observer import Summary
 from ringray.offer import Group, Offer
-from ringray.records import SweepInfo
+from ringray.records import Outcome, SweepInfo
 from ringray.session import Session
 from ringray.store import Store
 from ringray.vigil import RingFault
@@ -47,8 +50,6 @@ def made(tmp_path: Path) -> Iterator[tuple[Session, plan.Plan, Store]]:
     sweep = SweepInfo(planned.digest, "s", "kernel-tune", {}, "", described)
     place = Cluster(True, Offer((Group("node", {"CPU": 2.0}),)))
     with Store(tmp_path / "store.db") as store:
-        from ringray.driver import _info
-
         store.begin(sweep, [_info(trial, {}) for trial in planned.trials])
         summary = Summary(planned.digest, "s")
         yield (
@@ -86,6 +87,45 @@ def test_ctrl_c_waits_for_no_ring_that_starts(
     assert {row.status for row in store.trials(planned.digest)} == {None}
 
 
+def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TUNE.replace("kernel-tune", "latency").replace("size: 2,", "size: [2, 4],")
+    planned = plan.build(spec.parse(text.partition("search:")[0]))
+    small = Cluster(False, Offer((Group("node", {"CPU": 2.0}),)))
+    left = {trial.config.ring_size: trial for trial in planned.trials}[4]
+
+    class Measured:
+        """All but the large ring, on a cluster that had room for it."""
+
+        def __init__(self, planned: Any, store: Store, *given: Any) -> None:
+            self.store = store
+
+        def run(self, schedule: Schedule) -> None:
+            point = left.point(environment.describe())
+            self.store.record(planned.digest, left.key, Outcome("ok", None, {}, {}, point))
+            left_lines.append(left, Outcome("ok", None, {}, {}, point))
+
+        def close(self) -> None:
+            pass
+
+    json_path = tmp_path / "a.jsonl"
+    described = environment.describe()
+    sweep = SweepInfo(planned.digest, "s", "latency", {}, "", described)
+    left_lines = Lines(json_path, sweep)
+    monkeypatch.setattr(session, "Session", Measured)
+    monkeypatch.setattr(environment, "describe", lambda: described)
+    with Store(tmp_path / "store.db") as store:
+        for offer in (Offer((Group("node", {"CPU": 8.0}),)), small.present, small.present):
+            place = Cluster(False, offer)
+            if offer is small.present:
+                monkeypatch.setattr(Measured, "run", lambda self, schedule: None)
+            monkeypatch.setattr(cluster, "connect", lambda address, at=place: nullcontext(at))
+            run(planned, store=store, observer=Silent(), json_path=json_path)
+    lines = [json.loads(line) for line in json_path.read_text().splitlines()]
+    assert [line["status"] for line in lines if line["config"]["ring_size"] == 4] == ["ok"]
+
+
 def test_a_late_failure_does_not_take_what_was_measured(
     made: tuple[Session, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,8 +133,6 @@ def test_a_late_failure_does_not_take_what_was_measured(
     schedule = Schedule(planned, {}, {})
     first = schedule.next()
     assert first is not None
-    from ringray.records import Outcome
-
     before = Outcome("ok", None, {"median_ms": 3.0, "repeats": 1.0}, {"ms": [3.0]})
     store.record(planned.digest, first.trial.key, before)
 
