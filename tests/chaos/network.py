@@ -58,7 +58,9 @@ def machines(count: int) -> Iterator[tuple[str, list[Machine]]]:
         yield f"{net}.1", made
     finally:
         for one in made:
-            _ip("netns", "delete", one.name, check=False)  # its cable goes with it
+            # The cable would go with the namespace, but that may outlive its name for a while.
+            _ip("link", "delete", one.name, check=False)
+            _ip("netns", "delete", one.name, check=False)
         _ip("link", "delete", bridge, check=False)
 
 
