@@ -18,6 +18,7 @@ from ringray.kinds import ALONE
 from ringray.lines import Lines
 from ringray.observer import Summary
 from ringray.plan import cost_dict
+from ringray.pruning import Reason
 from ringray.records import (
     Outcome,
     SweepInfo,
@@ -186,25 +187,31 @@ def _left_out(
 
 def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
     """Trials that this cluster can never run, and why; PlaceError if that is all of them."""
-    searched = place.device(plan.spec.ring.device)
-    if plan.spec.kind in ALONE and searched != plan.device:
-        line = plan.spec.line_of("ring.device") or plan.spec.line_of("kind")
-        raise PlaceError(
-            f"{plan.spec.path}{f':{line}' if line else ''}: ring.device: got auto, which is "
-            f"{searched} on this cluster and {plan.device} where the search was planned; name it"
-        )
+    wrong = _planned_elsewhere(plan, place)
     # Ranks that work alone are placed one by one, and all of them at the same time.
     alone = plan.spec.sweep("ring", "size")[0] if plan.spec.kind in ALONE else None
     refused = {}
     for trial in plan.runnable:
         config = replace(trial.config, ring_size=alone) if alone else trial.config
-        if (reason := place.refusal(config)) is not None:
+        if (reason := wrong or place.refusal(config)) is not None:
             refused[trial.key] = reason
     if len(refused) == len(plan.runnable):
         reason = next(iter(refused.values()))
         line = plan.spec.line_of(reason.field)
         raise PlaceError(f"{plan.spec.path}{f':{line}' if line else ''}: {reason}")
     return {key: str(reason) for key, reason in refused.items()}
+
+
+def _planned_elsewhere(plan: Plan, place: Cluster) -> Reason | None:
+    """Why ways of cutting that were laid out for one device are not tried on another."""
+    device = place.device(plan.spec.ring.device)
+    if plan.spec.kind not in ALONE or device == plan.device:
+        return None
+    return Reason(
+        "ring.device",
+        f"got auto, which is {device} on this cluster and {plan.device} where the search was "
+        "planned; name it",
+    )
 
 
 def _counts(store: Store, digest: str) -> dict[str, int]:

@@ -18,7 +18,8 @@ UNPRINTABLE = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u206
 _UNPRINTABLE = re.compile(f"[{UNPRINTABLE}]")
 _SHORTEST = 8  # characters of an environment variable that is looked for: "true" is no secret
 _SECRET_NAME = re.compile(
-    r"^PGPASSWORD$|^MYSQL_PWD$|(?:^|_)(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?|API_?KEY|ACCESS_?KEY"
+    r"^PGPASSWORD$|^MYSQL_PWD$"
+    r"|(?:^|_)(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?|API_?KEY|ACCESS_?KEY"
     r"|PRIVATE_?KEY|SECRET_?ACCESS_?KEY|ACCOUNT_?KEY|CONNECTION_STRING)$",
     re.IGNORECASE,
 )

@@ -71,7 +71,7 @@ def outcome_of(
     """What has been found among the ``trials`` of a study, by their ``results`` so far.
 
     Who was measured often stands for itself; a lucky single run does not: the best is among those
-    with half as many runs as any. Replicas are one point, which stands by its middle one.
+    with half as many runs as any. Replicas are one point, named by the middle one of them.
     """
     points: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -80,12 +80,13 @@ def outcome_of(
     scores: dict[str, tuple[float, ...]] = {}
     often: dict[str, int] = {}
     for same in points.values():
-        known = [results[trial.key] for trial in same]
-        told = [one.scores for one in (score_of(r, objectives) for r in known) if one.scores]
-        if told:
-            key = same[0].key
-            scores[key] = tuple(statistics.median(column) for column in zip(*told, strict=True))
-            often[key] = sum(map(_counted, known))
+        told = {t.key: score_of(results[t.key], objectives).scores for t in same}
+        known = sorted((one, key) for key, one in told.items() if one is not None)
+        if known:
+            columns = zip(*(one for one, _ in known), strict=True)
+            key = known[(len(known) - 1) // 2][1]
+            scores[key] = tuple(map(statistics.median, columns))
+            often[key] = sum(_counted(results[key]) for _, key in known)
     most = max(often.values(), default=0)
     finalists = [key for key in scores if 2 * often[key] >= most]
     among = list(scores) if len(objectives) > 1 else finalists
