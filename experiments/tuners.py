@@ -14,15 +14,15 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ringray.autotune import METHODS
-from ringray.autotune.schedule import Schedule
-from ringray.cli.records import open_store
-from ringray.cli.sweeps import stored_spec
-from ringray.plan import Plan, build
-from ringray.records import Outcome
+from ringray.lab.cli.run import stored_spec
+from ringray.lab.cli.store import open_store
+from ringray.lab.driver.schedule import Schedule
+from ringray.lab.plan.plan import Plan, build
+from ringray.lab.search import METHODS
+from ringray.lab.trial.outcome import Outcome
 
 if TYPE_CHECKING:
-    from ringray.records import TrialRow
+    from ringray.lab.trial.outcome import TrialRow
 
 TRIES = 25
 

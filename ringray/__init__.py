@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringray.attention import ring_attention
-    from ringray.choose import tuned_strategy
+    from ringray.attention.sharding import local_positions, shard, unshard
     from ringray.models.sdpa import context_parallel
     from ringray.nn import ContextParallelAttention, sharded_cross_entropy
-    from ringray.sharding import local_positions, shard, unshard
+    from ringray.tuning.lookup import tuned_strategy
     from ringray_kernels.config import Blocks
 
 __version__ = "0.1.0"
@@ -34,12 +34,12 @@ _HOME = {
     "Blocks": "ringray_kernels.config",
     "ContextParallelAttention": "ringray.nn",
     "context_parallel": "ringray.models.sdpa",
-    "local_positions": "ringray.sharding",
+    "local_positions": "ringray.attention.sharding",
     "ring_attention": "ringray.attention",
-    "shard": "ringray.sharding",
+    "shard": "ringray.attention.sharding",
     "sharded_cross_entropy": "ringray.nn",
-    "tuned_strategy": "ringray.choose",
-    "unshard": "ringray.sharding",
+    "tuned_strategy": "ringray.tuning.lookup",
+    "unshard": "ringray.attention.sharding",
 }
 
 

@@ -9,7 +9,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - source that came with a job was 
     print(f"ringray: error: this is Python {here}, ringray needs 3.11 to 3.13", file=sys.stderr)
     sys.exit(2)
 
-from ringray.cli import entry
+from ringray.lab.cli import entry
 
 if __name__ == "__main__":
     entry()

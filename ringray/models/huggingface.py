@@ -27,11 +27,11 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ringray.attention import ring_attention
-from ringray.comm import connect
-from ringray.geometry import Mask
-from ringray.models.masks import no_mask
-from ringray.problem import document_boundaries
-from ringray.sharding import shard
+from ringray.attention.arguments import document_boundaries
+from ringray.attention.sharding import shard
+from ringray.comm.ring import connect
+from ringray.models.huggingface_masks import no_mask
+from ringray.traffic.geometry import Mask
 
 if TYPE_CHECKING:
     import torch.distributed as dist

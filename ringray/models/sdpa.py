@@ -21,17 +21,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from ringray import partition as partitions
-from ringray.agreement import refusing
 from ringray.attention import ring_attention
-from ringray.comm import connect
-from ringray.sharding import shard
+from ringray.attention.agreement import refusing
+from ringray.attention.sharding import shard
+from ringray.comm.ring import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import torch.distributed as dist
 
-    from ringray.comm import Comm
+    from ringray.comm.ring import Comm
     from ringray_kernels.config import Blocks
 
 __all__ = ["context_parallel"]

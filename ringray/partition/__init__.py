@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ringray.errors import nearest
+from ringray.base.errors import nearest
 from ringray.partition import contiguous, striped, zigzag, zigzag_token
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Transports: how what one rank owns reaches the others. Data only; ``ringray.passes`` executes it.
+"""Transports: how K/V reaches the other ranks. Data only; ``attention.loops`` executes it.
 
 A transport is one pure function ``exchange(ranks, parameter) -> Exchange``: how many neighbouring
 ranks first exchange heads for rows, and on which routes the chunks walk then. To add one, write
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringray.errors import nearest
+from ringray.base.errors import nearest
 from ringray.transport import allgather, bidirectional, double_ring, hybrid, ring, staged, ulysses
-from ringray.transport.base import Exchange
+from ringray.transport.exchange import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

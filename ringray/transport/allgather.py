@@ -5,8 +5,8 @@ gathers again and sends each rank's share of dK/dV straight to the owner (Llama 
 
 from __future__ import annotations
 
-from ringray.route import straight
-from ringray.transport.base import Exchange
+from ringray.traffic.routes import straight
+from ringray.transport.exchange import Exchange
 
 PARAMETER = "K/V heads that are gathered at once"
 

@@ -3,8 +3,8 @@ carry both directions at full speed need half as many steps."""
 
 from __future__ import annotations
 
-from ringray.route import both_ways
-from ringray.transport.base import Exchange
+from ringray.traffic.routes import both_ways
+from ringray.transport.exchange import Exchange
 
 PARAMETER = None
 

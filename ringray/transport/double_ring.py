@@ -4,8 +4,8 @@ whole inner ring, so that a slow network carries 1/node-size of the hops (Gu et 
 
 from __future__ import annotations
 
-from ringray.route import ring_of_rings
-from ringray.transport.base import Exchange
+from ringray.traffic.routes import ring_of_rings
+from ringray.transport.exchange import Exchange
 
 PARAMETER = "ranks per node"
 

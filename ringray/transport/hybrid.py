@@ -3,8 +3,8 @@ chunks of their joined rows walk the ring of these groups (Fang and Zhao, USP, 2
 
 from __future__ import annotations
 
-from ringray.route import around
-from ringray.transport.base import Exchange
+from ringray.traffic.routes import around
+from ringray.transport.exchange import Exchange
 
 PARAMETER = "Ulysses degree: neighbouring ranks that exchange heads"
 

@@ -3,8 +3,8 @@ direction that sends less (Liu et al., Ring Attention, 2023)."""
 
 from __future__ import annotations
 
-from ringray.route import around
-from ringray.transport.base import Exchange
+from ringray.traffic.routes import around
+from ringray.transport.exchange import Exchange
 
 PARAMETER = None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ringray.transport import ring
-from ringray.transport.base import Exchange
+from ringray.transport.exchange import Exchange
 
 PARAMETER = None
 

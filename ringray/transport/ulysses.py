@@ -4,8 +4,8 @@ of the ring size; masks and partitions do not matter to its balance."""
 
 from __future__ import annotations
 
-from ringray.route import around
-from ringray.transport.base import Exchange
+from ringray.traffic.routes import around
+from ringray.transport.exchange import Exchange
 
 PARAMETER = None
 

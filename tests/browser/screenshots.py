@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.browser import pages
-from tests.ringray import tracked
-from tests.ringray.servers import Server
+from tests.support import tracking_store
+from tests.support.tracking_servers import Server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -60,7 +60,7 @@ def sweep(text: str, home: Path, uri: str) -> dict[str, Any]:
         env=environment,
         check=True,
     )
-    (parent,), _ = tracked.runs(uri, name)
+    (parent,), _ = tracking_store.runs(uri, name)
     return {
         "experiment": parent.info.experiment_id,
         "run": parent.info.run_id,

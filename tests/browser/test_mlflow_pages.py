@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.store import Outcome, Store
-from ringray.tracking import SyncState, sync
+from ringray.lab.store.store import Outcome, Store
+from ringray.lab.tracking.tracker import SyncState, sync
 from tests.browser import pages
-from tests.ringray import drawn, tracked
-from tests.ringray.servers import sqlite_server
-from tests.ringray.tracked import DIGEST
+from tests.support import figure_rows, tracking_store
+from tests.support.tracking_servers import sqlite_server
+from tests.support.tracking_store import DIGEST
 
 if TYPE_CHECKING:
-    from ringray.records import TrialInfo
+    from ringray.lab.trial.outcome import TrialInfo
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,7 +29,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pages.Views]:
     pytest.importorskip("playwright", reason="pip install playwright")
     folder = tmp_path_factory.mktemp("pages")
     server = sqlite_server(
-        folder / "server", tracked.make_schema(tmp_path_factory.mktemp("schema"))
+        folder / "server", tracking_store.make_schema(tmp_path_factory.mktemp("schema"))
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGRAY_HOME", str(folder))
@@ -38,7 +38,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pages.Views]:
             with Store(folder / "store.db") as store:
                 _record(store)
                 assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(16, 0, None)
-            (parent,), _ = tracked.runs(server.uri)
+            (parent,), _ = tracking_store.runs(server.uri)
             with pages.opened() as page:
                 yield pages.Views(page, server.uri, parent.info.experiment_id, parent.info.run_id)
         finally:
@@ -46,9 +46,9 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pages.Views]:
 
 
 def _record(store: Store) -> None:
-    rows = drawn.strategies()
+    rows = figure_rows.strategies()
     planned = [_info(row) for row in rows]
-    tracked.begin(store, planned)
+    tracking_store.begin(store, planned)
     for row in rows:
         metrics = row.metrics | {"cpu_percent": 97.0, "rss_bytes": 5e8}
         outcome = Outcome("ok", None, metrics, {}, f"{row.index:064x}", 1, 1e9, 1e9 + 1)
@@ -56,8 +56,8 @@ def _record(store: Store) -> None:
     store.finish(DIGEST, "complete")
 
 
-def _info(row: drawn.TrialRow) -> TrialInfo:
-    from ringray.store import TrialInfo
+def _info(row: figure_rows.TrialRow) -> TrialInfo:
+    from ringray.lab.store.store import TrialInfo
 
     return TrialInfo(row.key, row.index, row.config, {"time_ms": 1.0})
 

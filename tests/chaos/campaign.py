@@ -29,16 +29,17 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ringray.errors import PlaceError, UserError
+from ringray.base.errors import PlaceError, UserError
 from tests.chaos.world import NODES, World, world
-from tests.ringray import drive, tracked
-from tests.ringray.drive import tiny
+from tests.support import place as drive
+from tests.support import tracking_store
+from tests.support.place import tiny
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
 
-    from ringray.records import TrialRow
+    from ringray.lab.trial.outcome import TrialRow
 
 PER_SWEEP = 5
 REPLICAS = 60
@@ -75,7 +76,7 @@ def interrupt_driver(of: World, draw: random.Random) -> bool:
 
 
 def kill_tracker(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts("ringray.tracking_process"), draw, signal.SIGKILL)
+    return _signal(of.driver_parts("ringray.lab.tracking.process"), draw, signal.SIGKILL)
 
 
 def kill_server(of: World, draw: random.Random) -> bool:
@@ -280,7 +281,7 @@ class Sweep:
         synced = of.place.run("sync", self.name)
         if synced.code != 0:
             raise Broken(f"{self.name}: sync ended with {synced.code}: {synced.err}")
-        parents, children = tracked.runs(of.server.uri, self.name)
+        parents, children = tracking_store.runs(of.server.uri, self.name)
         if len(parents) != 1 or set(children) != {row.key for row in rows}:
             raise Broken(f"{self.name}: MLflow has {len(parents)} parents, {len(children)} runs")
         of.head.check_nothing_is_held(patience=30.0)

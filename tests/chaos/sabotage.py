@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.ringray.drive import Place
+    from tests.support.place import Place
 
 CUSTOMIZE = """\
 import os, sys
@@ -70,8 +70,8 @@ def prepare(place: Place, body: str, rank: int = 1) -> None:
     folder = place.home / "sabotage"
     folder.mkdir()
     text = CUSTOMIZE.format(
-        module="ringray.passes.walked", function="_attend", flag=str(folder / "now"), rank=rank,
-        body=body,
+        module="ringray.attention.loops.ring", function="_attend",
+        flag=str(folder / "now"), rank=rank, body=body,
     )  # fmt: skip
     (folder / "sitecustomize.py").write_text(text)
     place.variables["PYTHONPATH"] = f"{folder}:{place.environment['PYTHONPATH']}"

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.ringray import drive
-from tests.ringray.drive import Place
+from tests.support import place as drive
+from tests.support.place import Place
 
 if TYPE_CHECKING:
     import subprocess
@@ -70,7 +70,7 @@ class Watch:
         named = {"driver": psutil.Process(driver.pid)}
         named |= {f"rank {i}": rank for i, rank in enumerate(place.ranks())}
         for process in place.processes():
-            if "ringray.tracking_process" in drive.title(process):
+            if "ringray.lab.tracking.process" in drive.title(process):
                 named["tracker"] = process
         if ended == self.trials:  # it is taking itself down
             return ended

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.ringray import drive
+from tests.support import place as drive
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-    from tests.ringray.drive import Place
+    from tests.support.place import Place
 
 NODE = {"PYTHONPATH": f"{drive.REPOSITORY}:{drive.REPOSITORY / 'kernels'}"}
 REPLICAS = 12

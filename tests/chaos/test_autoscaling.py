@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.ringray import drive
-from tests.ringray.drive import REPOSITORY, Place, tiny, wait_until
+from tests.support import place as drive
+from tests.support.place import REPOSITORY, Place, tiny, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ SEEN = re.compile(r"(\d+) nodes, (\d+) placement groups waiting")
 BLIND = """\
 import sys
 from ringray import autoscaler
-from ringray.cli import entry
+from ringray.lab.cli import entry
 autoscaler.look = lambda port: autoscaler.Found("unknown")
 sys.argv = ["ringray", *sys.argv[1:]]
 sys.exit(entry())

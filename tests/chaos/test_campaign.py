@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos import campaign, soak
 from tests.chaos.world import world
-from tests.ringray import drive
+from tests.support import place as drive
 
 if TYPE_CHECKING:
     from pathlib import Path

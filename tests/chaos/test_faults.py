@@ -12,8 +12,9 @@ import pytest
 
 from tests.chaos import sabotage
 from tests.chaos.struck import NODE, REPLICAS, begun, faults, recovered
-from tests.ringray import drive, heads
-from tests.ringray.drive import Place, tiny
+from tests.support import place as drive
+from tests.support import ray_heads
+from tests.support.place import Place, tiny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +156,7 @@ def test_a_lost_node(place: Place) -> None:
     """The next ring is on what is left, before Ray itself believes it."""
     text = tiny("lost", size=2, replicas=REPLICAS, repeats=60)
     text = text.replace("threads: 1", "threads: 1, placement: strict-spread")
-    with heads.cluster(place, NODE, NODE, NODE) as head:
+    with ray_heads.cluster(place, NODE, NODE, NODE) as head:
         driver = begun(place, text, "--address", head.address)
         raylet = raylet_of(place.ranks()[1])
         done, fault = recovered(place, driver, "lost", raylet.kill)
@@ -172,7 +173,7 @@ def test_a_node_on_which_rings_fail_again_and_again(place: Place) -> None:
     def met() -> int:
         return sum(len(faults(row)) for row in place.trials("again"))
 
-    with heads.cluster(place, NODE, NODE) as head:
+    with ray_heads.cluster(place, NODE, NODE) as head:
         text = tiny("again", size=2, replicas=2 * REPLICAS, repeats=100, retries=5)
         driver = begun(place, text, "--address", head.address)
         killed: Counter[int] = Counter()  # ranks, by their raylet

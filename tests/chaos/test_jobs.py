@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray import environment
-from ringray.store import Store
-from tests.ringray import drive, heads
-from tests.ringray.drive import Done, Place, tiny
+from ringray.base import provenance
+from ringray.lab.store.store import Store
+from tests.support import place as drive
+from tests.support import ray_heads
+from tests.support.place import Done, Place, tiny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.ringray.heads import Head
+    from tests.support.ray_heads import Head
 
 PATIENCE = 400.0  # seconds; a busy machine takes many times what a quiet one does
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(2 * PATIENCE)]
@@ -48,10 +49,10 @@ sys.meta_path.insert(0, Finder())
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     """Its node has a ringray of its own installed, an older one."""
     old = copied(tmp_path_factory.mktemp("old"))
-    with (old / "ringray" / "worker.py").open("a") as file:
+    with (old / "ringray" / "lab" / "ring" / "actor.py").open("a") as file:
         file.write("# as it was\n")
     for place in drive.place(tmp_path_factory.mktemp("home")):
-        with heads.cluster(place, {"PYTHONPATH": f"{old}:{old / 'kernels'}"}) as made:
+        with ray_heads.cluster(place, {"PYTHONPATH": f"{old}:{old / 'kernels'}"}) as made:
             yield made
         place.check_nothing_is_left()
 
@@ -112,8 +113,8 @@ def test_a_job_is_followed_and_its_results_stay(head: Head) -> None:
     assert f"store:  {head.place.home / 'store.db'}" in done.out
     # What was sent ran, on the node too: a ring of two sources is refused.
     (sweep,) = [row for row in head.place.sweeps() if row.name == "followed"]
-    assert sweep.environment["code"] == environment.code_digest()
-    here = environment.git_state()
+    assert sweep.environment["code"] == provenance.code_digest()
+    here = provenance.git_state()
     assert (sweep.environment["git"] or {}).get("commit") == (here and here["commit"])
     head.check_nothing_is_held()
     again = submitted(head, spec)
@@ -272,4 +273,4 @@ def test_the_plain_command(head: Head, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (sweep,) = [row for row in head.place.sweeps() if row.name == "plain"]
     assert (sweep.status, sweep.counts) == ("complete", {"ok": 1})
-    assert sweep.environment["code"] == environment.code_digest()
+    assert sweep.environment["code"] == provenance.code_digest()

@@ -10,8 +10,9 @@ import pytest
 
 from tests.chaos.network import Machine, machines
 from tests.chaos.struck import NODE, REPLICAS, begun, faults, recovered
-from tests.ringray import drive, heads
-from tests.ringray.drive import Place, tiny
+from tests.support import place as drive
+from tests.support import ray_heads
+from tests.support.place import Place, tiny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def test_a_cable_is_pulled(place: Place, network: tuple[str, list[Machine]]) -> 
     host, there = network
     text = tiny("cable", size=2, replicas=REPLICAS, repeats=60)
     text = text.replace("threads: 1", "threads: 1, placement: strict-spread")
-    with heads.cluster(place, NODE, NODE, NODE, host=host, machines=there) as head:
+    with ray_heads.cluster(place, NODE, NODE, NODE, host=host, machines=there) as head:
         driver = begun(place, text, "--address", head.address)
         cut = next(one for one in there if one.runs(place.ranks()[1].pid))
         _, fault = recovered(place, driver, "cable", cut.cut)
@@ -56,7 +57,7 @@ def test_a_cable_is_pulled_while_ranks_start(
     host, there = network
     text = tiny("early", size=2, replicas=REPLICAS)
     text = text.replace("threads: 1", "threads: 1, placement: strict-spread")
-    with heads.cluster(place, NODE, NODE, NODE, host=host, machines=there) as head:
+    with ray_heads.cluster(place, NODE, NODE, NODE, host=host, machines=there) as head:
         driver = place.start("run", place.spec(text), "--no-tracking", "--address", head.address)
         victim = drive.wait_until("a rank starts", place.ranks)[0]
         assert "__init__" in drive.title(victim), "it has started already"

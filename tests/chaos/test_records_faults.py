@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ringray.store import Store
-from tests.ringray import drive
-from tests.ringray.drive import Place, tiny
+from ringray.lab.store.store import Store
+from tests.support import place as drive
+from tests.support.place import Place, tiny
 
 pytestmark = pytest.mark.chaos
 

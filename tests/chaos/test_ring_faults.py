@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.ringray import drive
-from tests.ringray.drive import Place, tiny
+from tests.support import place as drive
+from tests.support.place import Place, tiny
 
 if TYPE_CHECKING:
     import subprocess

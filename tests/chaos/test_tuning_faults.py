@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray import tuned
-from tests.ringray import drive
+from ringray.tuning import table as tuned
+from tests.support import place as drive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ringray.records import TrialRow
-    from tests.ringray.drive import Place
+    from ringray.lab.trial.outcome import TrialRow
+    from tests.support.place import Place
 
 pytestmark = pytest.mark.chaos
 

@@ -13,16 +13,17 @@ import psutil
 
 from tests.chaos import network
 from tests.chaos.network import Machine
-from tests.ringray import drive, heads, tracked
-from tests.ringray.servers import Server, sqlite_server
+from tests.support import place as drive
+from tests.support import ray_heads, tracking_store
+from tests.support.tracking_servers import Server, sqlite_server
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.ringray.drive import Place
-    from tests.ringray.heads import Head
+    from tests.support.place import Place
+    from tests.support.ray_heads import Head
 
 DISK_MIB = 64
 BACK_S = 15.0  # after which a lost node is replaced, and a cable plugged in
@@ -174,13 +175,13 @@ def world(folder: Path) -> Iterator[World]:
         disk = _mount(home)
         if disk:
             held.callback(subprocess.run, ["umount", "--lazy", home], check=True)
-        host, machines = heads.ADDRESS, list[Machine]()
+        host, machines = ray_heads.ADDRESS, list[Machine]()
         with suppress(PermissionError):
             host, machines = held.enter_context(network.machines(len(NODES)))
-        server = sqlite_server(elsewhere, tracked.make_schema(elsewhere))
+        server = sqlite_server(elsewhere, tracking_store.make_schema(elsewhere))
         held.callback(server.stop)
         place = held.enter_context(contextmanager(drive.place)(home))
-        head = held.enter_context(heads.cluster(place, host=host, **variables(place)))
+        head = held.enter_context(ray_heads.cluster(place, host=host, **variables(place)))
         place.variables |= {"RAY_ADDRESS": head.address, "MLFLOW_TRACKING_URI": server.uri}
         made = World(place, head, server, disk, dict(zip(NODES, machines, strict=False)))
         made.mend()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringray.report.figures import FIGURES, TITLES, data, pictures
-from tests.ringray.drawn import SWEEPS, grid, row, timed
+from ringray.lab.report.figures import FIGURES, TITLES, data, pictures
+from tests.support.figure_rows import SWEEPS, grid, row, timed
 
 SHOWN = {
     "strategies": {"throughput", "memory", "speedup", "pareto"},
@@ -55,7 +55,7 @@ def test_nothing_to_show_is_no_figure(name: str) -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_same_rows_are_the_same_picture(name: str) -> None:
     """Nothing but the rows decides: drawn by `ringray sync` it is what it was after the run."""
-    from ringray.report.figures import style
+    from ringray.lab.report.figures import style
 
     rows = next(make() for sweep, make in SWEEPS.items() if name in SHOWN[sweep])
     first, second = (style.png(figure(name, rows)) for _ in range(2))

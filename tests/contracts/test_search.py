@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.autotune import METHODS, Candidate, Settings, Told, load
-from ringray.autotune.base import nondominated
+from ringray.lab.search import METHODS, Candidate, Settings, Told, load
+from ringray.lab.search.base import nondominated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ringray.autotune.base import Ask, Search
+    from ringray.lab.search.base import Ask, Search
 
 REPEATS, WARMUP = 18, 1
 SEARCHING = [name for name in METHODS if name != "grid"]

@@ -15,13 +15,15 @@ import torch
 import torch.distributed as dist
 
 import ringray
-from ringray import costmodel, transport, walk
-from ringray.comm import METER
-from ringray.geometry import Mask
-from ringray.measure import peak_memory
+from ringray import transport
+from ringray.comm.ring import METER
+from ringray.lab.plan import cost_model
+from ringray.lab.trial.measurement import peak_memory
 from ringray.partition import PARTITIONS, padded_length
-from tests.ringray import checks
-from tests.ringray.ranks import HEAD_DIM, Case, on_ring
+from ringray.traffic import walk
+from ringray.traffic.geometry import Mask
+from tests.support import ring_checks
+from tests.support.ranks import HEAD_DIM, Case, on_ring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,10 +55,10 @@ def names(size: int) -> tuple[str, ...]:
 def cases(size: int, *, whole: bool) -> Iterator[Case]:
     """All transports × masks × partitions; the ways back and dtypes take turns, or all meet all."""
     heads, kv_heads = HEADS[size]
-    every = itertools.product(checks.MASKS, PARTITIONS, names(size))
+    every = itertools.product(ring_checks.MASKS, PARTITIONS, names(size))
     for turn, (mask, partition, name) in enumerate(every):
         backwards = BACKWARDS[1:] if whole else (BACKWARDS[turn % 4],)
-        dtypes = checks.DTYPES if whole else (checks.DTYPES[turn % 3],)
+        dtypes = ring_checks.DTYPES if whole else (ring_checks.DTYPES[turn % 3],)
         for backward, dtype in itertools.product(backwards, dtypes):
             yield Case(
                 partition, dtype, transport=name, backward=backward, heads=heads,
@@ -64,15 +66,15 @@ def cases(size: int, *, whole: bool) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def planned(case: Case, size: int, *, backward: bool) -> costmodel.Cost:
+def planned(case: Case, size: int, *, backward: bool) -> cost_model.Cost:
     """What the planner says; ``walk.Unwalkable`` where it says that it cannot be."""
-    shape = costmodel.Shape(
+    shape = cost_model.Shape(
         size, 1, case.batch, case.heads, case.kv_heads, HEAD_DIM, _spoken(case.dtype), backward,
         case.transport, case.backward,
     )  # fmt: skip
     padded = padded_length(case.partition, case.seq_len, size)
     mask = Mask(case.seq_len, case.causal, case.window, case.cu)
-    return costmodel.predict(case.partition, padded, mask, shape, costmodel.cpu(2))
+    return cost_model.predict(case.partition, padded, mask, shape, cost_model.cpu(2))
 
 
 def _spoken(dtype: torch.dtype) -> str:
@@ -97,7 +99,7 @@ def everything_exact(rank: int, size: int) -> None:
 
 def _exact(rank: int, size: int, *, whole: bool) -> None:
     """Out, lse and gradients within the budget, whatever padding holds."""
-    truths: dict[tuple[object, ...], checks.Truth] = {}
+    truths: dict[tuple[object, ...], ring_checks.Truth] = {}
     refused = 0
     for case in cases(size, whole=whole):
         if not walkable(case, size):
@@ -108,8 +110,8 @@ def _exact(rank: int, size: int, *, whole: bool) -> None:
             continue
         key = (case.dtype, case.causal, case.window, case.cu)
         if key not in truths:
-            truths[key] = checks.truth(case)
-        checks.within_budget(case, rank, size, truths[key])
+            truths[key] = ring_checks.truth(case)
+        ring_checks.within_budget(case, rank, size, truths[key])
     assert refused, "some walks back are impossible"
 
 
@@ -135,7 +137,7 @@ def traffic(rank: int, size: int) -> None:
     every = itertools.product(names(size), TRAFFIC_MASKS, PARTITIONS)
     for turn, (name, mask, partition) in enumerate(every):
         case = Case(
-            partition, checks.DTYPES[turn % 2], transport=name, backward=BACKWARDS[turn % 4],
+            partition, ring_checks.DTYPES[turn % 2], transport=name, backward=BACKWARDS[turn % 4],
             heads=HEADS[size][0], kv_heads=HEADS[size][1], **mask,
         )  # fmt: skip
         if not walkable(case, size):
@@ -174,8 +176,8 @@ def memory(rank: int, size: int) -> None:
         live = (4 if backward else 3) * q.numel() * q.element_size()
         peak = torch.tensor(live + peak_memory(work, torch.device("cpu")))
         dist.all_reduce(peak, dist.ReduceOp.MAX)
-        shape = costmodel.Shape(size, 1, 1, heads, heads, 64, "float32", backward, name)
-        said = costmodel.predict("zigzag", seq_len, Mask(seq_len), shape, costmodel.cpu(2))
+        shape = cost_model.Shape(size, 1, 1, heads, heads, 64, "float32", backward, name)
+        said = cost_model.predict("zigzag", seq_len, Mask(seq_len), shape, cost_model.cpu(2))
         assert said.peak_memory_bytes == pytest.approx(int(peak), rel=0.06), (name, backward)
 
 
@@ -244,7 +246,7 @@ def test_alone_every_transport_is_attention() -> None:
         if name == "allgather" and backward not in ("auto", "planned"):
             continue
         case = Case("zigzag", transport=name, backward=backward)
-        checks.within_budget(case, 0, 1, checks.truth(case))
+        ring_checks.within_budget(case, 0, 1, ring_checks.truth(case))
 
 
 @pytest.mark.parametrize(

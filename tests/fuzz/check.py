@@ -12,11 +12,11 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from ringray.spec import parse
+from ringray.lab.spec.model import parse
 
 if TYPE_CHECKING:
-    from ringray.plan import Plan, Trial
-    from ringray.spec import Spec
+    from ringray.lab.plan.plan import Plan, Trial
+    from ringray.lab.spec.model import Spec
 
 AXES = {
     "ring": ("size", "threads"),

@@ -21,10 +21,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringray import costmodel
-from ringray.errors import SpecError
-from ringray.plan import build
-from ringray.spec import load
+from ringray.base.errors import SpecError
+from ringray.lab.plan import cost_model
+from ringray.lab.plan.plan import build
+from ringray.lab.spec.model import load
 from tests.fuzz import check
 from tests.fuzz.generate import make
 
@@ -58,7 +58,7 @@ class Found:
 def one(seed: int, index: int, path: Path) -> str:
     """``accepted``, ``refused spec`` or ``refused plan``; anything that is wrong is raised."""
     path.write_bytes(make(seed, index)[1])
-    hardware = costmodel.CUDA if index % 3 == 0 else costmodel.cpu(2)
+    hardware = cost_model.CUDA if index % 3 == 0 else cost_model.cpu(2)
     stage = "spec"
     try:
         spec = load(path)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray import costmodel
-from ringray.errors import SpecError
-from ringray.plan import build
-from ringray.spec import parse
+from ringray.base.errors import SpecError
+from ringray.lab.plan import cost_model
+from ringray.lab.plan.plan import build
+from ringray.lab.spec.model import parse
 from tests.fuzz import check, runner
 from tests.fuzz.generate import corpus, make
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ringray.plan import Plan
+    from ringray.lab.plan.plan import Plan
 
 SEED = int(os.environ.get("RINGRAY_FUZZ_SEED", "20261121"))
 ALL = 10_000
@@ -100,7 +100,7 @@ def test_a_case_that_takes_too_long_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 )  # fmt: skip
 def test_the_checker_sees_wrong_costs(field: str, value: float) -> None:
     spec = parse(GOOD)
-    plan = build(spec, costmodel.cpu(2))
+    plan = build(spec, cost_model.cpu(2))
     check.accepted(spec, plan)
     first = plan.trials[0]
     assert first.predicted is not None

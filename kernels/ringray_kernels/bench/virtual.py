@@ -67,9 +67,10 @@ class Ring:
         self.grads: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def _rank(self, point: VirtualPoint, rank: int, backend: str) -> _Rank:
-        from ringray import transport, walk
-        from ringray.geometry import Deal, Mask
-        from ringray.job import Job
+        from ringray import transport
+        from ringray.attention.problem import Job
+        from ringray.traffic import walk
+        from ringray.traffic.geometry import Deal, Mask
 
         batch, heads, _, head_dim = self.inputs.q.shape
         kv_heads = self.inputs.k.shape[1]

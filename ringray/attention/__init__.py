@@ -1,0 +1,16 @@
+"""Exact ring attention as one differentiable operation.
+
+op         ``ring_attention``, the public function
+arguments  validated arguments of one call
+agreement  the exchange in which ranks compare their arguments
+problem    one rank's part of a call: geometry, script, buffers
+compile    the operation as torch.compile and autograd see it
+loops      how the chunks are met: ring, gather, heads
+sharding   ``shard``, ``unshard`` and ``local_positions``
+"""
+
+from __future__ import annotations
+
+from ringray.attention.op import ring_attention
+
+__all__ = ["ring_attention"]

@@ -1,0 +1,283 @@
+"""What ``torch.compile`` sees of ring attention: two operators, opaque to it.
+
+Under compilation ``ring_attention`` is ``ringray::attention``, and its gradient is
+``ringray::attention_backward``. Their kernels do what an eager call does: check, agree, exchange.
+Their fake kernels know shapes only and refuse nothing, so what is wrong with a call is said when
+it runs, as a ValueError on every rank, and by nobody while one rank still compiles.
+
+Nothing less will do: ``allow_in_graph`` and ``nonstrict_trace`` keep Dynamo out, but AOTAutograd
+would still trace the messages between ranks, and ``disable`` breaks the graph.
+
+Operators are stateless, so arguments take the place of what an eager call remembers: a process
+group is its name, ``Blocks`` are their text, and the backward pass describes its problem again.
+An operator must not return its inputs, so it returns what ``loops`` saves besides them.
+
+Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ringray import transport as transports
+from ringray.attention import loops
+from ringray.attention.arguments import Options, describe, mistyped, settle
+from ringray.comm.ring import connect_named, name_of, place_in
+from ringray.traffic import walk
+from ringray.traffic.routes import back
+from ringray_kernels.config import Blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch.distributed as dist
+
+    from ringray.attention.problem import Job
+    from ringray.comm.ring import Comm
+
+_INPUTS = 5  # q, k, v, out, lse: what every pass saves first
+
+
+class Settings(NamedTuple):
+    """The arguments of both operators that are no tensors; as ``Options`` but for the types.
+
+    ``ranks``: of the ring, on which shapes depend, so that caches of compiled graphs see it.
+    ``rows`` and ``blocks``: the two kinds of ``blocks`` that there are.
+    """
+
+    group: str | None
+    ranks: int
+    partition: str
+    causal: bool
+    window: int | None
+    seq_len: int | None
+    scale: float | None
+    transport: str
+    backward: str
+    backend: str
+    rows: int | None
+    blocks: str | None
+
+    @property
+    def options(self) -> Options:
+        blocks = self.rows if self.blocks is None else _blocks(self.blocks)
+        return Options(*self[2:-2], blocks)
+
+    @property
+    def comm(self) -> Comm:
+        return connect_named(self.group, self.ranks)
+
+
+_SETTINGS = (
+    "str? group, int ranks, str partition, bool causal, SymInt? window, SymInt? seq_len, "
+    "float? scale, str transport, str backward, str backend, SymInt? rows, str? blocks"
+)
+
+
+def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Registers a function as ``ringray::NAME(ARGUMENTS) -> RETURNS``; ``fake`` makes empty tensors
+    of its results' shapes. Its results are fresh and contiguous."""
+    name, _, arguments = schema.partition("(")
+
+    def register(function: Callable[..., Any]) -> Any:
+        registered = torch.library.custom_op(
+            f"ringray::{name}", function, mutates_args=(), schema=f"({arguments}",
+            # Messages and what the host reads of tensors cannot be replayed.
+            tags=(torch.Tag.cudagraph_unsafe,),
+        )  # fmt: skip
+        registered.register_fake(fake)
+        return registered
+
+    return register
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    group: dist.ProcessGroup | None,
+    options: Options,
+    *,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor]:
+    """``ring_attention`` in a graph; (out, lse). Dynamo traces this function, and no operator."""
+    refused = _refused(options, cu_seqlens)
+    if refused is not None:  # by the operator: other ranks may be running theirs
+        options = Options("zigzag", True, None, None, None, "ring", "auto", "auto", None)
+        cu_seqlens = None
+    elif cu_seqlens is not None:
+        # Here and not in the operators: all layers and both passes then share one copy.
+        cu_seqlens = cu_seqlens.cpu()
+    blocks = options.blocks
+    _, ranks = place_in(group)
+    out, lse, _ = _attention(
+        q, k, v, cu_seqlens, needs_grad, refused, name_of(group), ranks, *options[:-1],
+        *((None, _text(blocks)) if isinstance(blocks, Blocks) else (blocks, None)),
+    )  # fmt: skip
+    return out, lse
+
+
+def _refused(options: Options, cu_seqlens: object) -> str | None:
+    """What is wrong with arguments that no operator takes, because of their types."""
+    wrong = mistyped(options)
+    blocks: object = options.blocks
+    if blocks is not None and (not isinstance(blocks, int | Blocks) or isinstance(blocks, bool)):
+        wrong = f"blocks: got {blocks!r}, expected None, an integer or a ringray.Blocks"
+    if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
+        wrong = f"cu_seqlens: got {type(cu_seqlens).__name__}, expected a 1-D tensor of integers"
+    for name in ("partition", "transport", "backward", "backend"):
+        if not isinstance(getattr(options, name), str):
+            wrong = f"{name}: got {getattr(options, name)!r}, expected a name"
+    return wrong
+
+
+def _text(blocks: Blocks) -> str:
+    return str(blocks)
+
+
+# As ``torch.compiler.assume_constant_result``, which would import the compiler here and now.
+_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _blocks(text: str) -> Blocks:
+    return Blocks.parse(text) if text else Blocks()
+
+
+def _like_inputs(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
+    refused: str | None, *settings: Any,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    out = _like(q, q.shape)
+    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    return out, lse, _kept_like(q, k, Settings(*settings)) if needs_grad else []
+
+
+def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Empty and contiguous, whatever x is."""
+    return torch.empty(shape, dtype=x.dtype, device=x.device)
+
+
+def _kept_like(q: Tensor, k: Tensor, settings: Settings) -> list[Tensor]:
+    """Empty tensors as those that a forward pass keeps for its backward pass, see ``_pack``."""
+    try:
+        batch, heads, rows, width = q.shape
+        exchange = transports.plan(settings.transport, settings.ranks, int(heads), int(k.shape[1]))
+        backward = walk.resolve_backward(
+            settings.backward, settings.transport, walks=exchange.walks
+        )
+    except ValueError:
+        return []  # the operator says why when it runs
+    fold = exchange.fold
+    rows, heads, kv_heads = rows * fold, heads // fold, k.shape[1] // fold
+    shapes: list[tuple[int, ...]] = []
+    if fold > 1:
+        shapes = [
+            (batch, heads, rows, width), *[(batch, kv_heads, rows, width)] * 2,
+            (batch, heads, rows, width),
+        ]  # fmt: skip
+    lanes = _lanes(exchange) if backward == "reverse" else 0
+    shapes += [(batch, kv_heads, lanes * rows, width)] * 2 * (lanes > 0)
+    kept = [_like(q, shape) for shape in shapes]
+    if fold > 1:
+        lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+        kept.insert(_INPUTS - 1, lse)
+    return kept
+
+
+def _lanes(exchange: transports.Exchange) -> int:
+    """How many chunks a rank keeps at most, of those that it received last, to walk back from."""
+    ways = [route for route in exchange.routes if back(route) is not None]
+    return max((len(route.lanes) for route in ways), default=0)
+
+
+def _pack(saved: tuple[Tensor, ...], job: Job) -> list[Tensor]:
+    """What ``passes.forward`` saved, without what the operator was given or returns.
+
+    How many rows of K and V a rank keeps to walk back from depends on where documents end, and
+    shapes must not: they are put into tensors that hold as many as there may be.
+    """
+    first = saved[:_INPUTS] if job.exchange.fold > 1 else ()
+    lanes = _lanes(job.exchange) if job.backward == "reverse" else 0
+    packed = []
+    for chunks in (saved[_INPUTS::2], saved[_INPUTS + 1 :: 2]) if lanes else ():
+        k = saved[1]
+        room = k.new_empty((*k.shape[:2], lanes * job.deal.rows, k.shape[3]))
+        at = 0
+        for chunk in chunks:
+            room[:, :, at : at + chunk.shape[2]] = chunk
+            at += chunk.shape[2]
+        packed.append(room)
+    return [*first, *packed]
+
+
+def _unpack(saved: list[Tensor], job: Job) -> tuple[Tensor, ...]:
+    """What ``passes.backward`` takes; the inverse of ``_pack``, with this rank's tensors first."""
+    first, room = saved[:_INPUTS], saved[_INPUTS:]
+    rows = [rows.size for _, rows in job.script("backward").kept] if room else []
+    chunks = [x[:, :, : sum(rows)].split(rows, 2) for x in room if rows]
+    return (*first, *(x for pair in zip(*chunks, strict=True) for x in pair))
+
+
+@operator(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool needs_grad, str? refused, "
+    f"{_SETTINGS}) -> (Tensor out, Tensor lse, Tensor[] kept)",
+    fake=_like_inputs,
+)
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
+    refused: str | None, *settings: Any,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    given = Settings(*settings)
+    comm = given.comm
+    job = settle(q, k, v, cu_seqlens, given.options, comm, needs_grad=needs_grad, refused=refused)
+    out, lse, saved = loops.forward(q, k, v, job, comm)
+    kept = _pack(saved, job) if needs_grad else []
+    return out.contiguous(), lse.contiguous(), [x.contiguous() for x in kept]
+
+
+def _like_gradients(dout: Tensor, saved: list[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    kv = (dout.shape[0], _kv_heads(dout, saved), *dout.shape[2:])
+    return _like(dout, dout.shape), _like(dout, kv), _like(dout, kv)
+
+
+def _kv_heads(dout: Tensor, saved: list[Tensor]) -> int:
+    q, k = saved[:2]  # of a share of the heads, where ranks exchange heads
+    return k.shape[1] * (dout.shape[1] // q.shape[1])
+
+
+@operator(
+    "attention_backward(Tensor dout, Tensor[] saved, Tensor? cu_seqlens, "
+    f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv)",
+    fake=_like_gradients,
+)
+def _attention_backward(
+    dout: Tensor, saved: list[Tensor], cu_seqlens: Tensor | None, *settings: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    given = Settings(*settings)
+    comm = given.comm
+    like_k = dout[:, : _kv_heads(dout, saved)]
+    job = describe(dout, like_k, cu_seqlens, given.options, comm)
+    gradients = loops.backward(dout, _unpack(saved, job), job, comm)
+    dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients)
+    return dq, dk, dv
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
+    q, k, v, cu_seqlens, _, _, *ctx.settings = inputs
+    out, lse, kept = output
+    saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
+    ctx.save_for_backward(cu_seqlens, *saved)
+    ctx.mark_non_differentiable(lse, *kept)
+
+
+def _backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    cu_seqlens, *saved = ctx.saved_tensors
+    gradients = _attention_backward(dout, saved, cu_seqlens, *ctx.settings)
+    return (*gradients, *[None] * (3 + len(ctx.settings)))
+
+
+_attention.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,278 @@
+"""Dealing a sequence to the ranks of a ring and putting it together again.
+
+``shard`` and ``unshard`` are inverse to each other and differentiable; positions say which token a
+local row is, for RoPE, masks and losses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from ringray import partition as partitions
+from ringray.attention.compile import operator
+from ringray.attention.problem import positions
+from ringray.comm.ring import connect, connect_named, name_of, place_in
+from ringray.traffic.geometry import Deal
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from ringray.comm.ring import Comm
+
+
+def local_positions(partition: str, seq_len: int, world_size: int, rank: int) -> Tensor:
+    """Global positions of a rank's rows.
+
+    Args:
+        partition: a name of ``ringray.partition.PARTITIONS``.
+        seq_len: true global length (tokens); it is padded to the next length the partition deals.
+        world_size, rank: of the ring.
+
+    Returns:
+        int64 (S' / N,), strictly increasing; entries of at least ``seq_len`` are padding.
+
+    Raises:
+        ValueError: unknown partition, empty sequence, or a rank outside the ring.
+    """
+    partitions.get(partition)
+    if type(seq_len) is not int or seq_len < 1:
+        raise ValueError(f"seq_len: got {seq_len!r}, expected an integer of at least 1")
+    if type(world_size) is not int or world_size < 1:
+        raise ValueError(f"world_size: got {world_size!r}, expected an integer of at least 1")
+    if type(rank) is not int or not 0 <= rank < world_size:
+        raise ValueError(f"rank: got {rank!r}, expected 0 to {world_size - 1}")
+    padded = partitions.padded_length(partition, seq_len, world_size)
+    if torch.compiler.is_compiling():
+        return _positions(partition, padded, world_size, rank)
+    return positions(Deal(partition, padded, world_size), rank, torch.device("cpu")).clone()
+
+
+def shard(
+    x: Tensor,
+    *,
+    dim: int,
+    partition: str = "zigzag",
+    group: dist.ProcessGroup | None = None,
+    pad_value: float = 0,
+) -> Tensor:
+    """This rank's rows of a full tensor that every rank holds.
+
+    Args:
+        x: any shape and dtype; ``dim`` is the sequence.
+        partition: a name of ``ringray.partition.PARTITIONS``.
+        group: process group of the ring; as in ``ring_attention``.
+        pad_value: fills rows beyond the sequence, where it does not divide evenly.
+
+    Returns:
+        x with ``dim`` of S' / N rows. Its gradient is this rank's rows, and zeros elsewhere.
+
+    Raises:
+        ValueError: unknown partition, or no such dimension.
+    """
+    dim = _dimension(x, dim)
+    if not x.is_floating_point() and not float(pad_value).is_integer():
+        raise ValueError(f"pad_value: got {pad_value!r}, which {x.dtype} cannot hold")
+    if torch.compiler.is_compiling():
+        _, ranks = place_in(group)
+        return _shard(x, dim, partition, name_of(group), ranks, float(pad_value))
+    return cast("Tensor", _Shard.apply(x, dim, partition, connect(group), pad_value))
+
+
+def unshard(
+    x: Tensor,
+    *,
+    dim: int,
+    partition: str = "zigzag",
+    group: dist.ProcessGroup | None = None,
+    seq_len: int | None = None,
+) -> Tensor:
+    """The full tensor, on every rank, from the shards of all ranks: the inverse of ``shard``.
+
+    Args:
+        x: this rank's shard; ``dim`` is the sequence. All ranks pass the same shape.
+        partition, group: as in ``shard``.
+        seq_len: true global length (tokens), to drop padding; None keeps all N * S rows.
+
+    Returns:
+        x with ``dim`` of ``seq_len`` rows. Its gradient is summed over all ranks, own rows
+        returned.
+
+    Raises:
+        ValueError: unknown partition, no such dimension, or a length these shards cannot have.
+    """
+    dim = _dimension(x, dim)
+    _, ranks = place_in(group)
+    padded = x.shape[dim] * ranks
+    length = padded if seq_len is None else seq_len
+    if type(length) is not int or length < 1:
+        raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
+    if partitions.padded_length(partition, length, ranks) != padded:
+        raise ValueError(
+            f"seq_len: {ranks} ranks x {x.shape[dim]} rows = {padded} positions cannot "
+            f"hold {length} tokens dealt by {partition!r}"
+        )
+    if torch.compiler.is_compiling():
+        return _unshard(x, dim, partition, name_of(group), ranks, length)
+    return cast("Tensor", _Unshard.apply(x, dim, partition, connect(group), length))
+
+
+def _dimension(x: Tensor, dim: int) -> int:
+    if not isinstance(x, Tensor) or not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"dim: got {dim!r} for {shape}, expected a dimension of the tensor")
+    if x.shape[dim] == 0:
+        raise ValueError(f"dim: the sequence dimension {dim} of {tuple(x.shape)} is empty")
+    return dim % x.dim()
+
+
+def _take(x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float) -> Tensor:
+    length = x.shape[dim]
+    padded = partitions.padded_length(partition, length, comm.world_size)
+    rows = positions(Deal(partition, padded, comm.world_size), comm.rank, x.device)
+    inside = int((rows < length).sum())
+    mine = x.index_select(dim, rows[:inside])
+    if inside == len(rows):
+        return mine
+    shape = list(x.shape)
+    shape[dim] = len(rows) - inside
+    return torch.cat([mine, x.new_full(shape, pad_value)], dim)
+
+
+def _give(grad: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tensor:
+    """The inverse of ``_take``, but for zeros in place of other ranks' rows."""
+    padded = partitions.padded_length(partition, length, comm.world_size)
+    rows = positions(Deal(partition, padded, comm.world_size), comm.rank, grad.device)
+    inside = int((rows < length).sum())
+    shape = list(grad.shape)
+    shape[dim] = length
+    full = grad.new_zeros(shape)
+    full.index_copy_(dim, rows[:inside], grad.narrow(dim, 0, inside))
+    return full
+
+
+def _join(x: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tensor:
+    """The rows of all ranks, in order, without padding."""
+    padded = x.shape[dim] * comm.world_size
+    shape = list(x.shape)
+    shape[dim] = padded
+    full = x.new_empty(shape)
+    deal = Deal(partition, padded, comm.world_size)
+    for rank, part in enumerate(comm.gather(x)):
+        full.index_copy_(dim, positions(deal, rank, x.device), part)
+    return full.narrow(dim, 0, length).clone() if length < padded else full
+
+
+def _sum(grad: Tensor, dim: int, partition: str, comm: Comm) -> Tensor:
+    """This rank's rows of the sum over all ranks."""
+    grad = grad.contiguous().clone()
+    comm.sum(grad)
+    return _take(grad, dim, partition, comm, 0)
+
+
+class _Shard(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float
+    ) -> Tensor:
+        ctx.problem = x.shape[dim], dim, partition, comm
+        return _take(x, dim, partition, comm, pad_value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _give(grad, *ctx.problem), None, None, None, None
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, length: int) -> Tensor:
+        ctx.problem = dim, partition, comm
+        return _join(x, length, dim, partition, comm)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _sum(grad, *ctx.problem), None, None, None, None
+
+
+# The same as operators, for torch.compile; see ``compile``. ``group``: by its name.
+
+_RING = "SymInt dim, str partition, str? group, int ranks"
+
+
+def _rows(x: Tensor, dim: int, rows: int) -> Tensor:
+    """Empty, as ``x`` with other rows."""
+    return x.new_empty((*x.shape[:dim], rows, *x.shape[dim + 1 :]))
+
+
+@operator(
+    "positions(str partition, SymInt padded, SymInt ranks, SymInt rank) -> Tensor",
+    fake=lambda _, padded, ranks, rank: torch.empty(padded // ranks, dtype=torch.int64),
+)
+def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
+    return positions(Deal(partition, padded, ranks), rank, torch.device("cpu")).clone()
+
+
+@operator(
+    f"shard(Tensor x, {_RING}, float pad_value) -> Tensor",
+    fake=lambda x, dim, partition, group, ranks, _: _rows(
+        x, dim, partitions.padded_length(partition, x.shape[dim], ranks) // ranks
+    ),
+)
+def _shard(
+    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, pad_value: float
+) -> Tensor:
+    fill = pad_value if x.is_floating_point() else int(pad_value)
+    return _take(x, dim, partition, connect_named(group, ranks), fill).contiguous()
+
+
+@operator(
+    f"shard_backward(Tensor grad, SymInt length, {_RING}) -> Tensor",
+    fake=lambda grad, length, dim, *_: _rows(grad, dim, length),
+)
+def _shard_backward(
+    grad: Tensor, length: int, dim: int, partition: str, group: str | None, ranks: int
+) -> Tensor:
+    return _give(grad, length, dim, partition, connect_named(group, ranks))
+
+
+@operator(
+    f"unshard(Tensor x, {_RING}, SymInt length) -> Tensor",
+    fake=lambda x, dim, partition, group, ranks, length: _rows(x, dim, length),
+)
+def _unshard(
+    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int
+) -> Tensor:
+    return _join(x, length, dim, partition, connect_named(group, ranks)).contiguous()
+
+
+@operator(
+    f"unshard_backward(Tensor grad, {_RING}) -> Tensor",
+    fake=lambda grad, dim, partition, group, ranks: _rows(
+        grad, dim, partitions.padded_length(partition, grad.shape[dim], ranks) // ranks
+    ),
+)
+def _unshard_backward(
+    grad: Tensor, dim: int, partition: str, group: str | None, ranks: int
+) -> Tensor:
+    return _sum(grad, dim, partition, connect_named(group, ranks)).contiguous()
+
+
+def _setup_shard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, dim, *ring, _ = inputs
+    ctx.problem = x.shape[dim], dim, *ring
+
+
+def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, *ctx.problem, _ = inputs
+
+
+_shard.register_autograd(
+    lambda ctx, grad: (_shard_backward(grad, *ctx.problem), *[None] * 5),
+    setup_context=_setup_shard,
+)
+_unshard.register_autograd(
+    lambda ctx, grad: (_unshard_backward(grad, *ctx.problem), *[None] * 5),
+    setup_context=_setup_unshard,
+)

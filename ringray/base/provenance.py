@@ -1,0 +1,223 @@
+"""What a measurement was taken on: hardware, versions, source code. No torch, no ray.
+
+:func:`describe` is stored with each sweep; :func:`point_digest` names a measured point, so that
+the same configuration on other hardware, other kernels or another torch is another point.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PROVENANCE = "ringray-source.json"  # beside source that was sent without its repository
+_PACKAGE = Path(__file__).resolve().parents[1]
+_VERSIONED = ("torch", "triton", "ray", "mlflow")
+# What can change a measured number. Ray and MLflow only carry the numbers, so upgrading them
+# must not make every point of a finished sweep look unmeasured.
+_MEASURED_VERSIONS = ("ringray", "torch", "triton")
+_GIB = 1 << 30
+
+
+def home() -> Path:
+    """``$RINGRAY_HOME`` or ``~/.ringray``, where everything durable lies; it need not exist."""
+    given = os.environ.get("RINGRAY_HOME")
+    return Path(given).expanduser().absolute() if given else Path.home() / ".ringray"
+
+
+def describe() -> dict[str, Any]:
+    """This process's environment, as plain JSON-able values.
+
+    Keys: ``hardware`` (cpu, cores that this process may use, memory_bytes, gpus), ``os``,
+    ``python``, ``versions`` (None where a package is absent), ``git`` (commit and dirty, or None
+    outside a checkout), ``code`` (:func:`code_digest`) and ``kernels`` (:func:`kernel_digest`).
+    The host name is left out on purpose: it identifies people and no measurement depends on it.
+    """
+    return {
+        "hardware": hardware(),
+        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions(),
+        "git": git_state(),
+        "code": code_digest(),
+        "kernels": kernel_digest(),
+    }
+
+
+def packages() -> tuple[Path, ...]:
+    """The folders that ``ringray`` and ``ringray_kernels`` are imported from."""
+    return (_PACKAGE, *_kernel_package())
+
+
+def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
+    """sha256 (hex) of a trial's config and of what its numbers depend on in ``environment``.
+
+    Memory counts in whole GiB: the kernel's own share of it changes from boot to boot.
+    """
+    machine = dict(environment.get("hardware") or {})
+    machine["memory_gib"] = round((machine.pop("memory_bytes", 0) or 0) / _GIB)
+    known = environment.get("versions") or {}
+    return _digest(
+        {
+            "config": config,
+            "kernels": environment.get("kernels"),
+            "hardware": machine,
+            "versions": {name: known.get(name) for name in _MEASURED_VERSIONS},
+        }
+    )
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """sha256 (hex) over the names and contents of all Python files of both packages."""
+    return _tree_digest(packages())
+
+
+@lru_cache(maxsize=1)
+def kernel_digest() -> str:
+    """sha256 (hex) over the Python files of ``ringray_kernels`` alone."""
+    return _tree_digest(_kernel_package())
+
+
+@lru_cache(maxsize=1)
+def _hardware() -> dict[str, Any]:
+    import psutil
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": _usable_cores(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "gpus": _gpu_names(),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """CPU model, usable cores, memory in bytes and the names of all GPUs of this machine."""
+    found = _hardware()
+    return {**found, "gpus": list(found["gpus"])}
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions, read from package metadata without importing the packages."""
+    from importlib import metadata  # half of this module's import time
+
+    found: dict[str, str | None] = {}
+    for name in _VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    # From a checkout on PYTHONPATH there is no metadata, and stale metadata would be worse.
+    found["ringray"] = getattr(sys.modules.get("ringray"), "__version__", None)
+    return found
+
+
+def git_state() -> dict[str, Any] | None:
+    """``{"commit": hex, "dirty": bool}`` of the checkout that ringray is imported from, or None.
+
+    Only a repository whose root holds the package counts: a virtual environment inside someone
+    else's checkout must not lend us their commit. Source that came with a job has a note of it.
+    """
+    root = _PACKAGE.parent
+    if not (root / ".git").exists():
+        return _provenance(root)
+    if not shutil.which("git"):
+        return None
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
+            cwd=root,
+            env={**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            timeout=2,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit, dirty = None, False
+    for line in done.stdout.splitlines():
+        if line.startswith("# branch.oid "):
+            commit = line.removeprefix("# branch.oid ").strip()
+        elif not line.startswith("#"):
+            dirty = True
+    if commit is None or commit == "(initial)":
+        return None
+    return {"commit": commit, "dirty": dirty}
+
+
+def _provenance(root: Path) -> dict[str, Any] | None:
+    """What ``ringray submit`` noted beside the source that it sent, or None."""
+    try:
+        found = json.loads((root / PROVENANCE).read_text(encoding="utf-8"))
+        return {"commit": str(found["commit"]), "dirty": bool(found["dirty"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _kernel_package() -> tuple[Path, ...]:
+    spec = find_spec("ringray_kernels")
+    if spec is None or not spec.submodule_search_locations:
+        return ()
+    return (Path(next(iter(spec.submodule_search_locations))),)
+
+
+def _tree_digest(packages: tuple[Path, ...]) -> str:
+    total = hashlib.sha256()
+    for package in packages:
+        files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+        for name in sorted(files):
+            content = files[name].read_bytes()
+            # The length keeps two files from being mistaken for one with both contents.
+            total.update(f"{package.name}/{name}\0{len(content)}\0".encode())
+            total.update(content)
+    return total.hexdigest()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        # ARM kernels print no model name; platform.processor() is the best there is.
+        if name.strip() == "model name" and value.strip():
+            return " ".join(value.split())
+    return platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpu_names() -> list[str]:
+    if not shutil.which("nvidia-smi"):
+        return []
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        # A driver without a device, or a wedged one: torch would not see a GPU either.
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

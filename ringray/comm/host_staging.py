@@ -1,0 +1,102 @@
+"""Messages through host memory, for process groups that cannot see the device's.
+
+One thread per process copies what is sent to the host (pinned, where there is a GPU), sends it,
+and copies what came to the device, while the caller computes. Batches are begun in the order in
+which they were posted, which is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from ringray.comm.batch import Batch, Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch.distributed as dist
+
+
+@lru_cache(maxsize=1)
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="ringray-staging")
+
+
+@lru_cache(maxsize=8)
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all copies to and from a GPU, ahead of what is computed."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+class Staged(Pending):
+    """A batch that a thread copies, sends and receives."""
+
+    def __init__(self, done: Future[torch.cuda.Event | None], batch: Batch) -> None:
+        super().__init__((), batch)
+        self._done = done
+
+    def _join(self) -> None:
+        arrived = self._done.result()
+        if arrived is not None:
+            torch.cuda.current_stream().wait_event(arrived)
+
+
+def post(batch: Batch, start: Callable[[Batch], Sequence[dist.Work]]) -> Pending:
+    """Begin a batch; ``start`` begins one whose tensors are on the host."""
+    device = batch.operations[0][1].device
+    ready = None
+    if device.type == "cuda":
+        ready = torch.cuda.Event()
+        ready.record()  # what is sent has been computed, and what receives is free
+    return Staged(_thread().submit(_move, batch, start, device, ready), batch)
+
+
+def _move(
+    batch: Batch,
+    start: Callable[[Batch], Sequence[dist.Work]],
+    device: torch.device,
+    ready: torch.cuda.Event | None,
+) -> torch.cuda.Event | None:
+    if ready is None:
+        hosted = _to_host(batch, pinned=False)
+        _exchange(hosted, start)
+        _to_device(batch, hosted)
+        return None
+    stream = _copies(device)
+    with torch.cuda.stream(stream):
+        stream.wait_event(ready)
+        hosted = _to_host(batch, pinned=True)
+    stream.synchronize()  # this thread's copies only: the caller's stream goes on
+    _exchange(hosted, start)
+    with torch.cuda.stream(stream):
+        _to_device(batch, hosted)
+        arrived = torch.cuda.Event()
+        arrived.record()
+    return arrived
+
+
+def _exchange(hosted: Batch, start: Callable[[Batch], Sequence[dist.Work]]) -> None:
+    for work in start(hosted):
+        work.wait()
+
+
+def _to_host(batch: Batch, *, pinned: bool) -> Batch:
+    hosted = Batch()
+    for is_send, tensor, peer in batch.operations:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        if is_send:
+            copy.copy_(tensor, non_blocking=True)
+            hosted.send(copy, peer)
+        else:
+            hosted.receive(copy, peer)
+    return hosted
+
+
+def _to_device(batch: Batch, hosted: Batch) -> None:
+    for (is_send, tensor, _), (_, copy, _) in zip(batch.operations, hosted.operations, strict=True):
+        if not is_send:
+            tensor.copy_(copy, non_blocking=True)

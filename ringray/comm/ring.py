@@ -1,0 +1,199 @@
+"""Talking to the other ranks of a ring: batches of sends and receives, behind one object.
+
+``connect(group)`` gives a ``Comm``; without a process group, or in a group of one, it is a null
+ring through which the same code computes locally. All ranks post the same batches in the same
+order: unbatched or differently ordered sends deadlock on NCCL.
+
+On CUDA a batch begins when what is queued on the current stream has ended and then runs on NCCL's
+own stream, beside what is queued afterwards; ``wait`` makes the current stream wait for it, never
+the host or the device. Process groups made with ``is_high_priority_stream`` (the platform's are)
+let it go before the kernels that it hides behind.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringray.comm import host_staging
+from ringray.comm.batch import METER, Batch, Meter, Pending
+from ringray.instruments.progress import HERE
+
+__all__ = [
+    "METER",
+    "Batch",
+    "Comm",
+    "Meter",
+    "Pending",
+    "connect",
+    "connect_named",
+    "name_of",
+    "place_in",
+]
+
+
+class Comm:
+    """The ranks of one ring, seen from one of them.
+
+    ``fold`` and ``place`` make it a part of a larger ring: rank r of this one is rank
+    ``r * fold + place`` of the group. ``through_host``: messages are staged in host memory.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        *,
+        fold: int = 1,
+        place: int = 0,
+        size: int | None = None,
+        through_host: bool = False,
+    ) -> None:
+        self._group, self._fold, self._place = group, fold, place
+        self._through_host = through_host
+        rank = dist.get_rank(group) if group is not None else 0
+        everyone = dist.get_world_size(group) if group is not None else 1
+        self.rank = (rank - place) // fold
+        self.world_size = everyone if size is None else size
+        self.meter = METER
+
+    def check(self, device: torch.device, *, staged: bool) -> None:
+        """ValueError where the group's backend cannot send tensors of ``device``."""
+        if self._group is None:
+            return
+        backend = dist.get_backend(self._group)
+        if staged and backend != "gloo":
+            raise ValueError(
+                "transport 'staged' sends from host memory, which needs a gloo group; got "
+                f"{backend} (torch.distributed.new_group(backend='gloo') makes one)"
+            )
+        if not staged and backend == "gloo" and device.type == "cuda":
+            raise ValueError(
+                "group: gloo cannot send tensors of a GPU; take transport 'staged' or an nccl group"
+            )
+
+    def staged(self) -> Comm:
+        """The same ranks, with messages that go through host memory."""
+        return Comm(
+            self._group, fold=self._fold, place=self._place, size=self.world_size, through_host=True
+        )
+
+    def folded(self, fold: int) -> tuple[Comm, Comm]:
+        """Two dimensions: the ``fold`` neighbouring ranks that this one is among, and the ring of
+        the ranks that have its place among theirs."""
+        at, place = divmod(self.rank, fold)
+        host = self._through_host
+        near = Comm(self._group, place=at * fold, size=fold, through_host=host)
+        far = Comm(
+            self._group, fold=fold, place=place, size=self.world_size // fold, through_host=host
+        )
+        return near, far
+
+    def hop(self, place: str) -> str:
+        """The name of a place in the pass that runs, such as a step, for timelines."""
+        return f"{self.meter.running}, {place}"
+
+    def computing(self, step: int, what: str) -> AbstractContextManager[None]:
+        """Around the computation of one step with a chunk or some heads, for the timeline."""
+        if self.meter.timeline is None:
+            return nullcontext()
+        return self.meter.timeline.span("compute", self.hop(f"step {step}"), what)
+
+    def post(self, batch: Batch) -> Pending:
+        """Start all operations of a batch at once."""
+        if not batch.operations:
+            return Pending((), batch)
+        assert self._group is not None, "a null ring has nobody to talk to"
+        HERE.hop = batch.hop
+        self.meter.sent_bytes += batch.sent_bytes
+        self.meter.messages += sum(is_send for is_send, _, _ in batch.operations)
+        if self._through_host:
+            pending = host_staging.post(batch, self._start)
+        else:
+            pending = Pending(self._start(batch), batch)
+        if self.meter.tape is not None:
+            self.meter.tape.posted(self.post, batch, pending)
+        return pending
+
+    def _start(self, batch: Batch) -> list[dist.Work]:
+        assert self._group is not None
+        operations = [
+            dist.P2POp(
+                dist.isend if is_send else dist.irecv,
+                tensor,
+                dist.get_global_rank(self._group, peer * self._fold + self._place),
+                self._group,
+            )
+            for is_send, tensor, peer in batch.operations
+        ]
+        return dist.batch_isend_irecv(operations)
+
+    def gather_integers(self, values: list[int], device: torch.device) -> list[list[int]]:
+        """Every rank's ``values`` (the same count everywhere), by rank."""
+        if self._group is None:
+            return [values]
+        on = device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
+        mine = torch.tensor(values, dtype=torch.int64, device=on)
+        return torch.stack(self.gather(mine)).tolist()
+
+    def sum(self, tensor: Tensor) -> None:
+        """Sum a tensor over all ranks, in place."""
+        if self._group is not None:
+            dist.all_reduce(tensor, group=self._group)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor of one shape, by rank."""
+        if self._group is None:
+            return [tensor]
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        with HERE.idle():
+            dist.all_gather(parts, tensor, group=self._group)
+        return parts
+
+
+def connect(group: dist.ProcessGroup | None) -> Comm:
+    """The ring of ``group``; None means the default group if there is one, otherwise local."""
+    _check(group)
+    if group is None and dist.is_available() and dist.is_initialized():
+        group = dist.group.WORLD
+    if group is not None and dist.get_world_size(group) == 1:
+        group = None
+    return Comm(group)
+
+
+def _check(group: dist.ProcessGroup | None) -> None:
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"group: got {type(group).__name__}, expected a process group or None")
+
+
+# In code that torch.compile traces, a group is its name, and found by it when the code runs.
+
+
+def name_of(group: dist.ProcessGroup | None) -> str | None:
+    """The name that ``connect_named`` takes."""
+    _check(group)
+    return None if group is None else group.group_name
+
+
+def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This process's rank in the ring of ``group``, and the size of it."""
+    _check(group)
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def connect_named(name: str | None, ranks: int) -> Comm:
+    """As ``connect``, by name; ValueError if that ring has not the ``ranks`` that it had."""
+    resolve = cast("Any", dist).distributed_c10d._resolve_process_group if name else None
+    comm = connect(resolve(name) if resolve else None)
+    if comm.world_size != ranks:
+        raise ValueError(
+            f"group: compiled for a ring of {ranks}, but it now has {comm.world_size} ranks; "
+            "torch.compiler.reset() forgets what was compiled"
+        )
+    return comm

@@ -1,0 +1,15 @@
+"""The experiment platform: specs, plans, rings of Ray actors, the store and MLflow.
+
+trial     what a trial is and what came of it
+search    which point to measure next
+kinds     what a rank runs
+spec      the YAML file, checked
+plan      the points of a spec, predicted and pruned
+store     the durable record
+cluster   where Ray runs and what it offers
+ring      Ray actors as one ring
+driver    measures a plan
+report    tables, the live view and figures
+tracking  the store projected into MLflow
+cli       the command line
+"""

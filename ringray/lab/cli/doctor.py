@@ -1,0 +1,225 @@
+"""``doctor``: what this machine (or a cluster) can run, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ringray.base import provenance, units
+from ringray.base.errors import RingrayError
+from ringray.base.redaction import shown
+from ringray.lab.cluster.connect import local_ranks
+from ringray.lab.report import words
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+PYTHONS = ((3, 11), (3, 13))
+LEAST = {"torch": (2, 11), "triton": (3, 6)}
+TRIED = {"torch": "2.13.0", "triton": "3.9.0", "ray": "2.60.0", "mlflow": "3.17.2"}
+_PROBE_S = 120.0
+_GIB = 1 << 30
+_QUICKSTART_MEMORY = 2 * _GIB  # two ranks and Ray itself
+_DISK = 1 * _GIB
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: ``ok``, ``missing`` (the quickstart cannot run without it) or ``note``."""
+
+    verdict: Literal["ok", "missing", "note"]
+    what: str
+    said: str
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Prints a line per finding; 0 if the quickstart can run, else 1."""
+    verdicts = []
+    for finding in _findings(arguments.address):
+        print(shown(f"{finding.verdict:<8}{finding.what:<10}{finding.said}"), flush=True)
+        verdicts.append(finding.verdict)
+    missing = verdicts.count("missing")
+    if missing:
+        print(f"\n{words.plural(missing, 'thing')} missing: the quickstart cannot run here yet")
+        return 1
+    print("\nthe quickstart can run: ringray run experiments/quickstart.yaml")
+    return 0
+
+
+def _findings(address: str | None) -> Iterator[Finding]:
+    yield _python()
+    torch = probe("torch")
+    yield _package("torch", torch, "pip install 'torch>=2.11' (without a GPU: torch==2.13.0)")
+    yield _triton(torch)
+    yield _package("ray", probe("ray"), "pip install 'ray[default]' -c constraints.txt")
+    yield _package("mlflow", probe("mlflow"), "pip install mlflow -c constraints.txt")
+    hardware = provenance.hardware()
+    yield Finding(
+        "ok", "cpu", f"{hardware['cpu']}, {words.plural(hardware['cores'], 'usable core')}"
+    )
+    yield _memory()
+    yield from _gpus(hardware["gpus"], torch)
+    yield from _gloo(torch)
+    yield from _backends(torch)
+    yield from _home()
+    yield _rings(hardware["cores"], len(torch.get("gpus", [])))
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address:
+        yield _cluster(address)
+
+
+def probe(*what: str) -> dict[str, Any]:
+    """What ``ringray.lab.cli.probe`` found, with an ``error`` where it could not be found."""
+    # What this process imports from, that one does: a checkout is often not installed.
+    paths = os.pathsep.join(path for path in sys.path if path)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "ringray.lab.cli.probe", *what],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_S,
+            env={**os.environ, "PYTHONPATH": paths},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"gave no answer in {_PROBE_S:.0f} s"}
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return {"error": f"ended without an answer: {last[0]}"}
+    return found if isinstance(found, dict) else {"error": "gave no answer"}
+
+
+def _python() -> Finding:
+    least, most = (".".join(map(str, version)) for version in PYTHONS)
+    here = platform.python_version()
+    if PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+        return Finding("ok", "python", here)
+    said = f"{here}, supported are {least} to {most}: make PYTHON=python3.12"
+    return Finding("missing", "python", said)
+
+
+def _package(name: str, found: dict[str, Any], way_out: str) -> Finding:
+    if "error" in found:
+        return Finding("missing", name, f"{found['error']}; {way_out}")
+    version = found["version"]
+    if name in LEAST and _numbers(version) < LEAST[name]:
+        least = ".".join(map(str, LEAST[name]))
+        return Finding("missing", name, f"{version} is too old, {least} is the least; {way_out}")
+    if version.partition("+")[0] != TRIED[name]:
+        return Finding("note", name, f"{version}; tried with {TRIED[name]}")
+    return Finding("ok", name, version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+")[0].split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdigit())
+
+
+def _triton(torch: dict[str, Any]) -> Finding:
+    version = provenance.versions()["triton"]
+    if version is None:
+        why = "not installed; only GPU kernels need it: pip install triton"
+        return Finding("missing" if torch.get("gpus") else "note", "triton", why)
+    return _package("triton", {"version": version}, "pip install 'triton>=3.6'")
+
+
+def _memory() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    said = f"{units.memory(memory.total)}, {units.memory(memory.available)} free"
+    if memory.available < _QUICKSTART_MEMORY:
+        said += f"; the quickstart wants {units.memory(_QUICKSTART_MEMORY)}"
+        return Finding("note", "memory", said)
+    return Finding("ok", "memory", said)
+
+
+def _gpus(seen: list[str], torch: dict[str, Any]) -> Iterator[Finding]:
+    usable = torch.get("gpus", [])
+    if usable:
+        yield Finding("ok", "gpu", ", ".join(usable))
+    elif seen:
+        said = f"{', '.join(seen)}, but torch cannot use it: install a CUDA build of torch"
+        yield Finding("note", "gpu", said)
+    else:
+        yield Finding("note", "gpu", "none: rings run on the CPU, over gloo")
+
+
+def _gloo(torch: dict[str, Any]) -> Iterator[Finding]:
+    if "error" in torch:
+        return
+    if torch["gloo"] is None:
+        yield Finding("ok", "gloo", "a group forms over the loopback")
+    else:
+        hint = "the machine's name must resolve: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
+        yield Finding("missing", "gloo", f"{torch['gloo']}; {hint}")
+
+
+def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
+    backends = torch.get("backends", {})
+    interpreted = ["triton"] if torch.get("interpreted") else []
+    usable = [name for name, why in backends.items() if why is None and name not in interpreted]
+    if backends:
+        verdict: Literal["ok", "missing"] = "ok" if usable else "missing"
+        said = ", ".join(usable) or "none computes here"
+        chosen = f"; auto is {torch['auto']}" if "auto" in torch else ""
+        yield Finding(verdict, "backends", said + chosen)
+    if interpreted and backends.get("triton") is None:
+        why = "TRITON_INTERPRET is set" if torch.get("gpus") else "its kernels need a GPU"
+        said = f"triton: only in its interpreter, for small sizes ({why})"
+        yield Finding("note", "backends", said)
+    for name, why in backends.items():
+        if why is not None:
+            yield Finding("note", "backends", f"{name}: {why}")
+
+
+def _home() -> Iterator[Finding]:
+    from ringray.lab.store.store import home
+
+    try:
+        path = home()
+    except RingrayError as error:
+        yield Finding("missing", "home", str(error))
+        return
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+        others = path.stat().st_mode & 0o022
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        yield Finding("missing", "home", f"{path} is not writable: {why}; set RINGRAY_HOME")
+        return
+    free = shutil.disk_usage(path).free
+    said = f"{path}, {units.memory(free)} free"
+    if others:
+        said += f"; others may write there, and so replace what is in it: chmod go-w {path}"
+    yield Finding("ok" if free >= _DISK and not others else "note", "home", said)
+
+
+def _rings(cores: int, gpus: int) -> Finding:
+    most = local_ranks()
+    said = f"up to {words.plural(most, 'rank')} on the CPU"
+    if most > cores:
+        said += f", of which {cores} without sharing a core"
+    if gpus:
+        said = f"up to {words.plural(gpus, 'rank')} on GPUs, {said}"
+    return Finding("ok" if most >= 2 else "missing", "rings", said)
+
+
+def _cluster(address: str) -> Finding:
+    found = probe("cluster", address)
+    if "error" in found:
+        return Finding("missing", "cluster", f"{address}: {found['error']}")
+    said = f"{address}: {words.plural(found['nodes'], 'node')}, {found['cpus']:g} CPUs"
+    gpus = f", {found['gpus']:g} GPUs: rings of up to {found['gpus']:g}" if found["gpus"] else ""
+    return Finding("ok", "cluster", said + gpus)

@@ -1,0 +1,96 @@
+"""``submit`` and ``stop``: a sweep as a job of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringray.base import provenance, units
+from ringray.base.errors import PlaceError, SpecError
+from ringray.base.redaction import has_password, plain
+from ringray.lab.cluster import job_package, job_server
+from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
+from ringray.lab.plan.plan import build
+from ringray.lab.spec import model as specs
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """Sends a sweep to a cluster, unless it runs there, and follows it; exits as the sweep does."""
+    plan = build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
+    if has_password(plan.spec.tracking.uri or ""):
+        raise SpecError(
+            "holds a password, which would lie on the cluster for everybody who may read its jobs; "
+            "set MLFLOW_TRACKING_URI on the head instead",
+            path=plan.spec.path,
+            line=plan.spec.line_of("tracking.uri"),
+            field="tracking.uri",
+        )
+    url = job_server.address(arguments.address)
+    here = Jobs(job_server.connect(url), url)
+    again = f"ringray submit {arguments.spec} --address {url}"
+    with job_package.packed(plan.spec) as shipment:
+        job, started = here.submit(plan, shipment, arguments.store)
+    called = f"{plan.spec.name} {plan.digest[:12]}"
+    if started:
+        print(f"{called}: job {job.id} at {url}, {units.memory(shipment.size)} of source")
+    else:
+        print(f"{called}: job {job.id} runs already at {url}")
+        if job.code != provenance.code_digest():
+            print(
+                "it runs other source than is here; to run this: "
+                f"`ringray stop {plan.digest[:12]} --address {url}`, then submit again"
+            )
+    if arguments.detach:
+        print(f"follow: {again}")
+        print(f"stop:   ringray stop {plan.spec.name} --address {url}")
+        return 0
+    sys.stdout.flush()
+    try:
+        job = here.follow(job, _write)
+    except KeyboardInterrupt:
+        print(f"\ndetached; job {job.id} goes on")
+        print(f"follow: {again}")
+        print(f"stop:   ringray stop {plan.spec.name} --address {url}")
+        return INTERRUPTED
+    return _end(job, again)
+
+
+def stop(arguments: argparse.Namespace) -> int:
+    """Ends the running job of a sweep; what it measured is kept, and it can be resumed."""
+    selector = arguments.sweep
+    if Path(selector).suffix in (".yaml", ".yml"):
+        selector = specs.load(selector).digest
+    url = job_server.address(arguments.address)
+    here = Jobs(job_server.connect(url), url)
+    job = here.find(selector)
+    called = f"{job.name} {job.digest[:12]}: job {job.id}"
+    if job.ended:
+        print(f"{called} has ended already: {job.ending()[1]}")
+        return 0
+    print(f"{called}: stopping", flush=True)
+    job = here.stop(job)
+    print(f"{called}: {job.ending()[1]}; `ringray submit SPEC --address {url}` continues it")
+    return 0
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(plain(text))  # a job may write what it likes
+    sys.stdout.flush()
+
+
+def _end(job: Job, again: str) -> int:
+    """Says how a job ended; the exit code."""
+    code, how = job.ending()
+    if job.obstacle is not None:
+        raise PlaceError(f"job {job.id} {how}")
+    print(f"job {job.id}: {how}")
+    if code == INTERRUPTED:
+        print(f"to continue it: {again}")
+    elif code == 1:
+        print(f"to try again what failed: {again}")
+    return code

@@ -1,0 +1,87 @@
+"""What one heavy package can do here, found out in a process of its own: ``doctor`` starts it.
+
+``python -m ringray.lab.cli.probe torch|ray|mlflow|cluster [ADDRESS]`` prints one JSON object as its
+last line. A package that is broken may end the process or hang; ``doctor`` sees that from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def torch_() -> dict[str, Any]:
+    """Version, GPUs, whether gloo forms a group, which backends compute here and which is auto."""
+    import torch
+    import torch.distributed as dist
+
+    from ringray_kernels import api
+    from ringray_kernels.backends import BACKENDS
+
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    found: dict[str, Any] = {"version": torch.__version__, "gpus": devices, "backends": {}}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            place = (Path(folder) / "store").as_uri()
+            dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+            one = torch.ones(1)
+            dist.all_reduce(one)
+            dist.destroy_process_group()
+        found["gloo"] = None if one.item() == 1 else "a sum over one rank came out wrong"
+    except Exception as error:  # whatever it is, it is what the user must see
+        found["gloo"] = f"{type(error).__name__}: {error}"
+    if not devices:  # as ranks on a CPU do; nothing has imported triton yet
+        os.environ["TRITON_INTERPRET"] = "1"
+    q = torch.zeros(1, 1, 1, 16, device="cuda" if devices else "cpu")
+    for name in BACKENDS:
+        try:
+            backend = api.load_backend(name)
+            found["backends"][name] = backend.unsupported(q)
+            if name == "triton":
+                found["interpreted"] = getattr(backend, "INTERPRETED", False)
+        except Exception as error:
+            found["backends"][name] = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(Exception):  # told above, backend by backend
+        found["auto"] = api.resolve_backend("auto", q)
+    return found
+
+
+def package(name: str) -> dict[str, Any]:
+    """That a package can be imported, and its version."""
+    module = __import__(name)
+    return {"version": module.__version__}
+
+
+def cluster(address: str) -> dict[str, Any]:
+    """What a running Ray cluster has."""
+    import ray
+
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    total = ray.cluster_resources()
+    ray.shutdown()
+    return {"nodes": len(nodes), "cpus": total.get("CPU", 0), "gpus": total.get("GPU", 0)}
+
+
+def main(argv: list[str]) -> int:
+    """Prints what was found, or why nothing could be."""
+    try:
+        if argv[0] == "torch":
+            found = torch_()
+        elif argv[0] == "cluster":
+            found = cluster(argv[1])
+        else:
+            found = package(argv[0])
+    except Exception as error:  # the report is the purpose
+        found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    print(json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""``validate``, ``plan`` and ``schema``: what a spec says. Import neither torch nor ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringray.base import units
+from ringray.base.errors import UserError
+from ringray.base.redaction import public_spec
+from ringray.lab.plan.plan import build, trial_dict
+from ringray.lab.report import words
+from ringray.lab.spec import model as specs
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ringray.lab.plan.plan import Plan
+
+_ROWS = 60  # of a table, unless all are asked for
+
+
+def validate(arguments: argparse.Namespace) -> int:
+    """Checks a spec and its plan; two lines when both are right."""
+    plan = _built(arguments)
+    spec = plan.spec
+    print(f"{arguments.spec}: {spec.name} ({spec.kind}) is valid, sweep {plan.digest[:12]}")
+    print(_counted(plan))
+    return 0
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Prints what the trials of a spec compute and what they are predicted to cost."""
+    made = _built(arguments)
+    if arguments.json == "-":
+        json.dump(_as_json(made), sys.stdout, indent=1)
+        print()
+        return 0
+    if arguments.json is not None:
+        _write(arguments.json, json.dumps(_as_json(made), indent=1) + "\n")
+    _print(made, everything=arguments.all)
+    return 0
+
+
+def schema(arguments: argparse.Namespace) -> int:
+    """Prints the JSON Schema of specs."""
+    print(json.dumps(specs.json_schema(), indent=2))
+    return 0
+
+
+def _built(arguments: argparse.Namespace) -> Plan:
+    return build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
+
+
+def _print(plan: Plan, everything: bool) -> None:
+    from ringray.lab.report import tables
+
+    spec, runnable = plan.spec, plan.runnable
+    configs = [trial.config.as_dict() for trial in runnable]
+    console = tables.console()
+    parts = [(spec.name, "bold cyan"), (plan.digest[:12], "bright_black"), (spec.kind, "")]
+    console.print(tables.heading(parts))
+    console.print(words.constants(configs, words.varying(configs)), markup=False, soft_wrap=True)
+    console.print(words.measured(configs[0]), markup=False, soft_wrap=True)
+    console.print()
+    shown = runnable if everything else runnable[:_ROWS]
+    tables.show(tables.plan_table(shown), console)
+    if len(shown) < len(runnable):
+        console.print(f"... and {words.plural(len(runnable) - len(shown), 'trial')} more (--all)")
+    console.print()
+    for line in words.pruned(plan):
+        console.print(line, style="bright_black", markup=False, soft_wrap=True)
+    console.print(_counted(plan), markup=False, soft_wrap=True)
+
+
+def _counted(plan: Plan) -> str:
+    """``16 trials; predicted 4.1 s of measuring, up to 12 MiB per rank, 30 GFLOP, ...``."""
+    pruned = len(plan.trials) - len(plan.runnable)
+    said = words.plural(len(plan.runnable), "trial") + (f" and {pruned:,} pruned" if pruned else "")
+    totals = _totals(plan)
+    return (
+        f"{said}; predicted: {words.duration(totals['measuring_s'])} of measuring, "
+        f"up to {units.memory(totals['peak_memory_bytes'])} per rank, "
+        f"{words.flops(totals['flops'])} and {units.memory(totals['sent_bytes'])} sent "
+        "in one pass of each"
+    )
+
+
+def _totals(plan: Plan) -> dict[str, Any]:
+    costs = [(trial.config, trial.predicted) for trial in plan.runnable if trial.predicted]
+    return {
+        "trials": len(plan.runnable),
+        "pruned": len(plan.trials) - len(plan.runnable),
+        "measuring_s": sum(
+            cost.time_ms / 1e3 * (config.warmup + config.repeats) for config, cost in costs
+        ),
+        "peak_memory_bytes": max(cost.peak_memory_bytes for _, cost in costs),
+        "flops": sum(cost.flops for _, cost in costs),
+        "sent_bytes": sum(cost.sent_bytes for _, cost in costs),
+    }
+
+
+def _as_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "name": plan.spec.name,
+        "kind": plan.spec.kind,
+        "sweep": plan.digest,
+        "spec": public_spec(plan.spec.canonical()),
+        "totals": _totals(plan),
+        "trials": [trial_dict(trial) for trial in plan.trials],
+    }
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"--json {path}: cannot be written: {(error.strerror or str(error)).lower()}; "
+            "name a file in a folder that you may write to, or - for stdout"
+        ) from error

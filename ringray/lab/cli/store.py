@@ -1,0 +1,192 @@
+"""``list``, ``status``, ``sync`` and ``recover``: what the store knows."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringray.base.errors import UserError
+from ringray.base.redaction import shown
+from ringray.lab.report import words
+from ringray.lab.store.store import Store, default_path
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console
+
+    from ringray.lab.trial.outcome import SweepRow, TrialRow
+
+ROWS = 40  # of a results table, unless all are asked for
+
+
+def open_store(given: str | None) -> Store:
+    """The store that is named, or the default one, which must exist.
+
+    Raises:
+        PlaceError: it cannot be used.
+        UserError: nothing was ever run.
+    """
+    path = Path(given) if given else default_path()
+    if given is None and not path.exists():
+        raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
+    return doubted(Store(path, create=False))
+
+
+def doubted(store: Store) -> Store:
+    """The store, with a warning where something of it seems to be missing."""
+    if store.doubt:
+        print(f"ringray: warning: {store.doubt}", file=sys.stderr, flush=True)
+    return store
+
+
+def as_it_stands(store: Store, sweep: SweepRow) -> SweepRow:
+    """The sweep with the status that its driver would give it, had it not been killed."""
+    if sweep.status == "running" and store.owner(sweep.digest) is None:
+        return replace(sweep, status="interrupted")
+    return sweep
+
+
+def sweeps(arguments: argparse.Namespace) -> int:
+    """Lists the sweeps, the newest first."""
+    path = Path(arguments.store) if arguments.store else default_path()
+    rows: list[SweepRow] = []
+    if arguments.store or path.exists():
+        with doubted(Store(path, create=False)) as store:
+            rows = [as_it_stands(store, row) for row in store.sweeps()]
+    if not rows:
+        print(f"no sweeps in {path} yet; `ringray run experiments/quickstart.yaml` makes one")
+        return 0
+    from ringray.lab.report import tables
+
+    tables.show(tables.sweeps_table(rows), tables.console())
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Prints where a sweep stands and how its trials ended."""
+    with open_store(arguments.store) as store:
+        sweep = as_it_stands(store, store.find(arguments.sweep))
+        trials = store.trials(sweep.digest)
+        owner = store.owner(sweep.digest)
+    from ringray.lab.report import tables
+
+    console = tables.console()
+    pending = sweep.total - sum(sweep.counts.values())
+    console.print(
+        tables.heading(
+            [
+                (sweep.name, "bold cyan"),
+                (sweep.digest[:12], "bright_black"),
+                (sweep.kind, ""),
+                (sweep.status, tables.STYLES[sweep.status]),
+                (tables.when(sweep.updated), "bright_black"),
+            ]
+        )
+    )
+    say(console, words.counts(sweep.counts, pending) + (f"; run by {owner}" if owner else ""))
+    print_results(console, trials, everything=arguments.all, more="--all")
+    print_hops(console, sweep.digest, trials, everything=arguments.all, more="--all")
+    if pending and owner is None:
+        console.print()
+        option = f" --store {arguments.store}" if arguments.store else ""
+        say(console, f"`ringray resume {sweep.name}{option}` continues")
+    return 0
+
+
+def print_results(console: Console, trials: list[TrialRow], *, everything: bool, more: str) -> None:
+    """The constants and the table of what is not pruned, replicas as one; ``more`` shows the rest,
+    trial by trial."""
+    from ringray.lab.report import replicas, tables
+
+    rows = [row for row in trials if row.status != "pruned"]
+    if not rows:
+        return
+    configs = [row.config for row in rows]
+    fields = words.varying(configs)
+    measured, points = len(rows), replicas.merged(rows)
+    rows = rows if everything else points
+    say(console, f"{words.constants(configs, fields)}; {words.measured(configs[0])}")
+    console.print()
+    shown = rows if everything else tables.most_telling(rows, ROWS)
+    tables.show(tables.results_table(shown, fields), console)
+    if len(shown) < len(rows):
+        hidden = words.plural(len(rows) - len(shown), "point")
+        say(console, f"... and {hidden} more that tell less ({more})")
+    elif len(rows) < measured:
+        say(console, f"medians over the replicas of each point, {measured} trials ({more})")
+
+
+def print_hops(
+    console: Console, digest: str, trials: list[TrialRow], *, everything: bool, more: str
+) -> None:
+    """The table of hops, if any trial measured them, and where the traces are."""
+    from ringray.lab.report import hops, tables
+    from ringray.lab.store.traces import folder_of
+
+    rows = hops.measured(trials)
+    if not rows:
+        return
+    shown = rows if everything else hops.at_most(rows, ROWS)
+    console.print()
+    tables.show(hops.hops_table(digest, shown), console)
+    if len(shown) < len(rows):
+        say(
+            console, f"... and the hops of {words.plural(len(rows) - len(shown), 'trial')} ({more})"
+        )
+    console.print()
+    say(
+        console,
+        "largest time of any rank; transfer: with nothing computed beside it, wait: in the pass",
+    )
+    say(console, f"traces: {folder_of(digest)} (https://ui.perfetto.dev opens them)")
+
+
+def say(console: Console, text: str) -> None:
+    """A line of plain text, never cut."""
+    console.print(shown(text), markup=False, soft_wrap=True)
+
+
+def sync(arguments: argparse.Namespace) -> int:
+    """Writes to MLflow what it lacks of a sweep."""
+    with open_store(arguments.store) as store:
+        sweep = store.find(arguments.sweep)
+        path = store.path
+    from ringray.lab.tracking import tracker
+
+    place = sweep.spec.get("tracking", {})
+    state = tracker.sync(
+        path, sweep.digest, place.get("uri"), place.get("experiment") or sweep.name
+    )
+    written = words.plural(state.written, "trial")
+    print(f"{sweep.name}: {written} in MLflow, {state.pending} missing")
+    if state.error or state.pending:
+        raise UserError(f"MLflow does not have all of it: {state.error or 'it gave no answer'}")
+    return 0
+
+
+def recover(arguments: argparse.Namespace) -> int:
+    """Saves what can be read of a damaged store."""
+    from ringray.lab.store.recovery import recover as mend
+
+    path = Path(arguments.store) if arguments.store else default_path()
+    result = mend(path)
+    if result.kept is None:
+        print(f"{path} is not damaged; nothing was done")
+        return 0
+    print(f"{path} was damaged and is kept as {result.kept.name}; in its place is what was read:")
+    for sweep in result.sweeps:
+        lost = f"; lost: {words.plural(len(sweep.lost), 'ended trial')}" if sweep.lost else ""
+        saved = f"{words.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended{lost}"
+        print(f"  {shown(sweep.name)} ({sweep.digest[:12]}): {saved}")
+        for key in sweep.lost[:ROWS]:
+            print(f"    lost: {shown(key)}")
+        if sweep.nameless:
+            print("    its name and spec are lost: `ringray run` with its spec takes it up")
+    print(
+        "`ringray resume SWEEP` measures what is missing, `ringray resume SWEEP --from-mlflow` "
+        "takes it from MLflow"
+    )
+    return 0

@@ -1,0 +1,93 @@
+"""``tune``: a search whose results are kept; ``tuned``: what has been kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringray.base import units
+from ringray.base.errors import SpecError, UserError
+from ringray.lab.cli.run import search
+from ringray.lab.cli.store import doubted
+from ringray.lab.kinds import TUNING
+from ringray.lab.plan.plan import build
+from ringray.lab.spec import model as specs
+from ringray.lab.store.store import Store, default_path
+from ringray.tuning import table as tuned
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ringray.tuning.table import Entry
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """Runs a tuning spec, and keeps the best point of each problem for what leaves it open."""
+    plan = build(specs.load(arguments.spec))
+    if plan.spec.kind not in TUNING:
+        raise SpecError(
+            f"got {plan.spec.kind!r}, expected one of {', '.join(TUNING)} to be tuned; "
+            "`ringray run` measures the others",
+            path=plan.spec.path,
+            line=plan.spec.line_of("kind"),
+            field="kind",
+        )
+    with doubted(Store(arguments.store or default_path())) as store:
+        return search(plan, store, arguments)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Lists, exports or imports tuned choices."""
+    if arguments.take is not None:
+        entries = tuned.read(Path(arguments.take))
+        path = tuned.add(entries)
+        print(f"{len(entries)} choices from {arguments.take} are in {path} now")
+        return 0
+    entries = tuned.table().entries
+    if arguments.export is not None:
+        if not entries:
+            raise UserError(f"nothing is tuned in {tuned.folder()}; `ringray tune SPEC` does it")
+        tuned.write(entries, Path(arguments.export))
+        print(f"{len(entries)} choices are in {arguments.export}")
+        return 0
+    if not entries:
+        print(f"nothing is tuned in {tuned.folder()} yet; `ringray tune SPEC` does it")
+        return 0
+    _print(entries)
+    return 0
+
+
+def _print(entries: list[Entry]) -> None:
+    from ringray.lab.report import tables, words
+
+    here = tuned.here()
+    console = tables.console()
+    table = tables.bare_table()
+    for head in ("for", "choice", "reached", "on", "usable"):
+        table.add_column(head, no_wrap=head in ("reached", "usable"))
+    for entry in sorted(entries, key=lambda one: (one.use, str(one.bucket))):
+        bucket = entry.bucket
+        said = (
+            f"{entry.use}: ring {bucket.ring_size}, "
+            f"{f'{bucket.batch} × ' if bucket.batch > 1 else ''}{bucket.tokens} tokens, "
+            f"{bucket.heads}/{bucket.kv_heads} heads × {bucket.head_dim}, {bucket.dtype}, "
+            f"{bucket.mask}, {'forward+backward' if bucket.backward else 'forward'}"
+        )
+        if bucket.threads:
+            said += f", {words.plural(bucket.threads, 'thread')}"
+        choice = " ".join(f"{k}={v}" for k, v in entry.choice.items() if v is not None)
+        table.add_row(
+            said, choice, f"{units.digits(entry.metrics.get('median_ms'))} ms",
+            entry.place.hardware, _usable(entry.place, here),
+        )  # fmt: skip
+    tables.show(table, console)
+
+
+def _usable(place: tuned.Place, here: tuned.Place) -> str:
+    """Whether an entry is used here; which GPUs a cluster has is not known here."""
+    if replace(here, hardware=place.hardware, device=place.device) != place:
+        return "no: other kernels or versions"
+    if place.device == "cuda":
+        return "on such GPUs"
+    return "yes" if place == here else "no: other hardware"

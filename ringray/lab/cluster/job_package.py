@@ -1,0 +1,68 @@
+"""What travels with a job: both packages as they are imported here, and the spec. No torch, no ray.
+
+The folder that is sent looks like a checkout (``ringray/``, ``kernels/ringray_kernels/``) whether
+ringray is imported from one or was installed, so one runtime environment serves both. Nothing else
+of a checkout is sent: no ``.git``, no environment, no results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringray.base import provenance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringray.lab.spec.model import Spec
+
+_FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A folder to send. ``spec``: the spec's path in it; ``size``: bytes before compression."""
+
+    folder: Path
+    spec: str
+    size: int
+
+
+def _left_here(folder: str, names: list[str]) -> list[str]:
+    """All but Python source and the folders that hold it: keys and notes that somebody keeps beside
+    it are nobody's business. Nor are folders that a link leads to."""
+    kept = []
+    for name in names:
+        path = Path(folder, name)
+        source = path.is_file() and path.suffix == ".py"
+        package = path.is_dir() and not path.is_symlink() and name != "__pycache__"
+        if (source or package) and not name.startswith("."):
+            kept.append(name)
+    return [name for name in names if name not in kept]
+
+
+@contextmanager
+def packed(spec: Spec) -> Iterator[Shipment]:
+    """The source that this process runs, and ``spec`` under its own file name, until the block
+    ends."""
+    with tempfile.TemporaryDirectory(prefix="ringray-job-") as made:
+        folder = Path(made)
+        for package in provenance.packages():
+            shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_left_here)
+        name = Path(spec.path).name
+        # It becomes part of a command line and of messages.
+        inside = "spec/" + (name if re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) else "spec.yaml")
+        (folder / "spec").mkdir()
+        (folder / inside).write_text(spec.source, encoding="utf-8")
+        state = provenance.git_state()
+        if state is not None:
+            (folder / provenance.PROVENANCE).write_text(json.dumps(state), encoding="utf-8")
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        yield Shipment(folder, inside, size)

@@ -1,0 +1,269 @@
+"""A sweep as a Ray job: what it is called, how it is sent once, followed, stopped, and how it ends.
+
+A job of a sweep is named by the sweep's digest and an attempt, and Ray accepts a name once. So two
+submits at the same moment make one job, and whoever comes second follows it. The durable truth is
+the store on the head, as it is for ``ringray run``: a further attempt continues from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringray.base import provenance
+from ringray.base.errors import PlaceError, UserError
+from ringray.lab.cluster.job_server import answering
+from ringray.lab.kinds import TUNING
+from ringray.lab.spec.model import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringray.lab.cluster.job_package import Shipment
+    from ringray.lab.plan.plan import Plan
+
+STOP_WAIT_S = 60  # for a sweep to end by itself, before Ray kills its driver
+# cluster/runtime_env.yaml says the same to `ray job submit`.
+RUNTIME_ENV: dict[str, Any] = {
+    "env_vars": {"PYTHONPATH": "kernels", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}
+}
+INTERRUPTED = 130
+POLL_S = 0.5
+LOST_S = 60.0  # without an answer, before a follower gives up
+_ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9][0-9]{0,8})")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TRIES = 5  # of submitting while others do the same
+_ENDED = ("SUCCEEDED", "STOPPED", "FAILED")
+_KILLED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
+_WORDS = {0: "complete", 1: "failed", 2: "refused", INTERRUPTED: "interrupted"}
+_NO_COMMAND = (126, 127)  # what a shell says of a command that it cannot start
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt at a sweep on a cluster, as Ray's job server tells of it.
+
+    ``digest`` and ``name`` are the sweep's, ``code`` is the digest of the source that it runs;
+    ``status``, ``exit_code``, ``error`` and ``message`` are Ray's.
+    """
+
+    id: str
+    digest: str
+    name: str
+    attempt: int
+    code: str
+    status: str
+    exit_code: int | None = None
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.status in _ENDED
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it ended without coming to run the sweep, or None."""
+        if self.status != "FAILED":
+            return None
+        if self.exit_code in _NO_COMMAND:
+            return (
+                "the head of the cluster finds no `python`; start Ray there from the environment "
+                "that has ringray's requirements"
+            )
+        if self.exit_code is None and self.error not in _KILLED:
+            return self.message.strip() or "Ray gives no reason"
+        return None
+
+    def ending(self) -> tuple[int, str]:
+        """The exit code of the sweep, and in words how the job ended."""
+        assert self.ended
+        if self.obstacle is not None:
+            return 2, f"could not start: {self.obstacle}"
+        if self.status == "STOPPED":
+            return INTERRUPTED, "stopped"
+        code = 0 if self.status == "SUCCEEDED" else self.exit_code
+        if code is None:
+            return INTERRUPTED, "its driver was killed"
+        if code in _WORDS:
+            return code, _WORDS[code]
+        if code < 0 or code > 128:  # as subprocess says it, as a shell does
+            number = -code if code < 0 else code - 128
+            return INTERRUPTED, f"its driver was killed by signal {number}"
+        return 1, f"failed with exit code {code}"
+
+
+class Jobs:
+    """The jobs of ringray on one cluster. ``client`` is Ray's ``JobSubmissionClient``.
+
+    Every method raises PlaceError when the job server does not answer or refuses.
+    """
+
+    def __init__(self, client: Any, url: str) -> None:
+        self._client = client
+        self.url = url
+
+    def all(self) -> list[Job]:
+        """Every job that ``submit`` made here, the oldest attempt of a sweep first."""
+        with answering(self.url):
+            listed = self._client.list_jobs()
+        found = [job for job in map(_job, listed) if job is not None]
+        return sorted(found, key=lambda job: (job.name, job.digest, job.attempt))
+
+    def get(self, job: Job) -> Job:
+        """The job as it stands now."""
+        with answering(self.url):
+            details = self._client.get_job_info(job.id)
+        now = _job(details)
+        assert now is not None
+        return now
+
+    def submit(self, plan: Plan, shipment: Shipment, store: str | None = None) -> tuple[Job, bool]:
+        """The running job of the sweep, and whether this call started it.
+
+        Args:
+            shipment: what is sent if there is no job yet.
+            store: the store file there; None is the default store of the head.
+        """
+        for _ in range(_TRIES):
+            known = [job for job in self.all() if job.digest == plan.digest]
+            running = [job for job in known if not job.ended]
+            if running:
+                return running[-1], False
+            attempt = 1 + max((job.attempt for job in known), default=0)
+            job = Job(
+                f"ringray-{plan.digest[:12]}-{attempt}", plan.digest, plan.spec.name, attempt,
+                provenance.code_digest(), "PENDING",
+            )  # fmt: skip
+            if self._send(job, plan.spec.kind, shipment, store):
+                return job, True
+        raise PlaceError(
+            f"names like ringray-{plan.digest[:12]}-1 are taken at {self.url} by jobs that are not "
+            "of this sweep; `ray job delete` removes them"
+        )
+
+    def _send(self, job: Job, kind: str, shipment: Shipment, store: str | None) -> bool:
+        """False when another job has the name."""
+        verb = "tune" if kind in TUNING else "run"  # who tunes on a cluster wants it kept there
+        command = ["python", "-m", "ringray", verb, shipment.spec]
+        command += ["--store", store] if store else []
+        with answering(self.url):
+            try:
+                self._client.submit_job(
+                    entrypoint=shlex.join(command),
+                    submission_id=job.id,
+                    runtime_env={**RUNTIME_ENV, "working_dir": str(shipment.folder)},
+                    metadata={"sweep": job.digest, "name": job.name, "code": job.code},
+                    entrypoint_num_cpus=0,  # a head without CPUs must hold it
+                )
+            except RuntimeError as error:
+                if "already exists" in str(error):
+                    return False
+                raise
+        return True
+
+    def find(self, selector: str) -> Job:
+        """The running job, or one that has ended, of the sweep of that name or whose digest begins
+        so (4 digits or more).
+
+        Raises:
+            UserError: there is none, or several such sweeps run.
+        """
+        jobs = self.all()
+        found = [job for job in jobs if job.name == selector]
+        if not found and re.fullmatch(r"[0-9a-f]{4,64}", selector.lower()):
+            found = [job for job in jobs if job.digest.startswith(selector.lower())]
+        if not found:
+            names = sorted({job.name for job in jobs if not job.ended})
+            known = f"running there: {', '.join(names)}" if names else "no sweep runs there"
+            raise UserError(f"no job at {self.url} is of a sweep {selector!r}; {known}")
+        running = [job for job in found if not job.ended]
+        if len({job.digest for job in running}) > 1:
+            several = ", ".join(job.digest[:12] for job in running)
+            raise UserError(f"sweep {selector!r} is not unique: {several}; name one of these")
+        return running[-1] if running else found[-1]
+
+    def stop(self, job: Job) -> Job:
+        """End a job as Ctrl-C ends a sweep, so that it can be resumed; returns when it has."""
+        until = time.monotonic() + STOP_WAIT_S + LOST_S
+        with answering(self.url):
+            self._client.stop_job(job.id)
+        while not (job := self.get(job)).ended:
+            if time.monotonic() > until:
+                raise PlaceError(
+                    f"job {job.id} at {self.url} has been told to stop and does not: {job.message}"
+                )
+            time.sleep(POLL_S)
+        return job
+
+    def follow(self, job: Job, write: Callable[[str], None]) -> Job:
+        """Hand on the job's output from its beginning, as it is written, until the job has ended.
+
+        A connection that breaks is made again; what was written is not repeated.
+        """
+        heard = time.monotonic()
+        seen = 0
+        while True:
+            try:
+                seen = asyncio.run(_tail(self._client, job.id, seen, write))
+                job = self.get(job)
+            except (_Lost, PlaceError) as error:
+                if isinstance(error, _Lost):
+                    heard = heard if error.seen == seen else time.monotonic()
+                    seen = error.seen
+                if time.monotonic() - heard > LOST_S:
+                    raise PlaceError(
+                        f"no answer from {self.url} for {LOST_S:.0f} s, where job {job.id} may "
+                        f"well go on: {error}"
+                    ) from error
+            else:
+                heard = time.monotonic()
+                if job.ended:
+                    return job
+            time.sleep(POLL_S)
+
+
+class _Lost(Exception):
+    """The connection broke after ``seen`` characters."""
+
+    def __init__(self, seen: int, cause: Exception) -> None:
+        super().__init__(str(cause) or type(cause).__name__)
+        self.seen = seen
+
+
+async def _tail(client: Any, id: str, seen: int, write: Callable[[str], None]) -> int:
+    """Writes the log from its ``seen``-th character on; how many there were when it ended."""
+    at = 0
+    chunks = client.tail_job_logs(id)
+    while True:
+        try:
+            text = await anext(chunks)
+        except StopAsyncIteration:
+            return max(seen, at)
+        except Exception as error:  # of Ray, of aiohttp and of the system
+            raise _Lost(max(seen, at), error) from error
+        at += len(text)
+        if at > seen:
+            write(text[-(at - seen) :])
+            seen = at
+
+
+def _job(details: Any) -> Job | None:
+    """None for a job that ``submit`` did not make. Whoever may use the cluster can write anything
+    there."""
+    metadata = details.metadata if isinstance(details.metadata, dict) else {}
+    match = _ID.fullmatch(details.submission_id or "")
+    sweep, name = str(metadata.get("sweep", "")), str(metadata.get("name", ""))
+    if match is None or not sweep.startswith(match[1]):
+        return None
+    if not _DIGEST.fullmatch(sweep) or not re.fullmatch(NAME, name):
+        return None
+    status = getattr(details.status, "value", details.status)
+    return Job(
+        match[0], sweep, name, int(match[2]), str(metadata.get("code", "")), status,
+        details.driver_exit_code, details.error_type, details.message or "",
+    )  # fmt: skip

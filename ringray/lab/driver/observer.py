@@ -1,0 +1,45 @@
+"""Who watches a sweep, and what is said of it when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ringray.lab.plan.plan import Plan, Trial
+    from ringray.lab.trial.outcome import Outcome, TrialRow
+
+
+class Observer(Protocol):
+    """Who watches a sweep; called from the driver's thread, between trials."""
+
+    def sweep_started(
+        self, plan: Plan, done: dict[str, TrialRow], environment: dict[str, Any]
+    ) -> None: ...
+    def note(self, text: str) -> None: ...
+    def trial_started(self, trial: Trial, attempt: int) -> None: ...
+    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
+    def sweep_ended(self, summary: Summary) -> None: ...
+
+
+@dataclass
+class Summary:
+    """How a sweep ended. ``counts``: trials by status, earlier runs included; ``gaps_ms``: from the
+    end of one trial to the dispatch of the next on a warm ring."""
+
+    digest: str
+    name: str
+    counts: dict[str, int] = field(default_factory=dict)
+    measured: int = 0
+    interrupted: bool = False
+    wall_s: float = 0.0
+    gaps_ms: list[float] = field(default_factory=list)
+    tracking: str | None = None
+    ui_command: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0: every trial ended as ok, oom or pruned; 1: some failed; 130: interrupted."""
+        if self.interrupted:
+            return 130
+        return 1 if self.counts.get("failed", 0) + self.counts.get("timeout", 0) else 0

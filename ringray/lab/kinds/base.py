@@ -1,0 +1,129 @@
+"""What kinds share: what a rank is given, what it reports, and the passes that are measured."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import ringray
+from ringray.instruments.progress import HERE
+from ringray.lab.trial import faults
+from ringray.lab.trial.config import Config
+from ringray.lab.trial.faults import ElsewhereError
+from ringray_kernels.testing import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Where a trial runs on this rank. ``group`` is None in a ring of one; ``side``: the same ranks
+    over the CPU, for what must work when devices are full."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    group: dist.ProcessGroup | None
+    side: dist.ProcessGroup | None = None
+
+    def barrier(self) -> None:
+        """Return when every rank has arrived and this device has finished its work."""
+        self.synchronize()
+        if self.group is not None:
+            # One message each way on the CPU or device group; cheaper than dist.barrier on NCCL.
+            with HERE.idle():
+                dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
+                self.synchronize()
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Around what ranks allocate before they talk: if one runs out of memory, all leave with an
+        error, and the ring may go on. No message may be under way."""
+        short: list[Exception] = []
+        try:
+            yield
+        except Exception as error:
+            if not faults.out_of_memory(error):
+                raise
+            short.append(error)
+        if self._any(bool(short)):
+            if short:
+                raise short.pop()
+            raise ElsewhereError("another rank ran out of memory", "out-of-memory")
+
+    def _any(self, mine: bool) -> bool:
+        if self.side is None:
+            return mine
+        flag = torch.tensor([int(mine)])
+        with HERE.idle():
+            dist.all_reduce(flag, group=self.side)
+        return bool(flag.item())
+
+    def synchronize(self) -> None:
+        """Return when this device has finished its work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def timed(self, work: Callable[[], object]) -> float:
+        """Seconds that ``work`` takes on this rank, until its device has finished."""
+        began = time.perf_counter()
+        work()
+        self.synchronize()
+        return time.perf_counter() - began
+
+
+def boundaries(config: Config, device: torch.device) -> Tensor | None:
+    """``cu_seqlens`` of the trial's documents, or None."""
+    documents = config.mask.documents
+    return None if documents is None else torch.tensor(documents, device=device)
+
+
+def ring_pass(
+    config: Config, context: RankContext, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None
+) -> tuple[Tensor, ...]:
+    """(out,) or (out, dq, dk, dv) of this rank's shard, through the public op."""
+    documents = boundaries(config, context.device)
+
+    def attend() -> Tensor:
+        out = ringray.ring_attention(
+            q, k, v, group=context.group, partition=config.partition, causal=config.causal,
+            window=config.window, cu_seqlens=documents, seq_len=config.seq_len,
+            transport=config.transport, backward=config.backward, backend=config.backend,
+            blocks=config.cut,
+        )  # fmt: skip
+        assert isinstance(out, Tensor)
+        return out
+
+    if dout is None:
+        with torch.no_grad():
+            return (attend(),)
+    out = attend()
+    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def additive_mask(config: Config, device: torch.device) -> Tensor | None:
+    """(S, S) of 0 and -inf for masks that SDPA has no name for, None where it needs none."""
+    if config.window is None and config.documents is None:
+        return None
+    seen = visible(
+        config.seq_len,
+        causal=config.causal,
+        window=config.window,
+        cu_seqlens=boundaries(config, device),
+        device=device,
+    )
+    zeros = torch.zeros(seen.shape, dtype=DTYPES[config.dtype], device=device)
+    return zeros.masked_fill_(~seen, -torch.inf)

@@ -1,0 +1,112 @@
+"""Correctness: the ring's output and gradients against an fp64 oracle, as shares of the budget.
+
+Every rank deals the same inputs, with NaN as padding (which must reach nothing); rank 0 puts the
+shards together and compares. With more than one repeat the results must be equal bit by bit, but
+for a dQ that is asked to be summed atomically.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+import ringray
+from ringray.comm import ring as comm
+from ringray.instruments.progress import HERE
+from ringray.lab.kinds.base import DTYPES, RankContext, ring_pass
+from ringray.lab.trial.measurement import Report
+from ringray_kernels import testing
+from ringray_kernels.config import Blocks
+
+if TYPE_CHECKING:
+    from ringray.lab.trial.config import Config
+
+NAMES = ("out", "dq", "dk", "dv")
+
+
+def run(config: Config, context: RankContext) -> Report:
+    """Check one trial; every rank of the ring calls it at the same time."""
+    with context.agreed():
+        inputs = testing.make_inputs(
+            config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
+            DTYPES[config.dtype], seed=config.seed, device=context.device,
+        )  # fmt: skip
+        q, k, v, dout = (
+            ringray.shard(
+                x, dim=2, partition=config.partition, group=context.group, pad_value=torch.nan
+            )
+            for x in inputs
+        )
+    for x in (q, k, v):
+        x.requires_grad_(config.has_backward)
+    report = Report(rank=context.rank)
+    first: tuple[Tensor, ...] | None = None
+    unordered = ("dq",) if isinstance(config.cut, Blocks) and config.cut.atomic_dq else ()
+    for i in range(config.warmup + config.repeats):
+        HERE.enter(f"run {i + 1}")
+        meter = comm.METER.snapshot()
+        results = ring_pass(config, context, q, k, v, dout if config.has_backward else None)
+        used = comm.METER.since(meter)
+        report.sent_bytes, report.messages = used.sent_bytes, used.messages
+        if first is None:
+            first = results
+        elif differing := [
+            name
+            for name, a, b in zip(NAMES, first, results, strict=False)
+            if name not in unordered and not torch.equal(a, b)
+        ]:
+            report.failure = f"two runs on the same inputs differ in {', '.join(differing)}"
+    assert first is not None
+    padding = ringray.local_positions(
+        config.partition, config.seq_len, config.ring_size, context.rank
+    )
+    padding = (padding >= config.seq_len).to(context.device)
+    for name, x in zip(NAMES, first, strict=False):
+        if bool((x[:, :, padding] != 0).any()):
+            report.failure = f"{name} is not zero on padded rows"
+    HERE.enter("comparing")
+    whole = [
+        ringray.unshard(
+            x, dim=2, partition=config.partition, group=context.group, seq_len=config.seq_len
+        )
+        for x in first
+    ]
+    if context.rank == 0:
+        report.errors = _errors(config, context.device, whole)
+    return report
+
+
+def _errors(config: Config, device: torch.device, whole: list[Tensor]) -> dict[str, float]:
+    want, yardstick, norm_of = _truth(
+        config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim, config.dtype,
+        config.seed, config.has_backward, config.causal, config.window, config.mask.documents,
+        str(device),
+    )  # fmt: skip
+    return {
+        name: testing.budget_share(got, getattr(want, name), getattr(yardstick, name), norm_of)
+        for name, got in zip(NAMES, whole, strict=False)
+    }
+
+
+@lru_cache(maxsize=8)
+def _truth(
+    batch: int, heads: int, kv_heads: int, seq_len: int, head_dim: int, dtype: str, seed: int,
+    backward: bool, causal: bool, window: int | None, documents: tuple[int, ...] | None, device:
+    str,
+) -> tuple[testing.Gradients, testing.Gradients, Tensor]:  # fmt: skip
+    """Oracle, yardstick and dout; kept, because a sweep asks the same of many rings."""
+    q, k, v, dout = testing.make_inputs(
+        batch, heads, kv_heads, seq_len, head_dim, DTYPES[dtype], seed=seed, device=device
+    )
+    bounds = None if documents is None else torch.tensor(documents, device=device)
+    seen = testing.visible(seq_len, causal=causal, window=window, cu_seqlens=bounds, device=device)
+    scale = head_dim**-0.5
+    upstream = dout if backward else None
+    return (
+        testing.oracle(q, k, v, upstream, seen, scale=scale),
+        testing.yardstick(q, k, v, upstream, seen, scale=scale, causal=causal),
+        dout,
+    )

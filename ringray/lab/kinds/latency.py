@@ -1,0 +1,136 @@
+"""Latency: how long one pass takes on the whole ring, beside the baseline, interleaved with it.
+
+Each repeat times the ring from a barrier to the slowest rank's end, then the baseline on rank 0
+while the other ranks wait, in alternating order; ratios are taken pair by pair, so that a machine
+whose speed drifts does not decide. Memory is measured in the first warm-up run, which is not timed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ringray.comm import ring as comm
+from ringray.instruments.progress import HERE
+from ringray.lab.kinds.base import DTYPES, RankContext, additive_mask, ring_pass
+from ringray.lab.trial.measurement import Report, peak_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringray.lab.trial.config import Config
+
+    Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def _random(config: Config, heads: int, rows: int, context: RankContext, salt: int) -> Tensor:
+    generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
+    shape = (config.batch, heads, rows, config.head_dim)
+    x = torch.empty(shape, dtype=DTYPES[config.dtype], device=context.device)
+    return x.normal_(generator=generator)
+
+
+def _inputs(config: Config, rows: int, context: RankContext, salt: int) -> Inputs:
+    """q, k, v and dout (None for forward alone) of standard normal values."""
+    heads = (config.heads, config.kv_heads, config.kv_heads)
+    q, k, v = (_random(config, h, rows, context, salt + i) for i, h in enumerate(heads))
+    if not config.has_backward:
+        return q, k, v, None
+    for x in (q, k, v):
+        x.requires_grad_()
+    return q, k, v, _random(config, config.heads, rows, context, salt + 3)
+
+
+def shards(config: Config, context: RankContext) -> Inputs:
+    """q, k, v and dout of this rank."""
+    rows = config.padded // config.ring_size
+    with context.agreed():
+        return _inputs(config, rows, context, salt=4 * (context.rank + 1))
+
+
+def run(config: Config, context: RankContext) -> Report:
+    """Measure one trial on this rank; every rank of the ring calls it at the same time."""
+    inputs = shards(config, context)
+
+    def ring() -> None:
+        ring_pass(config, context, *inputs)
+
+    return measure(config, context, inputs, ring)
+
+
+def measure(
+    config: Config,
+    context: RankContext,
+    inputs: Inputs,
+    ring: Callable[[], None],
+    beside: Callable[[], None] | None = None,
+) -> Report:
+    """Time ``ring``, which works on ``inputs``, beside the baseline. ``beside`` runs at the end of
+    each repeat, on all ranks at once; what it moves is not counted."""
+    baseline = _baseline(config, context) if config.baseline else None
+    report = Report(rank=context.rank)
+    held = sum(x.numel() * x.element_size() for x in inputs if x is not None)
+    for i in range(config.warmup):
+        HERE.enter(f"warm-up {i + 1}")
+        context.barrier()
+        if i == 0:
+            report.peak_memory_bytes = held + peak_memory(ring, context.device)
+        else:
+            ring()
+        if config.baseline:
+            with context.agreed():
+                if baseline is not None:
+                    baseline()
+    for i in range(config.repeats):
+        HERE.enter(f"repeat {i + 1}")
+        context.barrier()
+        if baseline is not None and i % 2:
+            report.baseline_seconds.append(baseline())
+        context.barrier()
+        meter = comm.METER.snapshot()
+        report.seconds.append(context.timed(ring))
+        used = comm.METER.since(meter)
+        report.wait_seconds.append(used.wait_s)
+        report.sent_bytes, report.messages = used.sent_bytes, used.messages
+        context.barrier()
+        if baseline is not None and not i % 2:
+            report.baseline_seconds.append(baseline())
+        if beside is not None:
+            context.barrier()
+            beside()
+    context.barrier()
+    return report
+
+
+def _baseline(config: Config, context: RankContext) -> Callable[[], float] | None:
+    """PyTorch's SDPA over the whole sequence in rank 0's process; returns its seconds. Nothing on
+    the other ranks, which call this too."""
+    with context.agreed():
+        if context.rank:
+            return None
+        q, k, v, dout = _inputs(config, config.seq_len, context, salt=0)
+        mask = additive_mask(config, context.device)
+
+    def attend() -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=config.causal and mask is None,
+            enable_gqa=config.heads != config.kv_heads,
+        )  # fmt: skip
+
+    def work() -> None:
+        if dout is None:
+            with torch.no_grad():
+                attend()
+        else:
+            torch.autograd.grad(attend(), (q, k, v), dout)
+
+    def timed() -> float:
+        torch.set_num_threads(config.baseline_threads or config.threads)
+        try:
+            return context.timed(work)
+        finally:
+            torch.set_num_threads(config.threads)
+
+    return timed

@@ -1,0 +1,98 @@
+"""What the figures draw: the measured points of a sweep, and how they fall into panels.
+
+Pure functions of the store's rows. A *problem* is what is computed, a *strategy* how: points of one
+problem may be compared, points of one strategy make a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringray.lab.report import words
+from ringray.lab.report.replicas import by_point, together
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ringray.lab.trial.outcome import TrialRow
+
+MAX_PANELS = 6
+_UNNAMED = ("partition", "transport")  # what a strategy is called where there is only one
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration and the median over its replicas of each metric that is finite."""
+
+    config: dict[str, Any]
+    metrics: dict[str, float]
+
+    def values(self, fields: Sequence[str]) -> tuple[str, ...]:
+        """The values of ``fields``, so that they can be compared and hashed."""
+        return tuple(repr(self.config.get(name)) for name in fields)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Points that one set of axes shows, and what they have in common beside the other panels'."""
+
+    title: str
+    points: tuple[Point, ...]
+
+
+def points(rows: Sequence[TrialRow]) -> list[Point]:
+    """The points of which a trial is ok, in the order of the plan."""
+    ok = [row for row in rows if row.status == "ok"]
+    return [
+        Point(same[0].config, together([row.metrics for row in same]))
+        for same in by_point(ok, lambda row: row.config)
+    ]
+
+
+def having(found: Iterable[Point], *metrics: str) -> list[Point]:
+    """The points that have all of ``metrics``."""
+    return [point for point in found if all(name in point.metrics for name in metrics)]
+
+
+def panels(found: Sequence[Point], beside: Sequence[str] = ()) -> tuple[list[Panel], int]:
+    """The points by problem, and how many problems are left out.
+
+    ``beside``: fields of the problem that the axes show, so that they make no panels. Of more than
+    ``MAX_PANELS`` problems those with the most points are kept, the longest sequences first among
+    equals.
+    """
+    varying = [name for name in _varying(found, words.PROBLEM) if name not in beside]
+    by_problem: dict[tuple[str, ...], list[Point]] = {}
+    for point in found:
+        by_problem.setdefault(point.values(varying), []).append(point)
+    best = sorted(
+        by_problem.values(), key=lambda same: (-len(same), -same[0].config.get("seq_len", 0))
+    )[:MAX_PANELS]
+    kept = [
+        Panel(problem(same[0], varying), tuple(same))
+        for same in by_problem.values()
+        if any(same is one for one in best)
+    ]
+    return kept, len(by_problem) - len(kept)
+
+
+def strategies(found: Sequence[Point]) -> tuple[str, ...]:
+    """The fields of the strategy in which ``found`` differ."""
+    return _varying(found, words.STRATEGY)
+
+
+def strategy(point: Point, fields: Sequence[str]) -> str:
+    """What to call a point's strategy, by the fields in which strategies differ."""
+    return words.label(point.config, fields or _UNNAMED)
+
+
+def problem(point: Point, fields: Sequence[str]) -> str:
+    """What to call a point's problem, by the fields in which problems differ."""
+    config = {**point.config, "seq_len": f"{point.config['seq_len']:,} tokens"}
+    return words.label(config, fields)
+
+
+def _varying(found: Iterable[Point], fields: Sequence[str]) -> tuple[str, ...]:
+    among = words.varying(point.config for point in found)
+    return tuple(name for name in among if name in fields)

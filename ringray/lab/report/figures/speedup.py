@@ -1,0 +1,80 @@
+"""How many times faster than the baseline each strategy is: bars from 1, by sequence length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ringray.lab.report import words
+from ringray.lab.report.figures import data, style
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringray.lab.report.figures.data import Panel, Point
+
+MAX_STRATEGIES = 12
+MAX_LENGTHS = 4
+# Light to dark: a longer sequence is a darker bar, in print too.
+_SHADES = ("#9ecae1", "#4292c6", "#2171b5", "#08306b")
+
+
+class Bars(NamedTuple):
+    """Of one panel: a strategy's speed-up by length; the fastest at the greatest length first."""
+
+    names: list[str]
+    lengths: list[int]
+    values: dict[tuple[str, int], float]
+
+
+def bars(panel: Panel, fields: Sequence[str]) -> Bars:
+    """At most ``MAX_STRATEGIES`` strategies and the ``MAX_LENGTHS`` greatest lengths."""
+    values: dict[tuple[str, int], float] = {}
+    for point in panel.points:
+        values[data.strategy(point, fields), point.config["seq_len"]] = 1 / point.metrics["ratio"]
+    lengths = sorted({length for _, length in values})[-MAX_LENGTHS:]
+    names = list(dict.fromkeys(name for name, _ in values))
+    names.sort(key=lambda name: [-values.get((name, length), 0.0) for length in lengths[::-1]])
+    return Bars(names[:MAX_STRATEGIES], lengths, values)
+
+
+def draw(points: Sequence[Point]) -> style.Figure | None:
+    """Bars of 1 / ratio; None where nothing was measured beside a baseline, or in one way only."""
+    shown = [point for point in data.having(points, "ratio") if point.metrics["ratio"] > 0]
+    fields = data.strategies(shown)
+    panels, left_out = data.panels(shown, beside=("seq_len",))
+    if not fields or not panels:
+        return None
+    drawn = [bars(panel, fields) for panel in panels]
+    baseline = words.baseline(shown[0].config) or "the baseline"
+    tallest = max(len(one.names) * (len(one.lengths) + 1) for one in drawn)
+    size = (3.9, max(2.0, 0.9 + 0.13 * tallest))
+    with style.Style():
+        figure, axes = style.grid(panels, f"Speed-up over {baseline}", left_out, size)
+        for one, found in zip(axes, drawn, strict=True):
+            _panel(one, found)
+            one.axvline(1.0, color=style.INK, linewidth=1.1)
+            one.set_xlabel("times as fast (line: equal)")
+        style.legend(figure, axes)
+    return figure
+
+
+def _panel(axes: style.Axes, found: Bars) -> None:
+    shades = _SHADES[-len(found.lengths) :] if len(found.lengths) > 1 else _SHADES[1:2]
+    height = 0.84 / len(found.lengths)
+    for at, (length, shade) in enumerate(zip(found.lengths, shades, strict=True)):
+        ys, widths = [], []
+        for row, name in enumerate(found.names):
+            if (name, length) in found.values:
+                ys.append(row - 0.42 + (at + 0.5) * height)
+                widths.append(found.values[name, length])
+        drawn = axes.barh(ys, widths, height, color=shade, label=f"{style.tokens(length)} tokens")
+        dark = shade in _SHADES[1:]
+        axes.bar_label(
+            drawn, fmt="%.2f", padding=-20, fontsize=7, color="white" if dark else style.INK
+        )
+    axes.set_ylim(-0.6, len(found.names) - 0.4)
+    axes.set_yticks(range(len(found.names)), found.names)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    most = max(value for (name, _), value in found.values.items() if name in found.names)
+    axes.set_xlim(0, max(1.1, most * 1.15))

@@ -1,0 +1,149 @@
+"""How figures look: light, colours and marks that colour-blind eyes tell apart, units on each axis.
+
+The only module of the figures that knows matplotlib's settings. Figures are made without pyplot:
+no display, no state that outlives them.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ringray.lab.report.figures.data import Panel
+
+__all__ = ["Axes", "Figure"]
+
+# Paul Tol's "bright", made for colour-blind eyes; each also has a mark of its own.
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#000000", "#999933")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+BASELINE = "#888888"
+GRID = "#dddddd"
+INK = "#1a1a1a"
+PALE = "#555555"
+# Two panels of this size are as wide as MLflow's column for descriptions.
+_DPI = 100
+_PANEL = (3.9, 2.9)  # inches
+_COLUMNS = 2
+_SETTINGS: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it: the same on every machine
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": "#999999",
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 5,
+    "text.color": INK,
+    "xtick.color": PALE,
+    "ytick.color": PALE,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+
+
+class Style:
+    """The settings above, for as long as a figure is drawn."""
+
+    def __enter__(self) -> None:
+        self._context = mpl.rc_context(_SETTINGS)
+        self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(None, None, None)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG, without a date or the name of a program in it."""
+    out = io.BytesIO()
+    with Style():
+        FigureCanvasAgg(figure)
+        figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
+    return out.getvalue()
+
+
+def grid(
+    panels: Sequence[Panel], title: str, left_out: int = 0, size: tuple[float, float] = _PANEL
+) -> tuple[Figure, list[Axes]]:
+    """A figure with axes for each panel, ``size`` inches each, at most ``_COLUMNS`` in a row."""
+    columns = min(len(panels), _COLUMNS)
+    rows = math.ceil(len(panels) / columns)
+    width = size[0] * columns if columns > 1 else size[0] * 1.5
+    figure = Figure(figsize=(width, size[1] * rows + 0.5), layout="constrained")
+    if left_out:
+        title += f"  (and {left_out} more problems: see the table)"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    axes: list[Axes] = []
+    for at, panel in enumerate(panels):
+        one = figure.add_subplot(rows, columns, at + 1)
+        if panel.title:
+            one.set_title(panel.title)
+        axes.append(one)
+    return figure, axes
+
+
+def looks() -> Iterator[dict[str, Any]]:
+    """Colour and mark of each line in turn; more lines than colours are dashed."""
+    for dash in itertools.cycle(("-", "--", ":")):
+        for colour, mark in zip(COLOURS, MARKS, strict=True):
+            yield {"color": colour, "marker": mark, "linestyle": dash}
+
+
+def lengths(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic x axis of sequence lengths, with ticks at (some of) those that occur."""
+    axes.set_xscale("log", base=2)
+    ticks = sorted(set(values))
+    step = math.ceil(len(ticks) / 7)
+    axes.xaxis.set_major_locator(FixedLocator(ticks[::-1][::step][::-1]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tokens(x)))
+    axes.set_xlabel("sequence length (tokens)")
+
+
+def plain(axes: Axes, which: str) -> None:
+    """Numbers without an exponent on a logarithmic axis, at 1, 2 and 5 times powers of ten."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+
+
+def tokens(count: float) -> str:
+    """``8192`` as ``8k``; what is no whole number of 1024 in full."""
+    for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
+        if count >= size and count % size == 0:
+            return f"{count / size:.0f}{unit}"
+    return f"{count:,.0f}"
+
+
+def legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend below all panels, of everything that any of them shows."""
+    known: dict[str, Any] = {}
+    for one in axes:
+        for handle, text in zip(*one.get_legend_handles_labels(), strict=True):
+            known.setdefault(text, handle)
+    if len(known) < 2:
+        return
+    widest = max(map(len, known))
+    columns = max(1, min(len(known), int(figure.get_figwidth() * 12 / (widest + 6))))
+    figure.legend(list(known.values()), list(known), loc="outside lower left", ncols=columns)

@@ -1,0 +1,81 @@
+"""What searches have found: for each problem the best point, the front, and what it took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringray.base import units
+from ringray.lab.driver.schedule import searched
+from ringray.lab.report import words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from ringray.lab.driver.schedule import Found
+    from ringray.lab.plan.plan import Plan
+    from ringray.lab.trial.outcome import TrialRow
+
+_UNITS = {"median_ms": "ms", "p20_ms": "ms", "p80_ms": "ms", "wait_ms": "ms"}
+_ROWS = 12  # of one front
+
+
+def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[Found]) -> list[str]:
+    """One line for each study: its problem, the best point, how many runs it took of how many."""
+    by_key = {row.key: row for row in rows}
+    said = []
+    for study in found:
+        name = _problem(plan, study)
+        asked = len(study.trials) - len(study.unasked)
+        full = len(study.trials) * plan.spec.measure.repeats
+        took = f"{asked} of {len(study.trials)} points, {study.runs} of {full} runs"
+        if study.best is None:
+            said.append(f"best of {name}: nothing could be measured ({took})")
+            continue
+        row = by_key[study.best]
+        scores = ", ".join(_value(one, row) for one in plan.spec.search.objectives)
+        said.append(f"best of {name}: {_choice(study, study.best)}  {scores}  ({took})")
+    return said
+
+
+def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[Found]) -> list[Table]:
+    """The Pareto front of each study, where there are several objectives."""
+    from ringray.lab.report import tables
+
+    objectives = plan.spec.search.objectives
+    if len(objectives) < 2:
+        return []
+    by_key = {row.key: row for row in rows}
+    made = []
+    for study in found:
+        table = tables.bare_table()
+        table.add_column(f"front of {_problem(plan, study)}", no_wrap=True)
+        for name in objectives:
+            table.add_column(name, justify="right", no_wrap=True)
+        for key in study.front[:_ROWS]:
+            cells = [_value(name, by_key[key], unit=False) for name in objectives]
+            table.add_row(_choice(study, key), *cells)
+        if len(study.front) > _ROWS:
+            table.add_row(f"and {len(study.front) - _ROWS} more")
+        made.append(table)
+    return made
+
+
+def _problem(plan: Plan, study: Found) -> str:
+    fields = [name for name in plan.varying if name not in searched(plan.spec.kind)]
+    return words.label(study.trials[0].config.as_dict(), fields) or plan.spec.name
+
+
+def _choice(study: Found, key: str) -> str:
+    configs = {trial.key: trial.config.as_dict() for trial in study.trials}
+    names = searched(study.trials[0].kind)
+    fields = [name for name in names if len({repr(c[name]) for c in configs.values()}) > 1]
+    return words.label(configs[key], fields) or "the only point"
+
+
+def _value(name: str, row: TrialRow, *, unit: bool = True) -> str:
+    number = row.metrics.get(name)
+    if name.endswith("_bytes") and number is not None:
+        return units.memory(number)
+    return units.digits(number) + (f" {_UNITS.get(name, name)}" if unit else "")

@@ -1,0 +1,19 @@
+"""``grid``: every point, in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringray.lab.search.base import Ask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringray.lab.search.base import Candidate, Search, Settings
+
+OPTIONS: tuple[str, ...] = ()
+
+
+def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
+    """One round."""
+    yield [Ask(candidate.key, settings.repeats) for candidate in candidates]

@@ -1,0 +1,71 @@
+"""``halving``: many points a few times, the better ones more often, the best in full.
+
+Successive halving with repeats as the resource (Jamieson and Talwalkar, AISTATS 2016), in its
+asynchronous form (Li et al., MLSys 2020): no rung is closed. After a first run of each point, the
+best few that are not measured in full yet are measured twice as often, whichever rung they stand
+on, so that a point that was unlucky comes back once those ahead of it prove slower. Points that are
+worse than another beyond doubt, by their intervals, get no further run. Where the budget does not
+allow one run of every point, the cost model says which ones to begin with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringray.lab.search.base import Ask, by_prediction, contenders, nondominated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringray.lab.search.base import Candidate, Search, Settings, Told
+
+OPTIONS = ("budget",)
+_WIDTH = 3  # points of one round, which may be measured side by side
+
+
+def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
+    """A first round of all points, then rounds of a few."""
+    rungs = _rungs(settings.repeats)
+    left = settings.runs(len(candidates))
+    # Kept back, so that the best of all can be measured in full whatever happens.
+    reserve = settings.warmup + settings.repeats - rungs[0] if len(rungs) > 1 else 0
+    price = settings.warmup + rungs[0]
+    first = min(len(candidates), max(1, (left - reserve) // price))
+    asks = [Ask(one.key, rungs[0]) for one in by_prediction(candidates)[:first]]
+    had: dict[str, int] = {}
+    known: dict[str, Told] = {}
+    while asks:
+        left -= sum(settings.warmup + ask.repeats - had.get(ask.key, 0) for ask in asks)
+        had |= {ask.key: ask.repeats for ask in asks}
+        known |= yield asks
+        ranked = _ranked([key for key in had if known[key].scores is not None], known)
+        full = any(had[key] == settings.repeats for key in ranked)
+        asks, spent = [], 0 if full else reserve
+        for key in [key for key in ranked if had[key] < settings.repeats][:_WIDTH]:
+            repeats = rungs[rungs.index(had[key]) + 1]
+            spent += settings.warmup + repeats - had[key]
+            if spent <= left:
+                asks.append(Ask(key, repeats, repeats == settings.repeats))
+        if not asks and not full and ranked:
+            asks = [Ask(ranked[0], settings.repeats, True)]
+
+
+def _rungs(repeats: int) -> list[int]:
+    """How many runs a point can have had: 1, 2, 4, ..., ``repeats``."""
+    rungs = [repeats]
+    while rungs[0] > 1:
+        rungs.insert(0, (rungs[0] + 1) // 2)
+    return rungs
+
+
+def _ranked(keys: Sequence[str], known: dict[str, Told]) -> list[str]:
+    """Those that may be the best, the likely best first: layer by layer of points that no other
+    dominates, each in the order of the first objective."""
+    able = contenders(keys, known)
+    ranked: list[str] = []
+    while able:
+        scores = [known[key].scores or () for key in able]
+        front = [able[i] for i in nondominated(scores)]
+        ranked += sorted(front, key=lambda key: known[key].scores or ())
+        able = [key for key in able if key not in front]
+    return ranked

@@ -1,0 +1,107 @@
+"""``optuna``: Optuna's samplers propose points, by what the earlier ones scored.
+
+The tree-structured Parzen estimator for one objective as for several. The study begins with the
+points that the cost model likes best, one in four of what the budget allows. Proposals get a few
+runs each, and at the end the best of them are measured in full, one after another.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ringray.lab.search.base import Ask, by_prediction, nondominated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringray.lab.search.base import Candidate, Search, Settings, Told
+
+OPTIONS = ("budget", "seed")
+_FINALISTS = 3
+_SKETCH = 5  # a proposal gets one in so many of a full measurement's repeats
+_TRIES = 20  # proposals in a row that are no new point, before one is drawn
+
+
+def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
+    """One point a round, and a last round of finalists."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(
+            seed=settings.seed, multivariate=True, n_startup_trials=4
+        )
+    study = optuna.create_study(directions=["minimize"] * settings.objectives, sampler=sampler)
+    space = {
+        name: optuna.distributions.CategoricalDistribution(
+            tuple(dict.fromkeys(_label(dict(c.choices)[name]) for c in candidates))
+        )
+        for name, _ in candidates[0].choices
+    }
+    by_labels = {_labels(candidate): candidate for candidate in candidates}
+    sketch = max(1, settings.repeats // _SKETCH)
+    finalists = min(_FINALISTS, len(candidates))
+    kept_back = finalists * (settings.warmup + settings.repeats - sketch)
+    rounds = (settings.runs(len(candidates)) - kept_back) // (settings.warmup + sketch)
+    rounds = min(max(1, rounds), len(candidates))
+    for candidate in by_prediction(candidates)[: -(-rounds // 4)]:
+        study.enqueue_trial({name: _label(value) for name, value in candidate.choices})
+    known: dict[str, Told] = {}
+    drawn = iter(by_prediction(candidates))
+    while len(known) < rounds:
+        proposed = _propose(study, space, by_labels, known)
+        if proposed is None:
+            candidate = next(one for one in drawn if one.key not in known)
+            study.enqueue_trial({name: _label(value) for name, value in candidate.choices})
+            proposed = study.ask(space), candidate
+        trial, candidate = proposed
+        told = (yield [Ask(candidate.key, sketch)])[candidate.key]
+        known[candidate.key] = told
+        _tell(study, trial, told.scores)
+    best = _best(known, finalists)
+    if best and sketch < settings.repeats:
+        yield [Ask(key, settings.repeats, together=True) for key in best]
+
+
+def _propose(
+    study: Any, space: dict[str, Any], by_labels: dict[Any, Candidate], known: dict[str, Told]
+) -> tuple[Any, Candidate] | None:
+    """A point that exists and has not been measured; what was proposed again is told again."""
+    for _ in range(_TRIES):
+        trial = study.ask(space)
+        candidate = by_labels.get(tuple(trial.params[name] for name in space))
+        if candidate is not None and candidate.key not in known:
+            return trial, candidate
+        _tell(study, trial, known[candidate.key].scores if candidate is not None else None)
+    return None
+
+
+def _tell(study: Any, trial: Any, scores: tuple[float, ...] | None) -> None:
+    import optuna
+
+    if scores is None:
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    else:
+        study.tell(trial, list(scores))
+
+
+def _best(known: dict[str, Told], most: int) -> list[str]:
+    left = [key for key, told in known.items() if told.scores is not None]
+    best: list[str] = []
+    while left and len(best) < most:
+        front = [left[i] for i in nondominated([known[key].scores or () for key in left])]
+        front.sort(key=lambda key: known[key].scores or ())
+        best += front[: most - len(best)]
+        left = [key for key in left if key not in front]
+    return best
+
+
+def _label(value: Any) -> str | int | float | bool | None:
+    """A value that Optuna takes for a category."""
+    return value if value is None or isinstance(value, str | int | float | bool) else repr(value)
+
+
+def _labels(candidate: Candidate) -> tuple[Any, ...]:
+    return tuple(_label(value) for _, value in candidate.choices)

@@ -1,0 +1,23 @@
+"""``random``: as many points as the budget allows, drawn without putting back, each in full."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from ringray.lab.search.base import Ask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringray.lab.search.base import Candidate, Search, Settings
+
+OPTIONS = ("budget", "seed")
+
+
+def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
+    """One round; at least one point, however small the budget."""
+    each = settings.warmup + settings.repeats
+    count = max(1, settings.runs(len(candidates)) // each)
+    drawn = random.Random(settings.seed).sample(list(candidates), min(count, len(candidates)))
+    yield [Ask(candidate.key, settings.repeats) for candidate in drawn]

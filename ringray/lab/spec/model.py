@@ -1,0 +1,328 @@
+"""Specs: what a sweep measures, as a YAML file a person writes.
+
+``load`` reads a file, ``parse`` a text; both return a frozen ``Spec`` or raise ``SpecError`` with
+every mistake of the file, each with its line, its field, what was given and what is expected. The
+fields are declared here, once: their bounds, defaults and meaning make the checks, the error texts
+and ``json_schema()``. Where a list is given for one value, each of its values is measured.
+
+Whether fields go together (query heads a multiple of K/V heads, a window only with causal, ...)
+is decided for each point of the sweep by ``ringray.lab.plan.plan``. Imports neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from ringray.base.errors import SpecError
+from ringray.base.redaction import UNPRINTABLE
+from ringray.lab.kinds import KINDS
+from ringray.lab.search import METHODS
+from ringray.lab.spec.blocks_field import BlocksKind
+from ringray.lab.spec.explain import explain
+from ringray.lab.spec.fields import (
+    Choice,
+    Documents,
+    DocumentsKind,
+    OrNull,
+    Several,
+    Share,
+    Short,
+    Text,
+    Truth,
+    Whole,
+    sweep,
+)
+from ringray.lab.spec.quantity_field import Duration, Size
+from ringray.lab.spec.transport_field import TransportKind
+from ringray.lab.spec.yaml_source import Source, read_text
+from ringray.partition import PARTITIONS
+from ringray.traffic.walk import BACKWARDS
+from ringray_kernels.backends import BACKENDS
+
+DTYPES = ("float32", "bfloat16", "float16")
+DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DIRECTIONS = ("forward", "forward+backward")
+BASELINES = ("sdpa",)
+METRICS = (
+    "median_ms", "p20_ms", "p80_ms", "baseline_ms", "ratio", "tflops", "tflops_per_rank",
+    "tokens_per_s", "peak_memory_bytes", "sent_bytes", "wait_ms",
+    "compute_ms", "transfer_ms", "hidden",
+    "error_out", "error_dq", "error_dk", "error_dv",
+)  # fmt: skip
+
+_NO_TEXT = rf"{UNPRINTABLE}\t\n\ud800-\udfff"  # in a class of a regular expression
+
+Ints = int | tuple[int, ...]
+IntsOrNull = int | None | tuple[int | None, ...]
+Names = str | tuple[str, ...]
+Cut = int | str | None
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Ring(_Section):
+    """The ranks of one ring and where they run."""
+
+    size: Annotated[Ints, sweep(Whole(1, 1024))] = 2
+    """Ranks in the ring."""
+    device: Annotated[str, Choice.of("auto", "cpu", "cuda")] = "auto"
+    """Where each rank computes; auto takes GPUs when the cluster has them."""
+    placement: Annotated[str, Choice.of("pack", "spread", "strict-pack", "strict-spread")] = "pack"
+    """How ranks are laid over nodes, as Ray's placement strategies; strict ones fail if they
+    cannot."""
+    threads: Annotated[Ints, sweep(Whole(1, 256))] = 1
+    """CPU threads of each rank. The tuning kinds search among several."""
+    idle_release: Annotated[float, Duration(0, 86400)] = 60.0
+    """How long a ring that no trial uses keeps its actors, and so its nodes, in seconds. After the
+    last trial, and before one that needs other ranks, it is given back at once."""
+
+
+class Problem(_Section):
+    """The attention that is computed."""
+
+    seq_len: Annotated[Ints, sweep(Whole(1, 2**31 - 1, suffixes=True))]
+    """Global sequence length in tokens, over all ranks."""
+    batch: Annotated[Ints, sweep(Whole(1, 65536))] = 1
+    """Sequences per call."""
+    heads: Annotated[Ints, sweep(Whole(1, 1024))] = 8
+    """Query heads."""
+    kv_heads: Annotated[IntsOrNull, sweep(OrNull(Whole(1, 1024), "as many as heads"))] = None
+    """K/V heads; heads must be a multiple. null: as many as heads."""
+    head_dim: Annotated[Ints, sweep(Whole(1, 256))] = 64
+    """Elements of one head."""
+    dtype: Annotated[Names, sweep(Choice.of(*DTYPES, aliases=DTYPE_ALIASES))] = "bfloat16"
+    """Type of q, k, v and of the result; sums are always float32."""
+    causal: Annotated[bool | tuple[bool, ...], sweep(Truth())] = True
+    """A query sees no later position."""
+    window: Annotated[IntsOrNull, sweep(OrNull(Whole(0, 2**31 - 1), "no window"))] = None
+    """A causal query sees itself and this many positions before it. null: all."""
+    documents: Annotated[
+        int | Documents | tuple[int | Documents | None, ...] | None, sweep(DocumentsKind())
+    ] = None
+    """Packed documents that do not see each other: a number of documents of fixed uneven lengths,
+    or their lengths. null: one document."""
+    direction: Annotated[Names, sweep(Choice.of(*DIRECTIONS))] = "forward+backward"
+    """What is computed and timed."""
+
+
+class Strategy(_Section):
+    """How the ring computes it."""
+
+    partition: Annotated[Names, sweep(Choice(lambda: ["auto", *PARTITIONS]))] = "zigzag"
+    """The rule that deals positions to ranks. auto: the tuned choice, or zigzag; in kind
+    strategy-tune each of them."""
+    transport: Annotated[Names, sweep(TransportKind())] = "ring"
+    """How K/V reaches the other ranks: a name, or a name with its number, as in hybrid:2 (ranks
+    that exchange heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once). auto: the
+    tuned choice, or ring; in kind strategy-tune each that fits the ring."""
+    backward: Annotated[Names, sweep(Choice.of("auto", *BACKWARDS))] = "auto"
+    """What travels in the backward pass. planned: K/V walk afresh from their owner, dK/dV follow.
+    reverse: K/V walk back from where they went last. query-side: Q, dO and dQ travel, K/V stay.
+    auto: planned, or with transport auto the tuned choice; in kind strategy-tune each of them."""
+    backend: Annotated[Names, sweep(Choice(lambda: ["auto", *BACKENDS]))] = "auto"
+    """What computes attention on one rank; auto takes the fastest for the device."""
+    blocks: Annotated[Cut | tuple[Cut, ...], sweep(OrNull(BlocksKind(), "tuned or default"))] = None
+    """How the backend cuts its work. aten: query rows per fused call. triton: a text (in a list or
+    in braces put it in quotes) of forward=, dq=, dkv= and atomic_dq, with commas between them; each
+    configuration is query rows x key rows / warps / stages, as in forward=128x64/8/2. null: the
+    tuned choice, or the default."""
+
+
+class Baseline(_Section):
+    """What is measured beside the ring, interleaved with it."""
+
+    name: Annotated[str, Choice.of(*BASELINES)] = "sdpa"
+    """sdpa: PyTorch's scaled_dot_product_attention in one process."""
+    threads: Annotated[int, Whole(1, 256)] = 2
+    """CPU threads of the baseline."""
+
+
+class Measure(_Section):
+    """How each point is measured."""
+
+    warmup: Annotated[int, Whole(0, 100)] = 1
+    """Runs before the first that counts."""
+    repeats: Annotated[int, Whole(1, 1000)] = 5
+    """Runs that count."""
+    replicas: Annotated[int, Whole(1, 1000)] = 1
+    """How many trials measure the same point; the strategies of one problem take turns."""
+    seed: Annotated[int, Whole(0, 2**31 - 1)] = 0
+    """Seed of the inputs."""
+    baseline: Annotated[Baseline | None, Short("name", Choice.of(*BASELINES))] = Baseline()
+    """What to compare with; the name alone is enough. null: nothing."""
+
+
+class Search(_Section):
+    """Which points of the sweep are measured, and in which order; each problem on each size of ring
+    is searched by itself."""
+
+    method: Annotated[str, Choice(lambda: METHODS)] = "grid"
+    """grid: all of them. random: some, drawn. halving: all a few times, the better ones more often.
+    optuna: what Optuna's sampler proposes."""
+    objectives: Annotated[tuple[str, ...], Several(Choice.of(*METRICS), always=True)] = (
+        "median_ms",
+    )
+    """The metrics that decide which point is best, the most important first."""
+    budget: Annotated[float | None, OrNull(Share(), "a quarter")] = None
+    """Runs that may be spent, as a share of those that all points take in full. null: a quarter;
+    grid takes all."""
+    seed: Annotated[int | None, OrNull(Whole(0, 2**31 - 1), "0")] = None
+    """Seed of what is drawn, by random and optuna. null: 0."""
+
+    @property
+    def share(self) -> float:
+        """The budget, whether given or not."""
+        if self.method == "grid":
+            return 1.0
+        return 0.25 if self.budget is None else self.budget
+
+
+class Limits(_Section):
+    """When to give up. Not part of what is measured."""
+
+    trial_timeout: Annotated[float, Duration(1, 86400)] = 120.0
+    """How long one trial may take at most, in seconds; one that is predicted to take less is given
+    up earlier, after 50 times that, but not before a minute."""
+    retries: Annotated[int, Whole(0, 10)] = 2
+    """How often a trial is tried again after a fault that is not its own: a rank, its node or its
+    connections are lost."""
+    rank_memory: Annotated[int | None, OrNull(Size(64 << 20, 64 << 40), "what the machine has")] = (
+        None
+    )
+    """Memory that a rank may use beyond what it has when its first trial begins, in bytes: all that
+    it can write on a CPU, PyTorch's on a GPU. A trial that needs more is out of memory. null: what
+    the machine has."""
+    place_timeout: Annotated[float, Duration(1, 86400)] = 600.0
+    """How long a ring may wait for its place, in seconds: for other work on the cluster to end, or
+    for nodes to start."""
+
+
+class Tracking(_Section):
+    """Where the results are shown. Not part of what is measured."""
+
+    experiment: Annotated[
+        str,
+        OrNull(Text(rf"[^{_NO_TEXT}]{{1,250}}", "1 to 250 printable characters"), "the name"),
+    ] = Field(default="", json_schema_extra={"default": None})
+    """MLflow experiment. null: the spec's name."""
+    uri: Annotated[
+        str | None,
+        OrNull(
+            Text(rf"[^{_NO_TEXT} ]{{1,2000}}", "a tracking URI"),
+            "the environment's, or local",
+        ),
+    ] = None
+    """MLflow tracking URI. null: $MLFLOW_TRACKING_URI, or sqlite under $RINGRAY_HOME."""
+    enabled: Annotated[bool, Truth()] = True
+    """false: keep results in the store only."""
+
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+
+class Spec(_Section):
+    """A sweep: every combination of the listed values is one point."""
+
+    version: Annotated[int, Whole(1, 1)]
+    """Version of this format."""
+    name: Annotated[
+        str, Text(NAME, "a name: up to 64 letters, digits, '.', '_', '-', the first no sign")
+    ]
+    """What to call the sweep; `ringray status NAME` finds it."""
+    kind: Annotated[str, Choice(lambda: KINDS)]
+    """What a trial does."""
+    problem: Problem
+    ring: Ring = Field(default_factory=Ring)
+    strategy: Strategy = Field(default_factory=Strategy)
+    measure: Measure = Field(default_factory=Measure)
+    search: Search = Field(default_factory=Search)
+    limits: Limits = Field(default_factory=Limits)
+    tracking: Tracking = Field(default_factory=Tracking)
+
+    _source: Source | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_experiment(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        name, tracking = data.get("name"), data.get("tracking", {})
+        named = isinstance(name, str) and re.fullmatch(NAME, name)
+        if named and isinstance(tracking, dict) and tracking.get("experiment") is None:
+            data = {**data, "tracking": {**tracking, "experiment": name}}
+        return data
+
+    @property
+    def source(self) -> str:
+        """The text of the spec as it was written."""
+        return self._source.text if self._source else ""
+
+    @property
+    def path(self) -> str:
+        """Where it was read from, as it was given."""
+        return self._source.path if self._source else "<spec>"
+
+    def line_of(self, field: str) -> int | None:
+        """The line that gives ``field`` (as in ``problem.heads``); None if it is defaulted."""
+        return self._source.line_of(tuple(field.split("."))) if self._source else None
+
+    def sweep(self, section: str, field: str) -> tuple[Any, ...]:
+        """The values of ``field`` in ``section``, always as a tuple."""
+        value = getattr(getattr(self, section), field)
+        return value if isinstance(value, tuple) else (value,)
+
+    def canonical(self) -> dict[str, Any]:
+        """The spec as plain JSON-able data with every default filled in and one way to say it."""
+        return self.model_dump(mode="json")
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256, in hex, of all that decides what is measured: not tracking, not limits."""
+        measured = self.canonical()
+        del measured["tracking"], measured["limits"]
+        for option in ("budget", "seed"):  # younger than the stores that know sweeps without them
+            if measured["search"][option] is None:
+                del measured["search"][option]
+        text = json.dumps(measured, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load(path: str | Path) -> Spec:
+    """The spec in the file ``path``.
+
+    Raises:
+        SpecError: the file cannot be read, or anything in it is wrong.
+    """
+    return parse(read_text(path), str(path))
+
+
+def parse(text: str, path: str = "<spec>") -> Spec:
+    """The spec that ``text`` holds; ``path`` is what errors call it.
+
+    Raises:
+        SpecError: anything in it is wrong; one line for each mistake.
+    """
+    source = Source(text, path)
+    try:
+        spec = Spec.model_validate(source.data)
+    except ValidationError as error:
+        raise SpecError.together([*source.mistakes, *explain(error, source, Spec)]) from None
+    if source.mistakes:
+        raise SpecError.together(source.mistakes)
+    spec._source = source
+    return spec
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a spec, for editors."""
+    schema = Spec.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,0 +1,103 @@
+"""The trace of one trial: what every rank of the ring did, in one file that browsers draw.
+
+JSON of Chrome's trace events (https://ui.perfetto.dev and chrome://tracing open it): processes are
+ranks, threads are lanes (compute, wait, and as many for transfers as are under way at once), times
+are microseconds since the barrier at which all ranks began the repeat. Clocks of hosts differ; the
+end of a barrier does not, but for the time that a rank needs to notice it.
+
+Imports neither torch nor MLflow.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ringray.base import private_files
+from ringray.lab.store.schema import home
+from ringray.lab.trial.outcome import part_of_a_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ringray.instruments.hops import Span
+    from ringray.lab.trial.measurement import Report
+
+COMPUTE, WAIT, TRANSFER = 0, 1, 2  # lanes; further transfers have the numbers behind
+
+
+def path_of(sweep: str, key: str) -> Path:
+    """Where the trace of a trial lies; ``sweep`` is the sweep's digest."""
+    return folder_of(sweep) / f"{part_of_a_path(key)}.json"
+
+
+def folder_of(sweep: str) -> Path:
+    """Where the traces of a sweep lie; PlaceError for what is no digest."""
+    return home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
+
+
+def write(path: Path, reports: Sequence[Report]) -> None:
+    """Write the trace of a trial, or replace it whole; OSError where that cannot be."""
+    lines = ",\n".join(json.dumps(event) for event in events(reports))
+    keep(path, f"[\n{lines}\n]\n")
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a file beside the traces, or replace it whole; OSError where that cannot be."""
+    private_files.folder(path.parent.parent)
+    private_files.folder(path.parent)
+    private_files.write(path, text)
+
+
+def events(reports: Sequence[Report]) -> list[dict[str, Any]]:
+    """The trace events of all ranks, each rank's in the order of their beginnings."""
+    found: list[dict[str, Any]] = []
+    for report in reports:
+        spans = sorted(report.spans, key=lambda span: (span.began, span.ended))
+        lanes = _lanes(spans)
+        found.append(_named(report.rank, 0, "process_name", f"rank {report.rank}"))
+        for lane in range(max(lanes, default=WAIT) + 1):
+            name = ("compute", "wait", "transfer")[min(lane, TRANSFER)]
+            name += f" {lane - TRANSFER + 1}" if lane > TRANSFER else ""
+            found.append(_named(report.rank, lane, "thread_name", name))
+            found.append(_named(report.rank, lane, "thread_sort_index", lane))
+        found += [
+            _complete(report.rank, lane, span) for lane, span in zip(lanes, spans, strict=True)
+        ]
+    return found
+
+
+def _lanes(spans: Sequence[Span]) -> list[int]:
+    """A lane for each span. Transfers that are under way together have lanes of their own."""
+    free: list[float] = []  # by lane of transfers, when its last one ended
+    lanes = []
+    for span in spans:
+        if span.kind != "transfer":
+            lanes.append(COMPUTE if span.kind == "compute" else WAIT)
+            continue
+        at = next((at for at, until in enumerate(free) if until <= span.began), len(free))
+        free[at:] = [span.ended, *free[at + 1 :]]
+        lanes.append(TRANSFER + at)
+    return lanes
+
+
+def _named(rank: int, lane: int, what: str, value: str | int) -> dict[str, Any]:
+    field = "sort_index" if isinstance(value, int) else "name"
+    return {"name": what, "ph": "M", "pid": rank, "tid": lane, "args": {field: value}}
+
+
+def _complete(rank: int, lane: int, span: Span) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"hop": span.hop, "about": span.label}
+    if span.kind == "transfer":
+        arguments |= {"sent_bytes": span.sent, "received_bytes": span.received}
+    return {
+        "name": f"{span.hop}: {span.label}",
+        "cat": span.kind,
+        "ph": "X",
+        "pid": rank,
+        "tid": lane,
+        "ts": round(span.began * 1e6, 3),
+        "dur": round(span.seconds * 1e6, 3),
+        "args": arguments,
+    }

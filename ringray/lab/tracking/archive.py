@@ -1,0 +1,94 @@
+"""What MLflow keeps of the store, so that a lost store can be rebuilt from it to the bit.
+
+Params, metrics and tags are for people: they are cut, rounded by names and without what is not
+finite. Beside them each run carries one tag with all of it: compressed JSON in base64, in pieces
+where it is long (``NAME``, ``NAME.1``, ...), under a name that MLflow's pages do not show. A piece
+that is missing or changed makes the whole unreadable and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ringray.base.errors import PlaceError
+from ringray.base.redaction import public_spec, without_credentials
+from ringray.lab.tracking.mlflow_record import record_digest
+from ringray.lab.trial.outcome import STATUSES, Kept, SweepInfo, SweepRow, TrialRow, part_of_a_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_Record = TypeVar("_Record")
+
+SWEEP_TAG = "mlflow.ringray.sweep"
+TRIAL_TAG = "mlflow.ringray.trial"
+_PIECE = 4900  # characters: older servers take 5000 per tag
+_MOST = 64 << 20  # bytes of one record, unpacked: whoever may write tags may write a bomb
+
+
+def sweep_tags(sweep: SweepRow) -> dict[str, str]:
+    """A sweep as it was announced, and when it was begun first; but no password, which a tracking
+    URI may hold: then only the meaning of the spec is kept, and $MLFLOW_TRACKING_URI says where."""
+    names = ("digest", "name", "kind", "spec", "source", "environment", "created")
+    content = {name: getattr(sweep, name) for name in names}
+    if without_credentials(sweep.source) != sweep.source:
+        content["source"] = ""
+    if public_spec(sweep.spec) != sweep.spec:
+        content["spec"] = sweep.spec | {"tracking": sweep.spec["tracking"] | {"uri": None}}
+    return _packed(SWEEP_TAG, content)
+
+
+def trial_tags(trial: TrialRow, seq: int) -> dict[str, str]:
+    """A trial as it was recorded, where it ran included; ``seq``: the number of the recording."""
+    return _packed(TRIAL_TAG, asdict(trial) | {"seq": seq})
+
+
+def sweep_of(tags: Mapping[str, str]) -> tuple[SweepInfo, float] | None:
+    """The sweep of a parent run and when it was begun first; None if the run does not say."""
+    return _record(SweepInfo, "digest", "created", _unpacked(tags, SWEEP_TAG))
+
+
+def trial_of(tags: Mapping[str, str]) -> Kept | None:
+    """The trial of a child run; None if the run does not say, or not what its tags say of it."""
+    found = _record(TrialRow, "key", "seq", _unpacked(tags, TRIAL_TAG))
+    if found is None:
+        return None
+    trial, seq = found
+    if trial.status not in STATUSES or record_digest(trial) != tags.get("ringray.record"):
+        return None
+    return Kept(trial, int(seq))
+
+
+def _record(
+    made: Callable[..., _Record], named: str, beside: str, content: Any
+) -> tuple[_Record, float] | None:
+    """A record with a name that may be part of a path, and the number that was kept beside it."""
+    try:
+        number = float(content.pop(beside))
+        record = made(**content)
+        part_of_a_path(getattr(record, named))
+    except (AttributeError, KeyError, TypeError, ValueError, PlaceError):
+        return None
+    return record, number
+
+
+def _packed(name: str, content: dict[str, Any]) -> dict[str, str]:
+    text = base64.b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    rest = {f"{name}.{number}": piece for number, piece in enumerate(pieces[1:], start=1)}
+    return {name: f"{len(pieces)}:{pieces[0]}"} | rest
+
+
+def _unpacked(tags: Mapping[str, str], name: str) -> Any:
+    count, _, text = tags.get(name, "").partition(":")
+    try:
+        text += "".join(tags[f"{name}.{number}"] for number in range(1, int(count)))
+        reader = zlib.decompressobj()
+        content = reader.decompress(base64.b64decode(text, validate=True), _MOST)
+        return json.loads(content) if reader.eof else None
+    except (KeyError, ValueError, RecursionError, zlib.error):
+        return None

@@ -1,0 +1,174 @@
+"""The parent run's description in MLflow: what came out, where to look further, and the figures.
+
+Markdown that fits into one tag; a pure function of the store's rows and of where the run is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from ringray.base import units
+from ringray.lab.report import words
+from ringray.lab.report.figures import TITLES, data
+from ringray.lab.tracking.mlflow_record import TABLE, run_names
+from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ringray.lab.report.figures.data import Point
+
+FIGURES = "figures"
+_LENGTH = 7800  # of the 8000 characters of a tag
+_ROWS = 60
+_WINNERS = 12
+_COMPARED = 30  # runs of which MLflow's compare page stays readable
+_BEST = ("ratio", "median_ms", "error_out")  # less is better
+_METRICS = (
+    "median_ms", "ratio", "tflops", "tokens_per_s", "peak_memory_bytes",
+    "error_out", "error_dq", "error_dk", "error_dv",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the sweep is in MLflow. ``children``: run ids by trial key; ``figures``: the names of
+    those that are among the run's artifacts."""
+
+    experiment_id: str
+    run_id: str
+    children: dict[str, str]
+    figures: tuple[str, ...] = ()
+
+
+def note(sweep: SweepRow, trials: Sequence[TrialRow], place: Place | None = None) -> str:
+    """A summary, the fastest of each problem, links, figures and a table of the trials."""
+    ended = [trial for trial in trials if trial.status is not None]
+    counts = [(status, sum(trial.status == status for trial in ended)) for status in STATUSES]
+    said = ", ".join(f"{count} {status}" for status, count in counts if count) or "none yet"
+    title = f"**{_said(sweep.name)}** ({_said(sweep.kind)})"
+    lines = [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
+    if place and ended:
+        lines += ["", _links(sweep, ended, place)]
+    if place and (bare := sum(t.status == "pruned" and t.key not in place.children for t in ended)):
+        lines += ["", f"{bare} of the pruned points have no run of their own; `{TABLE}` says why"]
+    lines += _winners(data.points(ended))
+    if place and place.figures:
+        lines += ["", *(_image(place.run_id, name) for name in place.figures)]
+    return "\n".join(lines + _table(sweep, trials, ended, len("\n".join(lines))))
+
+
+def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: Place) -> str:
+    """To MLflow's views of the children; relative, so that they work wherever the server is."""
+    runs = f"#/experiments/{place.experiment_id}/runs"
+    only = quote(f'tags.`ringray.sweep` = "{sweep.digest}" AND tags.`ringray.role` = "trial"')
+    # Sorted by date, MLflow would fold the trials into their parent.
+    best = next((name for name in _BEST if any(name in trial.metrics for trial in ended)), "")
+    order = quote(f"metrics.`{best}`" if best else "attributes.`run_name`")
+    view = f"searchFilter={only}&orderByKey={order}&orderByAsc=true&workflowType=machine_learning"
+    found = [
+        f"[table]({runs}?{view}&compareRunsMode=TABLE)",
+        f"[charts]({runs}?{view}&compareRunsMode=CHART)",
+    ]
+    fastest = sorted(
+        (trial for trial in ended if trial.status == "ok" and trial.key in place.children),
+        key=lambda trial: trial.metrics.get(best, math.inf),
+    )[:_COMPARED]
+    if len(fastest) > 1:
+        ids = json.dumps([place.children[trial.key] for trial in fastest], separators=(",", ":"))
+        experiments = json.dumps([place.experiment_id])
+        every = "all" if len(fastest) == len(ended) else f"the best {len(fastest)}"
+        found.append(
+            f"[compare {every}](#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)})"
+        )
+    return "Trials: " + " · ".join(found) + f"; files: `results.csv`, `{TABLE}`, `plan.json`"
+
+
+def _winners(points: Sequence[Point]) -> list[str]:
+    """Of each problem that was solved in several ways, the fastest, and how far ahead it is."""
+    timed = data.having(points, "median_ms")
+    by_problem: dict[tuple[str, ...], list[Point]] = {}
+    for point in timed:
+        by_problem.setdefault(point.values(words.PROBLEM), []).append(point)
+    contests = [same for same in by_problem.values() if len(same) > 1]
+    if not contests:
+        return []
+    among = words.varying(point.config for point in timed)
+    problem = [name for name in among if name in words.PROBLEM]
+    fields = data.strategies(timed)
+    compared = any("ratio" in point.metrics for point in timed)
+    heads = ["problem", "fastest", "ms", "next", "behind by", *(["ratio"] if compared else [])]
+    lines = ["", _wide(heads), _row(["---"] * len(heads))]
+    for same in contests[:_WINNERS]:
+        first, second = sorted(same, key=lambda point: point.metrics["median_ms"])[:2]
+        behind = second.metrics["median_ms"] / first.metrics["median_ms"] - 1
+        doubt = ", within the spread" if _overlap(first, second) else ""
+        cells = [
+            _said(data.problem(first, problem)) or "all",
+            f"**{_said(data.strategy(first, fields))}**",
+            units.digits(first.metrics["median_ms"]),
+            _said(data.strategy(second, fields)),
+            f"{behind:.1%}{doubt}",
+        ]
+        lines.append(_wide([*cells, *([words.ratio(first.metrics.get("ratio"))] * compared)]))
+    if len(contests) > _WINNERS:
+        lines += ["", f"and {len(contests) - _WINNERS} more problems"]
+    return lines
+
+
+def _overlap(first: Point, second: Point) -> bool:
+    """Whether a fifth of the runner-up's repeats were faster than a fifth of the winner's."""
+    return second.metrics.get("p20_ms", 0.0) <= first.metrics.get("p80_ms", 0.0)
+
+
+def _image(run_id: str, name: str) -> str:
+    path = quote(f"{FIGURES}/{name}.png", safe="")
+    return f"![{TITLES.get(name, name)}](get-artifact?path={path}&run_uuid={run_id})\n"
+
+
+def _table(
+    sweep: SweepRow, trials: Sequence[TrialRow], ended: Sequence[TrialRow], used: int
+) -> list[str]:
+    if not ended:
+        return []
+    columns = [name for name in _METRICS if any(name in trial.metrics for trial in ended)]
+    lines = ["", _row(["trial", "status", *columns]), _row(["---"] * (len(columns) + 2))]
+    names = run_names(sweep, trials)
+    room = _LENGTH - used - len("\n".join(lines))
+    shown = 0
+    for trial in ended[:_ROWS]:
+        values = [_rounded(trial.metrics.get(name)) for name in columns]
+        line = _row([_said(names[trial.key]), trial.status or "", *values])
+        room -= len(line) + 1
+        if room < 0:
+            break
+        lines.append(line)
+        shown += 1
+    if shown < len(ended):
+        lines += ["", f"and {len(ended) - shown} more: see `results.csv` under Artifacts"]
+    return lines
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}" if abs(value) < 1e6 else f"{value:,.0f}"
+
+
+def _said(text: str) -> str:
+    """``text`` as markdown that means nothing else: no link, no picture, no HTML."""
+    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(sign, entity)
+    return re.sub(r"([\\`*\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _wide(cells: Iterable[str]) -> str:
+    """A row with air to the right of its cells, of which MLflow's style has none."""
+    return _row(f"{cell}&emsp;" for cell in cells)

@@ -1,0 +1,114 @@
+"""One point of a sweep: what a trial computes, how, and how it is measured.
+
+Imports neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any
+
+from ringray import partition as partitions
+from ringray.traffic import geometry
+from ringray.tuning import table as tuned
+from ringray_kernels.config import Blocks
+
+
+@dataclass(frozen=True)
+class Config:
+    """One point, flat: what a trial computes and how it is measured. Lengths are tokens."""
+
+    ring_size: int
+    threads: int
+    dtype: str
+    seq_len: int
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    window: int | None
+    documents: int | tuple[int, ...] | None
+    direction: str
+    transport: str
+    backward: str
+    backend: str
+    blocks: int | str | None
+    partition: str
+    device: str
+    placement: str
+    warmup: int
+    repeats: int
+    seed: int
+    baseline: str | None
+    baseline_threads: int | None
+    replica: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat and JSON-able; ``documents`` is a count, a list of lengths or None."""
+        flat = {name: getattr(self, name) for name in FIELDS}
+        if isinstance(self.documents, tuple):
+            flat["documents"] = list(self.documents)
+        return flat
+
+    @classmethod
+    def from_dict(cls, flat: dict[str, Any]) -> Config:
+        """The inverse of ``as_dict``."""
+        documents = flat["documents"]
+        return cls(
+            **{**flat, "documents": tuple(documents) if isinstance(documents, list) else documents}
+        )
+
+    @cached_property
+    def mask(self) -> geometry.Mask:
+        """Who sees whom; ValueError for a mask that means nothing."""
+        return _mask(self.seq_len, self.causal, self.window, self.documents)
+
+    @cached_property
+    def cut(self) -> Blocks | int | None:
+        """``blocks`` as the op takes them; in here they are a text, as in a spec."""
+        return Blocks.parse(self.blocks) if isinstance(self.blocks, str) else self.blocks
+
+    @property
+    def padded(self) -> int:
+        """Length that is dealt to the ranks, in tokens."""
+        return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
+
+    def buckets(self, device: str) -> tuned.Buckets:
+        """Which tuned choices hold for this point on ``device`` (cpu, cuda)."""
+        return tuned.buckets(
+            ring_size=self.ring_size,
+            threads=self.threads if device == "cpu" else 0,
+            dtype=self.dtype,
+            seq_len=self.seq_len,
+            batch=self.batch,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            causal=self.causal,
+            window=self.window,
+            documents=self.documents,
+            backward=self.has_backward,
+        )
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients are computed."""
+        return self.direction == "forward+backward"
+
+
+FIELDS = tuple(field.name for field in fields(Config))
+
+
+@lru_cache(maxsize=4096)
+def _mask(
+    seq_len: int, causal: bool, window: int | None, documents: int | tuple[int, ...] | None
+) -> geometry.Mask:
+    bounds: tuple[int, ...] | None = None
+    if isinstance(documents, int):
+        bounds = geometry.document_boundaries(seq_len, documents)
+    elif documents is not None:
+        bounds = (0, *itertools.accumulate(documents))
+    return geometry.Mask(seq_len, causal, window, bounds)

@@ -1,0 +1,164 @@
+"""The words of the store: what is known of a sweep and of its trials.
+
+A *sweep* is all trials of one spec; a *trial* is one measured point; an *outcome* is how a trial
+ended. A trial's status is None until it ended, then one of :data:`STATUSES`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ringray.base.errors import PlaceError
+from ringray.base.redaction import plain, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Status = Literal["ok", "oom", "pruned", "timeout", "failed"]
+SweepStatus = Literal["running", "complete", "failed", "interrupted"]
+
+UNKNOWN = "unknown"  # kind of a sweep of which only the digest is left
+STATUSES: tuple[Status, ...] = ("ok", "oom", "pruned", "timeout", "failed")
+SWEEP_STATUSES: tuple[SweepStatus, ...] = ("running", "complete", "failed", "interrupted")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepInfo:
+    """A sweep as its driver announces it. ``source`` is the spec's text, ``spec`` its meaning."""
+
+    digest: str
+    name: str
+    kind: str
+    spec: dict[str, Any]
+    source: str
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialInfo:
+    """A planned trial. ``pruned`` says why it can never run, None when it can."""
+
+    key: str
+    index: int
+    config: dict[str, Any]
+    predicted: dict[str, Any]
+    pruned: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trial ended.
+
+    ``metrics`` are single numbers under the design's names, ``samples`` the repeats behind them;
+    ``point`` is :func:`ringray.base.provenance.point_digest`; ``started`` and ``ended`` are Unix
+    times in seconds; ``attempts`` counts the first try too; ``environment`` is given when the
+    trial ran somewhere else than the sweep's environment says.
+    """
+
+    status: Status
+    reason: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    samples: Mapping[str, list[float]] = field(default_factory=dict)
+    point: str = ""
+    attempts: int = 1
+    started: float = 0.0
+    ended: float = 0.0
+    environment: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        # It may quote the error of a rank or of a server, and goes everywhere.
+        if self.reason is not None:
+            object.__setattr__(self, "reason", shown(self.reason))
+
+
+def part_of_a_path(text: str) -> str:
+    """``text``, a digest or a key from a store, which is about to become part of a file's name.
+
+    Raises:
+        PlaceError: it is none.
+    """
+    if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", text):
+        raise PlaceError(f"the store is damaged: {text[:80]!r} is neither a digest nor a key")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """A trial as the store knows it; everything after ``predicted`` is None until it ended."""
+
+    key: str
+    index: int
+    config: dict[str, Any]
+    predicted: dict[str, Any]
+    status: Status | None
+    reason: str | None
+    metrics: dict[str, float]
+    samples: dict[str, list[float]]
+    point: str | None
+    attempts: int
+    started: float | None
+    ended: float | None
+    environment: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        if self.reason is not None:  # the store may be somebody else's
+            object.__setattr__(self, "reason", plain(self.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """A sweep as the store knows it. ``counts`` has a number per status, zeros left out."""
+
+    digest: str
+    name: str
+    kind: str
+    spec: dict[str, Any]
+    source: str
+    environment: dict[str, Any]
+    status: SweepStatus
+    created: float
+    updated: float
+    total: int
+    counts: dict[str, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", plain(self.name))
+        object.__setattr__(self, "kind", plain(self.kind))
+
+
+class Kept(NamedTuple):
+    """An ended trial as it was recorded once, and the number of that recording in its sweep."""
+
+    trial: TrialRow
+    seq: int
+
+
+class Tracked(NamedTuple):
+    """Where MLflow has a sweep. ``uri`` is without credentials."""
+
+    uri: str
+    experiment_id: str
+    run_id: str
+
+
+def record_line(
+    sweep: SweepInfo | SweepRow, trial: TrialRow, environment: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One line of ``--json``; a number that is not finite becomes null, as JSON demands.
+
+    ``environment`` wins over the trial's own, which wins over the sweep's.
+    """
+    return {
+        "point": trial.point,
+        "sweep": sweep.digest,
+        "status": trial.status,
+        "reason": trial.reason,
+        "config": trial.config,
+        "metrics": {
+            name: value if math.isfinite(value) else None for name, value in trial.metrics.items()
+        },
+        "environment": environment or trial.environment or sweep.environment,
+    }

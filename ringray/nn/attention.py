@@ -1,0 +1,305 @@
+"""Building blocks of models whose sequence is sharded over a ring: attention, and the loss.
+
+Shape legend: B batch, S rows of one shard, Hq query heads, Hkv key/value heads, D head dim,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ringray import partition as partitions
+from ringray.attention import ring_attention
+from ringray.attention.agreement import refusing
+from ringray.attention.arguments import document_boundaries
+from ringray.attention.compile import operator
+from ringray.attention.sharding import _positions, local_positions
+from ringray.comm.ring import connect, place_in
+from ringray.nn.loss import next_token_labels, sharded_cross_entropy
+from ringray.traffic.geometry import Mask
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from ringray_kernels.config import Blocks
+
+__all__ = ["ContextParallelAttention", "next_token_labels", "sharded_cross_entropy"]
+
+
+class ContextParallelAttention(nn.Module):
+    """Multi-head attention of this rank's rows over the sequence of all ranks of a ring.
+
+    Projections ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj`` (the names, layouts and RoPE of
+    Llama checkpoints) around ``ringray.ring_attention``. Parameters are the same on every rank;
+    their gradients are this rank's part and are summed over the ring, by DDP or FSDP for instance
+    (see ``sharded_cross_entropy``).
+
+    RoPE turns dimension i of a head with dimension i + D / 2, by the position of the token times
+    ``rope_theta ** (-2 i / D)``: angles in fp64, because fp32 is off by hundredths of a radian at a
+    million tokens, the turn itself in fp32. Positions are global; with ``cu_seqlens`` they restart
+    at each document, as models trained on packed documents expect.
+
+    Args:
+        hidden_dim: features of a token.
+        num_heads: query heads.
+        num_kv_heads: key/value heads, a divisor of ``num_heads``; None is ``num_heads``.
+        head_dim: D, at most 256, even with RoPE; None is ``hidden_dim / num_heads``.
+        bias: of all four projections.
+        causal, window, group, partition, transport, backend, blocks: as in ``ring_attention``.
+        rope_theta: base of the RoPE frequencies; None for no RoPE.
+        device, dtype: of the parameters.
+        options: further keywords of ``ring_attention``, passed on as they are.
+
+    Raises:
+        ValueError: sizes that do not fit together, or an unknown partition.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        causal: bool = True,
+        window: int | None = None,
+        rope_theta: float | None = 10000.0,
+        group: dist.ProcessGroup | None = None,
+        partition: str = "zigzag",
+        transport: str = "ring",
+        backend: str = "auto",
+        blocks: Blocks | int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, value in (
+            ("hidden_dim", hidden_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
+            *((("head_dim", head_dim),) if head_dim is not None else ()),
+        ):  # fmt: skip
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}: got {value!r}, expected an integer of at least 1")
+        if num_heads % num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads: got {num_kv_heads}, expected a divisor of num_heads = {num_heads}"
+            )
+        if head_dim is None:
+            if hidden_dim % num_heads:
+                raise ValueError(
+                    f"hidden_dim: got {hidden_dim}, expected a multiple of num_heads = "
+                    f"{num_heads}, or head_dim given"
+                )
+            head_dim = hidden_dim // num_heads
+        if rope_theta is not None:
+            number = isinstance(rope_theta, int | float) and not isinstance(rope_theta, bool)
+            if not (number and math.isfinite(rope_theta) and rope_theta > 0):
+                raise ValueError(
+                    f"rope_theta: got {rope_theta!r}, expected a positive number, or None"
+                )
+            if head_dim % 2:
+                raise ValueError(f"head_dim: got {head_dim}, expected an even one for RoPE")
+        if window is not None and not causal:
+            raise ValueError(f"window: got {window} with causal=False, expected causal=True")
+        partitions.get(partition)
+        self.hidden_dim, self.head_dim = hidden_dim, head_dim
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.causal, self.window, self.rope_theta = causal, window, rope_theta
+        self.group, self.partition = group, partition
+        self.options = {"transport": transport, "backend": backend, "blocks": blocks, **options}
+        like: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(hidden_dim, num_heads * head_dim, **like)
+        self.k_proj = nn.Linear(hidden_dim, num_kv_heads * head_dim, **like)
+        self.v_proj = nn.Linear(hidden_dim, num_kv_heads * head_dim, **like)
+        self.o_proj = nn.Linear(num_heads * head_dim, hidden_dim, **like)
+
+    def forward(
+        self, x: Tensor, *, seq_len: int | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """Attention of this rank's rows; every rank of the ring calls it.
+
+        Args:
+            x: (B, S, hidden_dim), this rank's rows, as dealt by ``ringray.shard``. Rows of padding
+                may hold anything.
+            seq_len: true global length (tokens) when the shards hold padding; None means N * S.
+            cu_seqlens: boundaries of packed documents, as in ``ring_attention``; on the CPU they
+                cost a GPU no synchronisation.
+
+        Returns:
+            (B, S, hidden_dim) in x's dtype (autocast's under autocast). Rows of padding are 0, and
+            so are their gradients.
+
+        Raises:
+            ValueError: wrong shapes, or whatever ``ring_attention`` refuses; on every rank.
+        """
+        if torch.compiler.is_compiling():
+            return self._traced(x, seq_len, cu_seqlens)
+        comm = connect(self.group)
+        with refusing(comm, getattr(x, "device", torch.device("cpu"))):
+            length = self._length(x, comm.world_size, seq_len)
+            documents = document_boundaries(cu_seqlens, length)
+            Mask(length, self.causal, self.window, documents)  # checks; RoPE comes before the op
+            tokens = _tokens(self.partition, length, comm.world_size, comm.rank)
+            x = _blank(x, tokens)
+            rotation = None
+            if self.rope_theta is not None:
+                rotation = _rotation(
+                    self.partition, length, comm.world_size, comm.rank, documents,
+                    self.head_dim, float(self.rope_theta), x.device,
+                )  # fmt: skip
+            q, k, v = self._heads(x, rotation)
+        cu_seqlens = None if documents is None else torch.tensor(documents)
+        return _blank(self._attend(q, k, v, length, cu_seqlens), tokens)
+
+    def _traced(self, x: Tensor, seq_len: int | None, cu_seqlens: Tensor | None) -> Tensor:
+        """``forward`` as ``torch.compile`` traces it: no caches, and no value of a tensor."""
+        rank, ranks = place_in(self.group)
+        length = self._length(x, ranks, seq_len)
+        where = (self.partition, x.shape[1] * ranks, ranks, rank)
+        padding = None
+        if length < x.shape[1] * ranks:
+            padding = (_positions(*where).to(x.device) >= length)[:, None]
+            x = x.masked_fill(padding, 0)
+        rotation = None
+        if self.rope_theta is not None:
+            documents = None if cu_seqlens is None else cu_seqlens.cpu()
+            rotation = _rotation_op(
+                documents, *where, length, self.head_dim, float(self.rope_theta), x.device
+            )
+        out = self._attend(*self._heads(x, rotation), length, cu_seqlens)
+        return out if padding is None else out.masked_fill(padding, 0)
+
+    def _heads(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (B, H, S, D)."""
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if rotation is None:
+            return q, k, v
+        return _rotate(q, *rotation), _rotate(k, *rotation), v
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, seq_len: int, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        out = ring_attention(
+            q, k, v, group=self.group, partition=self.partition, causal=self.causal,
+            window=self.window, seq_len=seq_len, cu_seqlens=cu_seqlens, **self.options,
+        )  # fmt: skip
+        return self.o_proj(cast("Tensor", out).transpose(1, 2).flatten(2))
+
+    def _length(self, x: Tensor, ranks: int, seq_len: int | None) -> int:
+        """The true global length; ValueError where x or it cannot be."""
+        if x.dim() != 3 or x.shape[-1] != self.hidden_dim:
+            raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, S, {self.hidden_dim})")
+        padded = x.shape[1] * ranks
+        length = padded if seq_len is None else seq_len
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
+        if partitions.padded_length(self.partition, length, ranks) != padded:
+            raise ValueError(
+                f"seq_len: {ranks} ranks x {x.shape[1]} rows = {padded} positions cannot hold "
+                f"{length} tokens dealt by {self.partition!r}; pad and deal with ringray.shard"
+            )
+        return length
+
+    def extra_repr(self) -> str:
+        said = {
+            "num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim, "causal": self.causal, "window": self.window,
+            "rope_theta": self.rope_theta, "partition": self.partition, **self.options,
+        }  # fmt: skip
+        return ", ".join(f"{name}={value!r}" for name, value in said.items())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ContextParallelAttention:
+        # A copy, such as averaged weights, talks to the same ring: groups cannot be copied.
+        memo[id(self.group)] = self.group
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+
+@lru_cache(maxsize=16)
+def _tokens(partition: str, seq_len: int, world_size: int, rank: int) -> int:
+    """How many of a rank's rows are tokens; the padding stands behind them."""
+    return int((local_positions(partition, seq_len, world_size, rank) < seq_len).sum())
+
+
+def _blank(x: Tensor, tokens: int) -> Tensor:
+    """x (B, S, ...) with rows from ``tokens`` on set to 0, and no gradient in or out of them.
+
+    Not a product with a mask: 0 x NaN would be NaN.
+    """
+    if tokens == x.shape[1]:
+        return x
+    return F.pad(x[:, :tokens], (0, 0, 0, x.shape[1] - tokens))
+
+
+# All layers of a model share one entry, fp32 (S, D) in total; one more is for an evaluation.
+@lru_cache(maxsize=2)
+def _rotation(
+    partition: str,
+    seq_len: int,
+    world_size: int,
+    rank: int,
+    documents: tuple[int, ...] | None,
+    head_dim: int,
+    theta: float,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of this rank's RoPE angles, fp32 (S, D / 2)."""
+    with torch.inference_mode(False):  # a later training step may find them in the cache
+        positions = local_positions(partition, seq_len, world_size, rank).to(device)
+        if documents is not None:
+            boundaries = torch.tensor(documents, device=device)
+            positions -= boundaries[torch.searchsorted(boundaries, positions, right=True) - 1]
+        pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device)
+        angles = torch.outer(positions.double(), theta ** (-pairs / head_dim))
+        return angles.cos().float(), angles.sin().float()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (B, H, S, D) with each pair (i, i + D / 2) turned, in fp32; in x's dtype."""
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+# Operators, for torch.compile; see ``attention.compile``. All layers of a graph share one result.
+
+
+def _like_rotation(
+    cu_seqlens: Tensor | None, partition: str, padded: int, ranks: int, rank: int, seq_len: int,
+    head_dim: int, theta: float, device: torch.device,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    cos = torch.empty((padded // ranks, head_dim // 2), device=device)
+    return cos, torch.empty_like(cos)
+
+
+@operator(
+    "rotation(Tensor? cu_seqlens, str partition, SymInt padded, SymInt ranks, SymInt rank, "
+    "SymInt seq_len, int head_dim, float theta, Device device) -> (Tensor cos, Tensor sin)",
+    fake=_like_rotation,
+)
+def _rotation_op(
+    cu_seqlens: Tensor | None, partition: str, padded: int, ranks: int, rank: int, seq_len: int,
+    head_dim: int, theta: float, device: torch.device,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    try:
+        documents = document_boundaries(cu_seqlens, seq_len)
+        Mask(seq_len, documents=documents)
+    except ValueError:
+        documents = None  # ring_attention refuses it, on every rank
+    cos, sin = _rotation(partition, seq_len, ranks, rank, documents, head_dim, theta, device)
+    return cos.clone(), sin.clone()  # the cache's own are not to be written into

@@ -1,0 +1,150 @@
+"""The loss of a language model whose sequence is sharded over a ring, and its labels.
+
+Shape legend: B batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ringray.attention.compile import operator
+from ringray.comm.ring import connect, connect_named, name_of, place_in
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from ringray.comm.ring import Comm
+
+
+def next_token_labels(
+    input_ids: Tensor, cu_seqlens: Tensor | None = None, *, ignore_index: int = -100
+) -> Tensor:
+    """Labels of a causal language model: each token's successor within its document.
+
+    Of the *whole* sequence, before it is sharded: the successor of a shard's last row is on another
+    rank.
+
+    Args:
+        input_ids: (B, sequence), integers.
+        cu_seqlens: boundaries of packed documents, as in ``ring_attention``.
+        ignore_index: label of each document's last token, which has no successor.
+
+    Returns:
+        (B, sequence), int64.
+    """
+    labels = torch.full_like(input_ids, ignore_index, dtype=torch.int64)
+    labels[:, :-1] = input_ids[:, 1:]
+    if cu_seqlens is not None:
+        ends = cu_seqlens.to(labels.device, torch.int64)
+        labels[:, ends[ends > 0] - 1] = ignore_index
+    return labels
+
+
+def sharded_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    ignore_index: int = -100,
+    gradients: Literal["sum", "mean"] = "sum",
+) -> Tensor:
+    """Cross entropy per token over all ranks of ``group``: the sum of all losses / their number.
+
+    A mean of the ranks' means would weigh tokens by how many labels their rank happens to hold;
+    this is the loss of one process that holds everything, whatever is ignored where. Labels are
+    shifted *before* sharding (``next_token_labels``) and padded with ``ignore_index``:
+    ``ringray.shard(labels, dim=1, pad_value=-100)``.
+
+    Args:
+        logits: (..., V) floating point, this rank's rows, finite; losses are computed in fp32.
+        labels: (...) integers, this rank's rows.
+        group: every rank that holds tokens of this step. None is the default group; pass the ring's
+            or, for one mean over data-parallel replicas as well, all ranks of ring x replicas.
+        ignore_index: label of tokens that count for nothing: prompts, document ends, padding.
+        gradients: what becomes of parameter gradients afterwards. ``sum``: each rank gets its part
+            of the gradient, and the parts are summed over ``group``. ``mean``: wrappers that
+            average over ``group``, as DDP and FSDP do, get the same result.
+
+    Returns:
+        fp32 scalar, bitwise equal on every rank; 0 with gradients 0 where every label of every rank
+        is ignored.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit, or an unknown ``gradients``.
+    """
+    if gradients not in ("sum", "mean"):
+        raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
+    if not logits.is_floating_point() or logits.dim() < 2:
+        raise ValueError(
+            f"logits: got {logits.dtype} of shape {tuple(logits.shape)}, expected floating point "
+            "(..., V)"
+        )
+    if labels.is_floating_point() or labels.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"labels: got {labels.dtype} of shape {tuple(labels.shape)}, expected integers of "
+            f"shape {tuple(logits.shape[:-1])}, as the logits"
+        )
+    labels = labels.flatten().long()
+    own = F.cross_entropy(
+        logits.flatten(0, -2).float(), labels, ignore_index=ignore_index, reduction="sum"
+    )
+    counted = (labels != ignore_index).sum()
+    _, ranks = place_in(group)
+    factor = ranks if gradients == "mean" else 1
+    if torch.compiler.is_compiling():
+        loss, _ = _global_mean(own, counted, name_of(group), ranks, factor)
+        return loss
+    return cast("Tensor", _GlobalMean.apply(own, counted, connect(group), factor))
+
+
+def _mean(own: Tensor, counted: Tensor, comm: Comm, factor: int) -> tuple[Tensor, Tensor]:
+    """The sum over all ranks / the count over all ranks, and the weight of ``own`` in it."""
+    # fp64 counts tokens exactly; fp32 stops at 2 ** 24.
+    totals = torch.stack([own.double(), counted.double()])
+    comm.sum(totals)
+    number = totals[1].clamp(min=1)
+    return (totals[0] / number).float(), (factor / number).float()
+
+
+class _GlobalMean(torch.autograd.Function):
+    """Backward is this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, counted: Tensor, comm: Comm, factor: int) -> Tensor:
+        loss, ctx.weight = _mean(own, counted, comm, factor)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad * ctx.weight, None, None, None
+
+
+# The same as an operator, for torch.compile; see ``ringray.attention.compile``.
+
+
+@operator(
+    "global_mean(Tensor own, Tensor counted, str? group, int ranks, SymInt factor) "
+    "-> (Tensor loss, Tensor weight)",
+    fake=lambda own, *_: (own.new_empty(()), own.new_empty(())),
+)
+def _global_mean(
+    own: Tensor, counted: Tensor, group: str | None, ranks: int, factor: int
+) -> tuple[Tensor, Tensor]:
+    return _mean(own, counted, connect_named(group, ranks), factor)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    return grad * ctx.saved_tensors[0], None, None, None, None
+
+
+_global_mean.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,304 @@
+"""What travels: which rows each message carries, from whom to whom, and when.
+
+A chunk walks a route (``routes``), and each message carries only the hull of the rows that
+some rank further on still needs. Sums of gradients grow along a lane and go home from its last
+rank. The planner counts these messages and the ring sends them: both read the same tables. Imports
+numpy only.
+
+Walks of a backward pass: ``planned`` lets K/V walk afresh from their owner, followed by the sums of
+dK/dV. ``reverse`` walks back from the ranks that received K/V last, which have kept them.
+``query-side`` lets Q, dO, lse and delta walk, followed by the sum of dQ, while K/V and dK/dV stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from ringray.base.errors import nearest
+from ringray.traffic import geometry
+from ringray.traffic.routes import KEPT, Route, back
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ringray.traffic.geometry import Deal, Mask, Pairs
+
+    Ints = NDArray[np.int64]
+    Hulls = tuple[Ints, Ints]
+
+Pass = Literal["forward", "backward"]
+Backward = Literal["planned", "reverse", "query-side"]
+BACKWARDS: tuple[Backward, ...] = ("planned", "reverse", "query-side")
+
+FP32 = 4  # bytes
+_NONE = np.iinfo(np.int64).max
+
+
+class Rows(NamedTuple):
+    """A half-open range of local rows of a chunk's owner; empty when ``stop <= start``."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """How many rows."""
+        return max(0, self.stop - self.start)
+
+    def __bool__(self) -> bool:
+        return self.stop > self.start
+
+
+NO_ROWS = Rows(0, 0)
+
+
+class Weights(NamedTuple):
+    """Bytes of one row of what travels: of a chunk, and of the sum of its gradients."""
+
+    chunk: int
+    sums: int
+
+
+class Sent(NamedTuple):
+    """What all ranks send in one pass: rows of chunks and of sums, and messages of each (the
+    tensors for the same rows count as one)."""
+
+    chunk_rows: int
+    sum_rows: int
+    chunks: int
+    sums: int
+
+    def bytes(self, weights: Weights) -> int:
+        """Payload, all ranks together."""
+        return self.chunk_rows * weights.chunk + self.sum_rows * weights.sums
+
+    @property
+    def messages(self) -> int:
+        """Of both."""
+        return self.chunks + self.sums
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """Hulls by owner and visit of one route; an empty hull has ``stop <= start``.
+
+    ``need``: what the rank of the visit computes with. ``held``: what it has: the hull of all needs
+    from there on, other lanes that start there included. ``later``: the same within its lane.
+    ``sums``: what the sum of gradients holds when it leaves the visit.
+    """
+
+    route: Route
+    visible: Ints
+    need: Hulls
+    held: Hulls
+    later: Hulls
+    sums: Hulls
+
+    @cached_property
+    def chunk_rows(self) -> Ints:
+        """Rows of chunks that arrive, ``[owner, visit]``; none where the rank has kept its own."""
+        rows = np.maximum(self.held[1] - self.held[0], 0)
+        rows[:, 0] = 0
+        for lane in self.route.lanes:
+            if lane.source == KEPT:
+                rows[:, lane.first] = 0
+        return rows
+
+    @cached_property
+    def sum_rows(self) -> Ints:
+        """Rows of sums that leave, ``[owner, visit]``: onwards, or home after the last need."""
+        rows = np.maximum(self.sums[1] - self.sums[0], 0)
+        rows[:, 0] = 0
+        return np.where(self.later[1] > self.later[0], rows, 0)
+
+    def sent(self, which: Pass) -> Sent:
+        """Count one pass: only a backward pass sends sums."""
+        rows, messages = self._chunks_sent
+        return Sent(rows, 0, messages, 0) if which == "forward" else self._both_sent
+
+    @cached_property
+    def _chunks_sent(self) -> tuple[int, int]:
+        return int(self.chunk_rows.sum()), int(np.count_nonzero(self.chunk_rows))
+
+    @cached_property
+    def _both_sent(self) -> Sent:
+        (rows, messages), sums = self._chunks_sent, self.sum_rows
+        return Sent(rows, int(sums.sum()), messages, int(np.count_nonzero(sums)))
+
+
+def traffic(pairs: Pairs, route: Route) -> Traffic:
+    """All hulls of one route, from what the ranks see of each other."""
+    first, stop = route.by_visit(pairs.first), route.by_visit(pairs.stop)
+    first = np.where(stop > first, first, _NONE)
+    held = (first.copy(), stop.copy())
+    later, sums = held, held  # one lane: what is held is for the lane alone
+    if len(route.lanes) > 1:
+        later = (first.copy(), stop.copy())
+    sums = (first.copy(), stop.copy())
+    for lane in reversed(route.lanes):
+        visits = slice(lane.first, lane.stop)
+        for hulls in (later, held) if later is not held else (held,):
+            hulls[0][:, visits] = np.minimum.accumulate(hulls[0][:, visits][:, ::-1], 1)[:, ::-1]
+            hulls[1][:, visits] = np.maximum.accumulate(hulls[1][:, visits][:, ::-1], 1)[:, ::-1]
+        if lane.source > 0:
+            np.minimum(held[0][:, lane.source], held[0][:, lane.first], out=held[0][:, lane.source])
+            np.maximum(held[1][:, lane.source], held[1][:, lane.first], out=held[1][:, lane.source])
+        sums[0][:, visits] = np.minimum.accumulate(sums[0][:, visits], 1)
+        sums[1][:, visits] = np.maximum.accumulate(sums[1][:, visits], 1)
+    return Traffic(route, route.by_visit(pairs.visible), (first, stop), held, later, sums)
+
+
+@lru_cache(maxsize=32)
+def _pairs(deal: Deal, mask: Mask, travelling: geometry.Travelling) -> Pairs:
+    return geometry.pairs(deal, mask, travelling)
+
+
+@lru_cache(maxsize=64)
+def _traffic(deal: Deal, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
+    return traffic(_pairs(deal, mask, travelling), route)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one row costs on its way, in bytes: K/V, and each walk's chunk and sum in backward."""
+
+    forward: Weights
+    planned: Weights
+    query_side: Weights
+
+
+def costs(itemsize: int, batch: int, heads: int, kv_heads: int, head_dim: int) -> Costs:
+    """Bytes of a row (one position, all heads of the batch). Gradients travel in fp32, and so do
+    lse and delta."""
+    keys = 2 * batch * kv_heads * head_dim
+    queries = batch * heads * head_dim
+    return Costs(
+        forward=Weights(keys * itemsize, 0),
+        planned=Weights(keys * itemsize, keys * FP32),
+        query_side=Weights(2 * queries * itemsize + 2 * batch * heads * FP32, queries * FP32),
+    )
+
+
+class Walks(NamedTuple):
+    """How both passes of one problem travel. ``travelling``: what walks in the backward pass."""
+
+    forward: Traffic
+    backward: Traffic
+    travelling: geometry.Travelling
+    weights: Costs
+
+    def tensors(self, which: Pass) -> int:
+        """How many all ranks send in one pass: K and V, or Q, dO, lse and delta, of a chunk; dK and
+        dV, or dQ, of a sum."""
+        sent = (self.forward if which == "forward" else self.backward).sent(which)
+        if which == "forward" or self.travelling == "keys":
+            return 2 * sent.messages
+        return 4 * sent.chunks + sent.sums
+
+    @property
+    def backward_weights(self) -> Weights:
+        """Bytes of one row in the backward pass."""
+        keys = self.travelling == "keys"
+        return self.weights.planned if keys else self.weights.query_side
+
+
+class Unwalkable(ValueError):
+    """A backward walk that the forward pass or the transport makes impossible."""
+
+
+def resolve_backward(name: str, transport: str, *, walks: bool) -> Backward:
+    """``auto`` or a name of ``BACKWARDS`` as the walk that is taken.
+
+    ``walks``: the transport has chunks that walk.
+
+    Raises:
+        Unwalkable: ``transport`` has only one way back.
+        ValueError: no such walk.
+    """
+    chosen = "planned" if name == "auto" else name
+    for known in BACKWARDS:
+        if known == chosen:
+            if not walks and known != "planned":
+                raise Unwalkable(
+                    f"backward: got {name!r}, but with transport {transport!r} nothing walks; take "
+                    "'planned'"
+                )
+            return known
+    hint = nearest(str(name), ("auto", *BACKWARDS))
+    raise ValueError(
+        f"backward: got {name!r}, expected one of auto, {', '.join(BACKWARDS)}"
+        + (f"; did you mean {hint!r}?" if hint else "")
+    )
+
+
+@lru_cache(maxsize=128)
+def choose(
+    deal: Deal, mask: Mask, routes: tuple[Route, ...], backward: Backward, weights: Costs
+) -> Walks:
+    """The routes that send fewest bytes. On a tie the first one wins, so that every rank and the
+    planner choose alike.
+
+    Raises:
+        Unwalkable: ``reverse``, where on every route the forward pass drops rows that are needed
+            on the way back, or would leave a rank with several chunks to keep.
+    """
+
+    def forward_bytes(moved: Traffic) -> int:
+        return moved.sent("forward").bytes(weights.forward)
+
+    there = [_traffic(deal, mask, route, "keys") for route in routes]
+    if backward == "reverse":
+        both = [
+            (moved, returning)
+            for moved in there
+            if (returning := _returning(moved, deal, mask)) is not None
+        ]
+        if not both:
+            raise Unwalkable(
+                "backward walk 'reverse' goes back from the ranks that received K/V last, but "
+                + (
+                    "this transport hands chunks on in the middle of their way; take 'planned'"
+                    if all(back(route) is None for route in routes)
+                    else f"with partition {deal.partition!r}, this mask and {deal.ranks} ranks the "
+                    "forward pass has dropped rows by then that are needed on the way back; take "
+                    "'planned'"
+                )
+            )
+
+        def total(pair: tuple[Traffic, Traffic]) -> int:
+            return forward_bytes(pair[0]) + pair[1].sent("backward").bytes(weights.planned)
+
+        forward, returning = min(both, key=total)
+        return Walks(forward, returning, "keys", weights)
+    travelling: geometry.Travelling = "keys" if backward == "planned" else "queries"
+    afresh = (
+        there
+        if travelling == "keys"
+        else [_traffic(deal, mask, route, travelling) for route in routes]
+    )
+    each = weights.planned if travelling == "keys" else weights.query_side
+    return Walks(
+        min(there, key=forward_bytes),
+        min(afresh, key=lambda moved: moved.sent("backward").bytes(each)),
+        travelling,
+        weights,
+    )
+
+
+def _returning(forward: Traffic, deal: Deal, mask: Mask) -> Traffic | None:
+    """The walk back of ``forward``, or None where its last ranks do not hold what it needs."""
+    route = back(forward.route)
+    if route is None:
+        return None
+    found = _traffic(deal, mask, route, "keys")
+    for there, lane in zip(forward.route.lanes, route.lanes, strict=True):
+        kept = forward.held[0][:, there.stop - 1], forward.held[1][:, there.stop - 1]
+        wanted = found.held[0][:, lane.first], found.held[1][:, lane.first]
+        # An empty hull starts beyond everything.
+        if not bool(((kept[0] <= wanted[0]) & (kept[1] >= wanted[1])).all()):
+            return None
+    return found

@@ -1,0 +1,194 @@
+"""What ``auto`` and no blocks stand for: the tuned choice where there is one, else the default."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ringray.base.errors import UserError
+from ringray.tuning import table as tuned
+from ringray_kernels.backends import on_device
+
+if TYPE_CHECKING:
+    from ringray.lab.trial.config import Config
+    from ringray.tuning.table import Buckets, Place
+
+logger = logging.getLogger("ringray")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a ring computes. ``blocks`` is as in a spec; ``source`` says where the strategy is from,
+    and where the blocks are."""
+
+    partition: str
+    transport: str
+    backward: str
+    blocks: int | str | None
+    source: str
+
+
+def strategy(
+    wanted: Buckets,
+    place: Place,
+    *,
+    partition: str = "auto",
+    transport: str = "auto",
+    backward: str = "auto",
+    backend: str = "auto",
+    blocks: int | str | None = None,
+) -> Strategy:
+    """Fill in what is ``auto`` or None; what is given stays.
+
+    A tuned strategy holds only where it agrees with what is given. ``backend`` is the one that will
+    compute: blocks that were tuned for another are not used. The walk back is chosen together with
+    the transport.
+    """
+    names = (("partition", partition), ("transport", transport), ("backward", backward))
+    given = {name: value for name, value in names if value != "auto"}
+    said = []
+    chosen: dict[str, Any] = {}
+    if off():
+        return _defaults(given, blocks, "default: RINGRAY_TUNED=0")
+    try:
+        known = tuned.table()
+    except UserError as error:
+        return _defaults(given, blocks, f"default: {error}")
+    if "auto" in (partition, transport):
+        entry, why = known.find("strategy", wanted.strategy, place)
+        clash = [
+            f"{name}={entry.choice.get(name)}"
+            for name, value in given.items()
+            if entry is not None and entry.choice.get(name) != value
+        ]
+        if clash:
+            entry, why = None, f"tuned with {', '.join(clash)}"
+        chosen = dict(entry.choice) if entry else {}
+        said.append(f"strategy: {why if entry else f'default ({why})'}")
+    if transport != "auto":
+        chosen.pop("backward", None)
+    cut = blocks
+    if blocks is None:
+        if chosen.get("blocks") is not None and chosen.get("backend") == backend:
+            cut = chosen["blocks"]
+        else:
+            entry, why = known.find("kernel", wanted.kernel, place)
+            if entry and entry.choice.get("backend") == backend:
+                cut = entry.choice["blocks"]
+            said.append(f"blocks: {why if cut is not None else f'default ({why})'}")
+    return Strategy(
+        chosen.get("partition", given.get("partition", tuned.DEFAULTS["partition"])),
+        chosen.get("transport", given.get("transport", tuned.DEFAULTS["transport"])),
+        chosen.get("backward", backward),
+        cut,
+        "; ".join(said),
+    )
+
+
+def _defaults(given: dict[str, str], blocks: int | str | None, source: str) -> Strategy:
+    return Strategy(
+        given.get("partition", tuned.DEFAULTS["partition"]),
+        given.get("transport", tuned.DEFAULTS["transport"]),
+        given.get("backward", "auto"),
+        blocks,
+        source,
+    )
+
+
+def of_config(config: Config, place: Place) -> tuple[Config, str]:
+    """A trial's config with every choice made, and where they are from ("" if none was open)."""
+    if "auto" not in (config.partition, config.transport) and config.blocks is not None:
+        return config, ""
+    wanted = config.buckets(place.device)
+    found = strategy(
+        wanted, place, partition=config.partition, transport=config.transport,
+        backward=config.backward, backend=on_device(config.backend, place.device),
+        blocks=config.blocks,
+    )  # fmt: skip
+    settled = replace(
+        config, partition=found.partition, transport=found.transport, backward=found.backward,
+        blocks=found.blocks,
+    )  # fmt: skip
+    return settled, found.source
+
+
+def default_config(config: Config) -> Config:
+    """With the documented defaults in place of ``auto``, for predictions that need no hardware."""
+    if "auto" not in (config.partition, config.transport):
+        return config
+    partition, transport = (
+        tuned.DEFAULTS[name] if given == "auto" else given
+        for name, given in (("partition", config.partition), ("transport", config.transport))
+    )
+    return replace(config, partition=partition, transport=transport)
+
+
+def off() -> bool:
+    """``RINGRAY_TUNED=0`` in the environment: nothing is looked up. So are ranks of a driver, which
+    has chosen for all of them."""
+    return os.environ.get("RINGRAY_TUNED") == "0"
+
+
+@lru_cache(maxsize=1)
+def anything_tuned() -> bool:
+    """Whether this process has any tuned choice to take; looked at once."""
+    if off():
+        return False
+    try:
+        return bool(tuned.table().entries)
+    except UserError as error:
+        logger.warning("no tuned choices: %s", error)
+        return False
+
+
+@lru_cache(maxsize=1024)
+def for_process(
+    wanted: Buckets, device: str, partition: str, transport: str, backward: str, backend: str
+) -> Strategy:
+    """``strategy`` for calls of the op on ``device`` (a GPU's name, or cpu): looked up once for
+    each problem, and logged then, so that a table which changes meanwhile splits no ring."""
+    found = strategy(
+        wanted, tuned.here(device), partition=partition, transport=transport, backward=backward,
+        backend=backend,
+    )  # fmt: skip
+    logger.info("ring_attention: %s", found)
+    return found
+
+
+def tuned_strategy(
+    *,
+    ring_size: int,
+    seq_len: int,
+    heads: int,
+    head_dim: int,
+    kv_heads: int | None = None,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    causal: bool = True,
+    window: int | None = None,
+    documents: bool = False,
+    backward: bool = True,
+    device: str = "cpu",
+    threads: int = 1,
+) -> Strategy:
+    """What ``partition="auto"``, ``transport="auto"`` and ``blocks=None`` take for a problem.
+
+    Args:
+        seq_len: tokens of the whole sequence.
+        dtype: as in a spec: bfloat16, float16 or float32.
+        documents: several are packed into the sequence.
+        backward: gradients are computed.
+        device: a GPU's name, as torch says it, or cpu.
+        threads: of each rank, on CPUs.
+    """
+    gpu = device != "cpu"
+    wanted = tuned.buckets(
+        ring_size=ring_size, threads=0 if gpu else threads, dtype=dtype, seq_len=seq_len,
+        batch=batch, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim, causal=causal,
+        window=window, documents=documents or None, backward=backward,
+    )  # fmt: skip
+    backend = on_device("auto", "cuda" if gpu else "cpu")
+    return for_process(wanted, device, "auto", "auto", "auto", backend)

@@ -1,0 +1,275 @@
+"""Tuned choices: which strategy and which blocks were measured to be fastest, for which problem.
+
+``ringray tune`` writes them to ``$RINGRAY_HOME/tuned/local.json``; every other JSON file in that
+folder is read too, so a table that was exported elsewhere is shipped by putting it there. An entry
+holds for one *bucket* of shapes, on the hardware, with the kernels and with the versions of torch
+and triton that it was measured with; anywhere else it is not used. Imports neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ringray.base import private_files, provenance
+from ringray.base.errors import UserError
+from ringray.tuning import check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Use = Literal["strategy", "kernel"]
+DEFAULTS = {"partition": "zigzag", "transport": "ring", "backward": "planned"}
+_LARGEST = 16 << 20  # bytes of one table
+_LOCAL = "local.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an entry holds: a GPU's name, or a CPU's with its cores; and what it was measured with
+    (``kernels``: digest of their source). ``device``: cpu or cuda."""
+
+    hardware: str
+    kernels: str
+    torch: str | None
+    triton: str | None
+    device: str = "cuda"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Problems that share a choice. ``tokens``: of a batch entry, per ring for a strategy and per
+    rank for a kernel, rounded up to a power of two, as ``batch`` is. ``mask``: full, causal, window
+    or documents. ``ring_size`` is 1 for a kernel, whose ``heads`` are those of one K/V head.
+    ``threads``: of a rank on a CPU, else 0."""
+
+    ring_size: int
+    threads: int
+    dtype: str
+    tokens: int
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mask: str
+    backward: bool
+
+
+class Buckets(NamedTuple):
+    """Where a problem finds its choices. ``kernel``: the bucket of the hops that it consists of."""
+
+    strategy: Bucket
+    kernel: Bucket
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tuned choice. ``choice``: partition, transport, backward, backend, blocks and threads, as
+    far as they were searched or fixed; ``metrics``: what it reached; ``sweep``: the search's
+    digest; ``when``: Unix time in seconds."""
+
+    use: Use
+    place: Place
+    bucket: Bucket
+    choice: dict[str, Any]
+    metrics: dict[str, float] = field(default_factory=dict)
+    sweep: str = ""
+    when: float = 0.0
+
+    def __str__(self) -> str:
+        said = " ".join(f"{name}={value}" for name, value in self.choice.items())
+        return f"{said} (tuned by sweep {self.sweep[:8]})"
+
+
+def buckets(
+    *,
+    ring_size: int,
+    threads: int,
+    dtype: str,
+    seq_len: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    causal: bool,
+    window: int | None,
+    documents: object,
+    backward: bool,
+) -> Buckets:
+    """The buckets of a problem of ``seq_len`` tokens in all; see ``Bucket``."""
+
+    def mask(tokens: int) -> str:
+        said = "causal" if causal else "full"
+        if window is not None and window < tokens - 1:
+            said = f"window {_rounded(window + 1)}"
+        return said if documents is None else f"{said}, documents"
+
+    hop = -(-seq_len // ring_size)
+    return Buckets(
+        Bucket(
+            ring_size, threads, dtype, _rounded(seq_len), _rounded(batch), heads, kv_heads,
+            head_dim, mask(seq_len), backward,
+        ),
+        Bucket(
+            1, threads, dtype, _rounded(hop), 1, heads // kv_heads, 1, head_dim, mask(hop), backward
+        ),
+    )  # fmt: skip
+
+
+def _rounded(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def here(device: str = "cpu") -> Place:
+    """This process's place. ``device``: a GPU's name, or cpu."""
+    machine = provenance.hardware()
+    versions = provenance.versions()
+    kind = "cpu" if device == "cpu" else "cuda"
+    name = f"{machine['cpu']}, {machine['cores']} cores" if kind == "cpu" else device
+    kernels = provenance.kernel_digest()
+    return Place(name, kernels, versions["torch"], versions["triton"], kind)
+
+
+class Table:
+    """Entries by use and bucket, of all places."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries: list[Entry] = []
+        self._by: dict[tuple[Use, Bucket], list[Entry]] = {}
+        for entry in entries:
+            self.put(entry)
+
+    def put(self, entry: Entry) -> None:
+        """Adds an entry; of two for the same place and bucket the younger one stays."""
+        rivals = self._by.setdefault((entry.use, entry.bucket), [])
+        same = next((one for one in rivals if one.place == entry.place), None)
+        if same is not None:
+            if same.when > entry.when:
+                return
+            rivals.remove(same)
+            self.entries.remove(same)
+        rivals.append(entry)
+        self.entries.append(entry)
+
+    def find(self, use: Use, wanted: Bucket, place: Place) -> tuple[Entry | None, str]:
+        """The entry that holds, or None; and why there is none, or where it is from."""
+        rivals = self._by.get((use, wanted), [])
+        for entry in rivals:
+            if entry.place == place:
+                return entry, str(entry)
+        if not rivals:
+            return None, "nothing tuned for this shape"
+        newest = max(rivals, key=lambda entry: entry.when)
+        return None, f"tuned for other {_differing(newest.place, place)}; tune again"
+
+
+def _differing(theirs: Place, ours: Place) -> str:
+    parts = []
+    for one in fields(Place):
+        there, now = getattr(theirs, one.name), getattr(ours, one.name)
+        if there != now:
+            short = 12 if one.name == "kernels" else 60
+            parts.append(f"{one.name} ({str(there)[:short]}, now {str(now)[:short]})")
+    return " and ".join(parts)
+
+
+def folder() -> Path:
+    """``$RINGRAY_HOME/tuned``; it need not exist."""
+    return provenance.home() / "tuned"
+
+
+def table(path: Path | None = None) -> Table:
+    """Every entry in the files of ``path``, by default of ``folder()``; read again when a file has
+    changed.
+
+    Raises:
+        UserError: a file is no table of this format.
+    """
+    path = path or folder()
+    files = []
+    if path.is_dir():
+        files = [
+            (str(one), one.stat().st_mtime_ns, one.stat().st_size)
+            for one in sorted(path.glob("*.json"))
+        ]
+    return _table(tuple(files))
+
+
+@lru_cache(maxsize=4)
+def _table(files: tuple[tuple[str, int, int], ...]) -> Table:
+    return Table(entry for name, _, _ in files for entry in read(Path(name)))
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of one file.
+
+    Raises:
+        UserError: it cannot be read, or is no table of this format.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST + 1)
+        if len(raw) > _LARGEST:
+            raise ValueError(f"larger than {_LARGEST >> 20} MiB")
+        return [
+            Entry(**one | {"place": Place(**one["place"]), "bucket": Bucket(**one["bucket"])})
+            for one in check.entries(raw.decode())
+        ]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: is no table of tuned choices: {error}") from None
+
+
+def write(entries: Iterable[Entry], path: Path) -> None:
+    """Replaces ``path``, whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+        ValueError: an entry is none, and nobody could read the table.
+    """
+    data = {"format": check.FORMAT, "entries": [asdict(entry) for entry in entries]}
+    text = json.dumps(data, indent=1)
+    check.entries(text)
+    try:
+        private_files.above(path)
+        if path.parent == folder():
+            private_files.close(path.parent)
+        private_files.write(path, text + "\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
+    """Puts entries into ``path``, by default the local table; returns it.
+
+    Raises:
+        UserError: the table that is there cannot be read, or not written.
+    """
+    path = path or folder() / _LOCAL
+    with _alone(path):
+        merged = Table(read(path) if path.exists() else [])
+        for entry in entries:
+            merged.put(entry)
+        write(merged.entries, path)
+    return path
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process adds to ``path`` meanwhile, and undoes what this one writes."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        private_files.above(lock)
+        private_files.create(lock)
+        file = lock.open("r+")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

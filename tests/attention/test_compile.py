@@ -1,0 +1,260 @@
+"""Compiled code on real rings, and what one process can see of the operators behind it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch._dynamo.compiled_autograd
+import transformers
+from torch.library import opcheck
+from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
+
+import ringray
+from ringray_kernels import testing
+from tests.support import compile_checks as checks
+from tests.support.ranks import on_ring
+
+COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+    torch._dynamo.reset()
+
+
+def test_a_ring_of_two() -> None:
+    on_ring(
+        2,
+        (
+            checks.each_transport_once, checks.one_rank_is_wrong, checks.modes, checks.whole_steps,
+            checks.ddp, checks.fsdp, checks.huggingface,
+        ),
+    )  # fmt: skip
+
+
+def test_a_ring_of_four() -> None:
+    on_ring(4, (checks.each_transport_once,))
+
+
+@pytest.mark.slow
+def test_larger_rings() -> None:
+    everything = (
+        checks.every_transport, checks.reverse_keeps_what_it_needs, checks.modes,
+        checks.whole_steps, checks.ddp, checks.fsdp, checks.huggingface,
+    )  # fmt: skip
+    on_ring(4, everything)
+
+
+# In one process, without a group
+
+
+def problem(rows: int = 8, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    return testing.make_inputs(2, 4, 2, rows, 16, dtype, seed=0)
+
+
+def test_it_is_one_graph_of_one_operator() -> None:
+    q, k, v, _ = problem()
+    explained = torch._dynamo.explain(ringray.ring_attention)(q, k, v)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+    calls = [node for node in explained.graphs[0].graph.nodes if node.op == "call_function"]
+    assert sum("ringray.attention" in str(node.target) for node in calls) == 1
+    assert len(calls) <= 4  # and what takes its results apart
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needs_grad"),
+    [
+        ({}, True), ({}, False), ({"cu_seqlens": torch.tensor([0, 3, 8])}, True),
+        ({"backward": "reverse"}, True), ({"window": 2, "blocks": 4, "scale": 0.3}, True),
+        ({"partition": "striped", "causal": False, "transport": "allgather"}, True),
+    ],
+)  # fmt: skip
+def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool) -> None:
+    q, k, v, dout = problem()
+    q, k, v = (x.requires_grad_(needs_grad) for x in (q, k, v))
+    more = {
+        "partition": "zigzag", "causal": True, "window": None, "seq_len": None, "scale": None,
+        "transport": "ring", "backward": "auto", "backend": "auto", "blocks": None, **arguments,
+    }  # fmt: skip
+    cu_seqlens, blocks = more.pop("cu_seqlens", None), more.pop("blocks")
+    settings = (None, 1, *more.values(), blocks, None)
+    op = torch.ops.ringray.attention.default
+    opcheck(op, (q, k, v, cu_seqlens, needs_grad, None, *settings))
+    out, lse, kept = op(q, k, v, cu_seqlens, needs_grad, None, *settings)
+    saved = [x.detach() for x in (q, k, v, out, lse, *kept)]
+    opcheck(torch.ops.ringray.attention_backward.default, (dout, saved, cu_seqlens, *settings))
+
+
+def test_the_other_operators_are_well_formed() -> None:
+    x = torch.randn(2, 7, 3, requires_grad=True)
+    ops = torch.ops.ringray
+    opcheck(ops.shard.default, (x, 1, "zigzag", None, 1, 2.0))
+    opcheck(ops.unshard.default, (ops.shard(x, 1, "zigzag", None, 1, 0.0), 1, "zigzag", None, 1, 7))
+    opcheck(ops.shard_backward.default, (torch.randn(2, 8, 3), 7, 1, "zigzag", None, 1))
+    opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), 1, "zigzag", None, 1))
+    opcheck(ops.positions.default, ("striped", 8, 2, 1))
+    own = torch.tensor(3.0, requires_grad=True)
+    opcheck(ops.global_mean.default, (own, torch.tensor(4), None, 1, 1))
+    cpu = torch.device("cpu")
+    opcheck(ops.rotation.default, (torch.tensor([0, 3, 7]), "zigzag", 8, 1, 0, 7, 16, 1e4, cpu))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"partition": "zigzg"}, "partition: got 'zigzg', .* did you mean 'zigzag'"),
+        ({"transport": 3}, "transport: got 3"),
+        ({"backend": "cuda"}, "backend: got 'cuda', expected one of auto"),
+        ({"window": -1}, "window: got -1, expected None or an integer of at least 0"),
+        ({"window": 2.0}, "window: got 2.0"),
+        ({"window": 2, "causal": False}, "window=2 with causal=False"),
+        ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
+        ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
+        ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
+        ({"seq_len": 9}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 9 tokens as 10"),
+        ({"cu_seqlens": [0, 8]}, "cu_seqlens: got list, expected a 1-D tensor of integers"),
+        ({"cu_seqlens": torch.tensor([0, 7])}, "cu_seqlens: expected boundaries from 0 to"),
+    ],
+)
+def test_wrong_arguments_are_told_when_it_runs(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        checks.compiled(ringray.ring_attention)(*problem()[:3], **changes)
+
+
+def test_blocks_are_seen() -> None:
+    """Other blocks, another graph."""
+    q, k, v, _ = problem(64)
+    function = checks.compiled(ringray.ring_attention)
+    for blocks in (None, 8, 16):
+        assert torch.equal(
+            function(q, k, v, blocks=blocks), ringray.ring_attention(q, k, v, blocks=blocks)
+        )
+    first, second = ringray.Blocks(), ringray.Blocks(atomic_dq=True)
+    for chosen in (first, second, first):
+        with pytest.raises(ValueError, match=f"atomic_dq={chosen.atomic_dq}"):
+            function(q, k, v, blocks=chosen)
+
+
+def test_a_graph_of_another_ring_is_refused() -> None:
+    q, k, v, _ = problem()
+    settings = ("zigzag", True, None, None, None, "ring", "auto", "auto", None, None)
+    with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
+        torch.ops.ringray.attention(q, k, v, None, False, None, None, 2, *settings)
+
+
+def test_lengths_and_documents_are_data() -> None:
+    """Two lengths, two numbers of documents: the third of each compiles nothing."""
+    torch.manual_seed(0)
+    module = ringray.ContextParallelAttention(32, 4, num_kv_heads=2)
+
+    def run(x: torch.Tensor, seq_len: int, cu: torch.Tensor) -> torch.Tensor:
+        rows = ringray.shard(x, dim=1)
+        turned = rows + ringray.local_positions("zigzag", seq_len, 1, 0)[:, None]
+        return ringray.unshard(
+            module(turned, seq_len=seq_len, cu_seqlens=cu), dim=1, seq_len=seq_len
+        )
+
+    function, graphs = checks.compiled(run), []
+    for seq_len, cuts in ((9, ()), (13, (3,)), (17, (2, 9)), (21, (2, 9, 20)), (31, (1, 2, 3, 4))):
+        cu = torch.tensor([0, *cuts, seq_len])
+        x = torch.randn(2, seq_len, 32)
+        assert torch.equal(function(x, seq_len, cu), run(x, seq_len, cu))
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[-1] == graphs[-2]
+
+
+def test_calls_of_sdpa_are_routed() -> None:
+    q, k, v = (x[:, :2] for x in problem()[:3])
+
+    def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    function = checks.compiled(attends)
+    plain = function(q, k, v)
+    with ringray.context_parallel(window=2):
+        routed = function(q, k, v)
+    assert torch.equal(routed, ringray.ring_attention(q, k, v, window=2))
+    assert torch.equal(plain, function(q, k, v))
+    assert not torch.allclose(plain, routed)
+
+
+def test_importing_it_imports_no_compiler() -> None:
+    """Which takes longer than everything else together."""
+    said = "import sys, ringray.nn; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", said], check=True, timeout=120)
+
+
+def test_compiled_autograd_leaves_an_eager_call_alone(recwarn: pytest.WarningsRecorder) -> None:
+    q, k, v, dout = (x.requires_grad_() for x in problem())
+    (want,) = torch.autograd.grad(ringray.ring_attention(q, k, v), q, dout)
+    out = ringray.ring_attention(q, k, v)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        out.backward(dout.detach())
+    assert torch.equal(q.grad, want)
+    assert not [str(one.message) for one in recwarn if "lru_cache" in str(one.message)]
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_autocast_does_not_reach_the_reference_backend(compile_it: bool) -> None:
+    function = ringray.ring_attention
+    if compile_it:
+        function = checks.compiled(function)
+    found = []
+    for enabled in (False, True):
+        q, k, v, dout = (x.clone() for x in problem(64))
+        q.requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = function(q, k, v, backend="reference")
+            out.backward(dout)
+        found.append((out, q.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    ("make", "more", "says"),
+    [
+        (create_chunked_causal_mask, {}, "chunked_overlay"),
+        (create_causal_mask, {"block_sequence_ids": torch.zeros(2, 4)}, "or_masks"),
+        (create_causal_mask, {"and_mask_function": lambda b, h, q, k: q > k}, "of the model"),
+    ],
+)
+def test_masks_of_another_kind_are_refused(make: Any, more: dict[str, Any], says: str) -> None:
+    """While the model is traced, so by an error of the tracer, which names what was raised."""
+    import ringray.models.huggingface as hf
+
+    hf.register()
+    config = transformers.LlamaConfig(attention_chunk_size=3)
+    config._attn_implementation = "ringray"
+    embeds, positions = torch.zeros(2, 4, 64), torch.tensor([[0, 1, 6, 7]])
+
+    def build(embeds: torch.Tensor, positions: torch.Tensor) -> Any:
+        made = make(
+            config=config, inputs_embeds=embeds, attention_mask=None, past_key_values=None,
+            position_ids=positions, **more,
+        )  # fmt: skip
+        return embeds + 1 if made is None else made
+
+    with pytest.raises((ValueError, torch._dynamo.exc.Unsupported), match=says):
+        checks.compiled(build)(embeds, positions)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler")
+def test_inductor() -> None:
+    torch.manual_seed(0)
+    module = ringray.ContextParallelAttention(32, 4, num_kv_heads=2)
+    found = []
+    for function in (module, torch.compile(module, fullgraph=True)):
+        x = torch.randn(1, 16, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        out = function(x, cu_seqlens=torch.tensor([0, 5, 16]))
+        out.square().sum().backward()
+        found.append((out, x.grad))
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,154 @@
+"""``ring_attention`` on real rings of gloo processes, and in one process without any."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ringray
+from ringray.partition import PARTITIONS
+from ringray_kernels import testing
+from tests.support import ring_checks as checks
+from tests.support.ranks import on_ring
+
+EVERY = (
+    checks.exact, checks.random_problems, checks.repeatable, checks.traffic, checks.some_gradients,
+    checks.strides, checks.disagreement, checks.sharding, checks.subgroups,
+    checks.without_agreement,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_rings(size: int) -> None:
+    on_ring(size, EVERY)
+
+
+def test_a_ring_of_eight() -> None:
+    on_ring(
+        8,
+        (
+            checks.random_problems,
+            checks.traffic,
+            checks.disagreement,
+            checks.sharding,
+        ),
+    )
+
+
+# In one process, without a group
+
+
+def problem(rows: int = 8) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return testing.make_inputs(2, 4, 2, rows, 16, torch.float32, seed=0)[:3]
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_without_a_group_it_is_attention(partition: str) -> None:
+    q, k, v = problem(61)
+    shards = [ringray.shard(x, dim=2, partition=partition) for x in (q, k, v)]
+    out = ringray.ring_attention(*shards, partition=partition, seq_len=61)
+    assert isinstance(out, torch.Tensor)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    full = ringray.unshard(out, dim=2, partition=partition, seq_len=61)
+    torch.testing.assert_close(full, want, atol=1e-5, rtol=1e-5)
+
+
+def test_the_scale_is_used() -> None:
+    q, k, v = problem()
+    assert torch.equal(
+        ringray.ring_attention(q, k, v), ringray.ring_attention(q, k, v, scale=16**-0.5)
+    )
+    flat = ringray.ring_attention(q, k, v, scale=0.0, causal=False)
+    mean = v.mean(2, keepdim=True).repeat_interleave(2, 1).expand_as(q)
+    torch.testing.assert_close(flat, mean)
+
+
+def test_only_lse_is_used() -> None:
+    q, k, v = (x.requires_grad_() for x in problem())
+    out, lse = ringray.ring_attention(q, k, v, return_lse=True)
+    assert not lse.requires_grad
+    (out.sum() * 0 + lse.sum()).backward()
+    assert q.grad is not None
+    assert (q.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"partition": "zigzg"},
+            "partition: got 'zigzg', expected one of .* did you mean 'zigzag'",
+        ),
+        ({"transport": "rings"}, "transport: got 'rings', expected one of .* did you mean 'ring'"),
+        ({"backend": "cuda"}, "backend: got 'cuda', expected one of auto"),
+        ({"window": -1}, "window: got -1, expected None or an integer of at least 0"),
+        ({"window": True}, "window: got True"),
+        ({"window": 2.0}, "window: got 2.0"),
+        ({"window": 2, "causal": False}, "window=2 with causal=False"),
+        ({"blocks": 0}, "blocks: got 0, backend 'aten' takes None or query rows per call"),
+        ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
+        ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
+        ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
+        ({"scale": "1"}, "scale: got '1'"),
+        ({"seq_len": 0}, "seq_len: got 0"),
+        ({"seq_len": 9}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 9 tokens as 10"),
+        ({"seq_len": 5}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 5 tokens as 6"),
+        ({"cu_seqlens": [0, 8]}, "cu_seqlens: got list, expected a 1-D tensor of integers"),
+        ({"cu_seqlens": torch.tensor([0.0, 8.0])}, "cu_seqlens: got torch.float32 of shape"),
+        ({"cu_seqlens": torch.tensor([[0, 8]])}, "cu_seqlens: got torch.int64 of shape"),
+        ({"cu_seqlens": torch.tensor([0, 7])}, "cu_seqlens: expected boundaries from 0 to"),
+        ({"cu_seqlens": torch.tensor([0, 5, 3, 8])}, "cu_seqlens: boundaries must not decrease"),
+    ],
+)
+def test_wrong_arguments_are_told(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ringray.ring_attention(*problem(), **changes)  # type: ignore[arg-type]
+
+
+def test_wrong_tensors_are_told() -> None:
+    q, k, v = problem()
+    with pytest.raises(ValueError, match=r"k: got 7 rows, expected q's 8"):
+        ringray.ring_attention(q, k[:, :, :7], v[:, :, :7])
+    with pytest.raises(ValueError, match=r"v: got shape"):
+        ringray.ring_attention(q, k, v[:, :1])
+    wrong = torch.zeros(2, 3, 8, 16)
+    with pytest.raises(ValueError, match=r"heads: got 4 query heads and 3"):
+        ringray.ring_attention(q, wrong, wrong)
+
+
+def test_sharding_says_what_is_wrong() -> None:
+    x = torch.zeros(4, 6)
+    with pytest.raises(ValueError, match="dim: got 2"):
+        ringray.shard(x, dim=2)
+    with pytest.raises(ValueError, match="partition: got 'zag'"):
+        ringray.shard(x, dim=0, partition="zag")
+    with pytest.raises(ValueError, match="is empty"):
+        ringray.shard(torch.zeros(0, 6), dim=0)
+    with pytest.raises(ValueError, match="seq_len: 1 ranks x 6 rows = 6 positions cannot hold 7"):
+        ringray.unshard(x, dim=1, seq_len=7)
+    for arguments, says in (
+        (("zigzag", 0, 1, 0), "seq_len: got 0"),
+        (("zigzag", 8, 0, 0), "world_size: got 0"),
+        (("zigzag", 8, 2, 2), "rank: got 2, expected 0 to 1"),
+        (("zag", 8, 2, 0), "partition: got 'zag'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            ringray.local_positions(*arguments)
+
+
+def test_positions_are_a_copy() -> None:
+    ringray.local_positions("zigzag", 8, 2, 0).zero_()
+    assert ringray.local_positions("zigzag", 8, 2, 0).tolist() == [0, 1, 6, 7]
+
+
+def test_the_namespace_is_lazy_and_complete() -> None:
+    assert set(ringray.__all__) <= set(dir(ringray))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ringray.nothing  # noqa: B018

@@ -1,0 +1,138 @@
+"""What a measurement was taken on, and when two points are the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringray.base import provenance
+
+CONFIG = {"seq_len": 64}
+
+
+def test_it_describes_this_machine() -> None:
+    found = provenance.describe()
+    assert set(found) == {
+        "hardware", "os", "python", "versions", "git", "code", "kernels",
+    }  # fmt: skip
+    assert found["hardware"]["cores"] >= 1
+    assert found["hardware"]["memory_bytes"] > 1 << 20
+    assert isinstance(found["hardware"]["gpus"], list)
+    assert set(found["versions"]) == {"torch", "triton", "ray", "mlflow", "ringray"}
+    assert len(found["code"]) == len(found["kernels"]) == 64
+    assert os.uname().nodename not in str(found)
+
+
+def test_a_point_is_its_config_kernels_hardware_and_versions() -> None:
+    base = {
+        "hardware": {"cpu": "a", "cores": 2, "memory_bytes": 8 << 30, "gpus": []},
+        "versions": {"torch": "2", "triton": "3", "ringray": "1", "ray": "2", "mlflow": "3"},
+        "kernels": "k",
+        "code": "c",
+        "git": {"commit": "1", "dirty": False},
+    }
+    point = provenance.point_digest(CONFIG, base)
+    assert len(point) == 64
+    same = [
+        base | {"code": "other", "git": None, "os": "other"},
+        base | {"versions": base["versions"] | {"mlflow": "4", "ray": "3"}},
+        base | {"hardware": base["hardware"] | {"memory_bytes": (8 << 30) + 4096}},
+    ]
+    assert {provenance.point_digest(CONFIG, other) for other in same} == {point}
+    different = [
+        base | {"kernels": "other"},
+        base | {"versions": base["versions"] | {"torch": "3"}},
+        base | {"hardware": base["hardware"] | {"gpus": ["H100"]}},
+        base | {"hardware": base["hardware"] | {"memory_bytes": 16 << 30}},
+    ]
+    points = {provenance.point_digest(CONFIG, other) for other in different}
+    points |= {point, provenance.point_digest({"seq_len": 65}, base)}
+    assert len(points) == 6
+
+
+def test_the_code_digest_sees_names_and_contents(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    digests = []
+    for name, content in (("a.py", "x"), ("a.py", "y"), ("b.py", ""), ("c.txt", "")):
+        (package / name).write_text(content)
+        digests.append(provenance._tree_digest((package,)))
+    assert len(set(digests)) == 3
+    assert digests[2] == digests[3]
+    assert provenance._tree_digest(()) != digests[0]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if not shutil.which("git"):
+        pytest.skip("needs git")
+    package = tmp_path / "ringray"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(provenance, "_PACKAGE", package)
+    return tmp_path
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    settings = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(
+        ["git", *settings, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_git_names_the_commit_of_our_checkout(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert provenance.git_state() is None
+    _git(checkout, "init", "-q")
+    assert provenance.git_state() is None, "no commit yet"
+    _git(checkout, "add", ".")
+    _git(checkout, "commit", "-q", "-m", "one")
+    commit = _git(checkout, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert provenance.git_state() == {"commit": commit, "dirty": False}
+    (checkout / "untracked").write_text("")
+    assert provenance.git_state() == {"commit": commit, "dirty": False}
+    (checkout / "ringray" / "__init__.py").write_text("x = 1")
+    assert provenance.git_state() == {"commit": commit, "dirty": True}
+
+
+def test_a_package_below_someone_elses_checkout_has_no_commit(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _git(checkout, "init", "-q")
+    installed = checkout / "lib" / "site-packages" / "ringray"
+    monkeypatch.setattr(provenance, "_PACKAGE", installed)
+    assert provenance.git_state() is None
+
+
+def test_a_broken_nvidia_smi_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho NVIDIA X; echo NVIDIA X\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert provenance._gpu_names() == ["NVIDIA X", "NVIDIA X"]
+    program.write_text("#!/bin/sh\necho failed; exit 9\n")
+    assert provenance._gpu_names() == []
+
+
+def test_it_needs_no_torch_and_no_ray() -> None:
+    code = (
+        "import sys; from ringray import environment as e; e.describe();"
+        "print({'torch', 'ray', 'mlflow', 'ringray_kernels'} & set(sys.modules))"
+    )
+    root = Path(provenance.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'kernels'}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "set()\n"

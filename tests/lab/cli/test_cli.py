@@ -1,0 +1,293 @@
+"""The command line: what each command prints, where, with which exit code, and what it imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringray import __version__
+from ringray.lab import cli
+from ringray.lab.plan import plan
+from ringray.lab.spec import model as spec
+from ringray.lab.store.store import default_path
+from tests.support.small_spec import SMALL, fill
+
+ROOT = Path(__file__).resolve().parents[3]
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+QUICKSTART = str(ROOT / "experiments" / "quickstart.yaml")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def shell(*arguments: str, code: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, or ``code`` there."""
+    command = ["-c", code] if code else ["-m", "ringray"]
+    return subprocess.run(
+        [sys.executable, *command, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS, **variables},
+        check=False,
+        timeout=120,
+    )
+
+
+# Exit codes and errors
+
+
+def test_an_environment_without_a_requirement_is_named(home: Path) -> None:
+    code = "import sys; sys.modules['psutil'] = None; from ringray.lab.cli import entry; entry()"
+    done = shell("run", QUICKSTART, "--no-tracking", code=code)
+    assert done.returncode == 2
+    assert f"{sys.executable} has no module psutil" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pln", QUICKSTART], "did you mean 'plan'?"),
+        (["frobnicate"], "expected one of validate, plan, run"),
+        (["plan"], "SPEC"),
+        (["plan", QUICKSTART, "--jsn", "x"], "unrecognized arguments: --jsn"),
+        (["run", QUICKSTART, "more"], "unrecognized arguments: more"),
+        (["--frob"], "--frob"),
+        (["validate", "/nowhere/spec.yaml"], "/nowhere/spec.yaml"),
+        (["plan", QUICKSTART, "--json", "/nowhere/plan.json"], "--json /nowhere/plan.json"),
+        (["run", QUICKSTART, "--no-tracking", "--json", "/nowhere/a.jsonl"], "/nowhere/a.jsonl"),
+        (["run", QUICKSTART, "--store", "/proc/store.db"], "/proc/store.db"),
+        (["status", "nothing"], "ringray run SPEC"),
+        (["resume", "nothing"], "ringray run SPEC"),
+        (["list", "--store", "/nowhere/store.db"], "/nowhere/store.db"),
+    ],
+)
+def test_wrong_commands_exit_2_and_say_why(
+    arguments: list[str], says: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("ringray: error: ")
+    assert says in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_a_broken_spec_exits_2_with_its_line_and_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(SMALL.replace("heads: 2", "heads: two").replace("name: small", "name: ''"))
+    for command in ("validate", "plan", "run"):
+        assert cli.main([command, str(broken)]) == 2
+        _, err = capsys.readouterr()
+        assert f"ringray: error: {broken}:2: name: " in err
+        assert f"\n{broken}:6: problem.heads: got 'two'" in err
+
+
+def test_a_spec_of_which_no_point_can_run_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    impossible = tmp_path / "impossible.yaml"
+    impossible.write_text(SMALL.replace("[null, 3]", "3").replace("[true, false]", "false"))
+    assert cli.main(["validate", str(impossible)]) == 2
+    assert f"{impossible}:7: problem.window: " in capsys.readouterr().err
+
+
+def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "validate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    assert f"usage: ringray {name}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ringray {__version__}\n"
+
+
+def test_an_unexpected_error_shows_where_and_how_to_report(
+    small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> plan.Plan:
+        raise ZeroDivisionError("deliberate")
+
+    monkeypatch.setattr("ringray.lab.cli.spec.build", fail)
+    assert cli.main(["plan", small]) == 1
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: deliberate" in err
+    assert "report it" in err.splitlines()[-1]
+
+
+def test_ctrl_c_exits_130(
+    small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> plan.Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ringray.lab.cli.spec.build", interrupt)
+    assert cli.main(["plan", small]) == 130
+    assert capsys.readouterr().err == "ringray: interrupted\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ringray", "schema"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    )
+    assert process.stdout
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+
+
+# validate, plan, schema
+
+
+def test_validate_answers_in_two_lines(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", small]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    digest = plan.build(spec.load(small)).digest
+    assert first == f"{small}: small (latency) is valid, sweep {digest[:12]}"
+    assert second.startswith("6 trials and 2 pruned; predicted: ")
+
+
+def test_plan_lists_trials_and_what_is_pruned(
+    small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", small]) == 0
+    out = capsys.readouterr().out
+    assert "ring of 2, device auto, 1 thread per rank, 64 tokens, 2 heads × 64, bfloat16" in out
+    assert re.search(
+        r"partition +causal +window +predicted +memory/rank +sent +FLOPs +balance", out
+    )
+    assert len(re.findall(r"^ *\d+ +(contiguous|zigzag) ", out, re.M)) == 6
+    assert "2 points pruned: problem.window: window 3 " in out
+
+
+def test_plan_writes_json(small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "plan.json"
+    assert cli.main(["plan", small, "--json", str(target)]) == 0
+    assert "contiguous" in capsys.readouterr().out
+    assert cli.main(["plan", small, "--json", "-"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(target.read_text())
+    assert printed["sweep"] == plan.build(spec.load(small)).digest
+    assert printed["totals"]["trials"] == 6
+    assert [one["pruned"] is not None for one in printed["trials"]].count(True) == 2
+    assert printed["trials"][0]["predicted"]["flops"] > 0
+
+
+def test_a_large_plan_is_shortened_unless_all_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = tmp_path / "large.yaml"
+    large.write_text(SMALL.replace("seq_len: 64", f"seq_len: {[64 + i for i in range(20)]}"))
+    assert cli.main(["plan", str(large)]) == 0
+    assert "... and 60 trials more (--all)" in capsys.readouterr().out
+    assert cli.main(["plan", str(large), "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "more (--all)" not in out
+    assert len(out.splitlines()) > 120
+
+
+def test_schema_is_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == spec.json_schema()
+
+
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_the_quick_commands_import_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys\n"
+        "from ringray import cli\n"
+        f"assert cli.main([{command!r}, {QUICKSTART!r}]) == 0\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'triton', 'pandas', 'sqlalchemy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "assert ('rich' in sys.modules) == (sys.argv[1] == 'plan')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code, command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS},
+        check=False,
+    )
+    times = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    slowest = sorted(times[1:], key=lambda line: -int(line.split("|")[1]))[:12]
+    print(f"{command}: cumulative µs, package", *slowest, sep="\n")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_no_color_means_none(small: str) -> None:
+    code = f"from ringray import cli; import sys; sys.exit(cli.main(['plan', {small!r}]))"
+    done = shell(code=code, NO_COLOR="1", FORCE_COLOR="1", TERM="xterm-256color")
+    assert done.returncode == 0
+    colours = re.findall(r"\x1b\[[0-9;]*m", done.stdout)
+    assert all(re.fullmatch(r"\x1b\[[0-9](;[0-9])*m", code) for code in colours), colours
+    assert "\x1b" not in shell("plan", small).stdout
+
+
+# list, status
+
+
+def test_list_of_nothing_is_a_hint(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    assert f"no sweeps in {home / 'store.db'} yet" in capsys.readouterr().out
+    assert not (home / "store.db").exists()
+
+
+def test_list_shows_sweeps(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = fill(default_path())
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    # Its driver is gone and could not say so.
+    assert re.search(
+        rf"small +{made.digest[:12]} +latency +interrupted +2 ok · 2 pruned · 4 pending +20\d\d-",
+        out,
+    )
+
+
+@pytest.mark.parametrize("by", ["name", "digest"])
+def test_status_shows_results_and_what_is_pending(
+    by: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = fill(default_path())
+    assert cli.main(["status", "small" if by == "name" else made.digest[:8]]) == 0
+    out = capsys.readouterr().out
+    assert "2 ok · 2 pruned · 4 pending" in out
+    assert re.search(r"contiguous .* ok +12\.3 +12\.1–12\.9 +13\.0 +0\.95 +0\.161 +4\.00", out)
+    assert len(re.findall("pending", out)) == 5
+    assert "`ringray resume small` continues" in out
+
+
+def test_status_of_an_unknown_sweep_names_the_nearest(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(default_path())
+    for command in ("status", "resume", "sync"):
+        assert cli.main([command, "smal"]) == 2
+        assert "did you mean 'small'?" in capsys.readouterr().err

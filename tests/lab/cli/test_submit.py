@@ -1,0 +1,128 @@
+"""`ringray submit` and `stop` on a job server that is made up."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray.lab import cli
+from tests.support.job_server import PLAN, SHORT, URL, Server, ends
+from tests.support.small_spec import SMALL
+
+if TYPE_CHECKING:
+    pass
+
+
+def test_submit_follows_and_exits_as_the_sweep(
+    server: Server, small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for status, code, last in (
+        ("SUCCEEDED", 0, "complete\n"),
+        ("FAILED", 1, f"to try again what failed: ringray submit {small} --address {URL}\n"),
+        ("FAILED", 2, "refused\n"),
+        ("FAILED", 130, f"to continue it: ringray submit {small} --address {URL}\n"),
+    ):
+        server.logs = [["1/6 done\n", ends(server, status, code)]]
+        assert cli.main(["submit", small, "--address", URL]) == code
+        out = capsys.readouterr().out
+        assert "1/6 done\n" in out
+        assert out.endswith(last)
+    assert [sent["id"] for sent in server.sent] == [f"ringray-{SHORT}-{n}" for n in (1, 2, 3, 4)]
+
+
+def test_a_job_that_never_started_is_an_error(
+    server: Server, small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        (job,) = server.jobs.values()
+        job.status, job.error_type, job.message = "FAILED", "RUNTIME_ENV_SETUP_FAILURE", "no disk"
+
+    server.logs = [[fail]]
+    assert cli.main(["submit", small, "--address", URL]) == 2
+    assert f"error: job ringray-{SHORT}-1 could not start: no disk" in capsys.readouterr().err
+
+
+def test_detach_says_how_to_go_on(
+    server: Server, small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["submit", small, "--address", f"{URL}/", "--detach"]) == 0
+    out = capsys.readouterr().out
+    assert f"follow: ringray submit {small} --address {URL}\n" in out
+    assert f"stop:   ringray stop small --address {URL}\n" in out
+    assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
+    out = capsys.readouterr().out
+    assert f"job ringray-{SHORT}-1 runs already" in out
+    assert "other source" not in out
+    next(iter(server.jobs.values())).metadata["code"] = "0" * 64
+    assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
+    assert "it runs other source than is here" in capsys.readouterr().out
+
+
+def test_ctrl_c_detaches(server: Server, small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    server.logs = [["a\n", interrupt]]
+    assert cli.main(["submit", small, "--address", URL]) == 130
+    assert f"detached; job ringray-{SHORT}-1 goes on" in capsys.readouterr().out
+    assert server.stops == []
+
+
+@pytest.mark.parametrize("by", ["name", "digest", "spec"])
+def test_stop_finds_the_running_job(
+    server: Server, small: str, by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.put(f"ringray-{SHORT}-1", "FAILED", driver_exit_code=1)
+    server.put(f"ringray-{SHORT}-2")
+    given = {"name": "small", "digest": PLAN.digest[:6].upper(), "spec": small}[by]
+    assert cli.main(["stop", given, "--address", URL]) == 0
+    assert server.stops == [f"ringray-{SHORT}-2"]
+    assert f"job ringray-{SHORT}-2: stopped; `ringray submit SPEC" in capsys.readouterr().out
+    assert cli.main(["stop", given, "--address", URL]) == 0
+    assert "has ended already: stopped" in capsys.readouterr().out
+    assert len(server.stops) == 1
+
+
+def test_stop_says_what_it_does_not_know(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["stop", "large", "--address", URL]) == 2
+    assert "of a sweep 'large'; no sweep runs there" in capsys.readouterr().err
+    other = "ab" * 32
+    server.put(f"ringray-{SHORT}-1")
+    server.put(f"ringray-{other[:12]}-1", metadata={"sweep": other, "name": "small"})
+    assert cli.main(["stop", "large", "--address", URL]) == 2
+    assert "running there: small" in capsys.readouterr().err
+    assert cli.main(["stop", "small", "--address", URL]) == 2
+    assert f"not unique: {other[:12]}, {SHORT}" in capsys.readouterr().err.replace(
+        f"{SHORT}, {other[:12]}", f"{other[:12]}, {SHORT}"
+    )
+    assert server.stops == []
+
+
+# Before anything is sent
+
+
+def test_an_old_python_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job runs with the cluster's, which no installer has checked."""
+    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("ringray", run_name="__main__")
+    assert caught.value.code == 2
+    assert "this is Python 3.10.12, ringray needs 3.11 to 3.13" in capsys.readouterr().err
+
+
+def test_the_spec_is_checked_before_anything_is_sent(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(SMALL.replace("heads: 2", "heads: two"))
+    assert cli.main(["submit", str(path), "--address", "nonsense"]) == 2
+    assert "bad.yaml:6: problem.heads" in capsys.readouterr().err
+    assert server.jobs == {}

@@ -1,0 +1,208 @@
+"""What a cluster has or can come to have, which rings fit on it, and what a refused one is told."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from ringray.lab.cluster import capacity
+from ringray.lab.cluster.capacity import HEAD, Group, Offer
+from ringray.lab.cluster.connect import Cluster
+from ringray.lab.plan import plan
+from ringray.lab.spec import model as spec
+from tests.support.place import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GPU = {"CPU": 1.0, "GPU": 1.0}
+CONFIG = yaml.safe_load((REPOSITORY / "cluster" / "local-autoscaling.yaml").read_text())
+EMPTY = Offer((Group("head", {}, 1, head=True),))
+
+
+def node(alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"Alive": alive, "Resources": {"memory": 1e9, **resources}}
+
+
+def config(ring: str, **changes: str) -> Any:
+    text = f"version: 1\nname: a\nkind: latency\nring: {ring}\nproblem: {{seq_len: 64}}\n"
+    (trial,) = plan.build(spec.parse(text + "".join(changes.values()))).trials
+    return trial.config
+
+
+# Rings on nodes
+
+
+def brute(groups: tuple[Group, ...], most: int, bundle: dict[str, float], strategy: str) -> int:
+    """The largest ring over every choice of at most ``most`` workers."""
+    nodes = [group for group in groups for _ in range(group.most or 0)]
+    best = 0
+    for chosen in range(2 ** len(nodes)):
+        here = [one for at, one in enumerate(nodes) if chosen >> at & 1]
+        if sum(not one.head for one in here) > most:
+            continue
+        held = [
+            min(math.floor(one.resources.get(name, 0) / need) for name, need in bundle.items())
+            for one in here
+        ]
+        if strategy == "STRICT_PACK":
+            best = max(best, *held, 0)
+        elif strategy == "STRICT_SPREAD":
+            best = max(best, sum(map(bool, held)))
+        else:
+            best = max(best, sum(held))
+    return best
+
+
+@pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
+def test_the_largest_ring_is_that_of_the_best_choice_of_nodes(strategy: str) -> None:
+    dice = random.Random(7)
+    for _ in range(150):
+        groups = tuple(
+            Group(f"g{at}", {"CPU": dice.randint(0, 5), "GPU": dice.randint(0, 3)}, count, head)
+            for at, (count, head) in enumerate(
+                [(1, True), (dice.randint(0, 3), False), (dice.randint(0, 3), False)]
+            )
+        )
+        most = dice.randint(0, 5)
+        bundle = {"CPU": float(dice.randint(1, 2)), "GPU": float(dice.randint(0, 1))}
+        bundle = {name: need for name, need in bundle.items() if need}
+        found = Offer(groups, most).ranks(bundle, strategy)
+        assert found == brute(groups, most, bundle, strategy), (groups, most, bundle)
+
+
+def test_without_a_limit_any_ring_fits() -> None:
+    endless = Offer((Group("gpu", GPU, None),))
+    assert endless.ranks(GPU) == math.inf
+    assert endless.ranks(GPU, "STRICT_PACK") == 1
+    assert endless.ranks({"CPU": 2.0}) == 0
+    assert Offer((Group("gpu", GPU, None),), 3).ranks(GPU) == 3
+
+
+def test_fractions_of_a_resource_add_up() -> None:
+    assert Offer((Group("a", {"CPU": 0.3}),)).ranks({"CPU": 0.1}) == 3
+
+
+# What Ray says, as an offer
+
+
+def test_nodes_that_are_alike_are_one_group() -> None:
+    present = capacity.of_nodes(
+        [node(**{HEAD: 1.0}), node(**GPU), node(**GPU), node(False, **GPU), node(CPU=8.0)]
+    )
+    assert str(present) == "2 × node (1 CPU, 1 GPU), 1 × node (8 CPU)"
+    assert present.ranks(GPU) == 2
+    assert present.ranks({"CPU": 1.0}) == 10
+
+
+def test_a_configuration_offers_its_workers_and_the_head_that_there_is() -> None:
+    found = capacity.of_config(CONFIG, EMPTY)
+    assert (found.ranks(GPU), found.ranks({"CPU": 1.0}), found.has("GPU")) == (4, 4, True)
+    assert str(found) == "4 × gpu (1 CPU, 1 GPU)"
+    head = Offer((Group("head", {"CPU": 8.0}, 1, head=True),))
+    assert capacity.of_config(CONFIG, head).ranks({"CPU": 1.0}) == 12
+    # Nodes that run already are the autoscaler's own: they are not offered twice.
+    grown = Offer((*EMPTY.groups, Group("node", GPU, 4)))
+    assert capacity.of_config(CONFIG, grown).ranks(GPU) == 4
+
+
+def test_types_without_a_number_share_that_of_the_cluster() -> None:
+    types = {
+        "head": {"resources": {"CPU": 4}, "node_config": {}},
+        "large": {"resources": {"CPU": 8, "GPU": 8}, "node_config": {}},
+        "small": {"resources": GPU, "node_config": {}, "max_workers": 2},
+    }
+    found = capacity.of_config(
+        {"max_workers": 3, "head_node_type": "head", "available_node_types": types}, EMPTY
+    )
+    assert found.ranks(GPU) == 24
+    assert str(found).endswith("at most 3 workers in all")
+    alone = {"max_workers": 3, "available_node_types": {"all": types["small"]}}
+    assert capacity.of_config(alone, EMPTY).ranks(GPU) == 2
+    assert str(capacity.of_config({}, EMPTY)) == "1 × head (no CPU, no GPU)"
+
+
+# What a cluster refuses
+
+
+def growing() -> tuple[Cluster, list[int]]:
+    asked: list[int] = []
+
+    def reach() -> Offer:
+        asked.append(1)
+        return capacity.of_config(CONFIG, EMPTY)
+
+    return Cluster(False, EMPTY, reach), asked
+
+
+@pytest.mark.parametrize(
+    ("ring", "field", "says"),
+    [
+        ("{size: 4, device: cpu}", None, ""),
+        ("{size: 4, device: cuda, placement: strict-spread}", None, ""),
+        ("{size: 4}", None, ""),
+        ("{size: 5, device: cpu}", "ring.size",
+         "needs 5 CPUs, the cluster can offer rings of up to 4: 4 × gpu (1 CPU, 1 GPU)"),
+        ("{size: 5, device: cuda}", "ring.size", "needs 5 CPUs and 5 GPUs"),
+        ("{size: 2, device: cuda, placement: strict-pack}", "ring.size",
+         "on one node, the cluster can offer rings of up to 1"),
+        ("{size: 2, device: cpu, threads: 2}", "ring.size", "the cluster can offer no such rank"),
+    ],
+)  # fmt: skip
+def test_a_growing_cluster_refuses_what_it_can_never_hold(
+    ring: str, field: str | None, says: str
+) -> None:
+    cluster, asked = growing()
+    reason = cluster.refusal(config(ring))
+    assert (reason.field if reason else None) == field
+    assert says in str(reason)
+    assert len(asked) == 1
+
+
+def test_gpus_that_nodes_can_bring_are_what_auto_means() -> None:
+    cluster, _ = growing()
+    assert cluster.device("auto") == "cuda"
+    assert Cluster(False, EMPTY).device("auto") == "cpu"
+
+
+def test_no_gpus_ever_is_said_of_the_device() -> None:
+    without = Cluster(False, EMPTY, lambda: Offer((Group("cpu", {"CPU": 8.0}, 4),)))
+    reason = without.refusal(config("{size: 2, device: cuda}"))
+    assert reason is not None
+    assert reason.field == "ring.device"
+    assert "cuda needs GPUs, the cluster can offer none: 4 × cpu (8 CPU)" in reason.text
+
+
+def test_nodes_that_are_there_answer_without_asking_the_autoscaler() -> None:
+    def never() -> Offer:
+        raise AssertionError("asked")
+
+    cluster = Cluster(False, Offer((Group("node", GPU, 4),)), never)
+    assert cluster.refusal(config("{size: 4}")) is None
+    assert cluster.certain(config("{size: 4}"))
+
+
+def test_what_cannot_be_known_is_not_refused() -> None:
+    cluster = Cluster(False, EMPTY, lambda: None)
+    far = config("{size: 64, device: cpu}")
+    assert cluster.refusal(far) is None
+    assert not cluster.certain(far)
+    assert cluster.exact(far)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "exact"),
+    [
+        (lambda: Cluster(True, Offer((Group("node", {"CPU": 8.0}),))), False),
+        (lambda: Cluster(False, Offer((Group("node", {"CPU": 8.0}),))), False),
+        (lambda: growing()[0], True),
+    ],
+)
+def test_rings_hold_no_spare_ranks_where_nodes_could_go(
+    cluster: Callable[[], Cluster], exact: bool
+) -> None:
+    assert cluster().exact(config("{size: 2, device: cpu}")) is exact

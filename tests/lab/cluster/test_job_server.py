@@ -1,0 +1,111 @@
+"""Where a job server is, whether it is one, and in words why it does not let one in."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.base.errors import PlaceError, UserError
+from ringray.lab.cluster import job_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+URL = "http://head:8265"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["head:6379", "head", "ray://head:10001", "http://", "http://h:x", "http://a b", "auto"],
+)
+def test_not_the_url_of_a_job_server(given: str) -> None:
+    with pytest.raises(UserError, match=r"expected|which is http://HOST:8265"):
+        job_server.address(given)
+
+
+def test_the_address_is_what_was_given_else_what_ray_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(UserError, match="no cluster to submit to; give --address http://HOST"):
+        job_server.address(None)
+    monkeypatch.setenv("RAY_ADDRESS", "http://a:1")
+    assert job_server.address(None) == "http://a:1"
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://b/")
+    assert job_server.address(None) == "https://b"
+    assert job_server.address("http://c:2") == "http://c:2"
+
+
+@pytest.fixture
+def answer() -> Iterator[Callable[[int, Any], str]]:
+    """A server with one answer to everything; its URL."""
+    started = []
+
+    def start(status: int, said: Any) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(said if isinstance(said, bytes) else json.dumps(said).encode())
+
+            def log_message(self, *_: Any) -> None: ...
+
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        started.append(made)
+        return f"http://127.0.0.1:{made.server_port}"
+
+    yield start
+    for made in started:
+        made.shutdown()
+        made.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "match"),
+    [
+        (404, {}, "is no Ray dashboard: HTTP status 404"),
+        (200, b"<html>", "is no Ray dashboard"),
+        (200, {"version": "4"}, "is no Ray dashboard: it answers as something else"),
+        (200, {"ray_version": "1.8.0"}, "Ray version 1.8.0 is running on the cluster"),
+    ],
+)
+def test_what_is_no_job_server(
+    answer: Callable[[int, Any], str], status: int, said: Any, match: str
+) -> None:
+    with pytest.raises(PlaceError, match=match):
+        job_server.connect(answer(status, said))
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(PlaceError, match=r"no Ray answers at http://127.0.0.1:1: .*refused"):
+        job_server.connect("http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("status", "mode", "token", "match"),
+    [
+        (401, None, None, "wants a token, and RAY_AUTH_MODE is not set; set RAY_AUTH_MODE=token"),
+        (401, "disabled", "x", "wants a token, and RAY_AUTH_MODE is disabled"),
+        (403, "token", "x", "refuses the token, that of RAY_AUTH_TOKEN"),
+    ],
+)
+def test_tokens_in_words(
+    status: int, mode: str | None, token: str | None, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private.authentication.http_token_authentication import (
+        format_authentication_http_error,
+    )
+    from ray.exceptions import AuthenticationError
+
+    for name, value in (("RAY_AUTH_MODE", mode), ("RAY_AUTH_TOKEN", token)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    text = format_authentication_http_error(status, "Unauthorized")
+    assert text is not None
+    with pytest.raises(PlaceError, match=match), job_server.answering(URL):
+        raise AuthenticationError(text)

@@ -1,0 +1,234 @@
+"""Sweeps as jobs: names, attempts, endings and addresses, on a job server that is made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from ringray.base import provenance
+from ringray.base.errors import PlaceError
+from ringray.lab import cli
+from ringray.lab.cluster import job_package, jobs
+from ringray.lab.cluster.jobs import Job, Jobs
+from ringray.lab.spec import model as spec
+from tests.support.job_server import PLAN, SHORT, URL, Server, ends
+from tests.support.small_spec import SMALL
+
+if TYPE_CHECKING:
+    pass
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def here(server: Server) -> Jobs:
+    return Jobs(server, URL)
+
+
+def submit(here: Jobs, store: str | None = None) -> tuple[Job, bool]:
+    with job_package.packed(PLAN.spec) as shipment:
+        return here.submit(PLAN, shipment, store)
+
+
+# What is sent
+
+
+def test_the_first_submit_sends_the_source_and_the_spec(server: Server, here: Jobs) -> None:
+    job, started = submit(here, "/data/a store.db")
+    assert (job.id, job.attempt, started) == (f"ringray-{SHORT}-1", 1, True)
+    (sent,) = server.sent
+    assert sent["entrypoint"] == "python -m ringray run spec/spec.yaml --store '/data/a store.db'"
+    assert sent["entrypoint_num_cpus"] == 0
+    assert sent["metadata"]["sweep"] == PLAN.digest
+    env = {**sent["runtime_env"]}
+    assert not Path(env.pop("working_dir")).exists()  # it was a copy
+    assert env == yaml.safe_load((ROOT / "cluster/runtime_env.yaml").read_text())
+    tops = {name.split("/")[0] for name in server.files}
+    assert tops <= {"ringray", "kernels", "spec", provenance.PROVENANCE}
+    assert "kernels/ringray_kernels/api.py" in server.files
+    assert not [name for name in server.files if "__pycache__" in name or "/." in name]
+
+
+def test_what_is_sent_is_what_runs_here(small: str) -> None:
+    with job_package.packed(spec.load(small)) as shipment:
+        packages = (shipment.folder / "ringray", shipment.folder / "kernels" / "ringray_kernels")
+        assert provenance._tree_digest(packages) == provenance.code_digest()
+        assert shipment.spec == "spec/small.yaml"
+        assert (shipment.folder / shipment.spec).read_text() == SMALL
+        assert provenance._provenance(shipment.folder) == provenance.git_state()
+        assert 0 < shipment.size < 4 << 20
+    assert not shipment.folder.exists()
+
+
+def test_what_lies_beside_the_source_stays_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tuple(tmp_path / name for name in ("ringray", "ringray_kernels"))
+    for package in packages:
+        (package / "inner").mkdir(parents=True)
+        for name in ("__init__.py", "inner/a.py", "id_rsa", "notes.txt", ".env", "inner/tls.pem"):
+            (package / name).write_text("x")
+        (package / "elsewhere").symlink_to(tmp_path)
+    monkeypatch.setattr(provenance, "packages", lambda: packages)
+    with job_package.packed(PLAN.spec) as shipment:
+        sent = {path.name for path in shipment.folder.rglob("*") if path.is_file()}
+    assert sent - {provenance.PROVENANCE} == {"__init__.py", "a.py", "spec.yaml"}
+
+
+def test_a_spec_with_a_password_is_not_sent(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL.replace("{enabled: false}", "{uri: 'postgresql://me:hush@h/db'}"))
+    assert cli.main(["submit", str(path), "--address", URL]) == 2
+    assert server.sent == []
+    assert "hush" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["http://me:hush@127.0.0.1:8265", "http://hush@127.0.0.1"])
+def test_an_address_holds_no_password(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["stop", "small", "--address", address]) == 2
+    said = capsys.readouterr().err
+    assert "RAY_AUTH_TOKEN" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"sweep": PLAN.digest, "name": "x\x1b[2J", "code": "c"}},
+        {"metadata": {"sweep": PLAN.digest, "name": "a; rm -rf ~", "code": "c"}},
+        {"metadata": {"sweep": PLAN.digest[:12] + "'/../x", "name": "small", "code": "c"}},
+        {"id": f"ringray-{SHORT}-" + "9" * 5000}, {"id": f"ringray-{SHORT}-١"},
+    ],
+)  # fmt: skip
+def test_jobs_that_only_look_like_ours(server: Server, here: Jobs, change: dict[str, Any]) -> None:
+    metadata = {"sweep": PLAN.digest, "name": "small", "code": "c"}
+    given = {"id": f"ringray-{SHORT}-1", "metadata": metadata} | change
+    server.put(given["id"], metadata=given["metadata"])
+    assert here.all() == []
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{", '{"commit": "a"}'])
+def test_a_folder_that_says_no_commit_has_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / provenance.PROVENANCE).write_text(text)
+    assert provenance._provenance(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["-rf.yaml", "a b.yaml", "x;y.yaml", ".hidden.yaml"])
+def test_a_name_that_a_shell_reads_is_not_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(SMALL)
+    with job_package.packed(spec.load(tmp_path / name)) as shipment:
+        assert shipment.spec == "spec/spec.yaml"
+
+
+# Once
+
+
+def test_a_running_job_is_attached_to(server: Server, here: Jobs) -> None:
+    first, _ = submit(here)
+    server.jobs[first.id].status = "RUNNING"
+    again, started = submit(here)
+    assert (again.id, started) == (first.id, False)
+    assert len(server.sent) == 1
+
+
+@pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED", "STOPPED"])
+def test_after_the_end_there_is_another_attempt(server: Server, here: Jobs, status: str) -> None:
+    for attempt in (1, 2, 10):
+        server.put(f"ringray-{SHORT}-{attempt}", status)
+    job, started = submit(here)
+    assert (job.id, started) == (f"ringray-{SHORT}-11", True)
+
+
+def test_of_two_submits_at_once_one_attaches(server: Server, here: Jobs) -> None:
+    def other() -> None:
+        server.put(f"ringray-{SHORT}-1")
+        server.before = lambda: None
+
+    server.before = other
+    job, started = submit(here)
+    assert (job.id, started) == (f"ringray-{SHORT}-1", False)
+    assert server.sent == []
+
+
+def test_a_name_that_is_taken_by_something_else(server: Server, here: Jobs) -> None:
+    server.put(f"ringray-{SHORT}-1", metadata={})
+    with pytest.raises(PlaceError, match=r"are taken at http://head:8265 .* `ray job delete`"):
+        submit(here)
+
+
+def test_jobs_of_others_are_not_ours(server: Server, here: Jobs) -> None:
+    server.put("raysubmit_abc", metadata={"sweep": PLAN.digest})
+    server.put(None, metadata=None)  # type: ignore[arg-type]  # a driver that nobody submitted
+    server.put("ringray-000000000000-1")  # another sweep's name
+    assert here.all() == []
+
+
+# How it ends
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "ending"),
+    [
+        ("SUCCEEDED", 0, None, (0, "complete")),
+        ("STOPPED", None, None, (130, "stopped")),
+        ("FAILED", 1, None, (1, "failed")),
+        ("FAILED", 2, None, (2, "refused")),
+        ("FAILED", 130, None, (130, "interrupted")),
+        ("FAILED", 3, None, (1, "failed with exit code 3")),
+        ("FAILED", -9, None, (130, "its driver was killed by signal 9")),
+        ("FAILED", 137, None, (130, "its driver was killed by signal 9")),
+        ("FAILED", None, "JOB_SUPERVISOR_ACTOR_DIED", (130, "its driver was killed")),
+        ("FAILED", None, "RUNTIME_ENV_SETUP_FAILURE", (2, "could not start: why")),
+    ],
+)
+def test_endings(status: str, code: int | None, error: str | None, ending: tuple[int, str]) -> None:
+    job = Job("id", "digest", "name", 1, "code", status, code, error, "why")
+    assert job.ended
+    assert job.ending() == ending
+
+
+def test_a_head_without_python_is_told_of() -> None:
+    job = Job("id", "digest", "name", 1, "code", "FAILED", 127, None, "sh: python: not found")
+    assert job.ending()[0] == 2
+    assert "the head of the cluster finds no `python`" in job.ending()[1]
+
+
+# Following
+
+
+def test_the_log_is_handed_on_as_it_comes(server: Server, here: Jobs) -> None:
+    job, _ = submit(here)
+    server.logs = [["a\n", "b\n", ends(server)]]
+    written: list[str] = []
+    assert here.follow(job, written.append).status == "SUCCEEDED"
+    assert written == ["a\n", "b\n"]
+
+
+def test_a_broken_connection_is_made_again_and_nothing_repeated(server: Server, here: Jobs) -> None:
+    job, _ = submit(here)
+    server.logs = [
+        ["one\n", RuntimeError("WebSocket connection closed unexpectedly")],
+        [OSError("refused")],
+        ["one\ntw", "o\n", ConnectionError("reset")],
+        ["one\n", "two\nthree\n"],  # closed in order, and yet the job goes on
+        ["one\ntwo\n", "three\n", "four\n", ends(server, "FAILED", 1)],
+    ]
+    written: list[str] = []
+    assert here.follow(job, written.append).exit_code == 1
+    assert "".join(written) == "one\ntwo\nthree\nfour\n"
+
+
+def test_a_head_that_is_gone_is_given_up(
+    server: Server, here: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = submit(here)
+    monkeypatch.setattr(jobs, "LOST_S", 0.0)
+    server.logs = [["a\n"], *([OSError("no route")] for _ in range(3))]
+    with pytest.raises(PlaceError, match=f"no answer from {URL} .* {job.id} may well go on"):
+        here.follow(job, lambda text: None)

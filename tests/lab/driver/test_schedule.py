@@ -1,0 +1,250 @@
+"""A plan under a search: what is handed out, what the store saves, what is found."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray.base.errors import SpecError
+from ringray.lab.driver.schedule import Schedule, studies
+from ringray.lab.plan import plan
+from ringray.lab.spec import model as spec
+from ringray.lab.trial.config import Config
+from ringray.lab.trial.outcome import Outcome
+
+if TYPE_CHECKING:
+    from ringray.lab.driver.schedule import Found, Work
+    from ringray.lab.trial.outcome import TrialRow
+
+HEAD = "version: 1\nname: s\nkind: strategy-tune\n"
+BODY = (
+    "ring: {size: [2, 4]}\nproblem: {seq_len: 4096, direction: forward}\n"
+    "strategy: {partition: auto, transport: auto}\nmeasure: {repeats: 9}\n"
+)
+METHODS = ["grid", "random", "halving", "optuna"]
+
+
+def build(search: str, body: str = BODY) -> plan.Plan:
+    return plan.build(spec.parse(f"{HEAD}{body}search: {search}\n", "s.yaml"))
+
+
+class Machine:
+    """Times by partition and transport; broken trials fail."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken = broken
+        self.draw = random.Random(3)
+        self.worked: list[Work] = []
+
+    def cost(self, config: Config) -> float:
+        names = ("zigzag", "contiguous", "striped", "zigzag-token")
+        return 10 + 3 * names.index(config.partition) + len(config.transport)
+
+    def outcome(self, work: Work) -> Outcome:
+        self.worked.append(work)
+        config = work.trial.config
+        if self.broken and config.transport.startswith(self.broken):
+            return Outcome("failed", "broken")
+        assert work.config.repeats >= 1
+        before = list(work.before.samples["ms"]) if work.before else []
+        cost = self.cost(config)
+        ms = before + [cost * (1 + self.draw.gauss(0, 0.01)) for _ in range(work.config.repeats)]
+        assert len(ms) == work.repeats
+        metrics = {"median_ms": sorted(ms)[len(ms) // 2], "peak_memory_bytes": 1e9 / cost}
+        return Outcome("ok", None, metrics, {"ms": ms})
+
+    def run(self, schedule: Schedule, stop: int | None = None) -> dict[str, Outcome]:
+        done: dict[str, Outcome] = {}
+        while (stop is None or len(self.worked) < stop) and (work := schedule.next()) is not None:
+            done[work.trial.key] = self.outcome(work)
+            schedule.tell(work, done[work.trial.key])
+        return done
+
+
+def as_rows(done: dict[str, Outcome]) -> dict[str, TrialRow]:
+    return done  # type: ignore[return-value]  # status, metrics and samples are all that is read
+
+
+def test_each_problem_on_each_ring_is_searched_by_itself() -> None:
+    made = build("{method: grid}")
+    groups = studies(made.runnable)
+    assert [group[0].config.ring_size for group in groups] == [2, 4]
+    transports = {trial.config.transport for trial in groups[1]}
+    assert {"ring", "bidirectional", "allgather", "ulysses", "hybrid:2", "double-ring:2"} == (
+        transports
+    )
+    assert "hybrid:2" not in {trial.config.transport for trial in groups[0]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_threads_are_searched(method: str) -> None:
+    threads = BODY.replace("size: [2, 4]", "size: 2, threads: [1, 2, 4]")
+    made, machine = build(f"{{method: {method}}}", threads), Machine()
+    schedule = Schedule(made, {}, {})
+    machine.run(schedule)
+    (found,) = schedule.found()
+    assert {trial.config.threads for trial in found.trials} == {1, 2, 4}
+    if method == "grid":  # on a cluster a change starts other actors
+        order = [work.trial.config.threads for work in machine.worked]
+        assert order == sorted(order)
+
+
+def test_where_nothing_is_tuned_threads_are_part_of_the_problem() -> None:
+    threads = BODY.replace("size: [2, 4]", "size: 2, threads: [1, 2]").replace("auto", "zigzag", 1)
+    made = plan.build(
+        spec.parse((HEAD + threads).replace("strategy-tune", "latency") + "search: {}\n", "s.yaml")
+    )
+    assert [group[0].config.threads for group in studies(made.runnable)] == [1, 2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_finds_the_best_of_each(method: str) -> None:
+    budget = "" if method == "grid" else ", budget: 0.5"
+    made, machine = build(f"{{method: {method}{budget}}}"), Machine()
+    schedule = Schedule(made, {}, {})
+    machine.run(schedule)
+    found = schedule.found()
+    assert len(found) == 2
+    for study in found:
+        trials = {trial.key: trial for trial in study.trials}
+        assert study.best is not None
+        least = min(machine.cost(trial.config) for trial in study.trials)
+        slack = 1.35 if method == "random" else 1.05
+        assert machine.cost(trials[study.best].config) <= slack * least
+        assert study.runs <= 0.5 * 9 * len(study.trials) or method == "grid"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_store_holds_is_not_measured_again(method: str) -> None:
+    made = build(f"{{method: {method}}}")
+    whole = Machine()
+    done = whole.run(Schedule(made, {}, {}))
+    left = {t.key for t in made.runnable} - set(done)
+    again = Schedule(made, {}, as_rows(done))
+    assert again.next() is None
+    assert {trial.key for trial in again.unasked()} == left
+    assert again.unasked() == []
+    # Nor where it would be asked for something else today.
+    for result in done.values():
+        result.metrics["peak_memory_bytes"] = 1.0  # type: ignore[index]
+    over = Schedule(made, {}, as_rows(done), left)
+    assert over.next() is None
+    assert {trial.key for trial in over.unasked()} == left
+    assert [_said(one) for one in over.found()] == [_said(one) for one in again.found()]
+
+
+def test_a_search_that_failed_somewhere_is_taken_up_there_alone() -> None:
+    made = build("{method: grid}")
+    done = Machine().run(Schedule(made, {}, {}))
+    (lost,) = [t.key for t in made.runnable if t.config.ring_size == 4][:1]
+    del done[lost]
+    again, machine = Schedule(made, {}, as_rows(done), set()), Machine()
+    machine.run(again)
+    assert [work.trial.key for work in machine.worked] == [lost]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_search_that_was_cut_off_ends_where_it_would_have(method: str) -> None:
+    made = build(f"{{method: {method}}}")
+    first = Machine()
+    done = first.run(Schedule(made, {}, {}), stop=7)
+    second = Schedule(made, {}, as_rows(done))
+    machine = Machine()
+    machine.draw = first.draw
+    machine.run(second)
+    reference = Schedule(made, {}, {})
+    whole = Machine()
+    whole.run(reference)
+    assert [_said(one) for one in second.found()] == [_said(one) for one in reference.found()]
+    assert len(first.worked) + len(machine.worked) == len(whole.worked)
+
+
+def _said(found: Found) -> tuple[str | None, tuple[str, ...], int]:
+    return found.best, found.front, found.runs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_points_that_fail_cost_nothing_but_themselves(method: str) -> None:
+    made, machine = build(f"{{method: {method}}}"), Machine(broken="ring")
+    schedule = Schedule(made, {}, {})
+    machine.run(schedule)
+    for study in schedule.found():
+        best = next(trial for trial in study.trials if trial.key == study.best)
+        assert best.config.transport != "ring"
+
+
+def test_points_that_the_cluster_refuses_are_not_asked_for() -> None:
+    made, machine = build("{method: grid}"), Machine()
+    refused = {t.key: "no" for t in made.runnable if t.config.ring_size == 4}
+    machine.run(Schedule(made, refused, {}))
+    assert {work.trial.config.ring_size for work in machine.worked} == {2}
+
+
+def test_a_lucky_replica_does_not_decide() -> None:
+    body = BODY.replace("size: [2, 4]", "size: 2").replace(
+        "partition: auto, transport: auto", "partition: [zigzag, striped], transport: ring"
+    )
+    made = build("{method: grid}", body.replace("repeats: 9", "repeats: 1, replicas: 5"))
+    schedule = Schedule(made, {}, {})
+    while (work := schedule.next()) is not None:
+        config = work.trial.config
+        lucky = 9.0 if config.replica == 2 else 30.0
+        ms = 10.0 + (7 * config.replica) % 5 if config.partition == "zigzag" else lucky
+        schedule.tell(work, Outcome("ok", None, {"median_ms": ms}, {"ms": [ms]}))
+    (found,) = schedule.found()
+    best = next(trial for trial in found.trials if trial.key == found.best)
+    assert (best.config.partition, best.config.replica) == ("zigzag", 1)  # its middle one, 12 ms
+    assert found.runs == 10
+
+
+def test_an_objective_without_samples_is_not_taken_for_exact() -> None:
+    """A tenth of noise on single runs must not end the search for all but one."""
+    rounds = {}
+    for objective in ("median_ms", "p80_ms"):
+        made = build(f"{{method: halving, objectives: {objective}, budget: 1}}")
+        machine, schedule = Machine(), Schedule(made, {}, {})
+        while (work := schedule.next()) is not None:
+            done = machine.outcome(work)
+            metrics = {**done.metrics, "p80_ms": done.metrics["median_ms"]}
+            schedule.tell(work, Outcome("ok", None, metrics, done.samples))
+        rounds[objective] = len(machine.worked)
+    assert rounds["p80_ms"] == rounds["median_ms"]
+
+
+def test_of_several_objectives_there_is_a_front() -> None:
+    made, machine = build("{method: grid, objectives: [median_ms, peak_memory_bytes]}"), Machine()
+    schedule = Schedule(made, {}, {})
+    machine.run(schedule)
+    study = schedule.found()[0]
+    assert study.best == study.front[0]
+    assert len(study.front) > 2
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "says"),
+    [
+        ("search: {method: halving, seed: 3}", "search.seed", "no seed: halving takes budget"),
+        ("search: {budget: 0.5}", "search.budget", "no budget: grid takes none"),
+        ("search: {objectives: [hidden]}", "search.objectives", "what its trials measure"),
+        ("search: {method: random, objectives: ratio}\nmeasure: {baseline: null}",
+         "search.objectives", "what its trials measure"),
+        ("search: random\n", "search", "expected"),
+        ("search: {method: random}\nmeasure: {replicas: 2}", "measure.replicas", "expected 1"),
+        ("search: {budget: 2}", "search.budget", "above 0, at most 1"),
+        ("search: {method: haling}", "search.method", "did you mean 'halving'"),
+    ],
+)  # fmt: skip
+def test_a_search_that_cannot_be_made(text: str, field: str, says: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        plan.build(spec.parse(f"{HEAD}problem: {{seq_len: 64}}\n{text}\n", "s.yaml"))
+    assert raised.value.field == field
+    assert says in str(raised.value)
+    assert raised.value.line
+
+
+def test_only_timed_kinds_are_searched() -> None:
+    text = "version: 1\nname: s\nkind: correctness\nproblem: {seq_len: 64}\n"
+    with pytest.raises(SpecError, match="kind correctness measures every point"):
+        plan.build(spec.parse(text + "search: {method: halving}\n", "s.yaml"))

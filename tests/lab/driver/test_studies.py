@@ -1,0 +1,135 @@
+"""What a search leaves behind for `auto`: from the rows of a sweep to a table that can be read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.base.errors import PlaceError
+from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.connect import Cluster
+from ringray.lab.driver import studies as result
+from ringray.lab.driver.run import _refusals
+from ringray.lab.driver.schedule import UNASKED
+from ringray.lab.plan import cost_model, plan
+from ringray.lab.plan.kernel_cuts import kernel_of
+from ringray.lab.ring.actor import Introduction
+from ringray.lab.ring.group import Ring
+from ringray.lab.spec import model as spec
+from ringray.lab.trial.outcome import TrialRow
+from ringray.tuning import table as tuned
+from ringray_kernels.config import Blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ringray.lab.plan.plan import Trial
+
+GPU = tuned.Place("NVIDIA H200", "abc", "2.13.0", "3.9.0")
+KERNELS = (
+    "version: 1\nname: k\nkind: kernel-tune\nring: {{size: 2, device: cuda}}\n"
+    "problem: {{seq_len: {lengths}, heads: 8, kv_heads: 2, head_dim: 64}}\n"
+    "measure: {{repeats: 3, baseline: null}}\nsearch: {search}\n"
+)
+CPU_ONLY = Offer((Group("node", {"CPU": 8.0}),))
+WITH_GPUS = Offer((Group("node", {"CPU": 8.0, "GPU": 8.0}, 4),))
+
+
+def built(lengths: str = "[5000, 8000]", search: str = "{}") -> plan.Plan:
+    return plan.build(spec.parse(KERNELS.format(lengths=lengths, search=search)))
+
+
+def rows(made: plan.Plan, ms: Callable[[Trial], float | None]) -> list[TrialRow]:
+    """As a sweep that is over leaves them: measured where ``ms`` says how long, else not asked."""
+    found = []
+    for trial in made.runnable:
+        took = ms(trial)
+        metrics = {} if took is None else {"median_ms": took, "repeats": 3.0}
+        found.append(
+            TrialRow(
+                trial.key, trial.index, trial.config.as_dict(), {},
+                "pruned" if took is None else "ok", UNASKED if took is None else None, metrics,
+                {} if took is None else {"ms": [took] * 3}, "p", 1, 1.0, 2.0 + trial.index,
+                {"place": asdict(GPU)},
+            )
+        )  # fmt: skip
+    return found
+
+
+def order(trial: Trial) -> int:
+    """Another best for each length, among the cuts of each kernel."""
+    return (trial.index * 7919 + trial.config.seq_len) % 10007
+
+
+def test_of_problems_that_share_a_bucket_the_largest_has_it(tmp_path: Path) -> None:
+    made = built()
+    kept = result.entries(made, rows(made, lambda t: 1.0 + order(t) + t.config.seq_len))
+    (entry,) = kept
+    longest = [t for t in made.runnable if t.config.seq_len == 8000]
+    best = {
+        kernel: min((t for t in longest if kernel_of(t.config.blocks) == kernel), key=order)
+        for kernel in ("forward", "dq", "dkv")
+    }
+    assert entry.choice["blocks"] == ",".join(str(t.config.blocks) for t in best.values())
+    # It can be read, and is what a ring of such hops then takes.
+    tuned.write(kept, tmp_path / "t.json")
+    assert tuned.read(tmp_path / "t.json") == kept
+    wanted = longest[0].config.buckets("cuda")
+    assert tuned.Table(kept).find("kernel", wanted.kernel, GPU)[0] == entry
+    assert Blocks.parse(entry.choice["blocks"]).dkv is not None
+
+
+def test_a_table_that_nobody_could_read_is_not_written(tmp_path: Path) -> None:
+    made = built("8000")
+    (entry,) = result.entries(made, rows(made, lambda t: 1.0 + order(t)))
+    entry.choice["blocks"] += "," + entry.choice["blocks"]
+    with pytest.raises(ValueError, match="blocks"):
+        tuned.write([entry], tmp_path / "t.json")
+    assert not (tmp_path / "t.json").exists()
+
+
+@pytest.mark.parametrize("method", ["grid", "halving", "random", "optuna"])
+def test_a_sweep_that_is_over_keeps_what_it_found_however_it_came_to_it(method: str) -> None:
+    """Its points were not those that a search would ask for by what is left of them."""
+    made = built("8000", f"{{method: {method}}}")
+    some = [trial for trial in made.runnable if trial.index % 5 == 0]
+    kept = result.entries(made, rows(made, lambda t: 1.0 + order(t) if t in some else None))
+    assert len(kept) == 1
+    studies = result.found(made, rows(made, lambda t: 1.0 if t in some else None), over=True)
+    assert [len(study.trials) - len(study.unasked) for study in studies] == [
+        sum(trial in some for trial in study.trials) for study in studies
+    ]
+
+
+def test_what_lost_its_place_with_a_damaged_store_is_left_out() -> None:
+    made = built("8000")
+    whole = rows(made, lambda t: 1.0 + order(t))
+    lost = [TrialRow(**{**_fields(row), "environment": None}) for row in whole]
+    assert result.entries(made, lost) == []
+
+
+def _fields(row: TrialRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in row.__slots__}
+
+
+def test_ranks_on_different_hardware_tune_for_such_rings_alone() -> None:
+    ring = Ring.__new__(Ring)
+    ring.size = 2
+    ring.ranks = [
+        Introduction(1, "a", "c", "cuda", 1, tuned.Place(name, "abc", "2.13.0", "3.9.0"), "")
+        for name in ("NVIDIA H200", "NVIDIA A100", "NVIDIA H200")
+    ]
+    assert ring.place.hardware == "NVIDIA A100 and NVIDIA H200"
+    ring.size = 1
+    assert ring.place == GPU
+
+
+def test_cuts_that_were_planned_for_another_device_are_not_tried() -> None:
+    text = KERNELS.format(lengths="128", search="{}").replace("cuda", "auto")
+    made = plan.build(spec.parse(text), cost_model.cpu(2))
+    assert _refusals(made, Cluster(False, CPU_ONLY)) == {}
+    with pytest.raises(PlaceError, match=r"ring.device: got auto, which is cuda on this cluster"):
+        _refusals(made, Cluster(False, WITH_GPUS))

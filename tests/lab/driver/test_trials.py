@@ -1,0 +1,162 @@
+"""What a session makes of rings that fail or are interrupted; with rings that only say so."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.base import provenance
+from ringray.base.errors import StoppedError
+from ringray.lab.cluster import connect
+from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.connect import Cluster
+from ringray.lab.driver import trials
+from ringray.lab.driver.observer import Summary
+from ringray.lab.driver.run import _info, run
+from ringray.lab.driver.schedule import Schedule
+from ringray.lab.driver.trials import Session
+from ringray.lab.plan import plan
+from ringray.lab.ring.monitor import RingFault
+from ringray.lab.spec import model as spec
+from ringray.lab.store.jsonl import Lines
+from ringray.lab.store.store import Store
+from ringray.lab.trial.faults import Fault
+from ringray.lab.trial.outcome import Outcome, SweepInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TUNE = (
+    "version: 1\nname: s\nkind: kernel-tune\nring: {size: 2, device: cpu}\n"
+    "problem: {seq_len: 128, heads: 2, head_dim: 16, direction: forward}\n"
+    "measure: {repeats: 4, baseline: null}\nlimits: {retries: 0}\n"
+    "search: {method: halving, budget: 1}\n"
+)
+
+
+class Silent:
+    """An observer to whom nothing matters."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: None
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[tuple[Session, plan.Plan, Store]]:
+    planned = plan.build(spec.parse(TUNE))
+    described = {"code": "c"}
+    sweep = SweepInfo(planned.digest, "s", "kernel-tune", {}, "", described)
+    place = Cluster(True, Offer((Group("node", {"CPU": 2.0}),)))
+    with Store(tmp_path / "store.db") as store:
+        store.begin(sweep, [_info(trial, {}) for trial in planned.trials])
+        summary = Summary(planned.digest, "s")
+        yield (
+            Session(planned, store, Silent(), place, sweep, Lines(None, sweep), summary),
+            planned, store,
+        )  # fmt: skip
+
+
+def test_ctrl_c_waits_for_no_ring_that_starts(
+    made: tuple[Session, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_test, planned, store = made
+    begun = threading.Event()
+
+    class Starting:
+        """Takes as long as its patience, if nobody stops it."""
+
+        def __init__(self, capacity: int, placement: Any, timeout: float, patience: Any,
+                     avoid: Any) -> None:  # fmt: skip
+            begun.set()
+            if patience.stop.wait(60):
+                raise StoppedError
+
+    monkeypatch.setattr("ringray.lab.ring.pool.Ring", Starting)
+
+    def interrupt(*given: Any, **options: Any) -> Any:
+        begun.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "wait", interrupt)
+    since = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        under_test.run(Schedule(planned, {}, {}))
+    assert time.monotonic() - since < 30  # and not its minute
+    assert {row.status for row in store.trials(planned.digest)} == {None}
+
+
+def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TUNE.replace("kernel-tune", "latency").replace("size: 2,", "size: [2, 4],")
+    planned = plan.build(spec.parse(text.partition("search:")[0]))
+    small = Cluster(False, Offer((Group("node", {"CPU": 2.0}),)))
+    left = {trial.config.ring_size: trial for trial in planned.trials}[4]
+
+    class Measured:
+        """All but the large ring, on a cluster that had room for it."""
+
+        def __init__(self, planned: Any, store: Store, *given: Any) -> None:
+            self.store = store
+
+        def run(self, schedule: Schedule) -> None:
+            point = left.point(provenance.describe())
+            self.store.record(planned.digest, left.key, Outcome("ok", None, {}, {}, point))
+            left_lines.append(left, Outcome("ok", None, {}, {}, point))
+
+        def close(self) -> None:
+            pass
+
+    json_path = tmp_path / "a.jsonl"
+    described = provenance.describe()
+    sweep = SweepInfo(planned.digest, "s", "latency", {}, "", described)
+    left_lines = Lines(json_path, sweep)
+    monkeypatch.setattr(trials, "Session", Measured)
+    monkeypatch.setattr(provenance, "describe", lambda: described)
+    with Store(tmp_path / "store.db") as store:
+        for offer in (Offer((Group("node", {"CPU": 8.0}),)), small.present, small.present):
+            place = Cluster(False, offer)
+            if offer is small.present:
+                monkeypatch.setattr(Measured, "run", lambda self, schedule: None)
+            monkeypatch.setattr(connect, "connect", lambda address, at=place: nullcontext(at))
+            run(planned, store=store, observer=Silent(), json_path=json_path)
+    lines = [json.loads(line) for line in json_path.read_text().splitlines()]
+    assert [line["status"] for line in lines if line["config"]["ring_size"] == 4] == ["ok"]
+
+
+def test_a_late_failure_does_not_take_what_was_measured(
+    made: tuple[Session, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_test, planned, store = made
+    schedule = Schedule(planned, {}, {})
+    first = schedule.next()
+    assert first is not None
+    before = Outcome("ok", None, {"median_ms": 3.0, "repeats": 1.0}, {"ms": [3.0]})
+    store.record(planned.digest, first.trial.key, before)
+
+    class Broken:
+        nodes: frozenset[str] = frozenset()
+
+        def settle(self, config: Any, kind: str) -> tuple[Any, dict[str, Any]]:
+            return config, {}
+
+        def run(self, kind: str, config: Any, timeout: float) -> Any:
+            raise RingFault(Fault("rank-died", "gone", (0,)))
+
+    class Rings:
+        def take(self, config: Any, ahead: Any) -> tuple[Broken, bool]:
+            return Broken(), False
+
+        def close(self) -> None:
+            pass
+
+    work = first._replace(repeats=2, before=before)
+    outcome = under_test._measure(work, schedule, Rings())  # type: ignore[arg-type]
+    assert outcome.status == "failed"
+    assert (outcome.metrics, outcome.samples) == (before.metrics, before.samples)

@@ -1,0 +1,142 @@
+"""A tuning sweep for real: searched, kept, and then taken where a spec or a call leaves it open."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.tuning import table as tuned
+from tests.support import place as drive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.place import Place
+
+TUNE = """\
+version: 1
+name: tiny-tune
+kind: strategy-tune
+ring: {size: 2, device: cpu}
+problem: {seq_len: 64, heads: 2, head_dim: 16, dtype: float32, direction: forward}
+strategy: {partition: auto, transport: [ring, bidirectional, ulysses]}
+measure: {warmup: 1, repeats: 4, baseline: null}
+search: {method: halving, objectives: [median_ms, peak_memory_bytes], budget: 0.6}
+"""
+CUT = """\
+version: 1
+name: tiny-cut
+kind: kernel-tune
+ring: {size: 2, device: cpu}
+problem: {seq_len: 128, heads: 4, kv_heads: 2, head_dim: 16, dtype: float32, direction: forward}
+measure: {warmup: 1, repeats: 3, baseline: null}
+"""
+CUT_TAKEN = """\
+version: 1
+name: tiny-cut-taken
+kind: latency
+ring: {size: 2, device: cpu}
+problem: {seq_len: 256, heads: 2, kv_heads: 1, head_dim: 16, dtype: float32, direction: forward}
+measure: {warmup: 0, repeats: 1, baseline: null}
+"""
+TAKE = """\
+version: 1
+name: tiny-take
+kind: correctness
+ring: {size: [2, 3], device: cpu}
+problem: {seq_len: 64, heads: 2, head_dim: 16, dtype: float32, direction: forward}
+strategy: {partition: auto, transport: auto}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_tuned_and_taken(place: Place) -> None:
+    spec = place.spec(TUNE)
+    first = place.run("tune", spec, "--no-tracking", "--json", "tune.jsonl")
+    assert first.code == 0, first.err
+    assert "best of tiny-tune: " in first.out
+    assert "front of tiny-tune" in first.out
+    assert "tuned:  1 choice in " in first.out
+    entry = tuned.read(place.home / "tuned" / "local.json")[0]
+    ended = lines(place.home / "tune.jsonl")
+    measured = [line for line in ended if line["status"] == "ok"]
+    # Each as it was measured last; of a few runs only who was measured half as often as any.
+    last = {json.dumps(line["config"]): line["metrics"] | line["config"] for line in measured}
+    often = [one for one in last.values() if 2 * one["repeats"] >= 4]
+    best = min(often, key=lambda one: one["median_ms"])
+    assert max(one["repeats"] for one in last.values()) == 4
+    assert entry.choice["partition"] == best["partition"]
+    assert entry.choice["transport"] == best["transport"]
+    unasked = [line for line in ended if line["status"] == "pruned"]
+    assert len({line["config"]["partition"] + line["config"]["transport"] for line in ended}) == 12
+    assert all("measured others" in line["reason"] for line in unasked)
+
+    again = place.run("tune", spec, "--no-tracking", "--json", "again.jsonl")
+    assert again.code == 0, again.err
+    assert "connecting" not in again.out
+    # A new file is told what is known; nothing was measured again.
+    known = {json.dumps(line["config"]): line["metrics"] for line in ended}
+    told = lines(place.home / "again.jsonl")
+    assert [known[json.dumps(line["config"])] for line in told] == [one["metrics"] for one in told]
+    assert len(told) == 12
+
+    taken = place.run("run", place.spec(TAKE), "--no-tracking", "--json", "take.jsonl")
+    assert taken.code == 0, taken.err
+    by_size = {line["config"]["ring_size"]: line for line in lines(place.home / "take.jsonl")}
+    chosen = by_size[2]["environment"]["chosen"]
+    assert chosen["partition"] == entry.choice["partition"]
+    assert chosen["transport"] == entry.choice["transport"]
+    assert entry.sweep[:8] in chosen["source"]
+    default = by_size[3]["environment"]["chosen"]
+    assert (default["partition"], default["transport"]) == ("zigzag", "ring")
+    assert "nothing tuned" in default["source"]
+    assert "nothing tuned for this shape" in taken.out
+
+    shown = place.run("tuned")
+    assert "ring 2, 64 tokens" in shown.out
+    assert "yes" in shown.out
+    assert place.run("tuned", "--export", "ours.json").code == 0
+    assert place.run("tuned", "--import", "ours.json").code == 0
+    assert len(tuned.read(place.home / "tuned" / "local.json")) == 1
+
+
+@pytest.mark.slow
+def test_ranks_measure_cuts_side_by_side_and_rings_take_the_best(place: Place) -> None:
+    first = place.run("tune", place.spec(CUT), "--no-tracking", "--json", "cut.jsonl")
+    assert first.code == 0, first.err
+    assert first.out.count("starting 1 cpu actors") == 2
+    ended = lines(place.home / "cut.jsonl")
+    assert [line["config"]["blocks"] for line in ended].count(64) == 1
+    assert all(line["metrics"]["error_out"] <= 1 for line in ended)
+    best = min(ended, key=lambda line: line["metrics"]["median_ms"])
+    entry = tuned.read(place.home / "tuned" / "local.json")[0]
+    assert entry.choice == {"blocks": best["config"]["blocks"], "backend": "aten"}
+    if entry.choice["blocks"] is None:  # what follows is about another choice than the default
+        tuned.add([replace(entry, choice={**entry.choice, "blocks": 64}, when=entry.when + 1)],
+                  place.home / "tuned" / "local.json")  # fmt: skip
+        entry = tuned.read(place.home / "tuned" / "local.json")[0]
+
+    taken = place.run("run", place.spec(CUT_TAKEN), "--no-tracking", "--json", "taken.jsonl")
+    assert taken.code == 0, taken.err
+    chosen = lines(place.home / "taken.jsonl")[0]["environment"]["chosen"]
+    assert chosen["blocks"] == entry.choice["blocks"]
+
+
+def test_only_tuning_kinds_are_tuned(place: Place) -> None:
+    done = place.run("tune", place.spec(TAKE))
+    assert done.code == 2
+    assert "expected one of strategy-tune" in done.err
+    assert not (place.home / "store.db").exists()

@@ -1,0 +1,309 @@
+"""Kind overlap: timelines that cover the script, tapes that send the same, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringray import transport
+from ringray.comm.ring import METER
+from ringray.instruments.hops import Hop, Span, hidden, hops, merged, total
+from ringray.lab.kinds import overlap
+from ringray.lab.kinds.base import RankContext
+from ringray.lab.plan import plan
+from ringray.lab.spec import model as spec
+from ringray.lab.store.traces import path_of
+from ringray.lab.trial import measurement
+from ringray.lab.trial.config import Config
+from ringray.traffic import script, walk
+from ringray.traffic.geometry import Deal
+from tests.support import place as drive
+from tests.support import ranks, tracking_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.support.place import Done, Place
+
+WALKED = (
+    ("ring", "planned"),
+    ("ring", "query-side"),
+    ("bidirectional", "planned"),
+    ("double-ring:2", "planned"),
+    ("staged", "planned"),
+)
+OTHERS = (("allgather:1", "planned"), ("ulysses", "planned"), ("hybrid:2", "query-side"))
+REPEATS = 2
+RING = 4
+
+
+def trial(name: str, backward: str) -> plan.Trial:
+    """A small point of overlap on a ring of 4, with shards that are cut unevenly by the mask."""
+    text = (
+        f"version: 1\nname: o\nkind: overlap\nring: {{size: {RING}, device: cpu}}\n"
+        "problem: {seq_len: 90, heads: 4, head_dim: 16, dtype: float32, window: 70}\n"
+        f"strategy: {{transport: '{name}', backward: {backward}}}\n"
+        f"measure: {{warmup: 1, repeats: {REPEATS}, baseline: null}}\n"
+    )
+    (found,) = plan.build(spec.parse(text)).trials
+    assert found.pruned is None, found.pruned
+    return found
+
+
+def measured(name: str, backward: str) -> tuple[plan.Trial, measurement.Report]:
+    """What this rank reports of a trial on the ring that it is in."""
+    point = trial(name, backward)
+    context = RankContext(dist.get_rank(), RING, torch.device("cpu"), dist.group.WORLD)
+    return point, overlap.run(point.config, context)
+
+
+def labels(spans: Sequence[Span], kind: str, which: str) -> set[tuple[str, str]]:
+    """(hop, label) of a pass's spans of a kind."""
+    return {(s.hop, s.label) for s in spans if s.kind == kind and s.hop.startswith(which)}
+
+
+# On real ranks
+
+
+def every_visit_is_a_span(rank: int, size: int) -> None:
+    for name, backward in WALKED:
+        point, report = measured(name, backward)
+        config = point.config
+        routes = transport.plan(name, size, config.heads, config.kv_heads).routes
+        back = walk.resolve_backward(backward, name, walks=True)
+        deal = Deal(config.partition, config.padded, size)
+        costs = walk.costs(4, config.batch, config.heads, config.kv_heads, config.head_dim)
+        walks = walk.choose(deal, config.mask, routes, back, costs)
+        passes: tuple[tuple[walk.Pass, walk.Traffic], ...] = (
+            ("forward", walks.forward),
+            ("backward", walks.backward),
+        )
+        for which, moved in passes:
+            steps = script.write(moved, which, deal.rows, rank).steps
+            last = len(steps) - 1
+            visits = {
+                (f"{which}, step {at}", f"chunk {visit.owner}")
+                for at, step in enumerate(steps)
+                for visit in step.visits
+                if visit.need
+            }
+            if which == "backward":  # half of the own chunk is kept for the end
+                visits.add((f"{which}, step {last}", f"chunk {rank}"))
+            assert labels(report.spans, "compute", which) == visits, (name, which)
+            begun = {f"{which}, step {at}" for at, step in enumerate(steps) if step.messages}
+            transfers = labels(report.spans, "transfer", which)
+            assert {hop for hop, _ in transfers} == begun, (name, which)
+            assert labels(report.spans, "wait", which) == transfers, (name, which)
+
+
+def spans_and_tapes_carry_what_was_sent(rank: int, size: int) -> None:
+    for name, backward in (*WALKED, *OTHERS):
+        before = METER.snapshot()
+        point, report = measured(name, backward)
+        used = METER.since(before)
+        by_span = [sum(s.sent for s in report.spans), sum(s.received for s in report.spans)]
+        assert by_span[0] == report.sent_bytes == sum(hop.sent for hop in report.hops), name
+        # Each repeat is a pass and its tape.
+        runs = point.config.warmup + 2 * point.config.repeats
+        assert used.messages == report.messages * runs, name
+        assert used.sent_bytes == report.sent_bytes * runs, name
+        # Each hop that transfers was timed alone too, and nothing else was.
+        transfers = {s.hop for s in report.spans if s.kind == "transfer"}
+        assert {hop.name for hop in report.hops if hop.transfer > 0} == transfers, name
+        assert METER.timeline is METER.tape is None
+        everywhere = torch.tensor(by_span)
+        dist.all_reduce(everywhere)
+        assert point.predicted is not None
+        assert everywhere.tolist() == [point.predicted.sent_bytes] * 2, name
+
+
+def a_report_is_complete(rank: int, size: int) -> None:
+    _, report = measured("ring", "planned")
+    for times in (
+        report.seconds, report.compute_seconds, report.transfer_seconds, report.wait_seconds,
+    ):  # fmt: skip
+        assert len(times) == REPEATS
+        assert all(time > 0 for time in times)
+    assert any(  # the spans are those of one repeat
+        total(report.spans, "compute") == compute and total(report.spans, "wait") == wait
+        for compute, wait in zip(report.compute_seconds, report.wait_seconds, strict=True)
+    )
+    assert all(0 <= s.began <= s.ended <= max(report.seconds) for s in report.spans)
+
+
+def test_on_a_ring_of_four() -> None:
+    ranks.on_ring(
+        RING,
+        [
+            every_visit_is_a_span,
+            spans_and_tapes_carry_what_was_sent,
+            a_report_is_complete,
+        ],
+    )
+
+
+def test_a_ring_of_one_hides_nothing() -> None:
+    config = Config.from_dict({**trial("ring", "planned").config.as_dict(), "ring_size": 1})
+    report = overlap.run(config, RankContext(0, 1, torch.device("cpu"), None))
+    assert {span.kind for span in report.spans} == {"compute"}
+    metrics, _ = measurement.summarise(config, 1, [report])
+    assert "hidden" not in metrics
+    assert metrics["sent_bytes"] == 0
+
+
+# From spans to numbers
+
+
+def test_hops_are_medians_over_repeats() -> None:
+    def repeat(slower: float) -> list[Span]:
+        return [
+            Span("compute", "forward, step 0", "chunk 0", 1.0, 3.0 * slower),
+            Span("compute", "forward, step 0", "chunk 1", 9.0, 10.0),
+            Span("wait", "forward, step 0", "chunk 1 from 1", 3.0, 3.0 + slower),
+            Span("transfer", "forward, step 0", "chunk 1 from 1", 0.5, 4.0, 7, 5),
+            Span("compute", "forward, step 1", "chunk 1", 10.0, 12.0),
+        ]
+
+    alone = [[Span("transfer", "forward, step 0", "", 0.0, time)] for time in (3.0, 1.0, 2.0)]
+    assert hops([repeat(4), repeat(1), repeat(2)], alone) == [
+        Hop("forward, step 0", 0.5, 6.0, 2.0, 2.0, 7),
+        Hop("forward, step 1", 10.0, 2.0, 0.0, 0.0, 0),
+    ]
+
+
+def test_hops_of_all_ranks_stand_in_their_order() -> None:
+    """Rank 0 has no step 1, which lies between; the largest time counts, and all bytes."""
+    first = [Hop("0", 0.0, 1.0, 5.0, 1.0, 10), Hop("2", 4.0, 1.0, 0.0, 0.0, 0)]
+    second = [Hop("0", 0.1, 2.0, 4.0, 3.0, 20), Hop("1", 2.0, 1.0, 1.0, 0.0, 1)]
+    assert merged([first, second]) == [
+        Hop("0", 0.0, 2.0, 5.0, 3.0, 30),
+        Hop("1", 2.0, 1.0, 1.0, 0.0, 1),
+        Hop("2", 4.0, 1.0, 0.0, 0.0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waits", "share"),
+    [
+        ((0.0, 0.0), 1.0),
+        ((3.0, 1.0), 0.0),
+        ((9.0, 1.0), 0.0),  # what is beyond the transfer's own time is for a late rank,
+        ((9.0, 0.0), 0.25),  # and takes nothing from what another hop hides
+        ((1.5, 0.5), 0.5),
+    ],
+)
+def test_hidden(waits: tuple[float, float], share: float) -> None:
+    transfers = (3.0, 1.0)
+    one, two = (
+        Hop("", 0.0, 1.0, transfer, wait, 1)
+        for transfer, wait in zip(transfers, waits, strict=True)
+    )
+    for of_ranks in ([[one, two]], [[one], [two]]):
+        assert hidden(of_ranks) == pytest.approx(share)
+    assert hidden([[Hop("", 0.0, 1.0, 0.0, 0.0, 0)], []]) is None
+
+
+# From the command line to the store, the disk and MLflow
+
+
+class Swept(NamedTuple):
+    first: Done
+    written: dict[Path, tuple[int, str]]
+    again: Done
+    written_again: dict[Path, tuple[int, str]]
+
+
+SPEC = (
+    drive.tiny("over", repeats=3)
+    .replace("kind: latency", "kind: overlap")
+    .replace("direction: forward", "direction: forward+backward")
+    + "strategy: {transport: ring, backward: [planned, query-side]}\n"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    yield from drive.place(tmp_path_factory.mktemp("home"))
+
+
+def traces(place: Place) -> dict[Path, tuple[int, str]]:
+    """When each trace was written, and what it says."""
+    found = sorted((place.home / "artifacts" / "traces").rglob("*"))
+    return {path: (path.stat().st_mtime_ns, path.read_text()) for path in found if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def swept(place: Place) -> Swept:
+    file = place.spec(SPEC)
+    first = place.run("run", file)
+    written = traces(place)
+    return Swept(first, written, place.run("run", file), traces(place))
+
+
+def test_a_sweep_records_it(swept: Swept, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert swept.first.code == 0, swept.first.err
+    rows = place.trials("over")
+    assert [row.status for row in rows] == ["ok"] * 2
+    (sweep,) = place.sweeps()
+    monkeypatch.setenv("RINGRAY_HOME", str(place.home))
+    for row in rows:
+        metrics = row.metrics
+        assert 0 <= metrics["hidden"] <= 1
+        parts = {"compute_ms", "transfer_ms", "wait_ms"}
+        assert {name for name in parts if metrics[name] > 0} == parts
+        assert metrics["sent_bytes"] == row.predicted["sent_bytes"], row.config["backward"]
+        by_hop = {n: v for n, v in row.samples.items() if n.startswith(measurement.HOP)}
+        assert {len(values) for values in by_hop.values()} == {len(measurement.HOP_VALUES)}
+        assert sum(values[-1] for values in by_hop.values()) == metrics["sent_bytes"]
+        events = json.loads(swept.written[path_of(sweep.digest, row.key)][1])
+        assert {event["pid"] for event in events} == {0, 1}
+        sent = [event["args"].get("sent_bytes", 0) for event in events]
+        assert sum(sent) == metrics["sent_bytes"]
+    assert len(swept.written) == 2
+
+
+def test_the_summary_and_status_show_hops(swept: Swept, place: Place) -> None:
+    status = place.run("status", "over")
+    assert status.code == 0, status.err
+    assert "of its transfers hidden" in swept.first.out
+    for out in (swept.first.out, status.out):
+        assert "backward, step 2" in out
+        assert f"traces: {next(iter(swept.written)).parent}" in out
+        for path in swept.written:
+            assert path.name in out
+        assert "hidden" in out
+
+
+def test_mlflow_holds_the_traces(swept: Swept, place: Place) -> None:
+    uri = f"sqlite:///{place.home / 'mlflow.db'}"
+    _, children = place.mlflow("over")
+    said = {path.stem: text for path, (_, text) in swept.written.items()}
+    assert set(children) == set(said)
+    for key, run in children.items():
+        assert "hidden" in run.data.metrics
+        assert [f.path for f in tracking_store.client(uri).list_artifacts(run.info.run_id)] == [
+            "trace.json"
+        ]
+        local = place.home / "artifacts" / run.info.run_id / "artifacts" / "trace.json"
+        assert local.read_text() == said[key]
+
+
+def test_a_second_run_keeps_them(swept: Swept) -> None:
+    assert swept.again.code == 0, swept.again.err
+    assert "2 trials measured before" in swept.again.out
+    assert "backward, step 2" in swept.again.out
+    assert swept.written_again == swept.written
+
+
+@pytest.mark.slow
+def test_without_tracking_traces_are_written_too(tmp_path: Path) -> None:
+    for alone in drive.place(tmp_path):
+        done = alone.run("run", alone.spec(SPEC), "--no-tracking")
+        assert done.code == 0, done.err
+        assert len(traces(alone)) == 2
+        assert not (alone.home / "mlflow.db").exists()

@@ -1,0 +1,210 @@
+"""Backend triton through the op, the plan and the platform; on CPUs in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import ringray
+from ringray.base.errors import SpecError
+from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.connect import Cluster
+from ringray.lab.plan import plan, pruning
+from ringray.lab.report import words
+from ringray.lab.spec import model as spec
+from ringray_kernels import Blocks, testing
+from ringray_kernels.api import load_backend
+from ringray_kernels.backends import BACKENDS
+from tests.support import place as drive
+from tests.support import ring_checks
+from tests.support.ranks import Case, on_ring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.place import Place
+
+interpreter = pytest.mark.skipif(
+    "TRITON_INTERPRET" not in os.environ, reason="CPU tensors need Triton's interpreter"
+)
+SMALL = Blocks.parse("forward=32x16/4/2,dq=16x16/4/1,dkv=16x32/4/1")
+
+
+# The op
+
+
+def within_budget(rank: int, size: int) -> None:
+    """Masks, dtypes, a head dim of two parts, tiles smaller than a shard."""
+    for case in (
+        Case("zigzag", backend="triton", cu=(0, 5, 5, 30, 61)),
+        Case("zigzag-token", torch.bfloat16, backend="triton", window=9, blocks=SMALL),
+        Case("striped", torch.float16, backend="triton", causal=False, blocks=SMALL),
+        Case("contiguous", backend="triton", head_dim=80),
+    ):
+        ring_checks.within_budget(case, rank, size, ring_checks.truth(case))
+
+
+def blocks_disagree(rank: int, size: int) -> None:
+    """Ranks with other blocks, or with another backend's, all learn it."""
+    case = Case("zigzag", seq_len=32, backend="triton")
+    q, k, v, _ = case.shards()
+    atomic = Blocks(atomic_dq=True)
+    for mine, says in (
+        (SMALL, "blocks: "),
+        (atomic, "blocks: " + ("'atomic_dq' here" if rank else "None here")),
+        (64, "backend 'triton' takes None or a" if rank else "rank(s) 1 were refused"),
+    ):
+        given: dict[str, Any] = {**case.arguments, "blocks": mine if rank else None}
+        with pytest.raises(ValueError, match=r"blocks|refused") as caught:
+            ringray.ring_attention(q, k, v, **given)
+        assert says in str(caught.value)
+    # No configuration at all is the default, said otherwise.
+    given = {**case.arguments, "blocks": Blocks() if rank else None}
+    ringray.ring_attention(q, k, v, **given)
+
+
+@interpreter
+def test_a_ring_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+    on_ring(2, (within_budget, blocks_disagree))
+
+
+@interpreter
+def test_blocks_of_another_backend_are_told() -> None:
+    q, k, v, _ = testing.make_inputs(1, 2, 2, 8, 16, torch.float32, seed=0)
+    with pytest.raises(ValueError, match="blocks: got 64, backend 'triton' takes None or a ringra"):
+        ringray.ring_attention(q, k, v, backend="triton", blocks=64)
+    out = ringray.ring_attention(q, k, v, backend="triton", blocks=SMALL)
+    assert isinstance(out, torch.Tensor)
+    torch.testing.assert_close(out, ringray.ring_attention(q, k, v, backend="aten"))
+
+
+# The plan
+
+
+def build(strategy: str, device: str = "cuda", problem: str = "seq_len: 64", rest: str = "") -> Any:
+    head = f"version: 1\nname: p\nkind: latency\nring: {{size: 2, device: {device}}}\n"
+    text = f"{head}problem: {{{problem}}}\nstrategy:\n  {strategy}\n{rest}"
+    return plan.build(spec.parse(text, "p.yaml"))
+
+
+def test_the_plan_knows_which_blocks_a_backend_takes() -> None:
+    for name in BACKENDS:
+        takes = load_backend(name).BLOCKS
+        assert takes is (Blocks if name in pruning.TEXT_BLOCKS else int), name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "device", "line", "field", "says"),
+    [
+        (
+            "blocks: 64\n  backend: triton", "auto", 7, "strategy.blocks",
+            "got 64, backend triton takes null or a text such as 'forward=128x64/8/2'",
+        ),
+        (
+            "backend: aten\n  blocks: atomic_dq", "auto", 8, "strategy.blocks",
+            "got atomic_dq, backend aten takes null or a number of query rows per call",
+        ),
+        ("backend: reference\n  blocks: atomic_dq", "cpu", 8, "strategy.blocks", "takes null or"),
+        ("blocks: 64", "cuda", 7, "strategy.blocks", r"backend auto \(triton on cuda\) takes null"),
+        ("blocks: atomic_dq", "cpu", 7, "strategy.blocks", r"auto \(aten on cpu\) takes null or"),
+        (
+            "blocks: forward=100x64/8/2", "cuda", 7, "strategy.blocks",
+            "forward=100x64/8/2 fits no known GPU: block_m: got 100, expected a power of two",
+        ),
+        (
+            "blocks: dkv=256x256/16/8\n  backend: triton", "auto", 7, "strategy.blocks",
+            "dkv=256x256/16/8 fits no known GPU: ",
+        ),
+    ],
+)  # fmt: skip
+def test_blocks_that_do_not_go_with_their_backend(
+    strategy: str, device: str, line: int, field: str, says: str
+) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        build(strategy, device)
+    assert (caught.value.line, caught.value.field) == (line, field)
+
+
+def test_in_a_sweep_they_are_pruned() -> None:
+    made = build("{backend: [triton, aten], blocks: [null, 64, atomic_dq]}")
+    assert [(t.config.backend, t.config.blocks) for t in made.runnable] == [
+        ("triton", None), ("triton", "atomic_dq"), ("aten", None), ("aten", 64),
+    ]  # fmt: skip
+    assert [t.config.cut for t in made.runnable] == [None, Blocks(atomic_dq=True), None, 64]
+    assert made.varying == ("backend", "blocks")
+    labels = {words.label(t.config.as_dict(), made.varying) for t in made.trials}
+    assert len(labels) == 6
+    assert "triton blocks atomic_dq" in labels
+    other = build("{backend: [triton, aten], blocks: [null, 64, dq=64x64/4/2]}")
+    assert made.digest != other.digest
+
+
+def test_the_interpreter_is_for_small_sizes() -> None:
+    lengths = "seq_len: [256, 16k], heads: 2, head_dim: 64"
+    made = build("backend: triton", "cpu", lengths, "measure: {warmup: 0, repeats: 1}\n")
+    small, large = made.trials
+    assert small.pruned is None
+    assert large.pruned.field == "problem.seq_len"
+    assert "in Triton's interpreter, which is for small sizes" in large.pruned.text
+    # The cost model knows the interpreter: orders of magnitude slower than aten. Nothing is run.
+    quick = build("backend: aten", "cpu", lengths, "measure: {warmup: 0, repeats: 1}\n").trials[0]
+    aten, interpreter = (trial.predicted.time_ms for trial in (quick, small))
+    assert interpreter / aten > 100
+    assert (
+        build("backend: triton", "cuda", lengths).runnable
+        == build("backend: triton", "cuda", lengths).trials
+    )
+
+
+def test_a_cluster_decides_what_auto_leaves_open() -> None:
+    cpus = Cluster(True, Offer((Group("node", {"CPU": 8.0}),)))
+    gpus = Cluster(False, Offer((Group("node", {"CPU": 8.0, "GPU": 8.0}),)))
+    for strategy, problem, on_cpus, on_gpus in (
+        ("blocks: 64", "seq_len: 64", None, "backend auto (triton on cuda) takes null or a text"),
+        (
+            "blocks: atomic_dq",
+            "seq_len: 64",
+            "backend auto (aten on cpu) takes null or a num",
+            None,
+        ),
+        ("backend: triton", "seq_len: 16k", "which is for small sizes", None),
+        ("backend: triton", "seq_len: 64", None, None),
+    ):
+        (trial,) = build(strategy, "auto", problem).runnable
+        for cluster, says in ((cpus, on_cpus), (gpus, on_gpus)):
+            refusal = cluster.refusal(trial.config)
+            assert (refusal is None) == (says is None), (strategy, refusal)
+            assert says is None or says in str(refusal)
+
+
+# A sweep
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+def test_actors_run_both_backends_in_turn(place: Place) -> None:
+    text = drive.tiny("kernels", seq_len=48, warmup=0, repeats=2).replace("latency", "correctness")
+    strategy = "strategy: {backend: [aten, triton], blocks: [null, 'dq=16x16/4/1, atomic_dq']}\n"
+    direction = text.replace("direction: forward", "direction: forward+backward")
+    done = place.run("run", place.spec(direction + strategy))
+    assert done.code == 0, done.out + done.err
+    rows = place.trials("kernels")
+    assert [(row.config["backend"], row.config["blocks"], row.status) for row in rows] == [
+        ("aten", None, "ok"),
+        ("aten", "dq=16x16/4/1,atomic_dq", "pruned"),
+        ("triton", None, "ok"),
+        ("triton", "dq=16x16/4/1,atomic_dq", "ok"),
+    ]
+    assert all(row.metrics["error_dq"] <= 1 for row in rows if row.status == "ok")
+    _, children = place.mlflow("kernels")
+    assert {child.data.params["blocks"] for child in children.values()} == {
+        "null", "dq=16x16/4/1,atomic_dq",
+    }  # fmt: skip

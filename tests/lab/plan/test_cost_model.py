@@ -1,0 +1,56 @@
+"""The cost model against what it models: constants it mirrors, and measured memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import ringray
+from ringray.lab.plan import cost_model
+from ringray.lab.plan import peak_memory as memory
+from ringray.lab.trial.measurement import peak_memory
+from ringray.traffic.geometry import Mask
+from ringray_kernels.backends import aten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def test_it_mirrors_the_backend() -> None:
+    assert memory.CALL_ELEMENTS == aten.ELEMENTS_PER_CALL
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Each thread of a fused call has scratch memory of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_of_one_rank_is_near_its_prediction(
+    dtype: str, kv_heads: int, backward: bool
+) -> None:
+    torch.manual_seed(0)
+    shapes = [(1, heads, 2048, 64) for heads in (8, kv_heads, kv_heads, 8)]
+    *inputs, dout = (torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes)
+    leaves = [x.requires_grad_(backward) for x in inputs]
+
+    def work() -> None:
+        out = ringray.ring_attention(*leaves)
+        if backward:
+            assert isinstance(out, torch.Tensor)
+            torch.autograd.grad(out, leaves, dout)
+
+    live = sum(x.numel() * x.element_size() for x in [*leaves, *([dout] if backward else [])])
+    measured = live + peak_memory(work, torch.device("cpu"))
+    shape = cost_model.Shape(1, 1, 1, 8, kv_heads, 64, dtype, backward)
+    cost = cost_model.predict("zigzag", 2048, Mask(2048), shape, cost_model.cpu(1))
+    assert cost.peak_memory_bytes == pytest.approx(measured, rel=0.1)

@@ -1,0 +1,96 @@
+"""A few lines may ask for more than anybody has time for; the plan refuses before it begins."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ringray.base.errors import SpecError
+from ringray.lab.plan import limits
+from ringray.lab.plan.plan import build
+from ringray.lab.spec.model import parse
+
+HEAD = "version: 1\nname: p\nkind: latency\n"
+
+
+def numbers(count: int, first: int = 1) -> str:
+    return f"[{', '.join(map(str, range(first, first + count)))}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "says"),
+    [
+        (
+            f"problem:\n  seq_len: {numbers(20_000, 64)}\n  batch: {numbers(50)}\n",
+            5, "problem.seq_len", "1,000,000 points, a plan has at most 100,000",
+        ),
+        (
+            "problem:\n  seq_len: [64, 65]\n  heads: " + numbers(200) + "\nmeasure:\n"
+            "  replicas: 1000\n",
+            8, "measure.replicas", "400,000 points",
+        ),
+        (
+            "problem: {seq_len: " + numbers(1000, 64) + "}\nstrategy:\n  transport: auto\n"
+            "  partition: auto\nring: {size: " + numbers(100) + "}\n",
+            6, "strategy.transport", "more than 100,000 points",
+        ),
+        (
+            "problem:\n  seq_len: 1M\n  batch: " + numbers(1000) + "\n  documents: 60000\n",
+            7, "problem.documents", "too many documents, a plan has at most 20,000,000",
+        ),
+        (
+            "problem:\n  seq_len: " + numbers(300, 10**6) + "\nring:\n  size: 1024\n",
+            7, "ring.size", "too many lengths, ranks and documents to plan",
+        ),
+        (
+            "ring: {size: 512}\nproblem:\n  seq_len: 1M\n  documents: 10000\n",
+            7, "problem.documents", "too many lengths, ranks and documents to plan",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_too_much_is_refused_at_once(text: str, line: int, field: str, says: str) -> None:
+    head = HEAD.replace("latency", "strategy-tune") if "transport: auto" in text else HEAD
+    spec = parse(head + text, "p.yaml")
+    began = time.process_time()
+    with pytest.raises(SpecError, match=says) as caught:
+        build(spec)
+    assert time.process_time() - began < 30
+    assert (caught.value.line, caught.value.field) == (line, field)
+
+
+def test_many_points_of_few_geometries_are_planned() -> None:
+    made = build(parse(f"{HEAD}problem: {{seq_len: 64, batch: {numbers(5000)}}}\n"))
+    assert len(made.trials) == 5000
+
+
+@pytest.mark.parametrize(
+    "documents", ["65537", "2147483647", "{lengths: [" + "0, " * 65_536 + "64]}"]
+)
+def test_documents_are_bounded_in_the_spec(documents: str) -> None:
+    """The planner makes a table of them, and 2147483647 of anything is more than memory."""
+    with pytest.raises(SpecError, match=r"problem\.documents"):
+        parse(f"{HEAD}problem: {{seq_len: 64, documents: {documents}}}\n")
+
+
+def test_inputs_that_fit_nowhere_are_pruned() -> None:
+    text = "problem: {seq_len: [64, 2147483647], batch: 65536, heads: 1024, head_dim: 256}\n"
+    made = build(parse(HEAD + text))
+    assert [trial.pruned is None for trial in made.trials] == [True, False]
+    reason = made.trials[1].pruned
+    assert reason is not None
+    assert reason.field == "problem.seq_len"
+    assert "TiB, more than 64" in reason.text
+
+
+def test_a_forward_pass_alone_may_not_walk_back_where_it_cannot() -> None:
+    """It goes the way that leads back, and so needs one; the planner ended with a traceback."""
+    text = "ring: {size: 8}\nproblem: {seq_len: 4096, window: 1, direction: forward}\n"
+    text += "strategy: {partition: zigzag-token, backward: [planned, reverse]}\n"
+    made = build(parse(HEAD + text))
+    assert [str(trial.pruned)[:17] for trial in made.trials] == ["None", "strategy.backward"]
+
+
+def test_bounds_are_those_that_the_message_says() -> None:
+    assert limits.MOST_POINTS == 100_000
+    assert limits.MOST_DOCUMENTS == 20_000_000

@@ -1,0 +1,227 @@
+"""Plans: which trials, in which order, what they cost; and that a real ring costs just that."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.base.errors import SpecError
+from ringray.lab.driver import run as driver
+from ringray.lab.plan import plan
+from ringray.lab.spec import model as spec
+from ringray.lab.store.store import Store
+from ringray.lab.trial import measurement
+from ringray.lab.trial.config import Config
+from tests.support import brute_force
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ringray.lab.trial.measurement import Report
+
+HEAD = "version: 1\nname: p\nkind: latency\n"
+EVERY_PARTITION = "strategy: {partition: [contiguous, striped, zigzag, zigzag-token]}\n"
+
+
+def build(body: str, head: str = HEAD) -> plan.Plan:
+    return plan.build(spec.parse(head + body, "p.yaml"))
+
+
+def test_every_point_once_in_order() -> None:
+    made = build(
+        "ring: {size: [2, 4]}\n"
+        "problem: {seq_len: [64, 128, 256], direction: [forward, forward+backward]}\n"
+        "measure: {replicas: 3}\n" + EVERY_PARTITION
+    )
+    points = [
+        (c.ring_size, c.seq_len, c.direction, c.replica, c.partition)
+        for c in (trial.config for trial in made.trials)
+    ]
+    assert points == list(
+        itertools.product(
+            (2, 4), (64, 128, 256), ("forward", "forward+backward"), (0, 1, 2),
+            ("contiguous", "striped", "zigzag", "zigzag-token"),
+        )
+    )  # fmt: skip
+    assert [trial.index for trial in made.trials] == list(range(len(points)))
+    assert made.runnable == made.trials
+    assert set(made.varying) == {"ring_size", "seq_len", "direction", "partition", "replica"}
+
+
+def test_shared_work_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = "problem: {seq_len: [96, 1000, 4097]}\n"
+    read = spec.parse(HEAD + "ring: {size: [2, 3]}\n" + lengths + EVERY_PARTITION, "p.yaml")
+    alone = plan.build(read)
+    monkeypatch.setattr(plan, "_MANY_GEOMETRIES", 2)
+    monkeypatch.setattr(plan, "_CHUNK", 5)
+    assert plan.build(read, processes=2) == alone
+
+
+def test_keys_name_points_and_nothing_else() -> None:
+    body = "ring: {size: [2, 4]}\nproblem: {seq_len: [64, 128]}\nmeasure: {replicas: 2}\n"
+    made = build(body)
+    keys = [trial.key for trial in made.trials]
+    assert len(set(keys)) == 8
+    assert keys == [trial.key for trial in build(body).trials]
+    # Known keys stay known when the sweep grows, and do not depend on its name or limits.
+    grown = build(
+        body.replace("[64, 128]", "[32, 64, 128]") + "limits: {retries: 7}\n",
+        HEAD.replace("name: p", "name: q"),
+    )
+    assert set(keys) < {trial.key for trial in grown.trials}
+    by_partition = build(body + EVERY_PARTITION).trials
+    assert len({trial.key for trial in by_partition}) == 32
+    assert {trial.key for trial in by_partition if trial.config.partition == "zigzag"} == set(keys)
+
+
+def test_a_config_is_what_its_dict_says() -> None:
+    for documents, blocks in (
+        ("null", "64"),
+        ("3", "null"),
+        ("{lengths: [60, 0, 4]}", "atomic_dq"),
+    ):
+        text = f"problem: {{seq_len: 64, documents: {documents}}}\nstrategy: {{blocks: {blocks}}}\n"
+        config = build(text).trials[0].config
+        assert Config.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+
+
+def test_two_ways_to_say_the_same_are_one_point() -> None:
+    made = build("problem: {seq_len: 64, heads: 8, kv_heads: [null, 8, 4]}\n")
+    assert [trial.config.kv_heads for trial in made.trials] == [8, 4]
+
+
+def test_impossible_points_are_pruned_with_their_field() -> None:
+    made = build(
+        "problem: {seq_len: 64, heads: [8, 6], kv_heads: [4, 3], causal: [true, false], "
+        "window: [null, 7]}\n"
+    )
+    for trial in made.trials:
+        c = trial.config
+        divides = c.heads % c.kv_heads == 0
+        means = c.causal or c.window is None
+        assert (trial.pruned is None) == (divides and means), c
+        assert (trial.predicted is None) == (trial.pruned is not None)
+        if trial.pruned is not None:
+            expected = "problem.window" if divides else "problem.kv_heads"
+            assert trial.pruned.field == expected
+            assert str(trial.pruned).startswith(f"{expected}: ")
+    said = {str(trial.pruned) for trial in made.trials if trial.pruned}
+    assert "problem.kv_heads: 8 heads are no multiple of 3 K/V heads" in said
+    assert len(made.runnable) == 6
+
+
+@pytest.mark.parametrize(
+    ("problem", "line", "field", "says"),
+    [
+        ("heads: 8\n  kv_heads: 3", 7, "problem.kv_heads", "8 heads are no multiple of 3"),
+        (
+            "heads: 8\n  kv_heads: [3, 5]", 7, "problem.kv_heads",
+            r"no multiple of 3.*no other of 2 points can run",
+        ),
+        ("causal: false\n  window: 5", 7, "problem.window", "window 5 .*needs causal: true"),
+        (
+            "heads: 8\n  documents: {lengths: [10, 20]}", 7, "problem.documents",
+            "sum to 30, expected seq_len 64",
+        ),
+    ],
+)  # fmt: skip
+def test_a_spec_of_which_nothing_can_run(problem: str, line: int, field: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        build(f"problem:\n  seq_len: 64\n  {problem}\n")
+    assert (caught.value.line, caught.value.field) == (line, field)
+    assert str(caught.value).startswith(f"p.yaml:{line}: {field}: ")
+    assert caught.value.exit_code == 2
+
+
+def test_an_oracle_that_does_not_fit_is_pruned() -> None:
+    head = HEAD.replace("latency", "correctness")
+    made = build("problem: {seq_len: [64, 1M], heads: 2}\n", head)
+    assert [trial.pruned is None for trial in made.trials] == [True, False]
+    assert made.trials[1].pruned is not None
+    assert "shorter" in made.trials[1].pruned.text
+    with pytest.raises(SpecError, match=r"p.yaml:4: problem.seq_len: "):
+        build("problem: {seq_len: 1M, heads: 2}\n", head)
+
+
+def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
+    made = build(
+        "ring: {size: [1, 3, 4]}\n"
+        "problem: {seq_len: [37, 48], batch: 2, heads: 4, kv_heads: 2, head_dim: 24, "
+        "causal: [true, false], window: [null, 5], documents: [null, 3], "
+        "direction: [forward, forward+backward]}\n" + EVERY_PARTITION
+    )
+    assert len(made.runnable) == 3 * 2 * (2 * 2 * 2 - 2) * 2 * 4
+    for trial in made.runnable:
+        c = trial.config
+        pairs = int(brute_force.seen(c.mask, c.seq_len).sum())
+        forward = pairs * 4 * c.head_dim * c.heads * c.batch
+        assert trial.predicted is not None
+        assert trial.predicted.flops == (forward * 7 // 2 if c.has_backward else forward), c
+        assert 0 < trial.predicted.balance <= 1
+        shard = -(-c.seq_len // c.ring_size) * c.batch * c.head_dim * (c.heads + c.kv_heads)
+        assert trial.predicted.peak_memory_bytes >= 2 * shard * 2, c  # q, k, v, out in bfloat16
+        if c.ring_size == 1:
+            assert trial.predicted.sent_bytes == trial.predicted.messages == 0
+            assert trial.predicted.balance == 1
+
+
+# On real rings
+
+MEASURED = (
+    "ring: {size: [2, 3], device: cpu}\n"
+    "problem: {seq_len: 67, heads: 4, kv_heads: 2, head_dim: 16, dtype: [bfloat16, float32], "
+    "causal: [true, false], window: [null, 9], documents: [null, 3], "
+    "direction: [forward, forward+backward]}\n"
+    "measure: {warmup: 0, repeats: 1, baseline: null}\n" + EVERY_PARTITION
+)
+
+
+class Nobody:
+    """An observer that does not look."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@pytest.fixture
+def private_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own for Ray (short: it holds sockets); what the driver sets is undone."""
+    folder = tempfile.mkdtemp(prefix="rr-")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.setenv("PYTHONPATH", "kernels", prepend=":")
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_ring_sends_what_the_plan_says(
+    private_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build(MEASURED)
+    messages: list[int] = []
+
+    def summarise(
+        config: Config, flops: int, reports: Sequence[Report], before: object
+    ) -> tuple[dict[str, float], dict[str, list[float]]]:
+        messages.append(sum(report.messages for report in reports))
+        return measurement.summarise(config, flops, reports)
+
+    monkeypatch.setattr("ringray.lab.driver.trials.summarise", summarise)
+    with Store(tmp_path / "s.db") as store:
+        summary = driver.run(made, store=store, observer=Nobody())
+        rows = {row.key: row for row in store.trials(made.digest)}
+    assert summary.exit_code == 0
+    assert summary.counts == {"ok": len(made.runnable), "pruned": 64}
+    assert len(made.runnable) == len(messages) == 2 * 2 * 6 * 2 * 4
+    for trial, sends in zip(made.runnable, messages, strict=True):
+        assert trial.predicted is not None
+        measured = (rows[trial.key].metrics["sent_bytes"], sends)
+        assert measured == (trial.predicted.sent_bytes, trial.predicted.messages), trial.config

@@ -1,0 +1,186 @@
+"""What a person sees of a sweep that runs."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from ringray.lab.report import live
+from ringray.lab.report.board import Board, trial_line
+from ringray.lab.trial.outcome import Outcome
+from tests.support.report_rows import (
+    ASCII,
+    TEXT,
+    UTF8,
+    console,
+    follow,
+    outcome,
+    planned,
+    printed,
+    row,
+)
+
+# Plain lines
+
+
+def test_a_plain_line_says_what_ended_and_how() -> None:
+    made = planned()
+    board = Board(made, {})
+    for trial in made.trials[:2]:
+        board.end(trial, outcome())
+    third = made.trials[2]
+    board.end(third, outcome())
+    assert trial_line(board, third, outcome()) == (
+        "[ 3/16] zigzag 2048 forward  ok  12.3 ms (12.1-13.0)  sdpa 13.0 ms  ratio 0.95"
+    )
+    failed = Outcome("failed", "rank 1 ended: SIGKILL\nmore", attempts=3)
+    assert trial_line(board, third, failed) == (
+        "[ 3/16] zigzag 2048 forward  failed  3 attempts  rank 1 ended: SIGKILL"
+    )
+    right = Outcome("ok", None, {"error_out": 0.2, "error_dq": 0.431})
+    assert trial_line(board, third, right).endswith("ok  worst error 0.431 of its budget")
+
+
+def test_plain_lines_of_a_sweep() -> None:
+    made = planned(TEXT.replace("heads: 2,", "heads: 2, window: [null, 3], causal: [true, false],"))
+    file = io.StringIO()
+    done = {made.runnable[0].key: row(made.runnable[0], outcome())}
+    follow(live.observer(file), made, 3, done)
+    lines = file.getvalue().splitlines()
+    assert lines[0] == f"looks {made.digest[:8]}: 48 trials, 1 trial measured before, 16 pruned"
+    assert lines[1].startswith("ring of 2, device auto, 1 thread per rank, 2 heads × 64, float32")
+    assert lines[2].startswith("16 points pruned: problem.window: ")
+    assert lines[3] == "starting 2 cpu actors"
+    assert [line[:7] for line in lines[4:]] == ["[ 2/48]", "[ 3/48]", "[ 4/48]"]
+
+
+class Gone(io.StringIO):
+    """A pipe whose reader has left."""
+
+    def write(self, _: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_leaves_does_not_end_the_sweep() -> None:
+    follow(live.PlainLines(Gone()), planned(), 16, {})
+
+
+# The live table
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("glyphs", [UTF8, ASCII], ids=["utf8", "ascii"])
+def test_the_live_table_shows_what_runs_and_what_was_found(
+    width: int, glyphs: dict[str, str]
+) -> None:
+    made = planned()
+    board = Board(made, {}, "cpu")
+    board.end(made.trials[0], outcome(12.34))
+    board.end(made.trials[1], Outcome("failed", "rank 1 ended: SIGKILL"))
+    board.start(made.trials[2], 1)
+    board.note = "starting 2 cpu actors"
+    text = printed(live.render(board, 30, console(width), glyphs), width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert re.match(rf"looks +{made.digest[:8]} +ring of 2 on cpu", lines[0])
+    assert "2/16" in text
+    assert "1 ok · 1 failed · 14 pending" in text
+    if width >= 80:
+        assert re.search(rf"{re.escape(glyphs['ok'])} +contiguous .* 12\.3 .* 0\.95", text)
+        assert re.search(rf"{glyphs['failed']} +striped .* failed", text)
+        assert re.search(rf"{glyphs['running']} +zigzag .* measuring", text)
+    if width >= 140:
+        assert "12.1–13.0" in text
+        assert re.search(r"0\.161 +4\.00 +1\.50", text)
+
+
+def test_the_bar_is_half_full_where_both_are_equally_fast() -> None:
+    for ratio, full in (
+        (0.0, ""),
+        (1.0, "█████"),
+        (0.9, "████▌"),
+        (2.0, "█" * 10),
+        (9.0, "█" * 10),
+    ):
+        assert live._bar(ratio, UTF8, "green").plain == full.ljust(10, "─")
+
+
+def test_more_rows_than_the_terminal_has_scroll_with_what_runs() -> None:
+    made = planned()
+    board = Board(made, {})
+    for at in range(16):
+        board.start(made.trials[at], 1)
+        text = printed(live.render(board, 5, console(), UTF8))
+        rows = [line for line in text.splitlines() if re.match(r"[✓▶·] ", line)]
+        assert len(rows) == 5
+        assert sum("measuring" in line for line in rows) == 1
+        assert "(11 rows not shown)" in text
+        board.end(made.trials[at], outcome())
+
+
+def test_correctness_shows_errors() -> None:
+    made = planned(
+        TEXT.replace("kind: latency", "kind: correctness") + "measure: {baseline: null}\n"
+    )
+    board = Board(made, {})
+    board.end(made.trials[0], Outcome("ok", None, {"error_out": 0.25, "error_dq": 0.5}))
+    text = printed(live.render(board, 30, console(), UTF8))
+    assert "worst error" in text
+    assert "0.500" in text
+    assert "vs " not in text
+
+
+def test_nothing_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn on events only, at most at the rate; what came too soon is drawn once, later."""
+    clock = [100.0]
+    timers: list[Any] = []
+
+    class Timer:
+        def __init__(self, seconds: float, action: Any) -> None:
+            self.seconds, self.action, self.cancelled = seconds, action, False
+            timers.append(self)
+
+        def start(self) -> None:
+            pass
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    drawn: list[str] = []
+    view = live.LiveTable(console())
+    monkeypatch.setattr(view._live, "update", lambda *_, **__: drawn.append("now"))
+    made = planned()
+    view.sweep_started(made, {}, {})
+    assert len(drawn) == 1
+    view.trial_started(made.trials[0], 1)
+    assert len(drawn) == 1
+    assert timers[-1].seconds == pytest.approx(0.25)
+    clock[0] += 0.25
+    timers[-1].action()
+    assert len(drawn) == 2
+    clock[0] += 60  # a long trial: nobody draws
+    assert all(timer.cancelled or timer is timers[-1] for timer in timers)
+    view.trial_ended(made.trials[0], outcome())
+    assert len(drawn) == 2
+    clock[0] += 0.01
+    view.trial_started(made.trials[1], 1)
+    assert len(drawn) == 3
+    assert timers[-1].cancelled
+    view.close()
+    assert not view._live.is_started
+
+
+def test_a_terminal_gets_a_table_and_is_left_clean() -> None:
+    to = console()
+    view = live.LiveTable(to)
+    follow(view, planned(), 16, {})
+    assert not view._live.is_started
+    assert view._timer is None
+    written = to.file.getvalue()  # type: ignore[attr-defined]
+    assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")  # the cursor is back

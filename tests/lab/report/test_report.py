@@ -1,0 +1,174 @@
+"""What a person sees of plans and results."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from ringray.lab.plan import plan
+from ringray.lab.report import replicas, tables, words
+from ringray.lab.report.board import Board
+from ringray.lab.trial.outcome import Outcome, SweepRow, TrialRow
+from tests.support.report_rows import (
+    TEXT,
+    console,
+    outcome,
+    planned,
+    printed,
+    row,
+)
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.84, "840 ms"), (1.25, "1.2 s"), (59.4, "59 s"), (59.6, "1:00"), (205, "3:25"),
+     (3725, "1:02:05")],
+)  # fmt: skip
+def test_durations(seconds: float, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+def test_flops() -> None:
+    assert words.flops(999) == "999 FLOP"
+    assert words.flops(1.5e12) == "1.50 TFLOP"
+
+
+def test_a_label_names_what_does_not_explain_itself() -> None:
+    config = planned().trials[0].config.as_dict() | {"window": 17, "documents": [3, 4]}
+    fields = ("ring_size", "partition", "seq_len", "causal", "window", "documents", "direction")
+    assert words.label(config, fields) == (
+        "ring 2 contiguous 2048 causal window 17 docs 2 given forward"
+    )
+    assert words.label(config | {"window": None, "causal": False}, ("causal", "window")) == (
+        "full no window"
+    )
+
+
+def test_every_config_field_that_can_vary_has_a_head() -> None:
+    assert {name for _, _, name in plan.AXES} == set(words.HEADS)
+
+
+# The board
+
+
+def test_replicas_that_are_ok_are_one_row_of_the_results() -> None:
+    made = planned(TEXT + "measure: {replicas: 3}\n")
+    first = [t for t in made.trials if t.config.as_dict() | {"replica": 0} == made.trials[
+        0].config.as_dict()]  # fmt: skip
+    ends = [outcome(10.0), Outcome("timeout", "too slow"), outcome(30.0)]
+    others = [row(made.trials[1], outcome(7.0))]
+    rows = [row(trial, end) for trial, end in zip(first, ends, strict=True)]
+    one, lost, other = replicas.merged([*rows, *others])
+    assert one.metrics["median_ms"] == 20.0
+    assert (one.metrics["p20_ms"], one.metrics["p80_ms"]) == (10.0 * 0.98, 30.0 * 1.05)
+    assert (one.status, lost.reason, other) == ("ok", "too slow", others[0])
+
+
+def test_replicas_are_one_row() -> None:
+    made = planned(TEXT + "measure: {replicas: 3}\n")
+    board = Board(made, {})
+    assert (len(board.groups), board.total) == (16, 48)
+    first = [trial for trial in made.trials if trial.key in board.groups[0].keys]
+    for trial, median in zip(first, (10.0, 30.0, 12.0), strict=True):
+        board.end(trial, outcome(median))
+    metrics = board.groups[0].metrics()
+    assert metrics["median_ms"] == 12.0
+    assert (metrics["p20_ms"], metrics["p80_ms"]) == (10.0 * 0.98, 30.0 * 1.05)
+    assert board.label(first[2]).endswith(" #3")
+    assert board.groups[0].status == "ok"
+    board.end(first[1], Outcome("timeout", "too slow"))
+    assert board.groups[0].status == "timeout"
+    assert board.groups[0].reason == "too slow"
+    assert (board.done, board.counts) == (3, {"ok": 2, "timeout": 1})
+
+
+def test_the_rest_is_guessed_from_what_was_predicted() -> None:
+    made = planned()
+    board = Board(made, {})
+    assert board.remaining_s is None
+    board.start(made.trials[0], 1)
+    board.end(made.trials[0], outcome())
+    assert board.remaining_s is not None
+    assert board.remaining_s >= 0
+    for trial in made.trials:
+        board.end(trial, outcome())
+    assert board.remaining_s == pytest.approx(0, abs=1e-6)
+
+
+# Tables
+
+
+def results(made: plan.Plan) -> list[TrialRow]:
+    rows = [row(trial, outcome(10.0 + trial.index)) for trial in made.trials]
+    rows[3] = row(made.trials[3], Outcome("failed", "rank 1 ended: SIGKILL"))
+    rows[15] = row(made.trials[15], None)
+    return rows
+
+
+def test_the_results_table_ends_with_the_numbers() -> None:
+    made = planned()
+    table = tables.results_table(results(made), ("partition", "seq_len", "direction"))
+    heads = [column.header for column in table.columns]
+    assert heads == [
+        "#", "partition", "length", "direction", "status", "median ms", "p20–p80 ms",
+        "baseline ms", "ratio", "TFLOP/s", "peak MiB", "sent MiB", "why",
+    ]  # fmt: skip
+    to = console(200, terminal=False)
+    tables.show(table, to)
+    text = to.export_text()
+    assert re.search(r"3 +zigzag +2048 +fwd +ok +12\.0 +11\.8–12\.6 +13\.0 +0\.92 +0\.161 ", text)
+    assert re.search(r"4 +zigzag-token +2048 +fwd +failed +– .*rank 1 ended: SIGKILL", text)
+    assert re.search(r"16 +zigzag-token +8192 +fwd\+bwd +pending", text)
+
+
+def test_the_fastest_of_each_problem_stands_out() -> None:
+    made = planned()
+    rows = results(made)
+    assert tables._fastest(rows) == {made.trials[index].key for index in (0, 4, 8, 12)}
+    assert tables._fastest(rows[:1]) == set()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 130])
+def test_a_narrow_terminal_keeps_what_matters(width: int) -> None:
+    made = planned()
+    to = console(width)
+    rows = [one for one in results(made) if one.status == "ok"]
+    tables.show(tables.results_table(rows, ("partition", "seq_len", "direction")), to)
+    text = to.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    if width >= 80:
+        assert re.search(r"zigzag +2048 +fwd +ok +12\.0 .* 0\.92", text)
+
+
+def test_a_pipe_gets_whole_lines() -> None:
+    made = planned()
+    to = Console(file=io.StringIO(), width=40)
+    tables.show(tables.plan_table(made.trials), to)
+    text = to.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert len(text.splitlines()) == 18
+    assert to.width == 40
+
+
+def test_large_results_are_shortened_to_what_tells_most() -> None:
+    made = planned()
+    rows = results(made)
+    shown = tables.most_telling(rows, 3)
+    assert [one.index for one in shown] == [0, 1, 3]
+    assert tables.most_telling(rows, 16) == rows
+    wrong = row(made.trials[9], Outcome("ok", None, {"error_out": 0.9}))
+    rows[9] = wrong
+    assert wrong in tables.most_telling(rows, 2)
+
+
+def test_sweeps_are_listed() -> None:
+    sweep = SweepRow(
+        "0123456789abcdef", "looks", "latency", {}, "", {}, "complete", 0.0, 0.0, 16, {"ok": 16}
+    )
+    text = printed(tables.sweeps_table([sweep]))
+    assert re.search(r"looks +0123456789ab +latency +complete +16 ok +19", text)

@@ -1,0 +1,156 @@
+"""Whether a node is lost, by what connecting to it says; and when ranks are given up."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from typing import Any
+
+import pytest
+import ray
+
+from ringray.base.errors import StoppedError
+from ringray.lab.ring import monitor
+from ringray.lab.ring.monitor import RingFault, Vigil, Where
+
+NODE = {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.2", "NodeManagerPort": 7000}
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        (None, False),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), True),
+        (TimeoutError("timed out"), True),
+        (OSError(errno.EHOSTUNREACH, "no route to host"), True),
+        (PermissionError(errno.EACCES, "a firewall here"), False),
+        (OSError(errno.EMFILE, "too many open files"), False),
+        (socket.gaierror(socket.EAI_NONAME, "unknown"), False),
+    ],
+)
+def test_a_node_that_nobody_answers_for_is_lost(
+    monkeypatch: pytest.MonkeyPatch, said: OSError | None, lost: bool
+) -> None:
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        assert address == ("10.0.0.2", 7000)
+        if said is not None:
+            raise said
+        return socket.socket()
+
+    monkeypatch.setattr(ray, "nodes", lambda: [NODE])
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert monitor.gone("a") is lost
+
+
+@pytest.mark.parametrize("nodes", [[], [NODE | {"Alive": False}]])
+def test_what_ray_knows_to_be_lost_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, object]]
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    assert monitor.gone("a")
+
+
+# Ranks that answer by the clock of a test
+
+
+class Ranks:
+    """Calls and questions by number: when each is answered; ``pauses``: moments from which this
+    process does not run, and for how long."""
+
+    def __init__(self, ends: list[float], pauses: dict[float, float]) -> None:
+        self.now, self.ends, self.pauses = 0.0, ends, dict(pauses)
+        self.asked: dict[Any, float] = {}
+
+    def wait(
+        self, references: list[Any], num_returns: int, timeout: float
+    ) -> tuple[list[Any], list[Any]]:
+        for moment, seconds in sorted(self.pauses.items()):
+            if moment <= self.now + timeout:
+                self.now = max(self.now, moment) + seconds
+                del self.pauses[moment]
+                break
+        else:
+            due = [self.due(one) for one in references]
+            self.now = max(self.now, min(self.now + timeout, *due))
+        ready = [one for one in references if self.due(one) <= self.now][:num_returns]
+        return ready, [one for one in references if one not in ready]
+
+    def due(self, reference: Any) -> float:
+        return self.ends[reference] if isinstance(reference, int) else self.asked[reference]
+
+    def actor(self, silent: bool) -> Any:
+        ranks = self
+
+        class Actor:
+            def __getattr__(self, name: str) -> Any:
+                return self
+
+            def options(self, **given: object) -> Any:
+                return self
+
+            def remote(self) -> object:
+                question = object()
+                ranks.asked[question] = float("inf") if silent else ranks.now + 0.1
+                return question
+
+        return Actor()
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[float],
+    *,
+    silent: int | None = None,
+    started: bool = True,
+    pauses: dict[float, float] | None = None,
+    stop: threading.Event | None = None,
+) -> tuple[list[Any], float]:
+    """What they answered, and when."""
+    ranks = Ranks(ends, pauses or {})
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: ranks.now)
+    monkeypatch.setattr(ray, "wait", ranks.wait)
+    answer = {True: "answer", False: ("a hop", "its stack")}
+    monkeypatch.setattr(ray, "get", lambda one, timeout=0: answer[isinstance(one, int)])
+    monkeypatch.setattr(monitor, "gone", lambda node_id: False)
+    actors = [ranks.actor(rank == silent) for rank in range(len(ends))]
+    where = [Where("a node", "a")] * len(ends)
+    vigilant = Vigil(actors, where, 120.0, started, stop or threading.Event())
+    return vigilant.answers(list(range(len(ends)))), ranks.now
+
+
+def test_a_rank_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watched(monkeypatch, [30.0, 40.0]) == (["answer", "answer"], 40.0)
+    with pytest.raises(RingFault) as raised:
+        watched(monkeypatch, [30.0, 40.0], silent=1)
+    assert (raised.value.fault.kind, raised.value.fault.ranks) == ("stalled", (1,))
+
+
+@pytest.mark.parametrize("seconds", [11.0, 3600.0])
+@pytest.mark.parametrize("ends", [[30.0, 40.0], [6.0, 7.0], [6.0, 5000.0]])
+def test_ranks_are_not_to_blame_for_a_driver_that_did_not_run(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, ends: list[float]
+) -> None:
+    """It was stopped in a terminal, or its container frozen; they answer when it goes on."""
+    ends = [min(end, seconds + 50.0) for end in ends]
+    answers, _ = watched(monkeypatch, ends, pauses={5.0: seconds})
+    assert answers == ["answer", "answer"]
+
+
+def test_one_that_starts_much_later_than_another_on_its_node_is_stalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert watched(monkeypatch, [3.0, 30.0], started=False)[1] == 30.0
+    with pytest.raises(RingFault) as raised:
+        watched(monkeypatch, [3.0, 60.0], started=False)
+    fault = raised.value.fault
+    assert (fault.kind, fault.ranks, fault.hop) == ("stalled", (1,), "its start")
+    # All are slow: who imports from a network drive, say.
+    assert watched(monkeypatch, [90.0, 100.0], started=False)[1] == 100.0
+
+
+def test_what_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        watched(monkeypatch, [50.0, 60.0], stop=stop)

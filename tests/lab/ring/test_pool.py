@@ -1,0 +1,161 @@
+"""When a ring is started, kept, re-formed and given back; with rings that only count."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.base.errors import StoppedError
+from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.connect import Cluster
+from ringray.lab.plan import plan
+from ringray.lab.ring import pool
+from ringray.lab.ring.pool import WarmRing
+from ringray.lab.spec import model as spec
+from tests.support.place import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FEW = Offer((Group("node", {"CPU": 8.0}),))
+MANY = Offer((Group("node", {"CPU": 8.0, "GPU": 8.0}, 4),))
+STATIC, GROWING, GPUS = (
+    Cluster(False, FEW),
+    Cluster(False, FEW, lambda: MANY),
+    Cluster(False, MANY),
+)
+
+
+class Counted:
+    """What a ring looks like from outside; ``alive`` holds those that are not closed."""
+
+    alive: list[Counted] = []  # noqa: RUF012
+
+    def __init__(
+        self, capacity: int, placement: Any, timeout: float, patience: Any, avoid: Any = ()
+    ) -> None:
+        self.capacity, self.placement, self.size = capacity, placement, 0
+        self.patience, self.avoid = patience, avoid
+        self.alive.append(self)
+
+    def form(self, size: int) -> None:
+        assert size <= self.capacity
+        self.size = size
+
+    def close(self) -> None:
+        self.alive.remove(self)
+
+
+@pytest.fixture(autouse=True)
+def rings(monkeypatch: pytest.MonkeyPatch) -> list[Counted]:
+    monkeypatch.setattr(pool, "Ring", Counted)
+    monkeypatch.setattr(Counted, "alive", [])
+    return Counted.alive
+
+
+def sweep(ring: str, limits: str = "{}") -> tuple[Any, list[Any]]:
+    text = f"version: 1\nname: a\nkind: latency\nring: {ring}\nproblem: {{seq_len: 64}}\n"
+    read = spec.parse(text + f"limits: {limits}\n")
+    return read, [trial.config for trial in plan.build(read).trials]
+
+
+def capacities(place: Cluster, ring: str) -> list[tuple[int, bool]]:
+    """Of each trial's ring the actors, and whether it was warm."""
+    read, configs = sweep(ring)
+    shared = WarmRing(place, read, lambda text: None)
+    found = []
+    for at, one in enumerate(configs):
+        made, was_warm = shared.take(one, configs[at:])
+        found.append((made.capacity, was_warm))
+        shared.rest()
+        assert len(Counted.alive) == 1
+    shared.close()
+    assert Counted.alive == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place", "device", "want"),
+    [
+        (STATIC, "cpu", [(4, False), (4, False), (4, False)]),  # re-formed, on the same actors
+        (GROWING, "cpu", [(2, False), (4, False), (3, False)]),
+        (GPUS, "cuda", [(2, False), (4, False), (3, False)]),
+    ],
+)
+def test_rings_have_spare_ranks_only_where_those_cost_nothing(
+    place: Cluster, device: str, want: list[tuple[int, bool]]
+) -> None:
+    assert capacities(place, f"{{size: [2, 4, 3], device: {device}}}") == want
+
+
+def test_a_ring_that_fits_is_kept(rings: list[Counted]) -> None:
+    read, configs = sweep("{size: 2, device: cpu}")
+    shared = WarmRing(GROWING, read, lambda text: None)
+    first, was_warm = shared.take(configs[0], configs)
+    assert not was_warm
+    assert shared.take(configs[0], configs) == (first, True)
+    shared.close()
+    again, was_warm = shared.take(configs[0], configs)
+    assert not was_warm
+    assert again is not first
+
+
+def test_an_idle_ring_is_released_and_a_busy_one_is_not(rings: list[Counted]) -> None:
+    read, configs = sweep("{size: 2, device: cpu, idle_release: 200ms}")
+    shared = WarmRing(GROWING, read, lambda text: None)
+    for _ in range(4):  # in use for longer than that, and idle for less
+        shared.take(configs[0], configs)
+        time.sleep(0.25)
+        assert len(rings) == 1
+        shared.rest()
+        time.sleep(0.01)
+    assert len(rings) == 1
+    wait_until("the idle ring is released", lambda: not rings, 10)
+    shared.take(configs[0], configs)
+    assert len(rings) == 1
+    shared.close()
+
+
+def test_no_timer_outlives_its_sweep(rings: list[Counted]) -> None:
+    read, configs = sweep("{size: 2, device: cpu, idle_release: 1h}")
+    shared = WarmRing(GROWING, read, lambda text: None)
+    before = threading.active_count()
+    shared.take(configs[0], configs)
+    shared.rest()
+    shared.close()
+    wait_until("the timer ends", lambda: threading.active_count() == before, 10)
+
+
+def test_a_ring_that_comes_too_late_is_given_back(
+    rings: list[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner was told that all is over while it started, and found nothing to close."""
+    stop = threading.Event()
+
+    class Late(Counted):
+        def __init__(self, *given: Any) -> None:
+            assert given[3].stop is stop  # so that it need not wait for its place
+            super().__init__(*given)
+            stop.set()
+
+    monkeypatch.setattr(pool, "Ring", Late)
+    read, configs = sweep("{size: 2, device: cpu}")
+    shared = WarmRing(GROWING, read, lambda text: None, stop=stop)
+    with pytest.raises(StoppedError):
+        shared.take(configs[0], configs)
+    assert rings == []
+
+
+def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> None:
+    read, configs = sweep("{size: 64, device: cpu}", "{place_timeout: 3m}")
+    notes: list[str] = []
+    unknown: Callable[[], Offer | None] = lambda: None  # noqa: E731
+    shared = WarmRing(Cluster(False, FEW, unknown), read, notes.append)
+    shared.take(configs[0], configs)
+    (ring,) = rings
+    assert (ring.patience.seconds, ring.patience.certain) == (180.0, False)
+    assert notes == ["starting 64 cpu actors"]
+    shared.close()

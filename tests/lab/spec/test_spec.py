@@ -1,0 +1,306 @@
+"""Specs that are right: defaults, sweeps, one normal form, the digest, and robustness."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from ringray.base.errors import nearest
+from ringray.lab.spec.model import Spec, json_schema, load, parse
+
+ROOT = Path(__file__).resolve().parents[3]
+EXPERIMENTS = sorted((ROOT / "experiments").glob("**/*.yaml"))
+LEAST = "version: 1\nname: least\nkind: latency\nproblem: {seq_len: 64}\n"
+
+
+def with_field(section: str, field: str, value: str) -> Spec:
+    if section == "problem":
+        return parse(LEAST.replace("seq_len: 64", f"seq_len: 64, {field}: {value}"))
+    return parse(f"{LEAST}{section}: {{{field}: {value}}}\n")
+
+
+def test_defaults() -> None:
+    assert parse(LEAST).canonical() == {
+        "version": 1,
+        "name": "least",
+        "kind": "latency",
+        "ring": {
+            "size": 2,
+            "device": "auto",
+            "placement": "pack",
+            "threads": 1,
+            "idle_release": 60.0,
+        },
+        "problem": {
+            "seq_len": 64,
+            "batch": 1,
+            "heads": 8,
+            "kv_heads": None,
+            "head_dim": 64,
+            "dtype": "bfloat16",
+            "causal": True,
+            "window": None,
+            "documents": None,
+            "direction": "forward+backward",
+        },
+        "strategy": {
+            "partition": "zigzag",
+            "transport": "ring",
+            "backward": "auto",
+            "backend": "auto",
+            "blocks": None,
+        },
+        "measure": {
+            "warmup": 1,
+            "repeats": 5,
+            "replicas": 1,
+            "seed": 0,
+            "baseline": {"name": "sdpa", "threads": 2},
+        },
+        "search": {
+            "method": "grid",
+            "objectives": ["median_ms"],
+            "budget": None,
+            "seed": None,
+        },
+        "limits": {
+            "trial_timeout": 120.0,
+            "retries": 2,
+            "rank_memory": None,
+            "place_timeout": 600.0,
+        },
+        "tracking": {"experiment": "least", "uri": None, "enabled": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "normal"),
+    [
+        ("problem", "heads", "4", 4),
+        ("problem", "heads", "[4]", 4),
+        ("problem", "heads", "[8, 4]", (8, 4)),
+        ("problem", "heads", "1_000", 1000),
+        ("problem", "window", "[null, 0, 17]", (None, 0, 17)),
+        ("problem", "kv_heads", "[null]", None),
+        ("problem", "causal", "[true, no]", (True, False)),
+        ("problem", "dtype", "[fp32, bf16, float16]", ("float32", "bfloat16", "float16")),
+        ("problem", "documents", "3", 3),
+        ("ring", "size", "[1, 2, 4, 8]", (1, 2, 4, 8)),
+        ("ring", "idle_release", "500ms", 0.5),
+        ("ring", "idle_release", "1.5 h", 5400.0),
+        ("ring", "idle_release", "2m", 120.0),
+        ("ring", "idle_release", "7", 7.0),
+        ("ring", "idle_release", "0s", 0.0),
+        ("strategy", "partition", "[zigzag, striped]", ("zigzag", "striped")),
+        ("strategy", "blocks", "[null, 512]", (None, 512)),
+        (
+            "strategy",
+            "blocks",
+            "'atomic_dq, dkv=64x64/4/2, forward=0128x64/8/2'",
+            "forward=128x64/8/2,dkv=64x64/4/2,atomic_dq",
+        ),
+        (
+            "strategy",
+            "blocks",
+            "[null, 512, dq=64x64/4/2/descriptors]",
+            (None, 512, "dq=64x64/4/2/descriptors"),
+        ),
+        ("strategy", "backend", "reference", "reference"),
+        ("search", "objectives", "ratio", ("ratio",)),
+        ("search", "objectives", "[ratio, median_ms]", ("ratio", "median_ms")),
+        ("measure", "baseline", "null", None),
+        ("limits", "trial_timeout", "24h", 86400.0),
+        ("tracking", "experiment", "what it is: Ω", "what it is: Ω"),
+        ("tracking", "experiment", "null", "least"),
+        ("tracking", "uri", "sqlite:///x.db", "sqlite:///x.db"),
+        ("tracking", "enabled", "false", False),
+    ],
+)
+def test_normal_form(section: str, field: str, value: str, normal: object) -> None:
+    value = f"'{value}'" if ": " in value or "://" in value else value
+    assert getattr(getattr(with_field(section, field, value), section), field) == normal
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("1k", 1024), ("64k", 65536), ("64K", 65536), ("1M", 1 << 20)]
+)
+def test_lengths_in_k_and_m(text: str, tokens: int) -> None:
+    spec = parse(LEAST.replace("64", text))
+    assert spec.problem.seq_len == tokens
+    assert spec.digest == parse(LEAST.replace("64", str(tokens))).digest
+
+
+def test_documents_by_length() -> None:
+    spec = with_field("problem", "documents", "[null, 2, {lengths: [60, 0, 4]}]")
+    none, two, given = spec.sweep("problem", "documents")
+    assert (none, two, given.lengths) == (None, 2, (60, 0, 4))
+    assert hash(given)
+    assert spec.canonical()["problem"]["documents"][2] == {"lengths": [60, 0, 4]}
+
+
+def test_same_lengths_twice_in_documents_are_no_duplicates() -> None:
+    spec = with_field("problem", "documents", "{lengths: [32, 32]}")
+    assert spec.sweep("problem", "documents")[0].lengths == (32, 32)
+
+
+def test_sweep_is_always_a_tuple() -> None:
+    spec = with_field("problem", "heads", "[4, 8]")
+    assert spec.sweep("problem", "heads") == (4, 8)
+    assert spec.sweep("problem", "batch") == (1,)
+    assert spec.sweep("problem", "window") == (None,)
+    assert spec.sweep("problem", "causal") == (True,)
+
+
+def test_baseline_by_name_alone() -> None:
+    short = with_field("measure", "baseline", "sdpa")
+    assert short.digest == with_field("measure", "baseline", "{name: sdpa, threads: 2}").digest
+
+
+def test_a_spec_does_not_change() -> None:
+    spec = parse(LEAST)
+    with pytest.raises(ValidationError):
+        spec.name = "other"  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        spec.problem.heads = 3  # type: ignore[misc]
+
+
+def test_source_and_lines(tmp_path: Path) -> None:
+    text = "# why\nversion: 1\nname: here\nkind: latency\nproblem:\n  seq_len:\n    - 64\n"
+    path = tmp_path / "here.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    spec = load(str(path))
+    assert spec.path == str(path)
+    assert spec.source.splitlines() == text.splitlines()
+    assert spec.line_of("problem") == 5
+    assert spec.line_of("problem.seq_len") == 6
+    assert spec.line_of("problem.heads") is None
+    assert spec.line_of("nothing") is None
+    assert parse(text).path == "<spec>"
+
+
+def test_survives_pickling() -> None:
+    spec = parse(LEAST)
+    again = pickle.loads(pickle.dumps(spec))
+    assert again == spec
+    assert again.digest == spec.digest
+    assert again.line_of("problem.seq_len") == 4
+
+
+class TestDigest:
+    """What is measured, however it is written."""
+
+    base = "version: 1\nname: d\nkind: latency\nproblem:\n  seq_len: 64\n  heads: 4\n"
+
+    def test_form(self) -> None:
+        assert len(parse(self.base).digest) == 64
+        assert int(parse(self.base).digest, 16)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "# a comment\n" + base.replace("seq_len: 64", "seq_len: 64   # tokens"),
+            "problem: {heads: 4, seq_len: 64}\nkind: 'latency'\nname: d\nversion: 1\n",
+            base.replace("heads: 4", "heads: [4]"),
+            base + "ring: {size: 2}\n",
+            base + "ring: {idle_release: 1m}\n",
+            base + "tracking: {experiment: other, enabled: false, uri: 'http://h:5000'}\n",
+            base + "limits: {trial_timeout: 10m, retries: 0}\n",
+            json.dumps(yaml.safe_load(base)),
+        ],
+    )
+    def test_same(self, text: str) -> None:
+        assert parse(text).digest == parse(self.base).digest
+
+    def test_different(self) -> None:
+        texts = [
+            self.base.replace("name: d", "name: e"),
+            self.base.replace("latency", "correctness"),
+            self.base.replace("64", "65"),
+            self.base.replace("heads: 4", "heads: [4, 8]"),
+            self.base.replace("heads: 4", "heads: [8, 4]"),
+            self.base + "  window: 0\n",
+            self.base + "  causal: false\n",
+            self.base + "  dtype: float32\n",
+            self.base + "ring: {threads: 2}\n",
+            self.base + "strategy: {partition: striped}\n",
+            self.base + "measure: {repeats: 6}\n",
+            self.base + "measure: {baseline: null}\n",
+            self.base + "measure: {seed: 1}\n",
+        ]
+        digests = {parse(text).digest for text in [self.base, *texts]}
+        assert len(digests) == len(texts) + 1
+
+    def test_canonical_form_is_a_spec_with_the_same_digest(self) -> None:
+        for path in EXPERIMENTS:
+            spec = load(path)
+            again = parse(yaml.safe_dump(spec.canonical()))
+            assert again.canonical() == spec.canonical()
+            assert again.digest == spec.digest
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
+def test_experiments(path: Path) -> None:
+    spec = load(path)
+    assert spec.name == path.stem
+    assert spec.source.startswith("# "), "an experiment says which question it answers"
+
+
+def test_schema_describes_every_field() -> None:
+    schema = json_schema()
+    assert schema["required"] == ["version", "name", "kind", "problem"]
+    for section in [schema, *schema["$defs"].values()]:
+        assert section["additionalProperties"] is False
+        for name, field in section["properties"].items():
+            described = field.get("description") or "$ref" in field
+            assert described, f"{section['title']}.{name} has no docstring"
+    heads = schema["$defs"]["Problem"]["properties"]["heads"]
+    assert heads["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 1024}
+    assert heads["anyOf"][1]["type"] == "array"
+    partitions = schema["$defs"]["Strategy"]["properties"]["partition"]["anyOf"][0]["enum"]
+    assert partitions == ["auto", "contiguous", "striped", "zigzag", "zigzag-token"]
+
+
+def test_schema_agrees_with_the_checks() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for path in EXPERIMENTS:
+        validator.validate(yaml.safe_load(path.read_text()))
+        validator.validate(load(path).canonical())
+    for wrong in ("heads: eight", "heads: 0", "hedas: 4", "dtype: float8", "window: -1"):
+        data = yaml.safe_load(LEAST.replace("seq_len: 64", f"seq_len: 64, {wrong}"))
+        assert not validator.is_valid(data), wrong
+    for blocks, valid in (
+        ("dq=64x64/4/2", True),
+        (64, True),
+        ([64, "atomic_dq"], True),
+        ("dk=64x64/4/2", False),
+        (8, False),
+    ):
+        data = {**yaml.safe_load(LEAST), "strategy": {"blocks": blocks}}
+        assert validator.is_valid(data) == valid, blocks
+
+
+def test_nearest() -> None:
+    assert nearest("Zigzga", ["contiguous", "zigzag", "zigzag-token"]) == "zigzag"
+    assert nearest("hexagon", ["contiguous", "zigzag"]) is None
+    assert nearest("", []) is None
+    assert nearest("x" * 10_000_000, ["x"]) is None
+
+
+def test_specs_need_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys; from ringray.lab.spec.model import load; load(sys.argv[1]).digest;"
+        "print([m for m in ('torch', 'ray', 'mlflow', 'rich') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, str(EXPERIMENTS[0])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

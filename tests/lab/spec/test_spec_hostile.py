@@ -1,0 +1,157 @@
+"""Whatever the text, a spec or a SpecError comes of it, and nothing else happens."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ringray.base.errors import SpecError
+from ringray.lab.spec.model import Spec, json_schema, load, parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEAST = "version: 1\nname: least\nkind: latency\nproblem: {seq_len: 64}\n"
+
+# Text that is nearly a spec: fragments that mean something to YAML or to a spec, in any order.
+FRAGMENTS = st.sampled_from(
+    [
+        *("version: 1", "name: a", "kind: latency", "problem:", "seq_len: 64", "heads", "strategy"),
+        *("measure: {baseline: ", "ring: {size: ", "documents: {lengths: [", "tracking", "64k"),
+        *(
+            ": ",
+            ":",
+            "\n",
+            "\n  ",
+            "\n    ",
+            "- ",
+            "[",
+            "]",
+            "{",
+            "}",
+            ",",
+            "'",
+            '"',
+            "|",
+            ">",
+            "? ",
+        ),
+        *(
+            "8",
+            "-1",
+            "0x1F",
+            "1e9",
+            ".inf",
+            ".nan",
+            "1:30",
+            "2001-01-01",
+            "null",
+            "~",
+            "true",
+            "no",
+        ),
+        *("&a ", "*a", "!!int ", "!x", "!!python/name:os", "<<", "# c", "---", "...", "%YAML 1.1"),
+        *("%TAG ! x", "\t", "\x00", "\x85", "\ufeff", "\U0001f600", "\\", "\\u0000", "\\U99999999"),
+        *("@", "`", "="),
+    ]
+)
+ALMOST = st.lists(FRAGMENTS, max_size=30).map("".join)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+FIELDS = [
+    (section, field)
+    for section in ("ring", "problem", "strategy", "measure", "search", "limits", "tracking")
+    for field in json_schema()["$defs"][section.capitalize()]["properties"]
+]
+
+
+def told(text: str) -> Spec | None:
+    """The spec, or None if it was refused in the proper form."""
+    try:
+        return parse(text, "f.yaml")
+    except SpecError as error:
+        for line in str(error).splitlines():
+            assert line.startswith("f.yaml:")
+            assert "pydantic" not in line
+        str(error).encode()
+        return None
+
+
+@given(ALMOST | st.text())
+@settings(max_examples=400, deadline=None)
+def test_any_text(text: str) -> None:
+    told(text)
+
+
+@given(ALMOST)
+@settings(max_examples=200, deadline=None)
+def test_any_text_after_a_spec(text: str) -> None:
+    told(LEAST + text)
+
+
+@given(st.sampled_from(FIELDS), VALUES)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_value_in_any_field(place: tuple[str, str], value: object) -> None:
+    section, field = place
+    data = yaml.safe_load(LEAST)
+    data.setdefault(section, {})[field] = value
+    spec = told(yaml.safe_dump(data, allow_unicode=True))
+    if spec is not None:
+        json.dumps(spec.canonical(), allow_nan=False)
+        assert spec.digest
+        assert isinstance(spec.sweep(section, field), tuple)
+
+
+@given(st.binary(max_size=64))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "bytes.yaml"
+    path.write_bytes(data)
+    with pytest.raises(SpecError):
+        load(path)
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    text = f"name: !!python/object/apply:os.system ['touch {mark}']"
+    assert told(LEAST + text) is None
+    assert not mark.exists()
+
+
+def test_billion_laughs() -> None:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghi")]
+    with pytest.raises(SpecError, match="anchors and aliases are not allowed"):
+        parse("\n".join(lines))
+
+
+@pytest.mark.parametrize("piece", ["[", "{a: ", "- ", "? ", '"', "a:\n", "'", "&", "!", "|\n"])
+def test_a_great_deal_of_one_thing(piece: str) -> None:
+    assert told(piece * (200_000 // len(piece))) is None
+
+
+def test_wide() -> None:
+    wide = ", ".join(str(n) for n in range(1, 20_000))
+    spec = parse(LEAST.replace("64", f"[{wide}]"))
+    assert len(spec.sweep("problem", "seq_len")) == 19_999
+    with pytest.raises(SpecError, match="got 1, expected each value once"):
+        parse(LEAST.replace("64", f"[{wide}, 1]"))
+
+
+@pytest.mark.parametrize("code", ["\\e[2J", "\\x9b1m", "\\u202e", "\\u2028", "\\x7f", "\\a", "\\n"])
+@pytest.mark.parametrize("field", ["experiment", "uri"])
+def test_no_field_holds_what_a_terminal_obeys(field: str, code: str) -> None:
+    with pytest.raises(SpecError, match=rf"tracking\.{field}: got ") as caught:
+        parse(f'{LEAST}tracking: {{{field}: "a{code}b"}}\n')
+    assert str(caught.value).isprintable()

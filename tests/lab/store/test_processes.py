@@ -1,0 +1,254 @@
+"""One store and several processes: writers that are killed, and who may drive a sweep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringray.base.errors import PlaceError
+from ringray.lab.store import lease
+from ringray.lab.store.store import Store
+from tests.support.store_rows import DIGEST, OTHER, ok, sweep, trial
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "store.db") as opened:
+        yield opened
+
+
+def _python(code: str, *arguments: object, stderr: int | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+def test_opening_a_store_twice_keeps_its_locks(store: Store) -> None:
+    """Closing any descriptor of a file ends all locks that the process has on it; another process
+    that then comes and goes would think itself alone and remove the log under the first."""
+    store.begin(sweep(), [trial(0)])
+    log = store.path.with_name("store.db-wal")
+    assert log.stat().st_size > 0
+    with Store(store.path, create=False) as again:
+        assert again.knows(DIGEST)
+    passing = _python(
+        """
+        import sqlite3, sys
+        db = sqlite3.connect(sys.argv[1])
+        print(db.execute("SELECT count(*) FROM trials").fetchone()[0])
+        db.close()
+        """,
+        store.path,
+    )
+    assert passing.communicate()[0] == b"1\n"
+    assert log.exists()
+
+
+def test_a_store_that_cannot_be_opened_for_lack_of_space_says_so(tmp_path: Path) -> None:
+    """Its log and the memory that processes share would lie beside it, on the full disk."""
+    path = tmp_path / "store.db"
+    with Store(path) as store:
+        store.begin(sweep(), [trial(0)])
+    full = """
+        import resource, signal, sys
+        from ringray.lab.cli import main
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+        sys.exit(main(["list", "--store", sys.argv[1]]))
+        """
+    opening = _python(full, path, stderr=subprocess.PIPE)
+    _, said = opening.communicate()
+    assert (opening.returncode, said.count(b"\n")) == (2, 1), said.decode()
+    assert b"the disk reports an error or has no space left; free some space" in said
+    with Store(path, create=False) as store:
+        assert len(store.trials(DIGEST)) == 1
+
+
+def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    writer = _python(
+        """
+        import sys
+        from ringray.lab.store.store import *
+        D = "ab12" * 16
+        with Store(sys.argv[1]) as store:
+            trials = [TrialInfo(f"{i:016x}", i, {}, {}) for i in range(5000)]
+            store.begin(SweepInfo(D, "quick", "latency", {}, "", {}), trials)
+            print("begun", flush=True)
+            for i, trial in enumerate(trials):
+                store.record(D, trial.key, Outcome("ok", None, {"i": i}, {"s": [i] * 9}))
+        """,
+        path,
+    )
+    assert writer.stdout
+    assert writer.stdout.readline() == b"begun\n"
+    cursor, seen = 0, []
+    with Store(path, create=False) as reader:
+        while len(seen) < 50:  # reads while the other writes
+            rows, cursor = reader.changed_since(DIGEST, cursor)
+            seen += rows
+        writer.kill()
+        writer.wait()
+        rows, _ = reader.changed_since(DIGEST, cursor)
+        seen += rows
+        assert [row.metrics["i"] for row in seen] == list(range(len(seen)))
+        assert all(row.samples == {"s": [row.index] * 9} for row in seen)
+        assert reader._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    writer.stdout.close()
+
+
+def test_many_processes_make_the_same_store(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from ringray.lab.store.store import *
+        print("ready", flush=True)
+        sys.stdin.readline()
+        with Store(sys.argv[1]) as store:
+            store.begin(SweepInfo(sys.argv[2] * 64, "n" + sys.argv[2], "latency", {}, "", {}), [])
+        """
+    for attempt in range(5):
+        path = tmp_path / f"{attempt}.db"
+        makers = [_python(code, path, index) for index in range(6)]
+        for maker in makers:
+            assert maker.stdout
+            assert maker.stdout.readline() == b"ready\n"
+        for maker in makers:
+            assert maker.stdin
+            maker.stdin.close()  # all at the same moment
+        assert [maker.wait() for maker in makers] == [0] * 6
+        for maker in makers:
+            assert maker.stdout
+            maker.stdout.close()
+        with Store(path, create=False) as store:
+            assert sorted(row.name for row in store.sweeps()) == [f"n{i}" for i in range(6)]
+
+
+_HOLDER = """
+    import sys, time
+    from ringray.lab.store.store import *
+    with Store(sys.argv[1]) as store, store.lease(sys.argv[2]):
+        print("held", flush=True)
+        time.sleep(60)
+    """
+
+
+def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    holder = _python(_HOLDER, store.path, DIGEST)
+    assert holder.stdout
+    assert holder.stdout.readline() == b"held\n"
+    try:
+        expected = f"sweep quick is being run by process {holder.pid}; .*ringray resume quick"
+        with pytest.raises(PlaceError, match=expected), store.lease(DIGEST):
+            pass
+        assert str(store.owner(DIGEST)) == f"process {holder.pid}"
+        with store.lease(OTHER), store.lease(DIGEST, role="tracker"):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        time.sleep(0.1)
+        # Not waited for: a zombie has its pid and birth still, and holds nothing.
+        with store.lease(DIGEST):
+            assert store.owner(DIGEST).pid == os.getpid()  # type: ignore[union-attr]
+        assert store.owner(DIGEST) is None
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def _leased(store: Store, pid: int, birth: str, host: str) -> None:
+    values = (DIGEST, "driver", "t", pid, birth, host, time.time())
+    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+
+def test_a_pid_that_is_used_again_holds_nothing(store: Store) -> None:
+    store.begin(sweep(), [])
+    _leased(store, os.getpid(), f"{lease._pid_space()}/1", lease._host())
+    with store.lease(DIGEST):
+        pass
+
+
+# Another machine; one of the same name, or this one before it was restarted; another container
+FAR = [("b/pid:[1]/1", "elsewhere"), ("b/pid:[1]/1", lease._host())]
+FAR += [(f"{lease._pid_space().rpartition('/')[0]}/pid:[1]/1", lease._host())]
+
+
+@pytest.mark.parametrize(("birth", "host"), FAR)
+@pytest.mark.parametrize("clock", [0.0, -86400.0, 86400.0])
+def test_a_driver_elsewhere_lives_by_its_heartbeat_whatever_the_clocks_say(
+    store: Store, monkeypatch: pytest.MonkeyPatch, birth: str, host: str, clock: float
+) -> None:
+    monkeypatch.setattr(lease, "STALE_S", 0.3)
+    monkeypatch.setattr(lease, "LOOK_S", 0.02)
+    store.begin(sweep(), [])
+    _leased(store, 1, birth, host)
+    beaten: list[float] = []
+    noted: list[str] = []
+
+    def beats(pause: float) -> None:
+        if len(beaten) < 3:
+            beaten.append(pause)
+            return
+        store._db.execute("UPDATE leases SET beat = beat - 1000")
+
+    ours = time.time
+    monkeypatch.setattr(time, "time", lambda: ours() + clock)
+    monkeypatch.setattr(lease.time, "sleep", beats)
+    with (
+        pytest.raises(PlaceError, match="quick is being run by process 1"),
+        store.lease(DIGEST, note=noted.append),
+    ):
+        pass
+    assert "watching" in noted[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(lease, "STALE_S", 0.3)
+    monkeypatch.setattr(lease, "LOOK_S", 0.02)
+    with store.lease(DIGEST):
+        pass
+
+
+def test_the_heart_beats(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.02)
+    store.begin(sweep(), [])
+    with store.lease(DIGEST):
+        first = store.owner(DIGEST)
+        until = time.monotonic() + 5
+        while store.owner(DIGEST) == first and time.monotonic() < until:
+            time.sleep(0.01)
+        assert store.owner(DIGEST) != first
+
+
+def test_a_driver_that_lost_its_lease_records_no_more(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    with store.lease(DIGEST):
+        store._db.execute("UPDATE leases SET token = 'another driver'")
+        with pytest.raises(PlaceError, match="taken over by another driver"):
+            store.record(DIGEST, trial(0).key, ok(0))
+        with pytest.raises(PlaceError, match="taken over"):
+            store.finish(DIGEST, "complete")
+    assert store.trials(DIGEST)[0].status is None
+
+
+def test_the_light_modules_import_nothing_heavy() -> None:
+    code = """
+        import sys
+        import ringray.base.provenance, ringray.lab.store.store, ringray.lab.tracking.tracker
+        heavy = {"torch", "ray", "mlflow", "triton", "numpy", "pandas", "pydantic"}
+        print(sorted(heavy & set(sys.modules)))
+        """
+    child = _python(code)
+    assert child.communicate()[0] == b"[]\n"

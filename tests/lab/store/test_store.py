@@ -1,0 +1,258 @@
+"""The store keeps what it was told, all or nothing, and says what is wrong with its place."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringray.base.errors import PlaceError, UserError
+from ringray.base.provenance import point_digest
+from ringray.lab.store import schema as store_file
+from ringray.lab.store.store import Outcome, Store, default_path, home, record_line
+from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "store.db") as opened:
+        yield opened
+
+
+def test_what_is_recorded_is_read_back(store: Store) -> None:
+    store.begin(sweep(), [trial(1), trial(0)])
+    store.record(DIGEST, trial(1).key, ok(1))
+    first, second = store.trials(DIGEST)
+    assert (first.index, first.status, first.metrics, first.attempts) == (0, None, {}, 0)
+    assert (second.index, second.status, second.config) == (1, "ok", {"seq_len": 65})
+    assert (second.metrics, second.samples) == ({"median_ms": 2.5}, {"ms": [1.0, 2.0]})
+    assert (second.started, second.ended, second.environment) == (5.0, 9.0, ENVIRONMENT)
+    row = store.find("quick")
+    assert (row.digest, row.status, row.total, row.counts) == (DIGEST, "running", 2, {"ok": 1})
+    assert row.source == "name: quick\n"
+    store.finish(DIGEST, "complete")
+    assert store.find(DIGEST[:4]).status == "complete"
+
+
+def test_a_record_line_has_the_keys_of_the_design(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    store.record(DIGEST, trial(0).key, Outcome("failed", "boom", {"a": math.inf, "b": 1.0}))
+    line = record_line(store.find("quick"), store.trials(DIGEST)[0])
+    keys = "point sweep status reason config metrics environment"
+    assert list(line) == keys.split()
+    assert line["metrics"] == {"a": None, "b": 1.0}
+    assert "Infinity" not in json.dumps(line)
+    assert line["environment"] == ENVIRONMENT
+
+
+def test_pruned_trials_are_recorded_when_the_sweep_begins(store: Store) -> None:
+    store.begin(sweep(), [trial(0), trial(1, "window needs causal")])
+    rows, cursor = store.changed_since(DIGEST, 0)
+    assert [(row.key, row.status, row.reason) for row in rows] == [
+        (trial(1).key, "pruned", "window needs causal")
+    ]
+    assert rows[0].point == point_digest({"kind": "latency", **trial(1).config}, ENVIRONMENT)
+    store.begin(sweep(), [trial(0), trial(1, "window needs causal")])
+    assert store.changed_since(DIGEST, cursor) == ([], cursor)
+    store.begin(sweep(), [trial(0), trial(1)])
+    assert store.trials(DIGEST)[1].status is None
+
+
+def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> None:
+    store.begin(sweep(), [trial(0), trial(1), trial(2)])
+    store.record(DIGEST, trial(0).key, ok(0))
+    store.finish(DIGEST, "interrupted")
+    newer = {**ENVIRONMENT, "kernels": "k2"}
+    store.begin(sweep(environment=newer), [trial(0, "now pruned"), trial(1), trial(3)])
+    assert [(row.index, row.status) for row in store.trials(DIGEST)] == [
+        (0, "ok"),
+        (1, None),
+        (3, None),
+    ]
+    store.record(DIGEST, trial(1).key, ok(1))
+    kept, new, _ = store.trials(DIGEST)
+    assert (kept.environment, new.environment) == (ENVIRONMENT, newer)
+    assert store.find("quick").environment == newer
+    assert store.find("quick").status == "running"
+
+
+def test_recording_again_replaces_and_counts_the_attempts(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    store.record(DIGEST, trial(0).key, Outcome("failed", "lost a rank", attempts=3, ended=1.0))
+    again = ok(7, attempts=1, started=20.0)
+    for _ in range(2):  # the same outcome twice is the same as once
+        store.record(DIGEST, trial(0).key, again)
+        (row,) = store.trials(DIGEST)
+        assert (row.status, row.reason, row.metrics, row.attempts) == (
+            "ok",
+            None,
+            {"median_ms": 8.5},
+            4,
+        )
+
+
+def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
+    store.begin(sweep(), [trial(index) for index in range(4)])
+    store.begin(sweep(OTHER, "other"), [trial(0)])
+    cursor = 0
+    seen: list[int] = []
+    for index in (2, 0, 3, 2):
+        store.record(DIGEST, trial(index).key, ok(index, started=float(len(seen))))
+        store.record(OTHER, trial(0).key, ok(0))
+        rows, cursor = store.changed_since(DIGEST, cursor)
+        seen += [row.index for row in rows]
+    assert seen == [2, 0, 3, 2]
+    rows, _ = store.changed_since(DIGEST, 0)
+    assert [row.index for row in rows] == [0, 3, 2]
+
+
+@pytest.mark.parametrize("status", ["done", ""])
+def test_unknown_words_are_refused(store: Store, status: str) -> None:
+    store.begin(sweep(), [trial(0)])
+    with pytest.raises(ValueError, match="expected one of ok, oom"):
+        store.record(DIGEST, trial(0).key, Outcome(status))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected one of running, complete"):
+        store.finish(DIGEST, status)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="was not begun"):
+        store.record(DIGEST, "f" * 16, ok(0))
+
+
+def test_a_sweep_is_found_by_name_or_by_the_start_of_its_digest(store: Store) -> None:
+    with pytest.raises(UserError, match="the store is empty"):
+        store.find("quick")
+    store.begin(sweep(), [])
+    store.begin(sweep(OTHER), [])
+    assert store.find("quick").digest == OTHER
+    assert store.find("AB12").digest == DIGEST
+    store.begin(sweep("ab12" + "0" * 60, "quickest"), [])
+    with pytest.raises(UserError, match=r"not unique: ab1200000000 .*; give more digits"):
+        store.find("ab12")
+    with pytest.raises(UserError, match="did you mean 'quickest'"):
+        store.find("quickets")
+    with pytest.raises(UserError, match="it knows quickest, quick"):
+        store.find("ab1")
+
+
+def test_open_files_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "deep" / "home"))
+    with Store(default_path()) as store:
+        store.begin(sweep(), [trial(0)])
+        for path in home().iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        assert stat.S_IMODE(home().stat().st_mode) == 0o700
+    monkeypatch.setenv("RINGRAY_HOME", str(default_path() / "below-a-file"))
+    with pytest.raises(PlaceError, match=r"below-a-file cannot be used: .*set RINGRAY_HOME"):
+        home()
+
+
+def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, but long enough to be taken for one" * 20)
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE t (x)")
+    newer = tmp_path / "newer.db"
+    Store(newer).close()
+    with sqlite3.connect(newer) as db:
+        db.execute("PRAGMA user_version = 99")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, why in {
+        tmp_path: "is a directory; name a file in it",
+        text: "is not a database",
+        foreign: "is a database of another program",
+        newer: "was written by a newer ringray .*upgrade",
+        pipe: "is not a regular file",
+        text / "store.db": "notes.txt is a file, not a directory",
+        Path("/proc/nowhere/store.db"): "cannot be created or opened",
+    }.items():
+        with pytest.raises(PlaceError, match=why) as error:
+            Store(path)
+        assert str(path) in str(error.value)
+        assert error.value.exit_code == 2
+    with pytest.raises(PlaceError, match=r"there is no store at .*ringray run SPEC"):
+        Store(tmp_path / "absent.db", create=False)
+    assert not (tmp_path / "absent.db").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_store_without_permission(tmp_path: Path) -> None:
+    Store(tmp_path / "store.db").close()
+    (tmp_path / "store.db").chmod(0o400)
+    with pytest.raises(PlaceError, match="is not writable"):
+        Store(tmp_path / "store.db")
+
+
+def test_a_read_only_file_is_named(store: Store) -> None:
+    store._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(PlaceError, match=r"store.db is not writable.*--store FILE"):
+        store.begin(sweep(), [])
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store(path) as store:
+        store.begin(sweep(), [trial(index) for index in range(300)])
+    data = bytearray(path.read_bytes())
+    data[4096 * 2 :] = b"\xff" * (len(data) - 4096 * 2)
+    path.write_bytes(data)
+    with (
+        pytest.raises(PlaceError, match=r"is damaged .*ringray recover --store"),
+        Store(path) as store,
+    ):
+        store.trials(DIGEST)
+
+
+def test_another_process_that_holds_the_lock(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store._db.execute("PRAGMA busy_timeout = 50")
+    holder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(PlaceError, match=r"store.db is locked by another process"):
+        store.begin(sweep(), [trial(0)])
+    holder.execute("ROLLBACK")
+    holder.close()
+    store.begin(sweep(), [trial(0)])
+
+
+def test_a_full_disk_leaves_nothing_half_recorded(store: Store) -> None:
+    store.begin(sweep(), [trial(0)])
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(PlaceError, match="its disk is full; free some space"):
+        store.begin(sweep(OTHER, "big"), [trial(index) for index in range(2000)])
+    assert [row.name for row in store.sweeps()] == ["quick"]
+    assert store.trials(OTHER) == []
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.begin(sweep(OTHER, "big"), [trial(index) for index in range(2000)])
+    assert store.find("big").total == 2000
+
+
+def test_the_schema_migrates_in_one_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    with Store(path) as store:
+        store.begin(sweep(), [trial(0)])
+
+    def fails(db: sqlite3.Connection) -> None:
+        db.execute("ALTER TABLE sweeps ADD COLUMN note TEXT")
+        raise OSError("cut off")
+
+    def works(db: sqlite3.Connection) -> None:
+        db.execute("ALTER TABLE sweeps ADD COLUMN note TEXT")
+
+    monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS, fails])
+    with pytest.raises(OSError, match="cut off"):
+        Store(path)
+    monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS[:2], works])
+    with Store(path) as store:
+        assert store.find("quick").total == 1
+        assert store._db.execute("PRAGMA user_version").fetchone() == (3,)

@@ -1,0 +1,154 @@
+"""Traces of a ring in one file, and their picture."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+
+from ringray.instruments.hops import Span
+from ringray.lab.report import trace_figure
+from ringray.lab.store import traces
+from ringray.lab.trial.measurement import Report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def reports(ranks: int = 3) -> list[Report]:
+    """Each rank has two transfers under way at once, then one more; spans in the order of ends."""
+    return [
+        Report(
+            rank,
+            spans=[
+                Span("compute", "forward, step 0", "chunk 0", 0.001, 0.004),
+                Span("wait", "forward, step 0", "chunk 1 from <1>", 0.004, 0.005),
+                Span("transfer", "forward, step 0", "chunk 1 from <1>", 0.001, 0.005, 2 << 20, 7),
+                Span("transfer", "forward, step 0", "chunk 2 from 2", 0.0015, 0.006, 0, 9),
+                Span("transfer", "forward, step 1", "chunk 2 to 1", 0.005, 0.0065, 1, 0),
+                Span("compute", "backward, step 0", "chunk 1", 0.0065, 0.0121 + rank / 1e3),
+            ],
+        )
+        for rank in range(ranks)
+    ]
+
+
+def written(folder: Path, ranks: int = 3) -> Path:
+    path = folder / "deep" / "trace.json"
+    traces.write(path, reports(ranks))
+    return path
+
+
+def spans(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["ph"] == "X"]
+
+
+def test_one_file_holds_all_ranks(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    events = json.loads(path.read_text())
+    assert [p.name for p in path.parent.iterdir()] == ["trace.json"]
+    assert {event["pid"] for event in spans(events)} == {0, 1, 2}
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
+    assert names == {
+        (rank, lane): name
+        for rank in range(3)
+        for lane, name in enumerate(("compute", "wait", "transfer", "transfer 2"))
+    }
+    for rank in range(3):
+        own = [event for event in spans(events) if event["pid"] == rank]
+        starts = [event["ts"] for event in own]
+        assert starts == sorted(starts)
+        assert [event["cat"] for event in own].count("transfer") == 3
+    first = spans(events)[0]
+    assert (first["ts"], first["dur"], first["cat"]) == (1000.0, 3000.0, "compute")
+    assert first["name"] == "forward, step 0: chunk 0"
+    sent = [event["args"]["sent_bytes"] for event in spans(events) if event["cat"] == "transfer"]
+    assert sum(sent) == 3 * ((2 << 20) + 1)
+
+
+def test_spans_of_one_lane_follow_each_other() -> None:
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in spans(traces.events(reports())):
+        end = event["ts"] + event["dur"]
+        lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], end))
+    assert len(lanes) == 3 * 4
+    for times in lanes.values():
+        assert all(before[1] <= after[0] + 1e-3 for before, after in pairwise(times))
+
+
+def test_a_trace_is_replaced_whole(tmp_path: Path) -> None:
+    path = written(tmp_path, ranks=3)
+    traces.write(path, reports(1))
+    assert {event["pid"] for event in json.loads(path.read_text())} == {0}
+
+
+def test_a_picture_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "out.svg"
+    caption = "4 ranks & <one> caption " * 20
+    assert trace_figure.main([str(written(tmp_path)), str(out), "--caption", caption]) == 0
+    root = ElementTree.fromstring(out.read_text())
+    assert root.tag == f"{SVG}svg"
+    assert root.get("width") == "900"
+    bars = [shape for shape in root.iter(f"{SVG}rect") if shape.find(f"{SVG}title") is not None]
+    assert len(bars) == 3 * 6
+    for bar in bars:
+        left, width = float(bar.get("x", "")), float(bar.get("width", ""))
+        assert left >= trace_figure.LEFT
+        assert left + width <= trace_figure.WIDTH - trace_figure.RIGHT + 0.01
+    texts = [text.text or "" for text in root.iter(f"{SVG}text")]
+    assert {"rank 0", "rank 1", "rank 2", "ms", "wait"} <= set(texts)
+    assert " ".join(texts).endswith(caption.strip())
+    bottom = max(float(text.get("y", "")) for text in root.iter(f"{SVG}text"))
+    assert bottom < float(root.get("height", ""))
+
+
+def test_ticks_are_round_and_few() -> None:
+    for end in (0.3, 1.0, 7.0, 99.0, 12345.0):
+        bar = trace_figure.Bar(0, 0, "compute", "forward, step 0: chunk 0", 0.0, end, 0)
+        root = ElementTree.fromstring(trace_figure.draw([bar]))
+        ticks = len(list(root.iter(f"{SVG}line")))
+        assert 4 <= ticks <= 11, end
+
+
+EVENT = {"ph": "X", "pid": 0, "tid": 0, "cat": "compute", "name": "a: b", "ts": 0, "dur": 5,
+         "args": {}}  # fmt: skip
+
+
+def test_what_a_trace_says_is_text_in_the_picture(tmp_path: Path) -> None:
+    path, out = tmp_path / "t.json", tmp_path / "out.svg"
+    evil = "</title><script>alert(1)</script>\x1b[2J"
+    path.write_text(json.dumps([EVENT | {"name": evil}]))
+    assert trace_figure.main([str(path), str(out), "--caption", "<script>'\"</svg>"]) == 0
+    root = ElementTree.fromstring(out.read_text())
+    assert not [one for one in root.iter() if one.tag.endswith("script")]
+    assert "alert(1)" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "[]", '[{"ph": "X"}]', "[1]", "[" * 100_000,
+        *(json.dumps([EVENT | change]) for change in (
+            {"cat": "other"}, {"pid": "<script>"}, {"ts": -1}, {"dur": float("inf")},
+            {"dur": float("nan")}, {"ts": 1e300}, {"args": {"sent_bytes": "x"}}, {"dur": "'/>"},
+        )),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "no.json"
+    path.write_text(text)
+    assert trace_figure.main([str(path), str(tmp_path / "out.svg")]) == 2
+    assert str(path) in capsys.readouterr().err
+    assert not (tmp_path / "out.svg").exists()
+    assert trace_figure.main([str(tmp_path / "absent"), str(tmp_path / "out.svg")]) == 2

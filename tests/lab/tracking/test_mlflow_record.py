@@ -1,0 +1,240 @@
+"""What MLflow is shown and where it may be: names, notes and tables, addresses, and the channel."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from ringray.base.errors import PlaceError
+from ringray.lab.store.store import Store, TrialRow
+from ringray.lab.tracking import description
+from ringray.lab.tracking import location as place
+from ringray.lab.tracking import mlflow_record as show
+from ringray.lab.tracking.channel import Channel
+from ringray.lab.trial.faults import Fault
+from tests.support.figure_rows import row as drawn_row
+from tests.support.figure_rows import strategies, timed
+from tests.support.tracking_store import ENVIRONMENT, begin, config, free_port, outcome
+
+
+def row(index: int, status: Any = "ok", **changes: Any) -> TrialRow:
+    end = outcome(index, status)
+    return TrialRow(
+        f"{index:016x}", index, config(index) | changes, {}, status, end.reason,
+        dict(end.metrics), {}, end.point, 1, end.started, end.ended, ENVIRONMENT,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def sweep_row(tmp_path: Path) -> Any:
+    with Store(tmp_path / "s.db") as store:
+        begin(store, [])
+        return store.find("quick")
+
+
+def test_a_name_says_what_varies(sweep_row: Any) -> None:
+    rows = [row(0), row(2, ring_size=4, dtype="bfloat16", direction="forward+backward")]
+    assert list(show.run_names(sweep_row, rows).values()) == [
+        "contiguous ring2 forward float32",
+        "zigzag ring4 forward+backward bfloat16",
+    ]
+    rows = [
+        row(0, window=7, documents={"lengths": [1, 2]}, blocks=128, causal=True, kv_heads=2),
+        row(4, documents=3, causal=False, replica=1),
+    ]
+    assert list(show.run_names(sweep_row, rows).values()) == [
+        "1024 kv2 causal window7 docs2 blocks128 replica0",
+        "2048 kv8 full no-window docs3 default-blocks replica1",
+    ]
+    rows = [row(0, blocks="forward=64x64/4/2,atomic_dq"), row(1)]
+    names = list(show.run_names(sweep_row, rows).values())
+    assert names == ["contiguous blocks-forward=64x64/4/2,atomic_dq", "striped default-blocks"]
+    assert list(show.run_names(sweep_row, [row(0)]).values()) == ["latency"]
+
+
+def test_params_metrics_and_tags_fit_mlflow(sweep_row: Any) -> None:
+    odd = {"window": None, "causal": True, "documents": {"lengths": list(range(9999))}, "a=b": "x"}
+    found = show.params(odd)
+    assert found["window"] == "null"
+    assert found["causal"] == "true"
+    assert len(found["documents"]) == 6000
+    assert found["a_b"] == "x"
+    assert show.finite({"a": math.inf, "b": math.nan, "c": 1}) == {"c": 1.0}
+    tags = show.trial_tags(sweep_row, row(1, "failed"), "parent")
+    assert tags["ringray.status"] == "failed"
+    assert tags["ringray.reason"] == "it failed"
+    assert tags["hardware.gpus"] == "A, B"
+    assert tags["versions.torch"] == "2.13.0"
+    assert "versions.triton" not in tags
+    assert tags["git.dirty"] == "true"
+    assert show.tag_texts({"a": "x\0y" + "z" * 9000, "b": None, "c": ""}) == {
+        "a": "x y" + "z" * 7997
+    }
+
+
+def test_what_a_trial_met_can_be_searched_for(sweep_row: Any) -> None:
+    assert "ringray.fault.kind" not in show.trial_tags(sweep_row, row(1), "parent")
+    met = [("rank-died", "10.0.0.2 (node a)"), ("node-lost", "10.0.0.3 (node b)"),
+           ("rank-died", "10.0.0.2 (node a)"), ("mismatch", "")]  # fmt: skip
+    faults = [Fault(kind, "why", node=node).as_dict() for kind, node in met]
+    trial = replace(row(1), environment={"faults": faults})
+    tags = show.trial_tags(sweep_row, trial, "parent")
+    assert tags["ringray.fault.kind"] == "rank-died, node-lost, mismatch"
+    assert tags["ringray.fault.node"] == "10.0.0.2 (node a), 10.0.0.3 (node b)"
+
+
+def test_the_note_fits_one_tag_and_counts_everything(sweep_row: Any) -> None:
+    rows = [row(index) for index in range(500)] + [row(500, "oom")]
+    note = description.note(sweep_row, rows)
+    assert len(note) <= 8000
+    assert note.startswith("**quick** (latency): 501 of 501 trials ended: 500 ok, 1 oom")
+    assert "| contiguous 1024 | ok | 1 | 0.9 | 0.5 |" in note
+    assert "more: see `results.csv`" in note
+    assert show.summary_metrics(rows)["best_ratio"] == 0.9
+    assert show.summary_metrics(rows)["trials_oom"] == 1.0
+    assert "none yet" in description.note(sweep_row, [])
+
+
+def test_the_note_names_the_fastest_and_how_sure_that_is(sweep_row: Any) -> None:
+    rows = strategies()  # 2 directions, 2 lengths, 4 strategies
+    lines = description.note(sweep_row, rows).splitlines()
+    lines = [line.replace("&emsp;", "") for line in lines]
+    at = lines.index("| problem | fastest | ms | next | behind by | ratio |")
+    contests = [line for line in lines[at + 2 :] if line.startswith("|")][:4]
+    assert contests[0].startswith(
+        "| 2,048 tokens forward | **contiguous ring** | 10.0 | zigzag ring | 30.0% |"
+    )
+    for line in contests:
+        _, _, fastest, ms, second, behind, ratio, _ = (cell.strip() for cell in line.split("|"))
+        assert fastest.strip("*") != second
+        assert float(ratio) == pytest.approx(float(ms) / 100, abs=0.006)
+        assert behind.endswith("%")
+    near = [drawn_row(0, timed(10.0)), drawn_row(1, timed(10.1), partition="zigzag")]
+    note = description.note(sweep_row, near).replace("&emsp;", "")
+    assert "| all | **contiguous** | 10.0 | zigzag | 1.0%, within the spread | 0.10 |" in note
+    alone = description.note(sweep_row, near[:1])
+    assert "fastest" not in alone
+
+
+def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> None:
+    rows = strategies()
+    children = {trial.key: f"{trial.index:032x}" for trial in rows}
+    place = description.Place("7", "cd" * 16, children, ("throughput", "pareto"))
+    note = description.note(sweep_row, rows, place)
+    assert len(note) <= 8000
+    links = dict(re.findall(r"(?<!!)\[([^]]+)\]\((\S+)\)", note))
+    assert set(links) == {"table", "charts", "compare all"}
+    page, _, query = links["charts"].partition("?")
+    assert page == "#/experiments/7/runs"
+    asked = parse_qs(query)
+    assert asked["compareRunsMode"] == ["CHART"]
+    assert asked["orderByKey"] == ["metrics.`ratio`"]
+    assert asked["searchFilter"] == [
+        f'tags.`ringray.sweep` = "{sweep_row.digest}" AND tags.`ringray.role` = "trial"'
+    ]
+    compared = json.loads(parse_qs(links["compare all"].partition("?")[2])["runs"][0])
+    assert set(compared) == set(children.values())
+    assert compared[0] == children[min(rows, key=lambda trial: trial.metrics["ratio"]).key]
+    images = re.findall(r"!\[([^]]+)\]\((\S+)\)", note)
+    run = "cd" * 16
+    assert images == [
+        ("Throughput by length", f"get-artifact?path=figures%2Fthroughput.png&run_uuid={run}"),
+        ("Time against memory", f"get-artifact?path=figures%2Fpareto.png&run_uuid={run}"),
+    ]
+
+
+def test_what_the_machine_did_is_in_a_section_of_its_own() -> None:
+    given = {"median_ms": 1.0, "cpu_percent": 99.0, "gpu_power_watts": 640.0, "ratio": math.nan}
+    assert show.run_metrics(given) == {
+        "median_ms": 1.0, "system/cpu_percent": 99.0, "system/gpu_power_watts": 640.0,
+    }  # fmt: skip
+
+
+def test_tables_have_a_row_per_ended_trial(sweep_row: Any) -> None:
+    rows = [row(0), row(1, "failed")]
+    columns, cells = show.results_table(sweep_row, rows)
+    assert columns[:4] == ["trial", "key", "status", "reason"]
+    assert [len(line) for line in cells] == [len(columns)] * 2
+    assert cells[1][columns.index("median_ms")] is None
+    assert len(show.results_csv(columns, cells).splitlines()) == 3
+    assert len(json.loads(show.results_json(sweep_row, rows))) == 2
+
+
+def test_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert place.resolve_uri(None) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert place.resolve_uri("sqlite:///sub/x.db") == f"sqlite:///{tmp_path}/sub/x.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://host:5000")
+    assert place.resolve_uri(None) == "http://host:5000"
+    assert place.resolve_uri("https://other") == "https://other"
+    assert place.artifact_root("https://other") is None
+    # A database alone has no place for files, and the working directory is nobody's choice.
+    assert place.artifact_root("postgresql://db/mlflow") == f"{tmp_path}/artifacts"
+    assert place.ui_command("http://u:p@host:5000/", "1", "r") == (
+        "http://***@host:5000/#/experiments/1/runs/r"
+    )
+    command = place.ui_command("sqlite:////a b/m.db")
+    assert command.endswith("ui --backend-store-uri 'sqlite:////a b/m.db' --host 127.0.0.1")
+    assert "secret" not in place.ui_command("postgresql://me:secret@db/mlflow")
+
+
+def test_a_place_that_cannot_be_used_is_named_at_once(tmp_path: Path) -> None:
+    text = tmp_path / "text.db"
+    text.write_text("no database at all " * 99)
+    Store(tmp_path / "store.db").close()
+    for uri, why in {
+        f"http://u:hush@127.0.0.1:{free_port()}": "no MLflow server answers at .*refused.*start",
+        "http://127.0.0.1:99999": "Port out of range",
+        "http://": "names no host",
+        "sqlite://": "names no file: expected sqlite:///PATH",
+        "sqlite:///:memory:": "names no file",
+        f"sqlite:///{tmp_path}": "is a directory",
+        f"sqlite:///{text}": "cannot be used: file is not a database",
+        f"sqlite:///{tmp_path}/store.db": "belongs to another program",
+        f"sqlite:///{text}/below.db": "cannot be opened",
+        "sqlite:////proc/nowhere/m.db": "cannot be opened",
+        "./mlruns": "expected http://HOST:PORT, https://..., sqlite:///PATH, postgresql://",
+        "file:///tmp/mlruns": "given up plain folders",
+        "ftp://host": "of no known kind",
+    }.items():
+        with pytest.raises(PlaceError, match=why) as error:
+            place.check(uri)
+        assert "tracking.uri" in str(error.value)
+        assert "hush" not in str(error.value)
+    place.check(f"sqlite:///{tmp_path}/new/m.db")
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "PROBE_S", 0.2)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        with pytest.raises(PlaceError, match="timed out"):
+            place.check(f"http://127.0.0.1:{deaf.getsockname()[1]}")
+
+
+def test_the_channel_keeps_lines_together() -> None:
+    read, write = os.pipe()
+    channel = Channel(read, write)
+    assert channel.receive(0.01) is None
+    assert not channel.closed
+    os.write(write, b'noise\n[1]\n{"a": 1}\n{"b"')
+    assert channel.receive(1) == {"a": 1}
+    assert channel.receive(0.01) is None
+    os.write(write, b": 2}\n")
+    assert channel.receive(1) == {"b": 2}
+    os.close(write)
+    assert channel.receive(1) is None
+    assert channel.closed
+    os.close(read)
+    assert not Channel(read, write).send({})

@@ -1,0 +1,211 @@
+"""MLflow that refuses something or goes away: no other trial waits, and it is caught up."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ringray.base.errors import PlaceError
+from ringray.lab.store.store import Store, TrialRow
+from ringray.lab.tracking.channel import Channel
+from ringray.lab.tracking.tracker import SyncState, Tracker, sync
+from tests.support.tracking_servers import Server, sqlite_server
+from tests.support.tracking_store import (
+    DIGEST,
+    begin,
+    check_complete,
+    client,
+    outcome,
+    runs,
+    trials,
+    wait_for,
+)
+
+# With a stand-in for MLflow
+
+
+class FakeMLflow:
+    """Stands for the projection: refuses some keys, or everything, or every file."""
+
+    experiment_id, run_id = "1", "r"
+
+    def __init__(self, refused: set[str], files: bool = True) -> None:
+        self.refused, self.files, self.up = refused, files, True
+        self.written: list[str] = []
+        self.closed = self.tried = 0
+
+    def refresh(self) -> None:
+        if not self.up:
+            raise ConnectionError("down at http://me:hush@host")
+
+    def write(self, trial: TrialRow) -> bool:
+        self.refresh()
+        if trial.key in self.refused:
+            raise ValueError("refused")
+        self.written.append(trial.key)
+        return True
+
+    def close(self) -> None:
+        self.refresh()
+        self.closed += 1
+
+    summarise = refresh
+
+    def log_results(self) -> None:
+        self.refresh()
+        self.tried += 1
+        if not self.files:
+            raise OSError("no bucket")
+
+    def log_plan(self) -> None:
+        self.refresh()
+
+    log_figures = log_plan
+
+
+def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1) -> dict[str, Any]:
+    from ringray.lab.tracking.process import Session
+
+    (commands, told), (answers, said) = os.pipe(), os.pipe()
+    with Store(tmp_path / "s.db") as store:
+        begin(store, trials(4))
+        for index, trial in enumerate(trials(4)):
+            store.record(DIGEST, trial.key, outcome(index))
+        Channel(-1, told).send({"finish": True, "timeout": 20.0, "patience": patience})
+        session = Session(
+            store,
+            DIGEST,
+            fake,  # type: ignore[arg-type]
+            Channel(commands, said),
+            writers=writers,
+        )
+        session.run()
+    message = Channel(answers, -1).receive(1)
+    for end in (commands, told, answers, said):
+        os.close(end)
+    assert message
+    return message
+
+
+def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
+    fake = FakeMLflow({f"{1:016x}"})
+    message = _session(tmp_path, fake, patience=0.3)
+    assert (message["written"], message["pending"]) == (3, 1)
+    assert message["error"] == "ValueError: refused"
+    assert fake.closed == 1
+
+
+class Crowd(FakeMLflow):
+    """Answers only when four requests are there at once; the first of each four it refuses once."""
+
+    def __init__(self) -> None:
+        super().__init__(set())
+        self._together = threading.Barrier(4, timeout=20)
+        self._refused_once = False
+
+    def write(self, trial: TrialRow) -> bool:
+        if self._together.wait() == 0 and not self._refused_once:
+            self._refused_once = True
+            self._together = threading.Barrier(1)  # the refused one comes alone
+            raise ConnectionError("one of four")
+        self.written.append(trial.key)
+        return True
+
+
+def test_a_server_is_given_several_trials_at_once(tmp_path: Path) -> None:
+    fake = Crowd()
+    message = _session(tmp_path, fake, patience=5.0, writers=4)
+    assert (message["written"], message["pending"], message["error"]) == (4, 0, None)
+    assert sorted(fake.written) == [trial.key for trial in trials(4)]
+    assert fake.closed == 1
+
+
+def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> None:
+    fake = FakeMLflow(set(), files=False)
+    message = _session(tmp_path, fake, patience=15.0)
+    assert fake.tried == 2, "tried once more, and not for all of its patience"
+    assert (message["written"], message["pending"]) == (4, 0)
+    assert "no bucket" in message["error"]
+    assert fake.closed == 1
+
+
+def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
+    fake = FakeMLflow(set())
+    fake.up = False
+    message = _session(tmp_path, fake, patience=0.3)
+    assert (message["written"], message["pending"]) == (0, 4)
+    assert message["error"] == "ConnectionError: down at http://***@host"
+    assert fake.closed == 0
+
+
+# With a real server over HTTP
+
+
+@pytest.fixture
+def server(tmp_path: Path, schema: Path) -> Iterator[Server]:
+    found = sqlite_server(tmp_path / "server", schema)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_away_and_comes_back(
+    store: Store, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = trials(40)
+    begin(store, planned)
+    tracker = Tracker.start(store.path, DIGEST, server.uri, "quick")
+    tracker.wait_ready()
+    assert tracker.ui_command == (
+        f"{server.uri}/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}"
+    )
+    for index, trial in enumerate(planned[:20]):
+        store.record(DIGEST, trial.key, outcome(index))
+    begun = time.monotonic()
+    wait_for(lambda: len(runs(server.uri)[1]) >= 20, seconds=120, pause=1.0)
+    seconds = time.monotonic() - begun
+    server.stop()
+    for index, trial in enumerate(planned[20:], start=20):
+        store.record(DIGEST, trial.key, outcome(index))
+    store.finish(DIGEST, "complete")
+    state = tracker.finish(timeout=20.0)  # only failures: it is given up sooner
+    assert state.pending == 20
+    assert state.error
+    assert "127.0.0.1" in state.error
+    assert not psutil.pid_exists(tracker.pid)
+    with pytest.raises(PlaceError, match="no MLflow server answers"):
+        sync(store.path, DIGEST, server.uri, "quick")
+    server.start()
+    assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(40, 0, None)
+    assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(40, 0, None)
+    check_complete(store, server.uri)
+    parents, _ = runs(server.uri)
+    assert parents[0].info.status == "FINISHED"
+    files = {file.path for file in client(server.uri).list_artifacts(parents[0].info.run_id)}
+    assert {"spec.yaml", "results.csv"} <= files
+    with capsys.disabled():
+        print(f"\n  over HTTP {seconds / 20 * 1e3:.0f} ms wall per trial")
+
+
+@pytest.mark.slow
+def test_an_outage_in_the_middle_is_caught_up(store: Store, server: Server) -> None:
+    planned = trials(10)
+    begin(store, planned)
+    tracker = Tracker.start(store.path, DIGEST, server.uri, "quick")
+    tracker.wait_ready()
+    server.stop()
+    for index, trial in enumerate(planned):
+        store.record(DIGEST, trial.key, outcome(index))
+    time.sleep(1.0)
+    server.start()
+    store.finish(DIGEST, "complete")
+    assert tracker.finish() == SyncState(10, 0, None)
+    check_complete(store, server.uri)

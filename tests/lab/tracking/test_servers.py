@@ -1,0 +1,125 @@
+"""The same projection on every database that an `mlflow server` may stand on, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from ringray.lab.store.store import Outcome, Store
+from ringray.lab.tracking.tracker import SyncState, Tracker, sync
+from tests.support.tracking_servers import Server, postgres, sqlite_server
+from tests.support.tracking_store import (
+    DIGEST,
+    begin,
+    check_complete,
+    client,
+    outcome,
+    runs,
+    trials,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def server(request: pytest.FixtureRequest, tmp_path: Path, schema: Path) -> Iterator[Server]:
+    folder = tmp_path / "server"
+    if request.param == "sqlite":
+        found = sqlite_server(folder, schema)
+        found.start()
+        yield found
+        found.stop()
+        return
+    folder.mkdir()
+    with postgres() as uri:
+        found = Server(folder, uri)
+        found.start()
+        yield found
+        found.stop()
+
+
+def measured(index: int, shift: float = 0.0) -> Outcome:
+    """An outcome with what the figures and MLflow's sections need."""
+    base = outcome(index, shift=shift)
+    metrics = dict(base.metrics) | {
+        "p20_ms": index + 0.5, "p80_ms": index + 1.5, "baseline_ms": 2.0,
+        "peak_memory_bytes": (index + 1) * 2.0**20, "cpu_percent": 97.0,
+    }  # fmt: skip
+    return Outcome(
+        "ok", None, metrics, base.samples, base.point, 1, base.started, base.ended
+    )  # fmt: skip
+
+
+def test_a_sweep_over_http(store: Store, server: Server) -> None:
+    planned = trials(24, pruned=(23,))
+    begin(store, planned)
+    tracker = Tracker.start(store.path, DIGEST, server.uri, "quick")
+    tracker.wait_ready()
+    for index, trial in enumerate(planned[:-1]):
+        store.record(DIGEST, trial.key, measured(index))
+    store.finish(DIGEST, "complete")
+    assert tracker.finish(60) == SyncState(24, 0, None)
+    check_complete(store, server.uri)
+
+    mlflow = client(server.uri)
+    (parent,), children = runs(server.uri)
+    run_id = parent.info.run_id
+    assert parent.info.status == "FINISHED"
+    files = {file.path for file in mlflow.list_artifacts(run_id)}
+    assert files == {
+        "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
+    }  # fmt: skip
+    figures = {file.path for file in mlflow.list_artifacts(run_id, "figures")}
+    assert figures == {
+        f"figures/{name}.png" for name in ("throughput", "memory", "speedup", "pareto")
+    }
+    # What the description shows is served under the address that it names.
+    note = parent.data.tags["mlflow.note.content"]
+    for path in figures:
+        address = f"get-artifact?path={quote(path, safe='')}&run_uuid={run_id}"
+        assert address in note
+        with urllib.request.urlopen(f"{server.uri}/{address}") as answer:
+            assert answer.headers["Content-Type"] == "image/png"
+            assert answer.read(8) == b"\x89PNG\r\n\x1a\n"
+    table = json.loads(mlflow_text(server, run_id, "results_table.json"))
+    assert len(table["data"]) == 24
+
+    # The searches of docs/mlflow.md: numbers are compared as numbers, and machines are told apart.
+    found = mlflow.search_runs(
+        [parent.info.experiment_id],
+        "tags.`ringray.role` = 'trial' AND metrics.median_ms < 10 AND params.partition = 'zigzag'",
+        order_by=["metrics.median_ms DESC"],
+    )
+    assert [run.data.metrics["median_ms"] for run in found] == [7.0, 3.0]
+    assert found[0].data.metrics["system/cpu_percent"] == 97.0
+    assert found[0].data.tags["hardware.cpu"] == "AMD"
+
+    # Measured again and synchronised: the new numbers, nothing twice, figures of now.
+    store.record(DIGEST, planned[0].key, measured(0, shift=500.0))
+    assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(24, 0, None)
+    check_complete(store, server.uri)
+    assert runs(server.uri)[1][planned[0].key].data.metrics["median_ms"] == 501.0
+    assert runs(server.uri)[1][planned[1].key].info.run_id == children[planned[1].key].info.run_id
+
+
+def mlflow_text(server: Server, run_id: str, path: str) -> str:
+    address = f"{server.uri}/get-artifact?path={quote(path)}&run_uuid={run_id}"
+    with urllib.request.urlopen(address) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_a_database_without_a_server(store: Store, tmp_path: Path) -> None:
+    """PostgreSQL named as the tracking place itself, as `tracking.uri` may."""
+    with postgres() as uri:
+        begin(store, trials(2))
+        store.record(DIGEST, trials(2)[0].key, measured(0))
+        assert sync(store.path, DIGEST, uri, "quick").pending == 0
+        (parent,), children = runs(uri)
+        assert len(children) == 1
+        assert parent.data.metrics["trials_ok"] == 1.0

@@ -1,0 +1,282 @@
+"""MLflow shows what the store holds: once, completely, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ringray.base.errors import PlaceError
+from ringray.lab.store.store import Store
+from ringray.lab.tracking import location as place
+from ringray.lab.tracking.tracker import Prepared, SyncState, Tracker, sync
+from tests.support.tracking_store import (
+    DIGEST,
+    begin,
+    check_complete,
+    client,
+    outcome,
+    runs,
+    trials,
+    wait_for,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None:
+    planned = trials(6, pruned=(5,))
+    begin(store, planned)
+    tracker = Tracker.start(store.path, DIGEST, None, "quick")
+    tracker.wait_ready()
+    assert psutil.Process(tracker.pid).nice() == 19
+    assert os.getsid(tracker.pid) == tracker.pid, "Ctrl-C in the terminal must not reach it"
+    for index, status in enumerate(("ok", "ok", "oom", "failed", "timeout")):
+        store.record(DIGEST, planned[index].key, outcome(index, status))
+    store.finish(DIGEST, "complete")
+    assert tracker.finish() == SyncState(6, 0, None)
+    check_complete(store)
+    parents, children = runs()
+    parent, first = parents[0], children[planned[0].key]
+    assert (parent.info.run_name, parent.info.status) == ("quick", "FINISHED")
+    assert parent.data.params["heads"] == "8"
+    assert "partition" not in parent.data.params
+    counted = {"trials_ok": 2, "trials_oom": 1, "trials_pruned": 1, "best_ratio": 0.9}
+    assert counted.items() <= parent.data.metrics.items()
+    assert "6 of 6 trials ended" in parent.data.tags["mlflow.note.content"]
+    assert first.info.run_name == "contiguous 1024"
+    assert (first.info.start_time, first.info.end_time) == (10**12, 10**12 + 500)
+    assert first.data.params["window"] == "null"
+    assert first.data.tags["ringray.point"] == f"{0:064x}"
+    statuses = [children[trial.key].info.status for trial in planned]
+    assert statuses == ["FINISHED"] * 3 + ["FAILED"] * 2 + ["FINISHED"]
+    mlflow = client()
+    artifacts = {file.path for file in mlflow.list_artifacts(parent.info.run_id)}
+    assert artifacts == {
+        "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
+    }  # fmt: skip
+    assert str(store.path.parent / "artifacts") in parent.info.artifact_uri
+    log = tracker.log_path
+    assert log.parent == store.path.parent / "logs"
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert (store.path.parent / "artifacts").stat().st_mode & 0o077 == 0
+
+    # Measured again, and synchronised afterwards: the same key, the new figures, nothing old.
+    store.record(DIGEST, planned[0].key, outcome(0, shift=100.0))
+    store.record(DIGEST, planned[1].key, outcome(1, "failed", shift=100.0))
+    assert sync(store.path, DIGEST, None, "quick") == SyncState(6, 0, None)
+    check_complete(store)
+    _, again = runs()
+    assert again[planned[0].key].data.metrics["median_ms"] == 101.0
+    assert again[planned[1].key].data.metrics == {}
+    assert again[planned[1].key].info.status == "FAILED"
+    for trial in planned[2:]:
+        assert again[trial.key].info.run_id == children[trial.key].info.run_id
+
+
+def test_a_process_started_ahead_is_the_one_that_writes(store: Store) -> None:
+    prepared = Prepared(DIGEST)
+    begin(store, trials(2))
+    tracker = Tracker.start(store.path, DIGEST, None, "quick", prepared)
+    prepared.close()  # nothing of it is left to end
+    tracker.wait_ready()
+    store.record(DIGEST, trials(2)[0].key, outcome(0))
+    store.finish(DIGEST, "complete")
+    # Asked for while the driver still has other things to end.
+    tracker.ask_to_finish()
+    wait_for(lambda: runs()[0][0].info.status == "FINISHED")
+    assert tracker.finish() == SyncState(1, 0, None)
+    check_complete(store)
+    assert not psutil.pid_exists(tracker.pid)
+
+
+def test_a_process_started_ahead_ends_when_no_sweep_begins() -> None:
+    unused, orphan = Prepared(DIGEST), Prepared(DIGEST)
+    process, channel = orphan.take()
+    unused.close()
+    unused.close()
+    assert process.stdin
+    process.stdin.close()  # as the end of the driver does
+    assert process.wait(30) == 1
+    assert channel.receive(5) is None
+    assert process.stdout
+    process.stdout.close()
+
+
+def _child_count(store: Store) -> int:
+    import sqlite3
+
+    with sqlite3.connect(store.path.parent / "mlflow.db") as db:
+        return int(db.execute("SELECT count(*) FROM tags WHERE key = 'ringray.key'").fetchone()[0])
+
+
+@pytest.mark.chaos
+def test_a_tracker_killed_at_any_moment_doubles_nothing(store: Store) -> None:
+    planned = trials(60)
+    begin(store, planned)
+    for index, trial in enumerate(planned):
+        store.record(DIGEST, trial.key, outcome(index))
+    for reached in (1, 20):
+        killed = Tracker.start(store.path, DIGEST, None, "quick")
+        wait_for(lambda reached=reached: _child_count(store) > reached)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed._end()
+    tracker = Tracker.start(store.path, DIGEST, None, "quick")
+    tracker.wait_ready()
+    wait_for(lambda: _child_count(store) > 40)
+    os.kill(tracker.pid, signal.SIGKILL)
+    store.finish(DIGEST, "interrupted")
+    # The driver's own end starts it once more.
+    assert tracker.finish() == SyncState(60, 0, None)
+    check_complete(store)
+    assert runs()[0][0].info.status == "KILLED"
+
+
+_DRIVER = """
+    import sys, time
+    from ringray.lab.store.store import *
+    from ringray.lab.tracking.tracker import Tracker
+    digest = sys.argv[2]
+    with Store(sys.argv[1]) as store, store.lease(digest):
+        tracker = Tracker.start(store.path, digest, None, "quick")
+        for row in store.trials(digest)[:5]:
+            store.record(digest, row.key, Outcome("ok", None, {"median_ms": 1.0}, started=1.0))
+        tracker.wait_ready()
+        print(tracker.pid, flush=True)
+        time.sleep(60)
+    """
+
+
+def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -> None:
+    planned = trials(8)
+    begin(store, planned)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_DRIVER), str(store.path), DIGEST],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert driver.stdout
+    pid = int(driver.stdout.readline())
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    # The sweep goes on while the first tracker is still writing: the second waits for it.
+    with store.lease(DIGEST):
+        begin(store, planned)
+        tracker = Tracker.start(store.path, DIGEST, None, "quick")
+        tracker.wait_ready()
+        with suppress(psutil.NoSuchProcess):  # it has let go of the sweep, and is about to end
+            psutil.Process(pid).wait(timeout=30)
+        parents, children = runs()
+        assert len(children) == 5
+        assert [run.info.status for run in parents] == ["RUNNING"]
+        first = parents[0].info.run_id
+        with pytest.raises(PlaceError, match=f"written to MLflow by process {tracker.pid}"):
+            sync(store.path, DIGEST, None, "quick")
+        for index, trial in enumerate(planned[5:], start=5):
+            store.record(DIGEST, trial.key, outcome(index))
+        store.finish(DIGEST, "complete")
+        assert tracker.finish() == SyncState(8, 0, None)
+    check_complete(store)
+    assert [(run.info.run_id, run.info.status) for run in runs()[0]] == [(first, "FINISHED")]
+
+
+def test_the_parent_of_a_driver_that_is_gone_was_killed(store: Store) -> None:
+    begin(store, trials(1))
+    store.record(DIGEST, trials(1)[0].key, outcome(0))
+    assert sync(store.path, DIGEST, None, "quick") == SyncState(1, 0, None)
+    assert [run.info.status for run in runs()[0]] == ["KILLED"]
+
+
+def test_a_tracker_told_to_stop_writes_what_there_is(store: Store) -> None:
+    begin(store, trials(2))
+    with store.lease(DIGEST):
+        tracker = Tracker.start(store.path, DIGEST, None, "quick")
+        tracker.wait_ready()
+        store.record(DIGEST, trials(2)[0].key, outcome(0))
+        os.kill(tracker.pid, signal.SIGINT)
+        os.kill(tracker.pid, signal.SIGTERM)
+        assert tracker._process.wait(10) == 0
+        check_complete(store)
+        # The next one goes on from there.
+        store.record(DIGEST, trials(2)[1].key, outcome(1))
+        store.finish(DIGEST, "complete")
+        assert tracker.finish() == SyncState(2, 0, None)
+    check_complete(store)
+
+
+def test_a_deleted_experiment_is_refused_before_anything_runs(store: Store) -> None:
+    mlflow = client()
+    mlflow.delete_experiment(mlflow.create_experiment("quick"))
+    begin(store, trials(1))
+    tracker = Tracker.start(store.path, DIGEST, None, "quick")
+    with pytest.raises(PlaceError, match=r"'quick' is in MLflow's trash; restore it"):
+        tracker.wait_ready()
+    assert not psutil.pid_exists(tracker.pid)
+
+
+def test_doubles_are_mended(store: Store) -> None:
+    from ringray.lab.tracking.projection import Projection
+
+    begin(store, trials(3))
+    for index, trial in enumerate(trials(3)):
+        store.record(DIGEST, trial.key, outcome(index))
+    rows = store.trials(DIGEST)
+    uri = place.resolve_uri(None)
+    first, second = (Projection(store, DIGEST, uri, "quick", None) for _ in range(2))
+    first.open()
+    first.write(rows[0])
+    second.open()
+    second.run_id = second._create_parent()  # as if the answer to a first call had been lost
+    second._children.clear()
+    for each in rows:
+        second.write(each)
+    first.refresh()
+    assert [first.write(each) for each in rows] == [False] * 3
+    check_complete(store)
+
+
+@pytest.mark.slow
+def test_two_hundred_trials(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    (store.path.parent / "mlflow.db").unlink()
+    planned = trials(200)
+    begin(store, planned)
+    spent = [_children_cpu()]
+    begun = time.monotonic()
+    tracker = Tracker.start(store.path, DIGEST, None, "quick")
+    tracker.wait_ready()
+    ready = time.monotonic() - begun
+    cpu_ready = sum(psutil.Process(tracker.pid).cpu_times()[:2])
+    for index, trial in enumerate(planned):
+        store.record(DIGEST, trial.key, outcome(index))
+    store.finish(DIGEST, "complete")
+    begun = time.monotonic()
+    assert tracker.finish(60) == SyncState(200, 0, None)
+    wall = time.monotonic() - begun
+    spent.append(_children_cpu())
+    begun = time.monotonic()
+    again = Tracker.start(store.path, DIGEST, None, "quick")
+    again.wait_ready()
+    ready_again = time.monotonic() - begun
+    again.finish()
+    check_complete(store)
+    with capsys.disabled():
+        print(
+            f"\n  per trial {(spent[1] - spent[0] - cpu_ready) * 5:.1f} ms CPU, {wall * 5:.1f} ms "
+            f"wall; ready after {ready:.1f} s on a new database ({cpu_ready:.1f} s CPU), "
+            f"{ready_again:.1f} s with 200 children there"
+        )
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,253 @@
+"""What a fault is called, whom it names, what it says and what is done about it: plain data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ringray.instruments.progress import Progress, stacks, tail_of
+from ringray.lab.plan import deadline, plan
+from ringray.lab.ring.memory_limit import in_use
+from ringray.lab.spec import model as spec
+from ringray.lab.trial import faults
+from ringray.lab.trial.faults import ElsewhereError, Fault, Nodes
+
+
+class DistBackendError(RuntimeError):
+    """As torch.distributed's."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's."""
+
+
+def compiler(module: str, name: str = "SomeError") -> Exception:
+    return type(name, (Exception,), {"__module__": module})("no code for that")
+
+
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 268435456 bytes. Error code 12 (Cannot allocate memory)"
+)
+GPU = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 79.11 GiB"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "secondhand"),
+    [
+        (RuntimeError(CPU), "out-of-memory", False),
+        (OutOfMemoryError(GPU), "out-of-memory", False),
+        (MemoryError(), "out-of-memory", False),
+        (OSError(12, "Cannot allocate memory"), "out-of-memory", False),
+        (RuntimeError("std::bad_alloc"), "out-of-memory", False),
+        (RuntimeError("CUDA error: out of memory"), "out-of-memory", False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out-of-memory", False),
+        (DistBackendError("NCCL error: Cuda failure 2 'out of memory'"), "out-of-memory", False),
+        (compiler("triton.compiler.errors", "CompilationError"), "compile-error", False),
+        (compiler("triton.runtime.errors", "OutOfResources"), "compile-error", False),
+        (compiler("torch._dynamo.exc"), "compile-error", False),
+        (compiler("torch._inductor.exc"), "compile-error", False),
+        (RuntimeError("[127.0.0.1]:4711: Connection closed by peer"), "connection-lost", True),
+        (RuntimeError("Timed out waiting 60000ms for recv operation"), "connection-lost", True),
+        (DistBackendError("NCCL error"), "connection-lost", True),
+        (ElsewhereError("another rank", "out-of-memory"), "out-of-memory", True),
+        (ValueError("heads: got 3"), "user-error", False),
+        (RuntimeError("something else"), "error", False),
+        (ZeroDivisionError("division by zero"), "error", False),
+    ],
+)
+def test_exceptions_have_kinds(error: Exception, kind: str, secondhand: bool) -> None:
+    found = faults.of_exception(error, 3)
+    assert (found.kind, found.secondhand, found.ranks) == (kind, secondhand, (3,))
+
+
+def test_an_error_of_a_compiler_counts_wherever_it_was_wrapped() -> None:
+    outer = RuntimeError("a pass failed")
+    outer.__cause__ = compiler("triton.compiler.errors")
+    outer.__cause__.__cause__ = outer  # who knows
+    assert faults.of_exception(outer, 0).kind == "compile-error"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [(CPU, 268435456), (GPU, int(20.5 * 2**30)), ("tried to allocate 512.00 MiB.", 1 << 29),
+     ("Unable to allocate 1.5 KiB for an array", 1536), ("no memory", None)],
+)  # fmt: skip
+def test_what_was_asked_for_is_read(text: str, count: int | None) -> None:
+    assert faults.asked(text) == count
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "again"),
+    [
+        ("rank-died", "failed", True), ("stalled", "failed", True), ("node-lost", "failed", True),
+        ("connection-lost", "failed", True), ("out-of-memory", "oom", False),
+        ("timeout", "timeout", False), ("compile-error", "failed", False),
+        ("mismatch", "failed", False), ("user-error", "failed", False), ("error", "failed", False),
+    ],
+)  # fmt: skip
+def test_only_the_infrastructure_is_tried_again(kind: str, status: str, again: bool) -> None:
+    fault = Fault(kind)  # type: ignore[arg-type]
+    assert (fault.status, fault.infrastructure) == (status, again)
+
+
+def of(kind: str, rank: int, secondhand: bool = False, node_id: str = "") -> Fault:
+    return Fault(kind, f"{kind} of {rank}", (rank,), node_id=node_id, secondhand=secondhand)  # type: ignore[arg-type]
+
+
+def test_the_cause_is_named_and_not_what_followed() -> None:
+    broken = {rank: of("connection-lost", rank, secondhand=True) for rank in (0, 2)}
+    assert faults.cause({**broken, 1: of("rank-died", 1)}).ranks == (1,)
+    assert faults.cause({**broken, 1: of("error", 1)}).kind == "error"
+    short = {1: of("out-of-memory", 1), 0: of("out-of-memory", 0, secondhand=True)}
+    assert faults.cause(short) == short[1]
+    assert faults.cause({**short, 2: of("rank-died", 2)}).kind == "out-of-memory"
+    assert faults.cause(broken).ranks == (0, 2)
+
+
+def test_ranks_that_died_together_are_named_together() -> None:
+    dead = {r: of("rank-died", r, node_id="a" if r < 2 else "b") for r in range(4)}
+    assert faults.cause(dead).ranks == (0, 1)
+
+
+def test_one_line_for_the_user() -> None:
+    fault = Fault(
+        "out-of-memory", "RuntimeError: ...", (0,), "10.0.0.2 (node 1f)", "1f00", "repeat 2",
+        asked_bytes=3 << 29, free_bytes=600 << 20, limit_bytes=2 << 30,
+    )  # fmt: skip
+    assert str(fault) == (
+        "rank 0 on 10.0.0.2 (node 1f), in repeat 2: out of memory: asked 1.50 GiB, 600 MiB free "
+        "when that was refused, limits.rank_memory 2.00 GiB"
+    )
+    assert str(Fault("mismatch", "error beyond the budget")) == "error beyond the budget"
+    died = Fault("rank-died", "killed", tuple(range(12)), "10.0.0.2")
+    assert str(died) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 ... on 10.0.0.2: died: killed"
+    assert "\n" not in faults.of_exception(RuntimeError("a\nb\n\nc"), 0).message
+
+
+def test_it_is_recorded_as_json() -> None:
+    fault = Fault("rank-died", "killed", (1, 2), log=("last words",))
+    assert json.loads(json.dumps(fault.as_dict())) == {
+        "kind": "rank-died", "message": "killed", "ranks": [1, 2], "log": ["last words"],
+    }  # fmt: skip
+
+
+def test_logs_lose_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "hush-hush-hush")
+    text = ":job_id:01\n\n\x1b[31mfetching\x1b[0m http://me:pw@host/\nwith hush-hush-hush\n"
+    assert faults.tail(text) == ("fetching http://***@host/", "with ***")
+    many = faults.tail("\n".join(f"{i} {'x' * 999}" for i in range(100)))
+    assert len(many) == faults.LOG_LINES
+    assert many[-1].startswith("99 ")
+    assert all(len(line) <= 200 for line in many)
+
+
+def test_pauses_grow_up_to_a_bound() -> None:
+    pauses = [faults.backoff(attempt) for attempt in range(1, 12)]
+    assert pauses[:3] == [0.5, 1.0, 2.0]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == faults.BACKOFF_MOST_S
+
+
+def test_a_lack_of_memory_holds_for_its_limit() -> None:
+    short = {"kind": "out-of-memory", "limit_bytes": 1 << 30}
+    assert not faults.stale([short], 1 << 30)
+    assert faults.stale([short], 2 << 30)
+    assert faults.stale([short], None)
+    assert not faults.stale([{"kind": "out-of-memory"}], None)
+    assert not faults.stale([{"kind": "rank-died"}], 1 << 30)
+    assert not faults.stale([], 1 << 30)
+
+
+def test_nodes_on_which_rings_fail() -> None:
+    nodes = Nodes()
+    died = of("rank-died", 0, node_id="a")
+    assert not nodes.failed(died)
+    assert not nodes.failed(of("rank-died", 0, node_id="b"))
+    assert not nodes.failed(of("compile-error", 0, node_id="a"))
+    nodes.ended(["a", "b"])
+    assert nodes.failed(died), "one good trial clears nothing"
+    assert nodes.failed(replace(died, kind="stalled")), "while it could not be set aside"
+    nodes.set_aside("a")
+    assert nodes.aside == ("a",)
+    assert not nodes.failed(died), "it is said once"
+    for _ in range(Nodes.CLEARS):
+        nodes.ended(["b"])
+    assert not nodes.failed(of("stalled", 0, node_id="b"))
+    assert nodes.failed(of("node-lost", 1, node_id="c")), "at once"
+    assert not nodes.failed(of("rank-died", 1)), "nobody knows where"
+
+
+TRIAL = """\
+version: 1
+name: a
+kind: {kind}
+ring: {{size: 4, device: cpu}}
+problem: {{seq_len: {seq_len}}}
+measure: {{repeats: 5, baseline: {baseline}}}
+limits: {{trial_timeout: {timeout}}}
+"""
+
+
+def until(seq_len: object = 64, timeout: str = "2h", kind: str = "latency", **more: str) -> float:
+    text = TRIAL.format(
+        kind=kind, seq_len=seq_len, timeout=timeout, baseline=more.get("baseline", "null")
+    )
+    (trial,) = plan.build(spec.parse(text)).trials
+    return deadline.seconds(trial, trial.config, spec.parse(text).limits)
+
+
+def test_deadlines_follow_the_plan() -> None:
+    assert until() == deadline.FLOOR_S
+    assert until(timeout="5s") == 5.0
+    day = "24h"
+    assert deadline.FLOOR_S < until("16k", day) < until("32k", day) < 86400
+    assert until("16k", day) < until("16k", day, baseline="sdpa")
+    assert until("4k", day) < until("4k", day, kind="correctness")
+    assert until("1M", timeout="2h") == 7200
+
+
+def test_a_rank_tells_how_far_it_is() -> None:
+    here = Progress()
+    assert str(here) == ""
+    here.begin()
+    here.enter("repeat 3")
+    here.hop = "forward, step 1"
+    copy = here.now()
+    with here.idle():
+        assert here.waiting
+        assert not copy.waiting
+    assert not here.waiting
+    here.enter("repeat 4")
+    assert (str(copy), str(here)) == ("repeat 3, forward, step 1", "repeat 4")
+    with pytest.raises(ZeroDivisionError), here.idle():
+        _ = 1 / 0
+    assert here.waiting, "what failed while waiting still shows"
+
+
+def test_stacks_are_those_of_the_others() -> None:
+    import threading
+
+    told: list[str] = []
+    beside = threading.Thread(target=lambda: told.append(stacks()))
+    beside.start()
+    beside.join()
+    assert "test_stacks_are_those_of_the_others" in told[0]
+    assert "stacks()" not in told[0].split("thread MainThread")[0]
+
+
+def test_the_end_of_a_log(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "log"
+    path.write_bytes(b"\xff" + b"x" * 10000 + b"end")
+    assert tail_of(str(path)).endswith("xend")
+    assert len(tail_of(str(path))) == 8192
+    assert tail_of(str(tmp_path / "none")) == ""
+
+
+def test_memory_in_use_follows_what_is_taken() -> None:
+    before = in_use()
+    held = bytearray(64 << 20)
+    assert in_use() - before >= 60 << 20
+    del held

@@ -1,0 +1,119 @@
+"""What a rank used while a trial ran: read from counters, merged over ranks, and cheap."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringray.lab.trial import machine_load
+from ringray.lab.trial.config import Config
+from ringray.lab.trial.machine_load import Watch
+from ringray.lab.trial.measurement import Report, summarise
+from tests.support.tracking_store import config
+
+
+def _busy(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_cpu_time_is_told_from_waiting() -> None:
+    watch = Watch()
+    _busy(0.15)
+    worked = watch.stop()
+    watch = Watch()
+    time.sleep(0.3)
+    waited = watch.stop()
+    assert worked["cpu_percent"] > 10 * waited["cpu_percent"]
+    assert 0 < worked["cpu_percent"] < 110
+    assert 0 <= waited["host_cpu_percent"] <= 100
+    assert 10 << 20 < worked["rss_bytes"] < 16 << 30
+
+
+def test_a_short_trial_has_the_same_metrics_as_a_long_one() -> None:
+    found = Watch().stop()
+    assert set(found) == {"cpu_percent", "host_cpu_percent", "rss_bytes"}
+    assert 0 <= found["host_cpu_percent"] <= 100
+
+
+class FakeNvml:
+    """Stands for pynvml: one H100-like device of which the temperature cannot be read."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.energy = 5_000_000
+        self.opened = 0
+
+    def nvmlInit(self) -> None:
+        self.opened += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-1":
+            raise self.NVMLError("not found")
+        return uuid
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        self.energy += 150_000
+        return self.energy
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        return SimpleNamespace(gpu=98, memory=40)
+
+    def nvmlDeviceGetClockInfo(self, handle: str, which: int) -> int:
+        assert which == self.NVML_CLOCK_SM
+        return 1755
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return SimpleNamespace(used=7 << 30)
+
+    def nvmlDeviceGetTemperature(self, handle: str, which: int) -> int:
+        raise self.NVMLError("not supported")
+
+
+def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    monkeypatch.setattr(machine_load._Gpu, "_known", {})
+    watch = Watch("GPU-1")
+    time.sleep(0.25)
+    found = watch.stop()
+    assert found["gpu_percent"] == 98
+    assert found["gpu_clock_mhz"] == 1755
+    assert found["gpu_memory_bytes"] == 7 << 30
+    # 150 J were counted between the two readings.
+    assert 150 / 0.6 < found["gpu_power_watts"] < 150 / 0.24
+    assert "gpu_celsius" not in found
+    Watch("GPU-1").stop()
+    assert nvml.opened == 1
+    assert "gpu_percent" not in Watch("GPU-2").stop()
+
+
+def test_without_nvml_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(machine_load._Gpu, "_known", {})
+    assert set(Watch("GPU-1").stop()) == {"cpu_percent", "host_cpu_percent", "rss_bytes"}
+
+
+def test_ranks_become_one() -> None:
+    ranks = [
+        {"cpu_percent": 90.0, "host_cpu_percent": 80.0, "rss_bytes": 5.0, "gpu_clock_mhz": 1700.0},
+        {"cpu_percent": 70.0, "host_cpu_percent": 95.0, "rss_bytes": 9.0},
+    ]
+    assert machine_load.together(ranks) == {
+        "cpu_percent": 80.0, "host_cpu_percent": 95.0, "rss_bytes": 9.0,
+    }  # fmt: skip
+    reports = [Report(rank, seconds=[0.1], wait_seconds=[0.0], usage=u) for rank, u in
+               enumerate(ranks)]  # fmt: skip
+    metrics, _ = summarise(Config.from_dict(config(0)), 10**9, reports)
+    assert metrics["host_cpu_percent"] == 95.0
+    assert metrics["median_ms"] == 100.0
+    assert machine_load.together([]) == {}

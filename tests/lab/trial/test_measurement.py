@@ -1,0 +1,187 @@
+"""From what ranks report to recorded numbers, and what the memory meter sees."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+import ringray
+from ringray.lab.plan import plan
+from ringray.lab.spec import model as spec
+from ringray.lab.trial.config import Config
+from ringray.lab.trial.measurement import Report, peak_memory, quantile, summarise, verdict
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def config(**problem: object) -> Config:
+    lines = "".join(f"  {name}: {value}\n" for name, value in problem.items())
+    text = (
+        "version: 1\nname: m\nkind: latency\nring: {size: 2, device: cpu}\n"
+        f"problem:\n  seq_len: 64\n  heads: 1\n{lines}"
+    )
+    return plan.build(spec.parse(text)).trials[0].config
+
+
+def test_quantile_interpolates() -> None:
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0], 0.25) == 1.25
+    assert quantile([4.0, 0.0], 0.0) == 0.0
+    assert quantile([4.0, 0.0], 1.0) == 4.0
+    assert quantile([7.0], 0.8) == 7.0
+    assert math.isclose(quantile(range(11), 0.2), 2.0)
+
+
+def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
+    reports = [
+        Report(0, [1, 2, 3, 4, 5], [0.1, 0.2, 0.3, 0.4, 0.5], [1, 4, 8, 8, 1], 100, 1, 5 * MIB),
+        Report(1, [2, 1, 4, 1, 1], [0.9, 0.9, 0.1, 0.1, 0.1], [], 50, 1, 7 * MIB),
+    ]
+    metrics, samples = summarise(config(batch=3), 10**13, reports)
+    assert samples == {
+        "ms": [2e3, 2e3, 4e3, 4e3, 5e3],
+        "baseline_ms": [1e3, 4e3, 8e3, 8e3, 1e3],
+        "ratio": [2, 0.5, 0.5, 0.5, 5],
+    }
+    assert metrics == {
+        "median_ms": 4e3, "p20_ms": 2e3, "p80_ms": pytest.approx(4.2e3),
+        "tflops": 2.5, "tflops_per_rank": 1.25, "tokens_per_s": 3 * 64 / 4,
+        "wait_ms": pytest.approx(300),
+        "baseline_ms": 4e3, "ratio": 0.5,  # of the pairs; that of the medians would be 1
+        "sent_bytes": 150, "peak_memory_bytes": 7 * MIB,
+    }  # fmt: skip
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    metrics, samples = summarise(config(), 1, [Report(0, errors={"out": 0.5}), Report(1)])
+    assert metrics == {"sent_bytes": 0, "error_out": 0.5}
+    assert samples == {}
+    metrics, samples = summarise(config(), 1, [Report(0, [1.0], [0.0]), Report(1, [1.0], [0.0])])
+    assert not {"ratio", "baseline_ms", "peak_memory_bytes"} & (metrics.keys() | samples.keys())
+
+
+@pytest.mark.parametrize("share", [1.001, math.inf, math.nan])
+def test_an_error_beyond_the_budget_fails(share: float) -> None:
+    found = verdict([Report(0, errors={"out": 0.2, "dq": share}), Report(1)])
+    assert found is not None
+    assert found.kind == "mismatch"
+    reason = str(found)
+    assert "budget" in reason
+    assert "dq" in reason
+    assert "out" not in reason
+
+
+def test_a_failure_of_any_rank_fails() -> None:
+    assert verdict([Report(0, errors={"out": 1.0}), Report(1)]) is None
+    differs = verdict([Report(0), Report(1, failure="it differs")])
+    assert str(differs) == "rank 1: it differs"
+
+
+def block(mebibytes: int = 8) -> torch.Tensor:
+    return torch.empty(mebibytes * MIB, dtype=torch.uint8)
+
+
+def one_after_the_other() -> None:
+    x = block()
+    del x
+    block()
+
+
+def both_at_once() -> None:
+    x = block()
+    y = block()
+    del x, y
+    block(4)
+
+
+def test_the_meter_sees_what_is_live_at_once() -> None:
+    assert peak_memory(one_after_the_other, CPU) == 8 * MIB
+    assert peak_memory(both_at_once, CPU) == 16 * MIB
+    assert peak_memory(lambda: None, CPU) == 0
+
+
+def test_what_was_live_before_does_not_count() -> None:
+    held = [block()]
+    assert peak_memory(lambda: block(2), CPU) == 2 * MIB
+    # Freeing it makes no room for more: what is asked is how much the work itself needs.
+    assert peak_memory(lambda: (held.pop(), block(2)), CPU) == 2 * MIB
+
+
+# Forward's memory beyond its inputs: a property of the shard, not of the ring
+
+BATCH, HEADS, ROWS, HEAD_DIM = 1, 8, 2048, 64
+CASES = [(dtype, causal) for dtype in (torch.bfloat16, torch.float32) for causal in (True, False)]
+
+
+def measure_forward(rank: int, size: int, folder: str) -> None:
+    """One rank: writes the peak of a forward pass, by case, to ``folder``."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=(Path(folder) / "store").as_uri(), rank=rank, world_size=size,
+        timeout=timedelta(seconds=120),
+    )  # fmt: skip
+    peaks = []
+    for dtype, causal in CASES:
+        q, k, v = (torch.randn(BATCH, HEADS, ROWS, HEAD_DIM).to(dtype) for _ in "qkv")
+
+        def attend(
+            q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v, causal: bool = causal
+        ) -> object:
+            return ringray.ring_attention(q, k, v, causal=causal)
+
+        attend()  # what a first call caches (positions, intervals) is not this call's
+        peaks.append(peak_memory(attend, CPU))
+    (Path(folder) / f"{rank}").write_text(" ".join(map(str, peaks)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def forward_peaks(size: int) -> list[float]:
+    """The largest rank's peak, less lse, in blocks of B * S_local * H * D elements; by case."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(measure_forward, args=(size, folder), nprocs=size)
+        by_rank = [
+            [int(n) for n in (Path(folder) / f"{rank}").read_text().split()] for rank in range(size)
+        ]
+    rows = BATCH * HEADS * ROWS
+    return [
+        (max(peaks) - rows * 4) / (rows * HEAD_DIM * dtype.itemsize)
+        for (dtype, _), peaks in zip(CASES, zip(*by_rank, strict=True), strict=True)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+
+
+@pytest.fixture(scope="module")
+def ring_of_four() -> list[float]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        return forward_peaks(4)
+
+
+def test_forward_needs_nine_blocks(ring_of_four: list[float]) -> None:
+    for (dtype, causal), blocks in zip(CASES, ring_of_four, strict=True):
+        assert blocks <= 9, f"{dtype}, causal {causal}: {blocks:.3f} blocks"
+
+
+def test_a_ring_of_two_needs_no_more(ring_of_four: list[float]) -> None:
+    # It has one hop, so nothing is in flight while another rank's K/V are computed with.
+    for case, two, four in zip(CASES, forward_peaks(2), ring_of_four, strict=True):
+        assert two <= four, f"{case}: {two:.3f} blocks on a ring of 2, {four:.3f} on one of 4"
+
+
+@pytest.mark.slow
+def test_a_longer_ring_needs_no_more(ring_of_four: list[float]) -> None:
+    for case, eight, four in zip(CASES, forward_peaks(8), ring_of_four, strict=True):
+        assert eight <= 1.01 * four, f"{case}: {eight:.3f} blocks on a ring of 8, {four:.3f} on 4"

@@ -1,0 +1,182 @@
+"""Hugging Face models on real rings of gloo processes, and what the adapter refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
+
+import ringray.models.huggingface as hf
+from tests.support import huggingface_checks as checks
+from tests.support.huggingface_checks import SEQ_LEN, TINY, tiny, tokens
+from tests.support.ranks import on_ring
+
+EVERY = (
+    checks.like_sdpa, checks.in_half_precision, checks.sliding_window, checks.packed,
+    checks.no_leak, checks.checkpointing, checks.without_causality, checks.averaged_gradients,
+    checks.trains,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_rings(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+    on_ring(size, EVERY)
+
+
+# In one process, without a group
+
+
+def test_a_batch_lies_as_its_tokens() -> None:
+    ids, labels = tokens()
+    batch = hf.shard_batch(
+        tiny("ringray"), ids, labels=labels, cu_seqlens=torch.tensor([0, 9, 9, 30, SEQ_LEN])
+    )
+    assert {name for name, x in batch.items() if isinstance(x, torch.Tensor)} == {
+        "input_ids", "position_ids", "labels", "shift_labels", "num_items_in_batch"
+    }  # fmt: skip
+    assert batch["input_ids"].shape == (2, SEQ_LEN + 1)  # zigzag deals an even number of tokens
+    assert torch.equal(batch["input_ids"][:, :SEQ_LEN], ids)
+    assert batch["position_ids"][0, 7:11].tolist() == [7, 8, 0, 1]
+    assert batch["shift_labels"][1, 28:31].tolist() == [labels[1, 29], -100, labels[1, 31]]
+    assert (batch["shift_labels"][:, SEQ_LEN - 1 :] == -100).all()
+    assert batch["num_items_in_batch"] == (batch["shift_labels"] != -100).sum()
+    assert batch["ring"] == hf.Ring(SEQ_LEN, (0, 9, 9, 30, SEQ_LEN))
+    assert set(hf.shard_batch(tiny("ringray"), ids)) == {
+        "input_ids",
+        "position_ids",
+        "use_cache",
+        "ring",
+    }
+
+
+def test_a_batch_without_labels_has_no_nan() -> None:
+    ids, labels = tokens()
+    model = tiny("ringray")
+    batch = hf.shard_batch(model, ids, labels=torch.full_like(labels, -100))
+    assert model(**batch).loss == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"input_ids": torch.zeros(3)}, r"input_ids: got torch.float32 of shape \(3,\)"),
+        ({"labels": torch.zeros(2, 5)}, r"labels: got torch.float32 of shape \(2, 5\)"),
+        ({"position_ids": torch.zeros(5)}, r"position_ids: got .*\(5,\), expected .*\(61,\)"),
+        ({"gradients": "max"}, "gradients: got 'max', expected 'sum' or 'mean'"),
+        ({"partition": "zag"}, "partition: got 'zag'"),
+        ({"cu_seqlens": torch.tensor([0, 60])}, "cu_seqlens: expected boundaries from 0 to"),
+        ({"attention_mask": torch.ones(2, 5)}, r"attention_mask: got .* expected \(2, 61\)"),
+        (
+            {"attention_mask": torch.arange(SEQ_LEN).expand(2, -1)},
+            "attention_mask: it masks some tokens",
+        ),
+        (
+            {"position_ids": torch.stack([torch.arange(SEQ_LEN), torch.arange(SEQ_LEN) % 30])},
+            "position_ids: documents begin at other tokens in some batch rows",
+        ),
+    ],
+)
+def test_wrong_batches_are_told(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        hf.shard_batch(tiny("ringray"), **{"input_ids": tokens()[0], **changes})
+
+
+def test_a_model_that_would_attend_locally_is_told() -> None:
+    """It would train, on attention within each shard, and nobody would notice."""
+    ids, _ = tokens()
+    with pytest.raises(ValueError, match="model: attends by 'sdpa', expected 'ringray'"):
+        hf.shard_batch(tiny("sdpa"), ids)
+    config, make = transformers.LlamaConfig(**TINY), transformers.AutoModelForCausalLM.from_config
+    model = make(config, attn_implementation="ringray")
+    hf.shard_batch(model, ids)
+    make(config, attn_implementation="sdpa")  # transformers changes the config that both share
+    with pytest.raises(ValueError, match="from a config that no other model shares"):
+        hf.shard_batch(model, ids)
+    with pytest.raises(ValueError, match="model: attends by None"):
+        hf.shard_batch(torch.nn.Linear(1, 1), ids)
+
+
+def test_a_mask_that_masks_nothing_is_dropped() -> None:
+    ids, _ = tokens()
+    assert "attention_mask" not in hf.shard_batch(
+        tiny("ringray"), ids, attention_mask=torch.ones_like(ids)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ring": None}, "ring: LlamaAttention got NoneType, expected a Ring"),
+        ({"use_cache": True}, "use_cache: got bool, expected None: a ring keeps no KV cache"),
+        ({"output_attentions": True}, "output_attentions: got bool"),
+        ({"attention_mask": torch.ones(2, 62)}, "attention_mask: .* shard_batch takes the mask"),
+        ({"attention_mask": torch.zeros(2, 1, 62, 62)}, "attention_mask: .* a ring masks by"),
+        ({"softcap": 30.0}, "softcap: got float, expected None: soft-capped"),
+        ({"s_aux": torch.zeros(4)}, "s_aux: got Tensor, expected None: attention sinks"),
+        ({"cu_seq_lens_q": torch.tensor([0, 62])}, "cu_seq_lens_q: .* give cu_seqlens to"),
+    ],
+)
+def test_what_a_ring_cannot_compute_is_refused(changes: dict[str, Any], says: str) -> None:
+    model = tiny("ringray")
+    batch = hf.shard_batch(model, tokens()[0])
+    with pytest.raises(ValueError, match=says):
+        model(**{**batch, **changes})
+
+
+def test_dropout_is_refused_in_training() -> None:
+    config = transformers.LlamaConfig(**TINY, attention_dropout=0.1)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ringray")
+    batch = hf.shard_batch(model, tokens()[0])
+    model.eval()(**batch)
+    with pytest.raises(ValueError, match=r"dropout: got 0\.1, expected 0"):
+        model.train()(**batch)
+
+
+def test_generation_is_refused() -> None:
+    ids, _ = tokens()
+    with pytest.raises(ValueError, match="ring: LlamaAttention got NoneType"):
+        tiny("ringray").generate(input_ids=ids, max_new_tokens=2)
+    cache = transformers.DynamicCache()
+    tiny("sdpa")(input_ids=ids, past_key_values=cache, use_cache=True)
+    model = tiny("ringray")
+    with pytest.raises(ValueError, match="past_key_values: 61 keys before this call's 62"):
+        model(**hf.shard_batch(model, ids), past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (transformers.Gemma2Config, "softcap: got float"),
+        (transformers.GptOssConfig, "s_aux: got (Parameter|Tensor)"),
+    ],
+)
+def test_models_that_ask_for_more_are_refused(config: Any, says: str) -> None:
+    more = {"num_local_experts": 2} if config is transformers.GptOssConfig else {}
+    made = config(**TINY, head_dim=16, pad_token_id=0, **more)
+    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="ringray")
+    with pytest.raises(ValueError, match=says):
+        model(**hf.shard_batch(model, tokens()[0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "more", "says"),
+    [
+        (create_chunked_causal_mask, {}, "chunked_overlay"),
+        (create_causal_mask, {"block_sequence_ids": torch.zeros(2, 4)}, "or_masks"),
+        (create_causal_mask, {"and_mask_function": lambda b, h, q, k: q > k}, "lambda"),
+    ],
+)
+def test_masks_of_another_kind_are_refused(make: Any, more: dict[str, Any], says: str) -> None:
+    config = transformers.LlamaConfig(**TINY, attention_chunk_size=3)
+    config._attn_implementation = "ringray"
+    arguments = {
+        "config": config, "inputs_embeds": torch.zeros(2, 4, 64), "attention_mask": None,
+        "past_key_values": None, "position_ids": torch.tensor([[0, 1, 6, 7]]),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=f"mask: the model builds one of .*{says}"):
+        make(**arguments, **more)
+    assert create_causal_mask(**arguments) is None

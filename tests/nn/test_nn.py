@@ -1,0 +1,179 @@
+"""The module, the loss and their wrappers: on real rings, and what one process can see."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ringray
+from ringray.nn import next_token_labels
+from tests.support import nn_checks as checks
+from tests.support.ranks import on_ring
+
+EVERY = (
+    checks.module_is_exact, checks.module_refuses_on_every_rank, checks.loss_is_global,
+    checks.trains_alike, checks.checkpointing_changes_nothing, checks.ddp, checks.fsdp,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_rings(size: int) -> None:
+    on_ring(size, EVERY)
+
+
+def test_a_ring_of_four_and_rings_of_two() -> None:
+    on_ring(4, (*EVERY, checks.fsdp_of_rings))
+
+
+# In one process, without a group
+
+
+def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """RoPE of (B, H, S, D) as a product of complex numbers."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * theta ** (-torch.arange(half).double() / half)
+    pairs = torch.complex(x[..., :half].double(), x[..., half:].double())
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
+
+
+@pytest.mark.parametrize("documents", [None, (0, 3, 3, 20, 32)])
+@pytest.mark.parametrize("theta", [None, 100.0])
+def test_it_is_attention(documents: tuple[int, ...] | None, theta: float | None) -> None:
+    """Against SDPA with a mask and RoPE written down once more."""
+    torch.manual_seed(0)
+    module = ringray.ContextParallelAttention(24, 4, num_kv_heads=2, bias=True, rope_theta=theta)
+    x = torch.randn(2, 32, 24)
+    positions, document = torch.arange(32), torch.zeros(32)
+    if documents is not None:
+        document = torch.bucketize(positions, torch.tensor(documents), right=True)
+        positions = positions - torch.tensor(documents)[document - 1]
+    q, k, v = (
+        project(x).view(2, 32, -1, 6).transpose(1, 2)
+        for project in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    if theta is not None:
+        q, k = rotated(q, positions, theta), rotated(k, positions, theta)
+    seen = (document[:, None] == document) & torch.ones(32, 32).tril().bool()
+    want = F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+    want = module.o_proj(want.transpose(1, 2).flatten(2))
+    cu = None if documents is None else torch.tensor(documents)
+    torch.testing.assert_close(module(x, cu_seqlens=cu), want, atol=1e-5, rtol=1e-5)
+
+
+def test_rope_is_right_at_a_million_tokens() -> None:
+    """Two copies of a short text, a million tokens apart, attend alike."""
+    from ringray.nn.attention import _rotate, _rotation
+
+    cos, sin = _rotation("contiguous", 1 << 20, 1 << 16, (1 << 16) - 1, None, 64, 1e4, _cpu())
+    x = torch.randn(1, 1, 16, 64)
+    want = rotated(x, torch.arange((1 << 20) - 16, 1 << 20), 1e4)
+    torch.testing.assert_close(_rotate(x, cos, sin), want, atol=1e-5, rtol=1e-5)
+
+
+def _cpu() -> torch.device:
+    return torch.device("cpu")
+
+
+def test_packed_documents_do_not_know_where_they_stand() -> None:
+    torch.manual_seed(0)
+    module = ringray.ContextParallelAttention(16, 2)
+    first, second = torch.randn(1, 6, 16), torch.randn(1, 10, 16)
+    packed = module(torch.cat([first, second], 1), cu_seqlens=torch.tensor([0, 6, 16]))
+    torch.testing.assert_close(packed[:, :6], module(first))
+    torch.testing.assert_close(packed[:, 6:], module(second))
+
+
+def test_low_precision_and_autocast() -> None:
+    torch.manual_seed(0)
+    module = ringray.ContextParallelAttention(32, 4)
+    x = torch.randn(1, 16, 32)
+    want = module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = module(x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), want, atol=3e-2, rtol=3e-2)
+    half = module.to(torch.bfloat16)(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), want, atol=3e-2, rtol=3e-2)
+
+
+def test_training_after_inference() -> None:
+    """What inference mode left in a cache does not break autograd."""
+    module = ringray.ContextParallelAttention(16, 2, rope_theta=321.0)
+    x = torch.randn(1, 14, 16)
+    with torch.inference_mode():
+        module(x)
+    module(x).sum().backward()
+    assert module.q_proj.weight.grad is not None
+
+
+def test_it_is_an_ordinary_module() -> None:
+    module = ringray.ContextParallelAttention(32, 4, num_kv_heads=2, window=5, transport="ring")
+    assert {name: tuple(x.shape) for name, x in module.state_dict().items()} == {
+        "q_proj.weight": (32, 32), "k_proj.weight": (16, 32),
+        "v_proj.weight": (16, 32), "o_proj.weight": (32, 32),
+    }  # fmt: skip
+    assert "window=5" in repr(module)
+    empty = ringray.ContextParallelAttention(32, 4, device="meta", dtype=torch.bfloat16)
+    assert empty.q_proj.weight.is_meta
+    assert empty.q_proj.weight.dtype == torch.bfloat16
+    x = torch.randn(1, 8, 32)
+    twin = copy.deepcopy(module)
+    twin.q_proj.weight.data.zero_()
+    assert not torch.equal(module(x), twin(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"hidden_dim": 0}, "hidden_dim: got 0, expected an integer of at least 1"),
+        ({"hidden_dim": 30}, "hidden_dim: got 30, expected a multiple of num_heads = 4"),
+        ({"num_heads": 4.0}, "num_heads: got 4.0"),
+        ({"num_kv_heads": 3}, "num_kv_heads: got 3, expected a divisor of num_heads = 4"),
+        ({"head_dim": True}, "head_dim: got True"),
+        ({"head_dim": 7}, "head_dim: got 7, expected an even one for RoPE"),
+        ({"rope_theta": 0}, "rope_theta: got 0, expected a positive number, or None"),
+        ({"rope_theta": "1"}, "rope_theta: got '1'"),
+        ({"window": 3, "causal": False}, "window: got 3 with causal=False"),
+        ({"partition": "zigzg"}, "partition: got 'zigzg', .* did you mean 'zigzag'"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ringray.ContextParallelAttention(**{"hidden_dim": 32, "num_heads": 4, **arguments})
+
+
+def test_an_unknown_transport_is_told_by_the_op() -> None:
+    module = ringray.ContextParallelAttention(32, 4, transport="rings")
+    with pytest.raises(ValueError, match="transport: got 'rings'"):
+        module(torch.zeros(1, 4, 32))
+
+
+def test_labels_are_successors_within_documents() -> None:
+    ids = torch.tensor([[10, 11, 12, 13, 14, 15]], dtype=torch.int32)
+    assert next_token_labels(ids).tolist() == [[11, 12, 13, 14, 15, -100]]
+    packed = next_token_labels(ids, torch.tensor([0, 0, 2, 2, 5, 6]), ignore_index=-1)
+    assert packed.tolist() == [[11, -1, 13, 14, -1, -1]]
+
+
+def test_wrong_losses_are_told() -> None:
+    logits, labels = torch.zeros(1, 4, 5), torch.zeros(1, 4, dtype=torch.int64)
+    for arguments, says in (
+        ((logits, labels[:, 1:]), r"labels: got torch.int64 of shape \(1, 3\), .*shape \(1, 4\)"),
+        ((logits, labels.float()), "labels: got torch.float32"),
+        ((labels, labels), "logits: got torch.int64"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            ringray.sharded_cross_entropy(*arguments)
+    with pytest.raises(ValueError, match="gradients: got 'average', expected 'sum' or 'mean'"):
+        ringray.sharded_cross_entropy(logits, labels, gradients="average")  # type: ignore[arg-type]

@@ -1,0 +1,222 @@
+"""What each rank of a real ring checks of compiled code: the same bits as eager, in one graph."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import ringray
+from ringray_kernels import testing
+from tests.support.decoder import DOCUMENTS, SEQ_LEN, Decoder, Text, Trainer, gradients
+from tests.support.ranks import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRANSPORTS = (
+    "ring", "bidirectional", "allgather", "ulysses", "hybrid:2", "double-ring:2", "staged",
+)  # fmt: skip
+BACKWARDS = ("planned", "reverse", "query-side")
+MASKS: tuple[dict[str, Any], ...] = ({"window": 9}, {"cu": (0, 1, 33, 61)})
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` in one graph, whatever was compiled before."""
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def attend(*tensors: Tensor, cases: tuple[Case, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Several problems in one graph: (out, lse) of each."""
+    q, k, v, *cu = tensors
+    boundaries = iter(cu)
+    return [
+        ringray.ring_attention(
+            q, k, v, return_lse=True,
+            **{**case.arguments, "cu_seqlens": next(boundaries) if case.cu else None},
+        )
+        for case in cases
+    ]  # fmt: skip
+
+
+def results(function: Callable[..., Any], cases: tuple[Case, ...]) -> list[Tensor]:
+    """Everything that ``attend`` computes, and gradients of all problems together."""
+    *qkv, dout = cases[0].shards()
+    for x in qkv:
+        x.requires_grad_()
+    cu = [torch.tensor(case.cu) for case in cases if case.cu]
+    found = function(*qkv, *cu, cases=cases)
+    assert not any(lse.requires_grad for _, lse in found)
+    torch.autograd.backward([out for out, _ in found], [dout] * len(found))
+    return [*(x.detach() for pair in found for x in pair), *(x.grad for x in qkv)]
+
+
+def every_transport(rank: int, size: int) -> None:
+    """Every transport with every backward walk."""
+    ran = [pair for pair in itertools.product(TRANSPORTS, BACKWARDS) if _transport(*pair, size)]
+    assert {transport for transport, _ in ran} == set(TRANSPORTS)
+    assert {backward for _, backward in ran} == set(BACKWARDS)
+
+
+def each_transport_once(rank: int, size: int) -> None:
+    """Every transport, and every backward walk somewhere. Two ranks of a hybrid have one way."""
+    chosen = {"hybrid:2": "reverse" if size > 2 else "planned", "staged": "query-side"}
+    for transport in TRANSPORTS:
+        backward = chosen.get(transport, "planned")
+        assert _transport(transport, backward, size)
+
+
+def _transport(transport: str, backward: str, size: int) -> bool:
+    """The same bits, or the same refusal; whether it ran."""
+    more: dict[str, Any] = {"transport": transport, "backward": backward, "batch": 2}
+    if transport == "ulysses":
+        more["kv_heads"] = 4
+    cases = tuple(Case("zigzag", **more, **mask) for mask in MASKS)
+    want, said = _or_refusal(attend, cases)
+    got, says = _or_refusal(compiled(attend), cases)
+    assert said == says, (transport, backward)
+    same_bits(got, want, (transport, backward))
+    return not said
+
+
+def _or_refusal(function: Callable[..., Any], cases: tuple[Case, ...]) -> tuple[list[Tensor], str]:
+    try:
+        return results(function, cases), ""
+    except ValueError as error:
+        return [], str(error)
+
+
+def same_bits(got: list[Tensor], want: list[Tensor], what: object) -> None:
+    for at, (x, y) in enumerate(zip(got, want, strict=True)):
+        assert torch.equal(x, y), (what, at)
+
+
+def reverse_keeps_what_it_needs(rank: int, size: int) -> None:
+    """Walks back whose kept chunks are of all sizes, and of none."""
+    for partition, mask in itertools.product(
+        ("contiguous", "striped"), ({"causal": False}, {}, {"cu": (0, 31, 61)}, {"cu": (0, 61)})
+    ):
+        for transport in ("ring", "bidirectional"):
+            case = Case(partition, backward="reverse", transport=transport, **mask)  # type: ignore[arg-type]
+            want, said = _or_refusal(attend, (case,))
+            got, says = _or_refusal(compiled(attend), (case,))
+            assert said == says, case
+            same_bits(got, want, case)
+
+
+def one_rank_is_wrong(rank: int, size: int) -> None:
+    """What is wrong on one rank is said on all, compiled as well, and the ring works afterwards."""
+    q, k, v, *_ = testing.make_inputs(1, 4, 2, 8, 16, torch.float32, seed=0)
+    last = rank == size - 1
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"transport": "rings"}, "transport: got 'rings'"),
+        ({"window": True}, "window: got True"),
+        ({"blocks": "many"}, "blocks: got 'many'"),
+        ({"window": 3}, "ranks disagree about the problem: window"),
+    )
+    for arguments, says in wrong:
+        told = ""
+        try:
+            compiled(ringray.ring_attention)(q, k, v, **(arguments if last else {}))
+        except ValueError as error:
+            told = str(error)
+        if not last and "disagree" not in says:
+            says = "were refused"
+        assert says in told, (says, told)
+    assert torch.equal(compiled(ringray.ring_attention)(q, k, v), ringray.ring_attention(q, k, v))
+
+
+def modes(rank: int, size: int) -> None:
+    """Without gradients, under autocast, at other lengths, and with one eager rank among others."""
+    torch._dynamo.reset()
+    function = torch.compile(ringray.ring_attention, fullgraph=True, backend="aot_eager")
+    for rows in (8, 16, 24):
+        q, k, v, dout = testing.make_inputs(1, 4, 2, rows, 16, torch.float32, seed=rank)
+        want = ringray.ring_attention(q, k, v)
+        assert torch.equal(function(q, k, v), want)
+        q.requires_grad_()
+        with torch.no_grad():
+            out = function(q, k, v)
+        assert not out.requires_grad
+        assert torch.equal(out, want)
+        (function if rank else ringray.ring_attention)(q, k, v).backward(dout)
+        (mine,) = torch.autograd.grad(ringray.ring_attention(q, k, v), q, dout)
+        assert torch.equal(q.grad, mine)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(function(q, k, v), want)
+
+
+def _step(model: nn.Module, ids: Tensor, labels: Tensor, cu: Tensor | None) -> list[Tensor]:
+    """What one rank computes of a step: its loss, and the whole logits."""
+    rows = ringray.shard(ids, dim=1)
+    logits = model(rows, seq_len=SEQ_LEN, cu_seqlens=cu)
+    loss = ringray.sharded_cross_entropy(logits, ringray.shard(labels, dim=1, pad_value=-100))
+    return [loss, ringray.unshard(logits, dim=1, seq_len=SEQ_LEN)]
+
+
+def whole_steps(rank: int, size: int) -> None:
+    """Dealing, a model, its loss and putting together, in one graph; layers recomputed too."""
+    for documents, checkpointed in ((None, False), (DOCUMENTS, True)):
+        text, found = Text(documents=documents), []
+        for function in (_step, compiled(_step)):
+            model = Decoder(checkpointed=checkpointed)
+            loss, logits = function(model, text.ids, text.labels, text.cu_seqlens)
+            (loss + logits.square().mean()).backward()
+            found.append([loss, logits, *gradients(model).values()])
+        same_bits(*found, (documents, checkpointed))
+
+
+def ddp(rank: int, size: int) -> None:
+    """DDP, which cuts the graph where its buckets end."""
+    distributed: Any = torch.distributed
+    distributed._DEFAULT_FIRST_BUCKET_BYTES = 1 << 12  # of a megabyte, there would be one bucket
+    found = []
+    for compile_it in (False, True):
+        torch._dynamo.reset()
+        model: nn.Module = DistributedDataParallel(Decoder(), bucket_cap_mb=0.01)
+        trained = torch.compile(model, backend="aot_eager") if compile_it else model
+        loss = Trainer(trained, gradients="mean").backward()
+        found.append([loss, *gradients(model).values()])
+    same_bits(*found, "ddp")
+
+
+def fsdp(rank: int, size: int) -> None:
+    """FSDP2 around compiled blocks, each one graph."""
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ring",))
+    found = []
+    for compile_it in (False, True):
+        torch._dynamo.reset()
+        model = Decoder(checkpointed=True)
+        for block in model.blocks:
+            if compile_it:
+                block.compile(fullgraph=True, backend="aot_eager")
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        curve = Trainer(model, gradients="mean").curve(2)
+        found.append(torch.tensor(curve))
+    assert torch.equal(*found), found
+
+
+def huggingface(rank: int, size: int) -> None:
+    """An unmodified model, its mask functions looked at while it is traced."""
+    from ringray.models import huggingface as hf
+    from tests.support import huggingface_checks
+
+    ids, labels = huggingface_checks.tokens()
+    for family, cuts in (("llama", huggingface_checks.CUTS), ("mistral", None)):
+        found = []
+        for compile_it in (False, True):
+            model = huggingface_checks.tiny("ringray", family)
+            cu = None if cuts is None else torch.tensor(cuts)
+            batch = hf.shard_batch(model, ids, labels=labels, cu_seqlens=cu)
+            out = (compiled(model) if compile_it else model)(**batch)
+            out.loss.backward()
+            found.append([out.loss, out.logits, *(p.grad for p in model.parameters())])
+        same_bits(*found, family)

@@ -1,0 +1,216 @@
+"""What each rank of a real ring checks about the module, the loss and the usual wrappers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import ringray
+from ringray.partition import PARTITIONS
+from tests.support.decoder import (
+    DOCUMENTS,
+    HIDDEN,
+    SEQ_LEN,
+    Decoder,
+    Text,
+    Trainer,
+    alone,
+    gradients,
+    same,
+    same_gradients,
+    sum_gradients,
+    trainer_alone,
+    twin_alone,
+)
+from tests.support.ranks import NAN
+
+MODULES: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": False, "bias": True},
+    {"window": 7, "num_kv_heads": 1},
+    {"rope_theta": None, "num_kv_heads": 2},
+    {"head_dim": 16, "num_kv_heads": 2, "rope_theta": 500000.0, "backend": "reference"},
+)
+
+
+def module_is_exact(rank: int, size: int) -> None:
+    """Output and gradients are the module's own in one process, whatever padding holds."""
+    for partition, arguments, documents, seq_len in itertools.product(
+        PARTITIONS, MODULES, (None, DOCUMENTS), (SEQ_LEN, 64)
+    ):
+        if seq_len != SEQ_LEN and (arguments or documents):
+            continue
+        torch.manual_seed(0)
+        module = ringray.ContextParallelAttention(HIDDEN, 4, partition=partition, **arguments)
+        what = (partition, arguments, documents, seq_len)
+        want = _run(twin_alone(module), alone(), seq_len, documents)
+        got = _run(module, None, seq_len, documents)
+        for name, x in want.items():
+            if name != "k_proj.bias":  # a softmax does not see it: its gradient is rounding
+                same(got[name], x, (*what, name))
+
+
+def _run(
+    module: ringray.ContextParallelAttention | nn.Module,
+    group: dist.ProcessGroup | None,
+    seq_len: int,
+    documents: tuple[int, ...] | None,
+) -> dict[str, Tensor]:
+    """Whole output, input gradient and summed parameter gradients; NaN in all padding."""
+    assert isinstance(module, ringray.ContextParallelAttention)
+    rng = torch.Generator().manual_seed(2)
+    x, dout = (torch.randn(2, seq_len, HIDDEN, generator=rng) for _ in range(2))
+    more: dict[str, Any] = {"dim": 1, "partition": module.partition, "group": group}
+    mine = ringray.shard(x, pad_value=NAN, **more).requires_grad_()
+    out = module(
+        mine,
+        seq_len=seq_len,
+        cu_seqlens=None if documents is None else torch.tensor(documents),
+    )
+    out.backward(ringray.shard(dout, pad_value=NAN, **more))
+    assert mine.grad is not None
+    padding = ringray.shard(torch.zeros(1, seq_len), pad_value=1, **more)[0] == 1
+    assert (out[:, padding] == 0).all()
+    assert (mine.grad[:, padding] == 0).all()
+    if group is None:
+        sum_gradients(module)
+    return {
+        "out": ringray.unshard(out.detach(), seq_len=seq_len, **more),
+        "x": ringray.unshard(mine.grad, seq_len=seq_len, **more),
+        **gradients(module),
+    }
+
+
+def module_refuses_on_every_rank(rank: int, size: int) -> None:
+    """What is wrong on one rank is told on all, and the ring works afterwards."""
+    module = ringray.ContextParallelAttention(HIDDEN, 4)
+    x = torch.randn(1, 16, HIDDEN)
+    wrong: tuple[tuple[Tensor, dict[str, Any], str], ...] = (
+        (x[..., :-1], {}, rf"x: got shape \(1, 16, {HIDDEN - 1}\), expected"),
+        (x, {"seq_len": 3}, "seq_len: .* cannot hold 3 tokens"),
+        (x, {"cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens: expected boundaries"),
+        (x.double(), {}, "dtype"),  # the projection's own error
+    )
+    for given, where, says in wrong:
+        last = rank == size - 1
+        told: Exception | None = None
+        try:
+            module(given, **where) if last else module(x)
+        except (ValueError, RuntimeError) as error:
+            told = error
+        expected = says if last else "were refused"
+        assert told is not None, says
+        assert re.search(expected, str(told)), told
+        module(x)
+
+
+def loss_is_global(rank: int, size: int) -> None:
+    """The mean over every token that counts, wherever it is; each rank has its part of dlogits."""
+    rng = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, SEQ_LEN, 19, generator=rng)
+    labels = torch.randint(0, 19, (2, SEQ_LEN), generator=rng)
+    for kept, dtype, partition in itertools.product(
+        (SEQ_LEN, 20, 1, 0), (torch.float32, torch.bfloat16), ("contiguous", "striped")
+    ):
+        chosen = labels.clone()
+        chosen[:, kept:] = -100  # contiguous: some ranks keep nothing
+        whole = logits.to(dtype).requires_grad_()
+        want = F.cross_entropy(whole.float().flatten(0, 1), chosen.flatten(), reduction="sum")
+        want = want / max(int((chosen != -100).sum()), 1)
+        (dwhole,) = torch.autograd.grad(want, whole)
+        for how, factor in (("sum", 1), ("mean", size)):
+            mine = ringray.shard(whole.detach(), dim=1, partition=partition).requires_grad_()
+            own = ringray.shard(chosen, dim=1, partition=partition, pad_value=-100)
+            loss = ringray.sharded_cross_entropy(mine, own, gradients=how)  # type: ignore[arg-type]
+            (2 * loss).backward()
+            assert mine.grad is not None
+            torch.testing.assert_close(loss, want, atol=1e-6, rtol=1e-6)
+            full = ringray.unshard(mine.grad, dim=1, partition=partition, seq_len=SEQ_LEN)
+            torch.testing.assert_close(full, 2 * factor * dwhole)
+            everyone = [torch.empty_like(loss.detach()) for _ in range(size)]
+            dist.all_gather(everyone, loss.detach())
+            assert all(torch.equal(x, everyone[0]) for x in everyone)
+            if kept == 0:
+                assert loss.item() == 0
+                assert (mine.grad == 0).all()
+
+
+def trains_alike(rank: int, size: int) -> None:
+    """The same loss curve at each ring size, with packed documents and uneven labels."""
+    for partition, window in (("zigzag", None), ("contiguous", 9)):
+        model = Decoder(partition=partition, window=window)
+        want = trainer_alone(model)
+        want.partition = partition
+        got = Trainer(model, partition=partition, after_backward=sum_gradients)
+        theirs, mine = want.curve(), got.curve()
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+        assert mine[-1] < mine[0]
+
+
+def checkpointing_changes_nothing(rank: int, size: int) -> None:
+    """Recomputed layers give the same bits."""
+    plain, checkpointed = Decoder(), Decoder(checkpointed=True)
+    losses = [Trainer(model).backward() for model in (plain, checkpointed)]
+    assert torch.equal(*losses)
+    again = gradients(checkpointed)
+    for name, grad in gradients(plain).items():
+        assert torch.equal(grad, again[name]), name
+
+
+def ddp(rank: int, size: int) -> None:
+    """DDP averages over the ring, which ``gradients="mean"`` expects."""
+    model = Decoder()
+    want = trainer_alone(model)
+    got = Trainer(DistributedDataParallel(model), gradients="mean")
+    torch.testing.assert_close(got.backward(), want.backward())
+    same_gradients(got.model, want.model)
+
+
+def fsdp(rank: int, size: int) -> None:
+    """Parameters sharded over the ring's own ranks; several steps."""
+    model = Decoder(checkpointed=True)
+    want = trainer_alone(model)
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ring",))
+    got = Trainer(_sharded(model, mesh), gradients="mean")
+    torch.testing.assert_close(got.backward(), want.backward())
+    same_gradients(got.model, want.model)
+    _zero(got.model, want.model)
+    torch.testing.assert_close(got.curve(), want.curve(), atol=1e-5, rtol=1e-5)
+
+
+def fsdp_of_rings(rank: int, size: int) -> None:
+    """Data parallel 2 x rings of size / 2: hybrid sharding, and sharding over all ranks."""
+    rings = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "ring"))
+    flat = init_device_mesh("cpu", (size,), mesh_dim_names=("all",))
+    ring = rings["ring"].get_group()
+    # Replica 0 trains on two rows, replica 1 on the next two, which have fewer labels.
+    text = Text(first=2 * rings.get_local_rank("dp"))
+    for mesh in (rings, flat):
+        model = Decoder(group=ring)
+        want = trainer_alone(model, Text(batch=4))
+        got = Trainer(_sharded(model, mesh), text, group=ring, gradients="mean")
+        torch.testing.assert_close(got.backward(), want.backward())
+        same_gradients(got.model, want.model)
+        _zero(got.model, want.model)
+        torch.testing.assert_close(got.curve(3), want.curve(3), atol=1e-5, rtol=1e-5)
+
+
+def _sharded(model: Decoder, mesh: Any) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _zero(*models: nn.Module) -> None:
+    for model in models:
+        model.zero_grad()

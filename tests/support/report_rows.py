@@ -1,0 +1,68 @@
+"""A small sweep that has been measured, to be shown."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from ringray.lab.plan import plan
+from ringray.lab.report import live
+from ringray.lab.spec import model as spec
+from ringray.lab.trial.outcome import Outcome, TrialRow
+
+TEXT = """\
+version: 1
+name: looks
+kind: latency
+problem: {seq_len: [2048, 8192], heads: 2, dtype: float32, direction: [forward, forward+backward]}
+strategy: {partition: [contiguous, striped, zigzag, zigzag-token]}
+"""
+UTF8, ASCII = live._glyphs("utf-8"), live._glyphs("ascii")
+
+
+def planned(text: str = TEXT) -> plan.Plan:
+    return plan.build(spec.parse(text))
+
+
+def outcome(median: float = 12.34, **changes: Any) -> Outcome:
+    metrics = {"median_ms": median, "p20_ms": median * 0.98, "p80_ms": median * 1.05}
+    metrics |= {"baseline_ms": 13.0, "ratio": median / 13.0, "tflops": 0.161}
+    metrics |= {"peak_memory_bytes": 4.0 * 2**20, "sent_bytes": 1.5 * 2**20}
+    return Outcome(**{"status": "ok", "metrics": metrics, **changes})
+
+
+def row(trial: plan.Trial, ended: Outcome | None) -> TrialRow:
+    return TrialRow(
+        key=trial.key, index=trial.index, config=trial.config.as_dict(), predicted={},
+        status=ended.status if ended else None, reason=ended.reason if ended else None,
+        metrics=dict(ended.metrics) if ended else {}, samples={}, point=None, attempts=1,
+        started=None, ended=None, environment=None,
+    )  # fmt: skip
+
+
+def console(width: int = 120, height: int = 40, terminal: bool = True) -> Console:
+    return Console(
+        file=io.StringIO(), record=True, width=width, height=height, force_terminal=terminal
+    )
+
+
+def printed(renderable: Any, width: int = 120) -> str:
+    to = console(width)
+    to.print(renderable)
+    return to.export_text()
+
+
+def follow(observer: Any, made: plan.Plan, ended: int, done: dict[str, TrialRow]) -> None:
+    observer.sweep_started(made, done, {})
+    observer.note("starting 2 cpu actors")
+    for trial in made.trials:
+        if trial.pruned is not None:
+            observer.trial_ended(trial, Outcome("pruned", str(trial.pruned)))
+    for trial in [one for one in made.runnable if one.key not in done][:ended]:
+        observer.trial_started(trial, 1)
+        observer.trial_ended(trial, outcome())
+    observer.sweep_ended(SimpleNamespace())
+    observer.close()

@@ -1,0 +1,329 @@
+"""What each rank of a real ring checks: results, gradients, traffic, refusals and sharding."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import ringray
+from ringray import transport
+from ringray.comm.ring import METER
+from ringray.partition import PARTITIONS, padded_length
+from ringray.traffic import walk
+from ringray.traffic.geometry import Deal, Mask
+from ringray_kernels import testing
+from tests.support.ranks import HEAD_DIM, HEADS, KV_HEADS, NAN, Case
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+MASKS: tuple[dict[str, Any], ...] = (
+    {"causal": False},
+    {},
+    {"window": 0},
+    {"window": 17},
+    {"cu": (0, 5, 5, 30, 61)},
+    {"causal": False, "cu": (0, 30, 61)},
+    {"window": 9, "cu": (0, 1, 33, 61)},
+)
+
+
+def exact(rank: int, size: int) -> None:
+    """All partitions × masks × dtypes: within the budget, padding holding NaN."""
+    for mask, dtype in itertools.product(MASKS, DTYPES):
+        true = truth(Case("zigzag", dtype, **mask))
+        for partition in PARTITIONS:
+            within_budget(Case(partition, dtype, **mask), rank, size, true)
+
+
+class Truth(NamedTuple):
+    """What a case computes, by the oracle in fp64, and the yardstick of its budget."""
+
+    want: testing.Gradients
+    yard: testing.Gradients
+    lse: Tensor
+    dout: Tensor
+
+
+def truth(case: Case) -> Truth:
+    """The truth about ``case``, which no partition changes."""
+    q, k, v, dout = case.inputs
+    seen = testing.visible(
+        case.seq_len, causal=case.causal, window=case.window,
+        cu_seqlens=case.arguments["cu_seqlens"],
+    )  # fmt: skip
+    scale = case.head_dim**-0.5
+    want = testing.oracle(q, k, v, dout, seen, scale=scale)
+    yard = testing.yardstick(q, k, v, dout, seen, scale=scale, causal=case.causal)
+    wide = k.double().repeat_interleave(case.heads // case.kv_heads, 1)
+    scores = (q.double() @ wide.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
+    return Truth(want, yard, torch.logsumexp(scores, -1).float(), dout)
+
+
+def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
+    """Every tensor of ``case`` is right, and zero where a shard is padding."""
+    got = case.run()
+    want, yard, want_lse, dout = true
+    padding = ringray.local_positions(case.partition, case.seq_len, size, rank) >= case.seq_len
+    for name, x in got.items():
+        full = ringray.unshard(x, dim=2, partition=case.partition, seq_len=case.seq_len)
+        if name == "lse":
+            torch.testing.assert_close(full, want_lse, atol=2e-3, rtol=1e-4)
+            assert (x[:, :, padding] == -torch.inf).all()
+            continue
+        share = testing.budget_share(full, getattr(want, name), getattr(yard, name), dout)
+        assert share <= 1, f"{case} on {size}: {name} takes {share:.3f} of its budget"
+        assert (x[:, :, padding] == 0).all(), f"{case}: {name} of padding"
+
+
+def random_problems(rank: int, size: int) -> None:
+    """Lengths, batches and backends that nobody chose; the same on every rank."""
+    rng = random.Random(size)
+    for at in range(12):
+        seq_len = rng.choice([1, 2, 7, 64, 129])
+        cuts = sorted(rng.randint(0, seq_len) for _ in range(rng.randint(0, 4)))
+        causal = rng.random() < 0.7
+        case = Case(
+            rng.choice(sorted(PARTITIONS)), rng.choice(DTYPES), seq_len, causal,
+            rng.choice([None, 0, 3, 70]) if causal else None,
+            rng.choice([None, (0, *cuts, seq_len)]), rng.choice(["aten", "reference"]),
+            rng.choice([1, 2]), at,
+        )  # fmt: skip
+        got = case.run()
+        alone = _alone(case)
+        for name, x in got.items():
+            full = ringray.unshard(x, dim=2, partition=case.partition, seq_len=seq_len)
+            assert not full.isnan().any(), (case, name)
+            loose = 1e-4 if case.dtype == torch.float32 else 6e-2
+            torch.testing.assert_close(full, alone[name], atol=loose, rtol=loose)
+
+
+def _alone(case: Case) -> dict[str, Tensor]:
+    """The same problem by the reference, in one process."""
+    from ringray_kernels import backward, forward
+    from ringray_kernels.intervals import intervals, visible_range
+
+    q, k, v, dout = case.inputs
+    positions = torch.arange(case.seq_len)
+    low, high = visible_range(
+        positions, case.seq_len, causal=case.causal, window=case.window,
+        cu_seqlens=case.arguments["cu_seqlens"],
+    )  # fmt: skip
+    start, end = (x[None] for x in intervals(low, high, positions))
+    more: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "backend": "reference"}
+    out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
+    delta = (dout.float() * out.float()).sum(-1)
+    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
+    backward(dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, **more)
+    grads = {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
+    return {"out": out, "lse": lse, **grads}
+
+
+def repeatable(rank: int, size: int) -> None:
+    """Two runs are bitwise equal, and nothing depends on what padding holds."""
+    for partition, dtype in itertools.product(PARTITIONS, DTYPES):
+        case = Case(partition, dtype, window=40)
+        a, b, c = case.run(NAN), case.run(NAN), case.run(3.0)
+        for name in a:
+            assert torch.equal(a[name], b[name]), f"{case}: {name} differs between runs"
+            assert torch.equal(a[name], c[name]), f"{case}: {name} depends on padding"
+
+
+def traffic(rank: int, size: int) -> None:
+    """What is sent is what the walk says: K and V in their dtype, dK and dV in fp32."""
+    for partition, mask, dtype in itertools.product(
+        PARTITIONS, ({}, {"causal": False}, {"window": 7}), DTYPES[:2]
+    ):
+        case = Case(partition, dtype, 64 if size != 3 else 66, **mask)
+        padded = padded_length(partition, case.seq_len, size)
+        described = Mask(case.seq_len, case.causal, case.window)
+        q, k, v, dout = case.shards()
+        for x in (q, k, v):
+            x.requires_grad_()
+        sent, messages = METER.sent_bytes, METER.messages
+        out = ringray.ring_attention(q, k, v, **case.arguments)
+        forward = METER.sent_bytes - sent
+        forward_messages = METER.messages - messages
+        sent = METER.sent_bytes
+        out.backward(dout)
+        backward = METER.sent_bytes - sent
+        row = 2 * KV_HEADS * HEAD_DIM
+        routes = transport.plan("ring", size, HEADS, KV_HEADS).routes
+        costs = walk.costs(dtype.itemsize, 1, HEADS, KV_HEADS, HEAD_DIM)
+        walks = walk.choose(Deal(partition, padded, size), described, routes, "planned", costs)
+        there, back = walks.forward.sent("forward"), walks.backward.sent("backward")
+        total = torch.tensor([forward, backward, forward_messages])
+        if size > 1:
+            dist.all_reduce(total)
+        assert total.tolist() == [
+            there.chunk_rows * row * dtype.itemsize,
+            row * (back.chunk_rows * dtype.itemsize + back.sum_rows * 4),
+            2 * there.messages,
+        ], (case, size)
+
+
+def some_gradients(rank: int, size: int) -> None:
+    """Each input may need a gradient or not; lse carries none; no_grad keeps nothing."""
+    case = Case("zigzag")
+    want = case.run()
+    for needed in itertools.product((False, True), repeat=3):
+        *qkv, dout = case.shards()
+        q, k, v = (x.requires_grad_(need) for x, need in zip(qkv, needed, strict=True))
+        out, lse = ringray.ring_attention(q, k, v, return_lse=True, **case.arguments)
+        assert out.requires_grad == any(needed)
+        assert not lse.requires_grad
+        assert torch.equal(out.detach(), want["out"])
+        if any(needed):
+            out.backward(dout)
+        for x, name in ((q, "dq"), (k, "dk"), (v, "dv")):
+            if x.requires_grad:
+                assert x.grad is not None
+                assert torch.equal(x.grad, want[name]), name
+            else:
+                assert x.grad is None
+    q, k, v, _ = case.shards()
+    with torch.no_grad():
+        out = ringray.ring_attention(q.requires_grad_(), k, v, **case.arguments)
+    assert isinstance(out, torch.Tensor)
+    assert not out.requires_grad
+
+
+def strides(rank: int, size: int) -> None:
+    """(B, S, H, D) memory, as models keep it, and shards that are views."""
+    case = Case("striped", batch=2)
+    want = case.run()
+    q, k, v, dout = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in case.shards())
+    for x in (q, k, v):
+        x.requires_grad_()
+    out = ringray.ring_attention(q, k, v, **case.arguments)
+    assert isinstance(out, torch.Tensor)
+    out.backward(dout)
+    for x, name in ((q.grad, "dq"), (k.grad, "dk"), (v.grad, "dv"), (out.detach(), "out")):
+        assert x is not None
+        torch.testing.assert_close(x, want[name], atol=1e-5, rtol=1e-5)
+
+
+def disagreement(rank: int, size: int) -> None:
+    """Whatever is wrong on one rank, all ranks raise, and the ring works afterwards."""
+    if size == 1:
+        return
+    case = Case("zigzag", seq_len=64 if size != 3 else 66)
+    last = rank == size - 1
+    q, k, v, _ = case.shards()
+    more = case.arguments
+    whole = torch.tensor([0, case.seq_len])
+    zigzag_token = {**more, "partition": "zigzag-token"}
+    wrong: dict[str, tuple[list[Tensor], dict[str, Any], str]] = {
+        "partition": ([q, k, v], zigzag_token, "disagree about the problem: partition"),
+        "batch": ([x.repeat(2, 1, 1, 1) for x in (q, k, v)], more, "batch: "),
+        "head dim": ([x[..., :8] for x in (q, k, v)], more, "head_dim: "),
+        "dtype": ([x.half() for x in (q, k, v)], more, "dtype: "),
+        "window": ([q, k, v], {**more, "window": 3}, "window: "),
+        "blocks": ([q, k, v], {**more, "blocks": 64}, "blocks: "),
+        "kind of blocks": ([q, k, v], {**more, "blocks": ringray.Blocks()}, "'aten' takes None or"),
+        "documents": ([q, k, v], {**more, "cu_seqlens": whole}, "cu_seqlens: "),
+        "gradient": ([q.clone().requires_grad_(), k, v], more, "requires_grad"),
+        "mixed dtypes": ([q, k.half(), v], more, "k: got torch.float16"),
+        "integers": ([q.int(), k.int(), v.int()], more, "q: got torch.int32"),
+        "no tensor": ([3, k, v], more, "q: got int, expected a tensor"),  # type: ignore[list-item]
+        "rows": ([x[:, :, :-1] for x in (q, k, v)], more, "seq_len: "),
+        "name": ([q, k, v], {**more, "partition": "zigzags"}, "did you mean 'zigzag'"),
+        "backend": ([q, k, v], {**more, "backend": "atn"}, "backend: got 'atn'"),
+        "boundaries": ([q, k, v], {**more, "cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens: "),
+    }  # fmt: skip
+    refused = ("kind of", "mixed", "integers", "no tensor", "rows", "name", "backend", "boundaries")
+    for name, (tensors, changed, says) in wrong.items():
+        told = ""
+        try:
+            if last:
+                ringray.ring_attention(*tensors, **changed)
+            else:
+                ringray.ring_attention(q, k, v, **more)
+        except ValueError as error:
+            told = str(error)
+        if not last and name.startswith(refused):
+            says = f"the arguments of rank(s) {size - 1} were refused"
+        assert says in told, f"{name} on rank {rank}: {told or 'told nothing'}"
+        # Nothing is left in the group that a later call could mistake for its own.
+        case.run()
+
+
+def sharding(rank: int, size: int) -> None:
+    """shard and unshard are inverse, along any dimension and for any type, and so are gradients."""
+    for partition, length in itertools.product(PARTITIONS, (1, 7, 48)):
+        for dim, dtype in ((0, torch.int64), (1, torch.float32), (-1, torch.bfloat16)):
+            shape = [2, 3, 4]
+            shape[dim] = length
+            full = torch.arange(torch.tensor(shape).prod().item()).reshape(shape).to(dtype)
+            mine = ringray.shard(full, dim=dim, partition=partition, pad_value=9)
+            positions = ringray.local_positions(partition, length, size, rank)
+            inside = positions < length
+            assert mine.shape[dim] == len(positions)
+            kept = mine.movedim(dim, 0)
+            assert torch.equal(kept[inside], full.movedim(dim, 0)[positions[inside]])
+            assert (kept[~inside] == 9).all()
+            back = ringray.unshard(mine, dim=dim, partition=partition, seq_len=length)
+            assert torch.equal(back, full)
+        _gradients_of_sharding(partition, length, rank, size)
+
+
+def _gradients_of_sharding(partition: str, length: int, rank: int, size: int) -> None:
+    positions = ringray.local_positions(partition, length, size, rank)
+    inside = positions < length
+    full = torch.randn(length, 2, requires_grad=True)
+    mine = ringray.shard(full, dim=0, partition=partition)
+    mine.backward(torch.full_like(mine, rank + 1.0))
+    expected = torch.zeros(length, 2)
+    expected[positions[inside]] = rank + 1.0
+    assert full.grad is not None
+    assert torch.equal(full.grad, expected)
+
+    local = torch.randn(len(positions), 2, requires_grad=True)
+    whole = ringray.unshard(local, dim=0, partition=partition, seq_len=length)
+    weights = torch.arange(length, dtype=torch.float32)[:, None].expand(length, 2)
+    whole.backward(weights * (rank + 1))  # each rank its own: they are summed
+    own = torch.zeros(len(positions), 2)
+    own[inside] = weights[positions[inside]] * (size * (size + 1) // 2)
+    assert local.grad is not None
+    assert torch.equal(local.grad, own)
+
+
+def without_agreement(rank: int, size: int) -> None:
+    """Production runs may turn the exchange off; nothing else changes."""
+    case = Case("zigzag-token", window=11)
+    want = case.run()
+    os.environ["RINGRAY_AGREEMENT"] = "0"
+    try:
+        got = case.run()
+    finally:
+        del os.environ["RINGRAY_AGREEMENT"]
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def subgroups(rank: int, size: int) -> None:
+    """Two rings side by side: ranks within a group are not ranks of the world."""
+    if size != 4:
+        return
+    groups = [dist.new_group([0, 2]), dist.new_group([3, 1])]
+    group = groups[rank % 2]
+    case = Case("contiguous", seq_len=64, seed=rank % 2)
+    q, k, v, dout = (
+        ringray.shard(x, dim=2, partition="contiguous", group=group) for x in case.inputs
+    )
+    for x in (q, k, v):
+        x.requires_grad_()
+    out = ringray.ring_attention(q, k, v, group=group, **case.arguments)
+    assert isinstance(out, torch.Tensor)
+    out.backward(dout)
+    alone = _alone(case)
+    for x, name in ((out.detach(), "out"), (k.grad, "dk")):
+        assert x is not None
+        full = ringray.unshard(x, dim=2, partition="contiguous", group=group)
+        torch.testing.assert_close(full, alone[name], atol=1e-5, rtol=1e-4)

@@ -1,0 +1,175 @@
+"""The order of packages, read from the sources: imports go down, those for types only counted too.
+
+``python -m pytest -s tests/test_architecture.py -k order`` prints the order and who imports whom.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {"ringray": ROOT / "ringray", "ringray_kernels": ROOT / "kernels" / "ringray_kernels"}
+
+# A package may import those of the lines before its own, and itself.
+ORDER = (
+    "ringray.base",
+    "ringray.partition",
+    "ringray.traffic",
+    "ringray.transport",
+    "ringray_kernels",
+    "ringray.tuning",
+    "ringray.instruments",
+    "ringray.comm",
+    "ringray.attention",
+    "ringray.nn",
+    "ringray.models",
+    "ringray",  # the public API: the end of the library
+    "ringray.lab",
+    "ringray.lab.trial",
+    "ringray.lab.search",
+    "ringray.lab.store",
+    "ringray.lab.kinds",
+    "ringray.lab.spec",
+    "ringray.lab.plan",
+    "ringray.lab.cluster",
+    "ringray.lab.ring",
+    "ringray.lab.driver",
+    "ringray.lab.report",
+    "ringray.lab.tracking",
+    "ringray.lab.cli",
+    "ringray.__main__",
+)
+LIBRARY = ORDER[: ORDER.index("ringray.lab")]
+
+
+@lru_cache(maxsize=1)
+def modules() -> dict[str, Path]:
+    """Name -> file of every module of both packages."""
+    found = {}
+    for package, folder in SOURCES.items():
+        for path in folder.rglob("*.py"):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@lru_cache(maxsize=1024)
+def imports(name: str) -> frozenset[str]:
+    """Everything that a module imports: at its top, in functions, and for types only."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: imports are absolute"
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {one if one in modules() else str(node.module) for one in whole}
+    return frozenset(found)
+
+
+def package(name: str) -> str:
+    """The longest entry of ORDER that holds ``name``; of ``ringray`` itself only its own names."""
+    around = [
+        one for one in ORDER if name == one or (name.startswith(f"{one}.") and one != "ringray")
+    ]
+    return max(around, key=len)
+
+
+@lru_cache(maxsize=1)
+def arrows() -> dict[tuple[str, str], tuple[str, str]]:
+    """(package, imported package) -> an import that makes it so."""
+    return {
+        (package(name), package(one)): (name, one)
+        for name in modules()
+        for one in imports(name)
+        if one in modules() and package(one) != package(name)
+    }
+
+
+def test_order_of_packages() -> None:
+    for name in ORDER:
+        below = [one for one in ORDER if (name, one) in arrows()]
+        print(f"{name:<20} {' '.join(below)}")
+    wrong = {
+        f"{name} imports {one}"
+        for (importing, imported), (name, one) in arrows().items()
+        if ORDER.index(imported) > ORDER.index(importing)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_every_module_has_a_package(name: str) -> None:
+    assert package(name) in ORDER
+
+
+@pytest.mark.parametrize("name", [one for one in modules() if package(one) in LIBRARY])
+def test_the_library_names_neither_ray_nor_mlflow_nor_the_lab(name: str) -> None:
+    tops = {one.partition(".")[0] for one in imports(name)}
+    assert not tops & {"ray", "mlflow"}
+
+
+def test_the_kernels_need_torch_and_triton_only() -> None:
+    standard = set(sys.stdlib_module_names)
+    for name in modules():
+        if package(name) == "ringray_kernels":
+            others = {one.partition(".")[0] for one in imports(name)} - standard
+            assert others <= {"ringray_kernels", "torch", "triton", "numpy"}, f"{name}: {others}"
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import ringray", {"torch", "ray", "mlflow", "triton", "numpy", "pydantic"}),
+        ("import ringray.lab.cli.spec", {"torch", "ray", "mlflow", "triton", "matplotlib"}),
+        ("import ringray.lab.cli.store", {"torch", "ray", "mlflow", "triton", "matplotlib"}),
+        ("import ringray.lab.tracking.tracker", {"torch", "mlflow", "triton", "matplotlib"}),
+        ("import ringray.attention, ringray.nn, ringray.models.sdpa", {"ray", "mlflow"}),
+        ("import ringray_kernels.api", {"ringray", "ray", "mlflow"}),
+    ],
+)
+def test_what_must_be_quick_imports_nothing_heavy(statement: str, heavy: set[str]) -> None:
+    code = f"import sys; {statement}; print(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_plan_needs_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys; sys.argv = ['ringray', 'plan', 'experiments/quickstart.yaml']\n"
+        "from ringray.lab.cli import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "print(*sorted({'torch', 'ray', 'mlflow', 'triton', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("library", "package_of_it"),
+    [("mlflow", "ringray.lab.tracking"), ("matplotlib", "ringray.lab.report")],
+)
+def test_only_one_package_imports(library: str, package_of_it: str) -> None:
+    for name in modules():
+        if library in {one.partition(".")[0] for one in imports(name)}:
+            assert package(name) == package_of_it, name
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_no_file_is_long(name: str) -> None:
+    assert len(modules()[name].read_text().splitlines()) <= 365  # "not much beyond 350"
+
+
+def test_the_public_paths_of_a_release_stay() -> None:
+    from ringray.attention import ring_attention
+    from ringray.nn import ContextParallelAttention, next_token_labels, sharded_cross_entropy
+
+    assert all((ring_attention, ContextParallelAttention, next_token_labels, sharded_cross_entropy))

@@ -1,0 +1,83 @@
+"""What the documentation shows runs, and does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.ranks import on_ring
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def run(*command: object) -> str:
+    """Output of a python command in a process of its own, that sees this checkout."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_torchrun_training_has_the_same_curve_on_one_rank_and_two() -> None:
+    curves = []
+    for ranks in (1, 2):
+        said = run(
+            "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks,
+            EXAMPLES / "torchrun_training.py",
+        )  # fmt: skip
+        curves.append(
+            [float(x) for x in re.findall(r"^step +\d+  loss (\S+)$", said, re.MULTILINE)]
+        )
+    one, two = curves
+    assert len(one) == len(two) == 20
+    assert one[-1] < one[0] / 10
+    torch.testing.assert_close(one, two, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.slow
+def test_ray_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # Ray's token and settings
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # it makes its own
+        monkeypatch.delenv(name, raising=False)
+    errors = re.findall(r"^rank \d: (\S+) from SDPA", run(EXAMPLES / "ray_actors.py"), re.MULTILINE)
+    assert len(errors) == 2
+    assert all(float(error) < 1e-5 for error in errors)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_that_starts_ray_asks_for_a_token(path: Path) -> None:
+    text = path.read_text()
+    if "ray.init(" in text:
+        mode = text.index('os.environ.setdefault("RAY_AUTH_MODE", "token")')
+        token = text.index('os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))')
+        assert max(mode, token) < text.index("\nimport ray\n")
+        assert "include_dashboard=False" in text
+    else:
+        assert "import ray\n" not in text
+
+
+def models_page(rank: int, size: int) -> None:
+    """Every python block of the page, in order; that of Hugging Face has its own tests."""
+    page, _, _ = (ROOT / "docs" / "models.md").read_text("utf-8").partition("## Hugging Face")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 8
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/models.md", "exec"), names)
+
+
+def test_the_models_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    on_ring(2, (models_page,))

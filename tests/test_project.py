@@ -1,0 +1,87 @@
+"""What a newcomer relies on before any code runs: links, make targets, package data."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [path for path in sorted(ROOT.glob("*.md")) if path.is_file()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_link_is_broken(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", prose, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    links = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    for link in links:
+        if re.match(r"(https?|mailto):", link):
+            continue
+        target, _, anchor = link.partition("#")
+        assert not target or (page.parent / target).exists(), f"{page.name}: {link}"
+        assert target or anchor in anchors, f"{page.name}: {link}"
+
+
+def test_readme_names_only_what_there_is() -> None:
+    readme = ROOT / "README.md"
+    if not readme.exists():
+        pytest.skip("no README yet")
+    text = readme.read_text(encoding="utf-8")
+    for path in set(re.findall(r"\b(?:experiments|cluster)/[\w./-]+\.ya?ml\b", text)):
+        assert (ROOT / path).exists(), path
+    for target in set(re.findall(r"^\s*(?:\$ )?make ([a-z]+)$", text, flags=re.MULTILINE)):
+        assert target in make_targets(), target
+
+
+def make_targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z]+):", text, flags=re.MULTILINE))
+
+
+def test_make_targets() -> None:
+    expected = {"help", "setup", "quickstart", "test", "lint", "format", "chaos", "clean"}
+    assert expected <= make_targets()
+
+
+def test_ci_runs_every_check() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    commands = script.read_text(encoding="utf-8").splitlines()
+    assert "set -euo pipefail" in commands
+    assert [c for c in commands if c.startswith("make ")] == [
+        "make lint",
+        "make test",
+        "make chaos",
+    ]
+
+
+def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
+    old = tmp_path / "python-of-old"
+    old.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Python 3.8.1'\nexit 1\n")
+    old.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"))
+    for python, says in [(str(old), "is Python 3.8.1"), ("no-such-python", "no 'no-such-python'")]:
+        command = ["make", f"PYTHON={python}", "test"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert says in done.stderr
+        assert "3.11" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    for package in packages:
+        assert (ROOT / package / "__init__.py").is_file()
+    for needed in ("ray", "mlflow", "pydantic", "numpy"):
+        pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+        assert re.search(rf"^{needed}==\d", pins, flags=re.MULTILINE), needed

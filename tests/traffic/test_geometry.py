@@ -1,0 +1,134 @@
+"""Closed forms of visible pairs and needed rows, against the definitions row by row."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from ringray.lab.plan import cost_model
+from ringray.partition import PARTITIONS, padded_length
+from ringray.traffic import geometry
+from ringray.traffic.geometry import Deal, Mask
+from ringray_kernels.intervals import count_visible, intervals, visible_range
+from tests.support.brute_force import blocks, masks, problems, rows, seen
+
+
+def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
+    found = geometry.pairs(Deal(name, padded, ranks), mask)
+    total = 0
+    for query, key, block in blocks(name, padded, ranks, mask):
+        case = (name, padded, ranks, mask, query, key)
+        assert found.visible[query, key] == block.sum(), case
+        needed = np.flatnonzero(block.any(0))
+        hull = (needed[0], needed[-1] + 1) if len(needed) else (0, 0)
+        assert (found.first[query, key], found.stop[query, key]) == hull, case
+        total += block.sum()
+    # All pairs of ranks together hold each visible pair once.
+    assert found.visible.sum() == total == seen(mask, padded).sum() == geometry.total_visible(mask)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_small_sizes_exhaustively(name: str, ranks: int) -> None:
+    for seq_len in (1, 2, 3, 5, 8, 13, 16, 23):
+        for mask in masks(seq_len):
+            check(name, padded_length(name, seq_len, ranks), ranks, mask)
+
+
+@settings(deadline=None, max_examples=300)
+@given(problems())
+def test_any_problem(problem: tuple[str, int, int, Mask]) -> None:
+    check(*problem)
+
+
+@settings(deadline=None, max_examples=200)
+@given(problems())
+def test_intervals_cover_each_visible_pair_exactly_once(
+    problem: tuple[str, int, int, Mask],
+) -> None:
+    """The rows' intervals, which the kernels get, say what the closed forms say."""
+    name, padded, ranks, mask = problem
+    found = geometry.pairs(Deal(name, padded, ranks), mask)
+    dealt = [torch.from_numpy(one) for one in rows(name, padded, ranks)]
+    documents = None if mask.documents is None else torch.tensor(mask.documents)
+    covered = torch.zeros(padded, padded, dtype=torch.int64)
+    for query in range(ranks):
+        low, high = visible_range(
+            dealt[query], mask.seq_len, causal=mask.causal, window=mask.window, cu_seqlens=documents
+        )
+        for key in range(ranks):
+            start, end = intervals(low, high, dealt[key])
+            assert (start.diff() >= 0).all()
+            assert (end.diff() >= 0).all()
+            assert count_visible(start, end) == found.visible[query, key]
+            for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+                covered[dealt[query][i], dealt[key][a:b]] += 1
+    assert np.array_equal(covered.numpy(), seen(mask, padded).astype(np.int64))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_flops_are_exact(causal: bool) -> None:
+    """4 D per visible pair and head forward, 2.5 times that backward."""
+    mask = Mask(61, causal, 9 if causal else None, (0, 20, 61))
+    shape = cost_model.Shape(3, 1, 2, 4, 2, 16, "float32", True)
+    pairs = int(seen(mask, 66).sum())
+    for name in PARTITIONS:
+        padded = padded_length(name, 61, 3)
+        cost = cost_model.predict(name, padded, mask, shape, cost_model.cpu(2))
+        assert cost.flops == pairs * 4 * 16 * 4 * 2 * 7 // 2
+        forward = cost_model.predict(
+            name, padded, mask, replace(shape, backward=False), cost_model.cpu(2)
+        )
+        assert forward.flops == pairs * 4 * 16 * 4 * 2
+
+
+def test_balance_of_causal_work() -> None:
+    """Zigzag deals causal work evenly, contiguous gives the last rank most of it."""
+    mask = Mask(64)
+    work = {name: geometry.pairs(Deal(name, 64, 4), mask).visible.sum(1) for name in PARTITIONS}
+    assert work["contiguous"].tolist() == [136, 392, 648, 904]
+    assert len(set(work["zigzag"].tolist())) == 1
+    assert len(set(work["zigzag-token"].tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"seq_len": 0},
+        {"seq_len": 8, "window": -1},
+        {"seq_len": 8, "window": 2, "causal": False},
+        {"seq_len": 8, "documents": (0, 4)},
+        {"seq_len": 8, "documents": (1, 8)},
+        {"seq_len": 8, "documents": (0, 5, 3, 8)},
+        {"seq_len": 8, "documents": (8,)},
+    ],
+)
+def test_masks_that_mean_nothing(mask: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"got|window="):
+        Mask(**mask)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seq_len", "count"), [(1, 1), (7, 3), (64, 5), (3, 10), (1000, 64)])
+def test_documents_of_fixed_uneven_lengths(seq_len: int, count: int) -> None:
+    bounds = geometry.document_boundaries(seq_len, count)
+    assert len(bounds) == count + 1
+    assert (bounds[0], bounds[-1]) == (0, seq_len)
+    assert list(bounds) == sorted(bounds)
+    Mask(seq_len, documents=bounds)
+
+
+def test_a_million_tokens_cost_no_rows() -> None:
+    """Closed forms: the numbers of a huge problem are exact and no row is listed."""
+    began = time.perf_counter()
+    seq_len = 2**31 - 1
+    mask = Mask(seq_len)
+    for name in PARTITIONS:
+        padded = padded_length(name, seq_len, 64)
+        found = geometry.pairs(Deal(name, padded, 64), mask)
+        assert int(found.visible.sum()) == seq_len * (seq_len + 1) // 2
+    print(f"{time.perf_counter() - began:.3f} s")

@@ -1,0 +1,305 @@
+"""What travels: all ranks' scripts are executed with sets of rows. What is sent is held and needed,
+every rank meets what it needs, sums come home once, and the planner counts the same messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringray import transport
+from ringray.partition import PARTITIONS, padded_length
+from ringray.traffic import script, walk
+from ringray.traffic.geometry import Deal, Mask
+from tests.support.brute_force import masks, problems, seen
+
+if TYPE_CHECKING:
+    from ringray.traffic.script import Message, Script
+    from ringray.traffic.walk import Backward, Rows, Traffic, Walks
+
+COSTS = walk.costs(2, 1, 2, 2, 8)
+RING = "ring"
+
+
+def chosen(
+    name: str, padded: int, ranks: int, mask: Mask, *, by: str = RING, back: Backward = "planned"
+) -> Walks:
+    """The walks of a transport. Heads are as many as fit any of them."""
+    exchange = transport.plan(by, ranks, 2 * ranks, 2 * ranks)
+    deal = Deal(name, padded, ranks // exchange.fold, exchange.fold)
+    return walk.choose(deal, mask, exchange.routes, back, COSTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "sent", "direction"),
+    [
+        ("contiguous", None, 96, "toward higher ranks"),
+        ("zigzag", None, 144, "toward lower ranks"),
+        ("contiguous", 7, 21, "toward higher ranks"),
+    ],
+)
+def test_rows_sent_at_64_tokens_on_4_ranks(
+    name: str, window: int | None, sent: int, direction: str
+) -> None:
+    found = chosen(name, 64, 4, Mask(64, True, window)).forward
+    assert (found.sent("forward").chunk_rows, found.route.name) == (sent, direction)
+
+
+@pytest.mark.parametrize("by", ["ring", "bidirectional", "double-ring:2", "allgather"])
+def test_without_a_mask_everything_goes_everywhere(by: str) -> None:
+    for name in PARTITIONS:
+        found = chosen(name, 64, 4, Mask(64, causal=False), by=by).forward
+        assert found.sent("forward")[:3] == (192, 0, 12)
+
+
+def test_a_window_ends_the_walk() -> None:
+    """w keys back on contiguous shards of 16: ceil(w / 16) steps beyond the own chunk."""
+    for window, steps in ((0, 0), (1, 1), (16, 1), (17, 2), (32, 2), (33, 3), (63, 3)):
+        found = chosen("contiguous", 64, 4, Mask(64, True, window)).forward
+        scripts = [script.write(found, "forward", 16, rank) for rank in range(4)]
+        assert max(len(one.steps) for one in scripts) == 1 + steps
+
+
+# Executing scripts
+
+
+def span(rows: Rows) -> set[int]:
+    return set(range(rows.start, rows.stop))
+
+
+def hull(rows: set[int]) -> set[int]:
+    return set(range(min(rows), max(rows) + 1)) if rows else set()
+
+
+def needs(deal: Deal, mask: Mask, travelling: str) -> dict[tuple[int, int], set[int]]:
+    """(visiting rank, owner) -> the hull of the owner's rows that it computes with."""
+    table = seen(mask, deal.padded)
+    dealt = [np.sort(np.concatenate([list(r) for r in deal.ranges(i)])) for i in range(deal.ranks)]
+    found = {}
+    for visitor in range(deal.ranks):
+        for owner in range(deal.ranks):
+            if travelling == "keys":
+                rows = table[np.ix_(dealt[visitor], dealt[owner])].any(0)
+            else:
+                rows = table[np.ix_(dealt[owner], dealt[visitor])].any(1)
+            found[visitor, owner] = hull(set(np.flatnonzero(rows).tolist()))
+    return found
+
+
+class Execution:
+    """All ranks' scripts of one pass, step by step. ``counts[rank][owner]``: how often each row of
+    an owner's sum was added to by a rank, as it came home."""
+
+    def __init__(
+        self, moved: Traffic, which: walk.Pass, deal: Deal, kept: list[dict[int, set[int]]]
+    ) -> None:
+        ranks, shard = deal.ranks, deal.rows
+        self.scripts = [script.write(moved, which, shard, rank) for rank in range(ranks)]
+        self.met: dict[tuple[int, int], set[int]] = {}
+        self.sent: Counter[str] = Counter()
+        self.per_owner: Counter[tuple[int, bool]] = Counter()
+        self.home = [np.zeros((ranks, shard), int) for _ in range(ranks)]
+        self.held: list[dict[int, set[int]]] = [{r: set(range(shard))} for r in range(ranks)]
+        self.sums: list[dict[int, np.ndarray]] = [{} for _ in range(ranks)]
+        self._under_way: dict[int, list[tuple[int, Message, Any]]] = {}
+        self.shard, self.backward = shard, which == "backward"
+        for rank, one in enumerate(self.scripts):
+            for owner, rows in one.kept:
+                assert span(rows) <= kept[rank][owner], "keeps what the forward pass left there"
+                self.held[rank][owner] = span(rows)
+        for step in range(max(len(one.steps) for one in self.scripts)):
+            self._step(step)
+        assert not any(self._under_way.values()), "all messages arrive"
+        assert not any(self.sums), "no sum is left behind"
+
+    def _messages(self, rank: int, step: int) -> list[Message]:
+        steps = self.scripts[rank].steps
+        return list(steps[step].messages) if step < len(steps) else []
+
+    def _step(self, step: int) -> None:
+        posted = {rank: self._messages(rank, step) for rank in range(len(self.scripts))}
+        for rank, messages in posted.items():
+            for m in messages:
+                pair = [x for x in posted[m.peer] if x.peer == rank and x.send != m.send]
+                mine = [x for x in messages if x.peer == m.peer and x.send == m.send]
+                # The same messages in the same order at both ends, or they would be mixed up.
+                ends = [[(x.due, x.chunk, x.owner, x.rows) for x in side] for side in (mine, pair)]
+                assert ends[0] == ends[1]
+                if m.send:
+                    self._send(rank, m)
+        for rank, one in enumerate(self.scripts):
+            for visit in one.steps[step].visits if step < len(one.steps) else ():
+                assert span(visit.held) <= self.held[rank][visit.owner]
+                assert span(visit.need) <= span(visit.held), "computes with rows that it has"
+                key = (rank, visit.owner)
+                assert key not in self.met, "meets each chunk once"
+                self.met[key] = span(visit.need)
+                self._sum(rank, visit)
+        for _, m, what in self._under_way.pop(step, []):
+            self._arrive(m, what)
+        for rank, one in enumerate(self.scripts):
+            for visit in one.steps[step].visits if step < len(one.steps) else ():
+                if visit.owner != rank and not self._needed_later(rank, visit.owner, step):
+                    del self.held[rank][visit.owner]
+
+    def _needed_later(self, rank: int, owner: int, step: int) -> bool:
+        return any(
+            m.chunk and m.send and m.owner == owner
+            for later in self.scripts[rank].steps[step + 1 :]
+            for m in later.messages
+        )
+
+    def _send(self, rank: int, m: Message) -> None:
+        self.sent["chunk" if m.chunk else "sum"] += m.rows.size
+        self.sent["messages"] += 1
+        self.per_owner[m.owner, m.chunk] += 1
+        what: Any = None
+        if m.chunk:
+            assert span(m.rows) <= self.held[rank][m.owner], "sends rows that it has"
+        else:
+            what = self.sums[rank].pop(m.owner)
+            outside = np.ones(self.shard, bool)
+            outside[m.rows.start : m.rows.stop] = False
+            assert not what[:, outside].any(), "the message holds all that was summed"
+        self._under_way.setdefault(m.due, []).append((rank, m, what))
+
+    def _sum(self, rank: int, visit: script.Visit) -> None:
+        mine = np.zeros((len(self.scripts), self.shard), int)
+        mine[rank, visit.need.start : visit.need.stop] = 1
+        if visit.owner == rank:
+            self.home[rank] += mine
+        elif visit.sums:
+            assert span(visit.need) <= span(visit.sums)
+            self.sums[rank][visit.owner] = mine
+        else:
+            assert not self.backward or not visit.need
+
+    def _arrive(self, m: Message, what: Any) -> None:
+        if m.chunk:
+            assert m.owner not in self.held[m.peer] or m.owner == m.peer
+            self.held[m.peer][m.owner] = span(m.rows)
+        elif m.peer == m.owner:
+            self.home[m.owner] += what
+        else:
+            self.sums[m.peer][m.owner] += what
+
+
+def execute(
+    moved: Traffic, which: walk.Pass, deal: Deal, mask: Mask, travelling: str,
+    kept: list[dict[int, set[int]]] | None = None,
+) -> Execution:  # fmt: skip
+    """Run it, and check that everyone met what it needs, and who sent what."""
+    done = Execution(moved, which, deal, kept or [{} for _ in range(deal.ranks)])
+    for (visitor, owner), rows in needs(deal, mask, travelling).items():
+        assert done.met.get((visitor, owner), set()) == rows, (visitor, owner)
+    counted = moved.sent(which)
+    assert done.sent["chunk"] == counted.chunk_rows
+    assert done.sent["sum"] == counted.sum_rows
+    assert done.sent["messages"] == counted.messages
+    assert all(count <= deal.ranks - 1 for count in done.per_owner.values())
+    return done
+
+
+def held_last(one: Script) -> dict[int, set[int]]:
+    """What a rank had of each chunk that it met."""
+    return {visit.owner: span(visit.held) for visit in one.visits}
+
+
+def check(
+    name: str, padded: int, ranks: int, mask: Mask, by: str, back: Backward = "planned"
+) -> None:
+    walks = chosen(name, padded, ranks, mask, by=by, back=back)
+    exchange = transport.plan(by, ranks, 2 * ranks, 2 * ranks)
+    deal = Deal(name, padded, ranks // exchange.fold, exchange.fold)
+    there = execute(walks.forward, "forward", deal, mask, "keys")
+    kept = [held_last(one) for one in there.scripts]
+    done = execute(walks.backward, "backward", deal, mask, walks.travelling, kept)
+    required = needs(deal, mask, walks.travelling)
+    for owner in range(deal.ranks):
+        for rank in range(deal.ranks):
+            expected = np.zeros(deal.rows, int)
+            expected[sorted(required[rank, owner])] = 1
+            assert np.array_equal(done.home[owner][rank], expected), (rank, owner)
+
+
+EVERY = ("ring", "bidirectional", "allgather", "ulysses", "hybrid", "double-ring", "staged")
+SIZED = {4: ("hybrid:2", "hybrid:4", "double-ring:1", "double-ring:4"), 6: ("double-ring:2",)}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
+def test_small_walks_exhaustively(name: str, ranks: int) -> None:
+    for seq_len in (1, 5, 23):
+        padded = padded_length(name, seq_len, ranks)
+        for mask in masks(seq_len):
+            for by in (*EVERY, *SIZED.get(ranks, ())):
+                check(name, padded, ranks, mask, by)
+                if by != "allgather":
+                    check(name, padded, ranks, mask, by, "query-side")
+
+
+def test_all_transports_are_walked() -> None:
+    assert set(EVERY) == set(transport.TRANSPORTS)
+
+
+@settings(deadline=None, max_examples=150)
+@given(problems(most=8), st.sampled_from(EVERY), st.sampled_from(walk.BACKWARDS))
+def test_any_walk(problem: tuple[str, int, int, Mask], by: str, back: Backward) -> None:
+    if by == "allgather":
+        back = "planned"
+    try:
+        check(*problem, by, back)
+    except walk.Unwalkable:
+        assert back == "reverse"
+
+
+def test_reverse_sends_less_where_it_is_allowed() -> None:
+    """Without a mask: one K/V hop fewer, because the last rank has kept its chunk."""
+    full, causal = Mask(64, causal=False), Mask(64)
+    for name in PARTITIONS:
+        planned = chosen(name, 64, 4, full).backward.sent("backward")
+        back = chosen(name, 64, 4, full, back="reverse").backward.sent("backward")
+        assert (planned.chunks, planned.sums) == (12, 12)
+        assert (back.chunks, back.sums) == (8, 12)
+    # Causal zigzag toward lower ranks drops the back half; toward higher ranks it does not.
+    assert chosen("zigzag", 64, 4, causal, back="reverse").forward.route.name.endswith(
+        "higher ranks"
+    )
+    # Documents that only neighbours share: no direction ends where everything is still held.
+    packed = Mask(64, False, None, (0, 20, 64))
+    with pytest.raises(walk.Unwalkable, match="'contiguous', this mask and 4 ranks"):
+        chosen("contiguous", 64, 4, packed, back="reverse")
+
+
+def test_the_query_side_sends_less_for_many_kv_heads() -> None:
+    """bf16: Q, dO, lse and delta against K and V in bf16, dQ against dK and dV in fp32."""
+    mask = Mask(64, causal=False)
+    exchange = transport.plan("ring", 4, 8, 8)
+    for kv_heads, fewer in ((8, True), (2, False)):
+        costs = walk.costs(2, 1, 8, kv_heads, 64)
+        sent = []
+        for back in ("planned", "query-side"):
+            walks = walk.choose(Deal("striped", 64, 4), mask, exchange.routes, back, costs)
+            sent.append(walks.backward.sent("backward").bytes(walks.backward_weights))
+        assert (sent[1] < sent[0]) == fewer
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems())
+def test_the_cheapest_route_is_taken(problem: tuple[str, int, int, Mask]) -> None:
+    name, padded, ranks, mask = problem
+    routes = transport.plan("ring", ranks, 1, 1).routes
+    both = [
+        walk.choose(Deal(name, padded, ranks), mask, (one,), "planned", COSTS) for one in routes
+    ]
+    taken = walk.choose(Deal(name, padded, ranks), mask, routes, "planned", COSTS)
+    forward = [walks.forward.sent("forward").bytes(COSTS.forward) for walks in both]
+    backward = [walks.backward.sent("backward").bytes(COSTS.planned) for walks in both]
+    assert taken.forward.sent("forward").bytes(COSTS.forward) == min(forward)
+    assert taken.backward.sent("backward").bytes(COSTS.planned) == min(backward)
+    if forward[0] == forward[1]:
+        assert taken.forward.route is routes[0]

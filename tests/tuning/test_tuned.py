@@ -1,0 +1,253 @@
+"""Tuned choices: where they hold, where they do not and why, and how they travel."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import ringray
+from ringray.attention.arguments import Options, settle
+from ringray.base.errors import UserError
+from ringray.comm.ring import connect
+from ringray.tuning import lookup
+from ringray.tuning import table as tuned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PLACE = tuned.Place("NVIDIA H200", "k" * 64, "2.11", "3.6")
+CHOICE = {
+    "partition": "striped", "transport": "hybrid:2", "backward": "query-side", "backend": "triton",
+    "blocks": "forward=128x64/8/2",
+}  # fmt: skip
+
+
+def buckets(**other: Any) -> tuned.Buckets:
+    given: dict[str, Any] = {
+        "ring_size": 4, "threads": 0, "dtype": "bfloat16", "seq_len": 16000, "batch": 1, "heads": 8,
+        "kv_heads": 2, "head_dim": 128, "causal": True, "window": None, "documents": None,
+        "backward": True,
+    }  # fmt: skip
+    return tuned.buckets(**(given | other))
+
+
+def bucket(**other: Any) -> tuned.Bucket:
+    return buckets(**other).strategy
+
+
+def entry(use: tuned.Use = "strategy", **other: Any) -> tuned.Entry:
+    given: dict[str, Any] = {
+        "place": PLACE, "bucket": bucket(), "choice": CHOICE, "sweep": "abcdef0123", "when": 1.0,
+    }  # fmt: skip
+    return tuned.Entry(use, **(given | other))
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "home"))
+    lookup.anything_tuned.cache_clear()
+    lookup.for_process.cache_clear()
+    yield
+    lookup.anything_tuned.cache_clear()
+    lookup.for_process.cache_clear()
+
+
+def test_shapes_of_one_bucket_share_a_choice() -> None:
+    assert bucket() == bucket(seq_len=16384)
+    assert bucket() == bucket(seq_len=8193)
+    assert bucket(window=20000) == bucket()  # reaches over everything
+    assert bucket(window=100) == bucket(window=127)
+    for other in (
+        {"seq_len": 16385}, {"seq_len": 8192}, {"ring_size": 8}, {"heads": 16}, {"kv_heads": 8},
+        {"head_dim": 64}, {"dtype": "float16"}, {"causal": False}, {"window": 100},
+        {"documents": 3}, {"backward": False}, {"batch": 2},
+    ):  # fmt: skip
+        assert bucket(**other) != bucket(), other
+
+
+def test_everything_open_takes_the_tuned_strategy() -> None:
+    tuned.add([entry()])
+    found = lookup.strategy(buckets(), PLACE, backend="triton")
+    assert (found.partition, found.transport, found.backward, found.blocks) == (
+        "striped", "hybrid:2", "query-side", "forward=128x64/8/2",
+    )  # fmt: skip
+    assert "abcdef01" in found.source
+
+
+def test_nothing_tuned_is_the_default_and_says_so() -> None:
+    found = lookup.strategy(buckets(), PLACE, backend="triton")
+    assert (found.partition, found.transport, found.blocks) == ("zigzag", "ring", None)
+    assert "nothing tuned" in found.source
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ({"hardware": "NVIDIA H100"}, "NVIDIA H200, now NVIDIA H100"),
+        ({"kernels": "other"}, "kernels (kkkkkkkkkkkk, now other)"),
+        ({"torch": "2.12"}, "torch (2.11, now 2.12)"),
+        ({"triton": None}, "triton (3.6, now None)"),
+    ],
+)
+def test_an_entry_of_another_place_is_not_used(where: dict[str, Any], said: str) -> None:
+    tuned.add([entry()])
+    found = lookup.strategy(buckets(), replace(PLACE, **where), backend="triton")
+    assert (found.partition, found.transport, found.blocks) == ("zigzag", "ring", None)
+    assert said in found.source
+
+
+def test_what_is_given_stays() -> None:
+    tuned.add([entry()])
+    same = lookup.strategy(buckets(), PLACE, partition="striped", backend="triton")
+    assert same.transport == "hybrid:2"
+    other = lookup.strategy(buckets(), PLACE, partition="contiguous", backend="triton")
+    assert (other.partition, other.transport) == ("contiguous", "ring")
+    assert "tuned with partition=striped" in other.source
+    walk = lookup.strategy(buckets(), PLACE, backward="query-side", backend="triton")
+    assert (walk.transport, walk.backward) == ("hybrid:2", "query-side")
+    # Ulysses, say, has no other walk back than the one that it was tuned with.
+    walk = lookup.strategy(buckets(), PLACE, backward="reverse", backend="triton")
+    assert (walk.transport, walk.backward) == ("ring", "reverse")
+    assert "tuned with backward=query-side" in walk.source
+    cut = lookup.strategy(buckets(), PLACE, blocks="forward=64x64/4/2", backend="triton")
+    assert cut.blocks == "forward=64x64/4/2"
+
+
+def test_blocks_of_another_backend_are_not_used() -> None:
+    tuned.add([entry()])
+    assert lookup.strategy(buckets(), PLACE, backend="aten").blocks is None
+
+
+def test_blocks_of_a_kernel_hold_for_every_ring_of_such_hops() -> None:
+    hop = bucket(ring_size=1, seq_len=4096, heads=4, kv_heads=1)
+    choice = {"backend": "triton", "blocks": "forward=64x64/4/3"}
+    tuned.add([entry("kernel", bucket=hop, choice=choice)])
+    for wanted in (
+        buckets(), buckets(ring_size=2, seq_len=8192), buckets(heads=32, kv_heads=8),
+        buckets(ring_size=6, seq_len=6 * 4096), buckets(window=9000),
+    ):  # fmt: skip
+        found = lookup.strategy(wanted, PLACE, backend="triton")
+        assert (found.partition, found.blocks) == ("zigzag", "forward=64x64/4/3")
+    assert lookup.strategy(buckets(ring_size=8), PLACE, backend="triton").blocks is None
+
+
+def test_the_younger_of_two_stays(tmp_path: Path) -> None:
+    older = entry(choice={**CHOICE, "partition": "contiguous"}, when=0.5)
+    for first, second in ((entry(), older), (older, entry())):
+        path = tmp_path / f"{first.when}.json"
+        tuned.add([first], path)
+        tuned.add([second], path)
+        assert tuned.read(path) == [entry()]
+
+
+def test_who_add_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "shared.json"
+    sizes = range(2, 26)
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        one_each = [[entry(bucket=bucket(ring_size=size))] for size in sizes]
+        list(pool.map(tuned.add, one_each, [path] * len(one_each)))
+    assert {one.bucket.ring_size for one in tuned.read(path)} == set(sizes)
+
+
+def test_a_table_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for write in (tuned.add, tuned.write):
+        with pytest.raises(UserError, match=r"Not a directory|File exists"):
+            write([entry()], tmp_path / "file" / "t.json")
+
+
+def test_an_exported_table_is_used_where_it_is_put(tmp_path: Path) -> None:
+    tuned.write([entry()], tmp_path / "shipped.json")
+    tuned.folder().mkdir(parents=True)
+    (tmp_path / "shipped.json").rename(tuned.folder() / "ours.json")
+    assert lookup.strategy(buckets(), PLACE, backend="triton").partition == "striped"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", '{"format": 2, "entries": []}', '{"format": 1}',
+        '{"format": 1, "entries": [{}]}', '{"format": 1, "entries": 3}', "\x00",
+    ],
+)  # fmt: skip
+def test_a_broken_table_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"broken\.json"):
+        tuned.read(path)
+
+
+def test_an_entry_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    tuned.write([entry()], path)
+    for change in (
+        {"use": "luck"}, {"use": "kernel", "choice": {"backend": "aten"}},
+        {"choice": {"blocks": None}}, {"choice": {"partition": 3}}, {"choice": {"colour": "red"}},
+        {"place": {"hardware": "x"}}, {"bucket": {}}, {"metrics": {"median_ms": "fast"}},
+    ):  # fmt: skip
+        data = json.loads(path.read_text())
+        data["entries"][0] |= change
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps(data))
+        with pytest.raises(UserError, match="no table of tuned choices"):
+            tuned.read(other)
+
+
+def test_a_broken_table_does_not_stop_the_op(caplog: pytest.LogCaptureFixture) -> None:
+    tuned.folder().mkdir(parents=True)
+    (tuned.folder() / "broken.json").write_text("?")
+    assert not lookup.anything_tuned()
+    assert "broken.json" in caplog.text
+
+
+def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    here = bucket(
+        ring_size=1, threads=torch.get_num_threads(), dtype="float32", seq_len=50, heads=4,
+        kv_heads=2, head_dim=16, backward=False,
+    )  # fmt: skip
+    choice = {"partition": "striped", "transport": "bidirectional", "backward": "planned"}
+    choice |= {"backend": "aten", "blocks": 32}  # type: ignore[dict-item]
+    tuned.add([entry(place=tuned.here(), bucket=here, choice=choice)])
+    q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
+    options = Options("auto", True, None, None, None, "auto", "auto", "auto", None)
+    with caplog.at_level("INFO", logger="ringray"):
+        job = settle(q, k, v, None, options, connect(None), needs_grad=False)
+    assert (job.deal.partition, job.blocks) == ("striped", 32)
+    assert "abcdef01" in caplog.text
+    out = ringray.ring_attention(q, k, v, partition="auto", transport="auto")
+    assert torch.equal(out, ringray.ring_attention(q, k, v, blocks=32))
+    longer = settle(q.repeat(1, 1, 2, 1), *(x.repeat(1, 1, 2, 1) for x in (k, v)), None, options,
+                    connect(None), needs_grad=False)  # fmt: skip
+    assert (longer.deal.partition, longer.blocks) == ("zigzag", None)
+
+
+def test_the_same_is_told_to_who_deals_the_shards() -> None:
+    hopper = bucket(ring_size=4, threads=0)
+    tuned.add([entry(bucket=hopper, place=tuned.here("NVIDIA H200"))])
+    told = ringray.tuned_strategy(
+        ring_size=4, seq_len=16384, heads=8, kv_heads=2, head_dim=128, device="NVIDIA H200"
+    )
+    assert (told.partition, told.transport) == ("striped", "hybrid:2")
+
+
+def test_auto_is_settled_before_it_is_compiled() -> None:
+    q = torch.randn(1, 2, 16, 16)
+    compiled = torch.compile(ringray.ring_attention, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="tuned_strategy tells them"):
+        compiled(q, q, q, transport="auto")
+
+
+def test_lookups_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned.add([entry()])
+    monkeypatch.setenv("RINGRAY_TUNED", "0")
+    assert not lookup.anything_tuned()
+    found = lookup.strategy(buckets(), PLACE, backend="triton")
+    assert (found.partition, found.transport, found.blocks) == ("zigzag", "ring", None)
+    assert "RINGRAY_TUNED" in found.source
