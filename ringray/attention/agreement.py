@@ -12,8 +12,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import ringray
-from ringray.lab.trial.faults import ElsewhereError
+from ringray.base.errors import PeerError
+from ringray.base.provenance import version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ _REJECTED = -1
 _FIELDS = 18  # the signature's fields and the version
 
 
-class RefusedError(ElsewhereError, ValueError):
+class RefusedError(PeerError, ValueError):
     """The arguments of another rank were refused."""
 
 
@@ -55,7 +55,7 @@ def agree(
     if signature is None:
         comm.gather_integers([_REJECTED] * _FIELDS, device)
         return
-    fields = {**signature, "version": ringray.__version__}
+    fields = {**signature, "version": version()}
     assert len(fields) == _FIELDS
     everyone = comm.gather_integers([_digest(value) for value in fields.values()], device)
     rejecting = [rank for rank, values in enumerate(everyone) if values[0] == _REJECTED]

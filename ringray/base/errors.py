@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Literal
 
 _SHOWN = 20  # mistakes of one file that are told at once
 
@@ -72,6 +73,14 @@ class SpecError(UserError):
         return cls(
             first.message, path=first.path, line=first.line, field=first.field, others=others
         )
+
+
+class PeerError(RuntimeError):
+    """Raised on a rank because another one failed; the reason is there. ``kind``: of its fault."""
+
+    def __init__(self, message: str, kind: Literal["out-of-memory", "user-error"]) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class StoppedError(RingrayError):

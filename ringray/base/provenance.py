@@ -115,9 +115,13 @@ def versions() -> dict[str, str | None]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
-    # From a checkout on PYTHONPATH there is no metadata, and stale metadata would be worse.
-    found["ringray"] = getattr(sys.modules.get("ringray"), "__version__", None)
+    found["ringray"] = version()
     return found
+
+
+def version() -> str | None:
+    """ringray's own version; a checkout on PYTHONPATH has no metadata, or those of another."""
+    return getattr(sys.modules.get("ringray"), "__version__", None)
 
 
 def git_state() -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import os
 import re
 from typing import Any
 
+TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # variables that hold or name a token of Ray
 HIDDEN = "***"
 # Bytes that no text needs and terminals obey: C0 but for tab and newline, DEL, C1; and the signs
 # that turn the direction of what follows, by which a name can look like another one.

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from ringray.instruments.progress import HERE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch.distributed as dist
 
-    from ringray.comm.replay import Tape
     from ringray.instruments.timeline import Timeline
+
+
+class Tape(Protocol):
+    """Whoever records what is posted and waited for."""
+
+    def posted(self, post: Callable[[Batch], Pending], batch: Batch, pending: Pending) -> None: ...
+    def waited(self, pending: Pending) -> None: ...
 
 
 @dataclass

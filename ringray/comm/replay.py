@@ -51,7 +51,7 @@ class _Posted:
         return batch
 
 
-class Tape:
+class Recording:
     """One rank's messages. Set it as ``METER.tape`` while a pass runs; then ``prepare`` it, and
     ``play`` it as often as you like."""
 

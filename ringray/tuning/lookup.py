@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
 
 if TYPE_CHECKING:
-    from ringray.lab.trial.config import Config
     from ringray.tuning.table import Buckets, Place
 
 logger = logging.getLogger("ringray")
@@ -96,34 +95,6 @@ def _defaults(given: dict[str, str], blocks: int | str | None, source: str) -> S
         blocks,
         source,
     )
-
-
-def of_config(config: Config, place: Place) -> tuple[Config, str]:
-    """A trial's config with every choice made, and where they are from ("" if none was open)."""
-    if "auto" not in (config.partition, config.transport) and config.blocks is not None:
-        return config, ""
-    wanted = config.buckets(place.device)
-    found = strategy(
-        wanted, place, partition=config.partition, transport=config.transport,
-        backward=config.backward, backend=on_device(config.backend, place.device),
-        blocks=config.blocks,
-    )  # fmt: skip
-    settled = replace(
-        config, partition=found.partition, transport=found.transport, backward=found.backward,
-        blocks=found.blocks,
-    )  # fmt: skip
-    return settled, found.source
-
-
-def default_config(config: Config) -> Config:
-    """With the documented defaults in place of ``auto``, for predictions that need no hardware."""
-    if "auto" not in (config.partition, config.transport):
-        return config
-    partition, transport = (
-        tuned.DEFAULTS[name] if given == "auto" else given
-        for name, given in (("partition", config.partition), ("transport", config.transport))
-    )
-    return replace(config, partition=partition, transport=transport)
 
 
 def off() -> bool:

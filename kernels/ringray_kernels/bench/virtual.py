@@ -5,12 +5,13 @@ ring's own intervals and order. Two numbers come of it. *Overhead*: the sum of a
 one call for the whole sequence; what cutting into hops costs. *Critical path*: the time of the
 slowest rank over that call; at best 1/N.
 
-This module alone of the kernels' package knows ``ringray``: it stands on top of both, and imports
-it when it is used. Shapes as in ``problems``; a shard has S / N rows.
+The hops come from what ``HOPS`` names; the kernels install and run without it. Shapes as in
+``problems``; a shard has S / N rows.
 """
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ringray_kernels.bench.problems import Direction, VirtualPoint
 
 _ROUNDS = 5
+HOPS = "ringray.attention.virtual:hops"  # MODULE:FUNCTION that says what a rank of a ring computes
 
 
 class _Hop(NamedTuple):
@@ -40,6 +42,12 @@ class _Hop(NamedTuple):
     rows: slice
     start: Tensor
     end: Tensor
+
+
+def virtual_rank() -> Callable[..., Any]:
+    """Imports the function that ``HOPS`` names."""
+    module, _, name = HOPS.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass
@@ -67,45 +75,9 @@ class Ring:
         self.grads: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def _rank(self, point: VirtualPoint, rank: int, backend: str) -> _Rank:
-        from ringray import transport
-        from ringray.attention.problem import Job
-        from ringray.traffic import walk
-        from ringray.traffic.geometry import Deal, Mask
-
-        batch, heads, _, head_dim = self.inputs.q.shape
-        kv_heads = self.inputs.k.shape[1]
-        itemsize = self.inputs.q.element_size()
-        job = Job(
-            deal=Deal(point.partition, point.seq_len, point.world_size),
-            rank=rank,
-            mask=Mask(point.seq_len),
-            exchange=transport.plan("ring", point.world_size, heads, kv_heads),
-            backward="planned",
-            costs=walk.costs(itemsize, batch, heads, kv_heads, head_dim),
-            scale=point.whole.scale,
-            backend=backend,
-            blocks=None,
-        )
-
-        def hops(which: Direction) -> list[_Hop]:
-            # The first hop sets the state, and so is made even where nothing is needed.
-            made = [
-                (visit.owner, visit.need or visit.held)
-                for i, visit in enumerate(job.script(which).visits)
-                if visit.need or (i == 0 and which == "forward")
-            ]
-            return [
-                _Hop(
-                    owner,
-                    slice(rows.start, rows.stop),
-                    *job.intervals(rank, job.own, owner, rows, self.device),
-                )
-                for owner, rows in made
-            ]
-
-        dealt = job.positions(rank, self.device)
+        dealt, forward, backward = virtual_rank()(point, rank, backend, *self.inputs[:2])
         shard = Inputs(*(x[:, :, dealt] for x in self.inputs))
-        return _Rank(dealt, shard, hops("forward"), hops("backward"))
+        return _Rank(dealt, shard, [_Hop(*h) for h in forward], [_Hop(*h) for h in backward])
 
     def _cut(self, hop: _Hop) -> tuple[Tensor, Tensor]:
         shard = self.ranks[hop.owner].shard

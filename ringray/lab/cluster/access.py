@@ -9,9 +9,9 @@ import os
 import re
 
 from ringray.base.errors import PlaceError
+from ringray.base.redaction import TOKENS
 
 CALL_S = 5.0
-TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 WAY_IN = (
     "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's token or RAY_AUTH_TOKEN_PATH to "
     "a file that holds it (default ~/.ray/auth_token)"

@@ -19,6 +19,17 @@ _ROUNDING = 1e-6  # resources may be fractions
 
 
 @dataclass(frozen=True)
+class Placement:
+    """What every rank of a ring needs. ``device``: cpu or cuda; ``bundle``: Ray resources;
+    ``memory``: bytes that it may use beyond what it starts with, None without a limit."""
+
+    device: str
+    strategy: str
+    bundle: tuple[tuple[str, float], ...]
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
 class Group:
     """Nodes that are alike: what each has, and how many of them there can be (None: any number).
 

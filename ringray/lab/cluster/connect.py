@@ -18,14 +18,13 @@ import psutil
 
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import access
-from ringray.lab.cluster.capacity import of_nodes
+from ringray.lab.cluster.capacity import Placement, of_nodes
 from ringray.lab.plan.pruning import Reason, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ringray.lab.cluster.capacity import Offer
-    from ringray.lab.ring.group import Placement
     from ringray.lab.trial.config import Config
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
@@ -73,8 +72,6 @@ class Cluster:
 
     def placement(self, config: Config) -> Placement:
         """What each rank of the trial's ring asks Ray for."""
-        from ringray.lab.ring.group import Placement
-
         device = self.device(config.device)
         # On the embedded Ray ranks may share cores: what CPU rings are for is to be tried out.
         cpus = 1.0 if self.local or device == "cuda" else float(config.threads)

@@ -22,6 +22,28 @@ class Observer(Protocol):
     def sweep_ended(self, summary: Summary) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SyncState:
+    """How tracking ended: trials in MLflow, trials still missing there, and why (or None)."""
+
+    written: int
+    pending: int
+    error: str | None
+
+
+class Tracking(Protocol):
+    """What the driver needs of the process that projects the store into MLflow."""
+
+    def wait_ready(self) -> None: ...
+    def ask_to_finish(self, trials: int) -> None: ...
+    def finish(self) -> SyncState: ...
+
+    @property
+    def asked(self) -> bool: ...
+    @property
+    def ui_command(self) -> str: ...
+
+
 @dataclass
 class Summary:
     """How a sweep ended. ``counts``: trials by status, earlier runs included; ``gaps_ms``: from the

@@ -15,14 +15,16 @@ from ringray.base import provenance
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import connect
 from ringray.lab.driver.observer import Summary
-from ringray.lab.driver.schedule import NOT_TRIED, UNASKED, Schedule
+from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.signals import Signals
 from ringray.lab.kinds import ALONE
-from ringray.lab.plan.plan import cost_dict
+from ringray.lab.plan.plan import cost_dict, trial_row
 from ringray.lab.plan.pruning import Reason
 from ringray.lab.store.jsonl import Lines
 from ringray.lab.trial import faults
 from ringray.lab.trial.outcome import (
+    NOT_TRIED,
+    UNASKED,
     Outcome,
     SweepInfo,
     SweepStatus,
@@ -35,10 +37,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ringray.lab.cluster.connect import Cluster
-    from ringray.lab.driver.observer import Observer
+    from ringray.lab.driver.observer import Observer, Tracking
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.store.store import Store
-    from ringray.lab.tracking.tracker import Tracker
 
 MEASURED = ("ok", "oom")  # not measured again; a pruned one is, on a cluster that can hold it
 _ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
@@ -50,7 +51,7 @@ def run(
     store: Store,
     observer: Observer,
     address: str | None = None,
-    tracking: Callable[[], Tracker] | None = None,
+    tracking: Callable[[], Tracking] | None = None,
     json_path: Path | None = None,
 ) -> Summary:
     """Run every trial of ``plan`` that the store does not hold yet.
@@ -76,7 +77,7 @@ def run(
     )  # fmt: skip
     lines = Lines(json_path, sweep)
     summary = Summary(plan.digest, plan.spec.name)
-    tracker: Tracker | None = None
+    tracker: Tracking | None = None
 
     def conclude() -> None:
         if tracker is not None and tracker.asked:
@@ -120,7 +121,7 @@ def run(
                     reason = refused.get(trial.key) or str(trial.pruned)
                     outcome = Outcome("pruned", reason, point=trial.point(described))
                     if trial.key not in earlier or earlier[trial.key].status != "pruned":
-                        lines.append(trial, outcome)
+                        lines.append(trial_row(trial, outcome))
                     observer.trial_ended(trial, outcome)
             if place is not None:
                 from ringray.lab.driver.trials import Session

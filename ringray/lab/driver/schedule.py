@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ringray.lab.trial.config import Config
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
-UNASKED = "search: measured others instead"
-NOT_TRIED = "not tried: "  # how a rank's own reason begins, which holds for the point alone
 _STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 # Objectives that are the median of samples; the others, where they vary, do so as times do.
 _MEDIANS = {"median_ms": "ms", "ratio": "ratio"}

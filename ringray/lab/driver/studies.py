@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ringray.lab.driver.schedule import NOT_TRIED, UNASKED, Schedule, outcome_of, studies
+from ringray.lab.driver.schedule import Schedule, outcome_of, studies
 from ringray.lab.kinds import TUNING
+from ringray.lab.trial.outcome import NOT_TRIED, UNASKED
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
 

@@ -12,16 +12,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ringray.lab.driver.schedule import NOT_TRIED, UNASKED
 from ringray.lab.kinds import ALONE, TUNING
 from ringray.lab.plan import deadline
+from ringray.lab.plan.plan import trial_row
 from ringray.lab.ring.monitor import RingFault
 from ringray.lab.ring.pool import WarmRing
 from ringray.lab.store import traces
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault, Nodes
 from ringray.lab.trial.measurement import summarise, verdict
-from ringray.lab.trial.outcome import Outcome, Status
+from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,7 +125,7 @@ class Session:
 
     def _record(self, trial: Trial, outcome: Outcome) -> None:
         self._store.record(self._plan.digest, trial.key, outcome)
-        self._lines.append(trial, outcome)
+        self._lines.append(trial_row(trial, outcome))
         self._observer.trial_ended(trial, outcome)
 
     def _ahead(self, trial: Trial, schedule: Schedule) -> Iterator[Config]:

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import ringray
+from ringray.attention import ring_attention
+from ringray.base.errors import PeerError
 from ringray.instruments.progress import HERE
 from ringray.lab.trial import faults
 from ringray.lab.trial.config import Config
-from ringray.lab.trial.faults import ElsewhereError
 from ringray_kernels.testing import visible
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class RankContext:
         if self._any(bool(short)):
             if short:
                 raise short.pop()
-            raise ElsewhereError("another rank ran out of memory", "out-of-memory")
+            raise PeerError("another rank ran out of memory", "out-of-memory")
 
     def _any(self, mine: bool) -> bool:
         if self.side is None:
@@ -98,7 +98,7 @@ def ring_pass(
     documents = boundaries(config, context.device)
 
     def attend() -> Tensor:
-        out = ringray.ring_attention(
+        out = ring_attention(
             q, k, v, group=context.group, partition=config.partition, causal=config.causal,
             window=config.window, cu_seqlens=documents, seq_len=config.seq_len,
             transport=config.transport, backward=config.backward, backend=config.backend,

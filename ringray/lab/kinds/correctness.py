@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-import ringray
+from ringray.attention.sharding import local_positions, shard, unshard
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import DTYPES, RankContext, ring_pass
@@ -35,9 +35,7 @@ def run(config: Config, context: RankContext) -> Report:
             DTYPES[config.dtype], seed=config.seed, device=context.device,
         )  # fmt: skip
         q, k, v, dout = (
-            ringray.shard(
-                x, dim=2, partition=config.partition, group=context.group, pad_value=torch.nan
-            )
+            shard(x, dim=2, partition=config.partition, group=context.group, pad_value=torch.nan)
             for x in inputs
         )
     for x in (q, k, v):
@@ -60,18 +58,14 @@ def run(config: Config, context: RankContext) -> Report:
         ]:
             report.failure = f"two runs on the same inputs differ in {', '.join(differing)}"
     assert first is not None
-    padding = ringray.local_positions(
-        config.partition, config.seq_len, config.ring_size, context.rank
-    )
+    padding = local_positions(config.partition, config.seq_len, config.ring_size, context.rank)
     padding = (padding >= config.seq_len).to(context.device)
     for name, x in zip(NAMES, first, strict=False):
         if bool((x[:, :, padding] != 0).any()):
             report.failure = f"{name} is not zero on padded rows"
     HERE.enter("comparing")
     whole = [
-        ringray.unshard(
-            x, dim=2, partition=config.partition, group=context.group, seq_len=config.seq_len
-        )
+        unshard(x, dim=2, partition=config.partition, group=context.group, seq_len=config.seq_len)
         for x in first
     ]
     if context.rank == 0:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ringray.comm import ring as comm
-from ringray.comm.replay import Tape
+from ringray.comm.replay import Recording
 from ringray.instruments.hops import hops, total
 from ringray.instruments.timeline import Timeline
 from ringray.lab.kinds import latency
@@ -41,7 +41,7 @@ def run(config: Config, context: RankContext) -> Report:
     whole: list[Timeline] = []
     alone: list[Timeline] = []
     transfer_seconds: list[float] = []
-    tape = Tape()
+    tape = Recording()
 
     def ring() -> None:
         with _recording(context, whole, None if whole else tape):
@@ -65,7 +65,7 @@ def run(config: Config, context: RankContext) -> Report:
 
 @contextmanager
 def _recording(
-    context: RankContext, into: list[Timeline], tape: Tape | None = None
+    context: RankContext, into: list[Timeline], tape: Recording | None = None
 ) -> Iterator[None]:
     """Record spans, and messages on ``tape``. The timeline begins here: right after a barrier, so
     that those of all ranks begin together."""

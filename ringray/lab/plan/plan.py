@@ -23,15 +23,16 @@ from ringray.base import provenance
 from ringray.base.errors import SpecError
 from ringray.lab.plan import cost_model, expand, limits, searching
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
-from ringray.lab.trial.config import FIELDS, Config
+from ringray.lab.trial.config import FIELDS, Config, default_config
+from ringray.lab.trial.outcome import TrialRow
 from ringray.traffic import geometry
-from ringray.tuning import lookup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from multiprocessing.context import BaseContext
 
     from ringray.lab.spec.model import Spec
+    from ringray.lab.trial.outcome import Outcome
 
 _MANY_GEOMETRIES = 2000  # about a second's work: more processes pay for their start
 _CHUNK = 100
@@ -146,7 +147,7 @@ def build(spec: Spec, hardware: cost_model.Hardware | None = None, *, processes:
                 yield Config(**(chosen | strategy), **constant)
 
     configs = limits.check_points(spec, expanded())  # kv_heads null and its value are one
-    settled = [lookup.default_config(config) for config in configs]
+    settled = [default_config(config) for config in configs]
     reasons = [impossible(spec.kind, config) for config in settled]
     costs = _costs(spec, settled, reasons, hardware, processes)
     trials = tuple(
@@ -252,3 +253,12 @@ def trial_dict(trial: Trial) -> dict[str, Any]:
         "predicted": cost_dict(trial),
         "pruned": str(trial.pruned) if trial.pruned else None,
     }
+
+
+def trial_row(trial: Trial, outcome: Outcome) -> TrialRow:
+    """A planned trial and what came of it, as a record."""
+    return TrialRow(
+        trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), outcome.status,
+        outcome.reason, dict(outcome.metrics), dict(outcome.samples), outcome.point,
+        outcome.attempts, outcome.started, outcome.ended, outcome.environment,
+    )  # fmt: skip

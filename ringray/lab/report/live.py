@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ringray.base import units
 from ringray.base.redaction import shown
-from ringray.lab.driver.schedule import UNASKED
 from ringray.lab.report import words
 from ringray.lab.report.board import Board, Group, trial_line, worst_error
+from ringray.lab.trial.outcome import UNASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

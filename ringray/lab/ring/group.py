@@ -8,7 +8,7 @@ where every rank has answered, as after a lack of memory on which they agreed, m
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,10 +22,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ringray.base.errors import PlaceError
 from ringray.base.provenance import code_digest
 from ringray.lab.cluster import placement_wait
+from ringray.lab.cluster.capacity import Placement
 from ringray.lab.kinds import ALONE
 from ringray.lab.ring.actor import Rank
 from ringray.lab.ring.monitor import BESIDE, RingFault, Vigil, Where
-from ringray.tuning import lookup
+from ringray.lab.trial.config import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,17 +41,6 @@ START_TIMEOUT = 120.0  # seconds for actors to start and import torch
 LATER_S = 30.0  # by how much process groups are more patient than the driver, who knows more
 
 _generations = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """What every rank of a ring needs. ``device``: cpu or cuda; ``bundle``: Ray resources;
-    ``memory``: bytes that it may use beyond what it starts with, None without a limit."""
-
-    device: str
-    strategy: str
-    bundle: tuple[tuple[str, float], ...]
-    memory: int | None = None
 
 
 class Ring:
@@ -174,7 +164,7 @@ class Ring:
         was chosen, if anything but a default for the blocks, with its ``source``."""
         if kind in ALONE:  # it is about to be tuned
             return config, {}
-        settled, source = lookup.of_config(config, self.place)
+        settled, source = resolved(config, self.place)
         if settled == config:
             return config, {}
         names = ("partition", "transport", "backward", "blocks")

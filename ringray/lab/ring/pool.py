@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringray.base.errors import StoppedError
+from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.placement_wait import Patience
-from ringray.lab.ring.group import Placement, Ring
+from ringray.lab.ring.group import Ring
 from ringray.lab.trial.faults import Nodes
 
 if TYPE_CHECKING:

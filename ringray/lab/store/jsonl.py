@@ -12,15 +12,13 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from ringray.base.errors import PlaceError, UserError
-from ringray.lab.plan.plan import cost_dict
-from ringray.lab.trial.outcome import TrialRow, record_line
+from ringray.lab.trial.outcome import record_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ringray.lab.plan.plan import Trial
-    from ringray.lab.trial.outcome import Outcome, SweepInfo
+    from ringray.lab.trial.outcome import SweepInfo, TrialRow
 
 _START = b'{"point": '  # how each line of ours begins
 
@@ -44,19 +42,12 @@ class Lines:
                 f"--json {path}: {error.strerror}; name a file that can be written"
             ) from None
 
-    def append(self, trial: Trial, outcome: Outcome) -> None:
-        """How ``trial`` ended.
+    def append(self, row: TrialRow) -> None:
+        """Appends one ended trial.
 
         Raises:
             PlaceError: there is no room for it; the file is as it was.
         """
-        if self._path is None:
-            return
-        row = TrialRow(
-            trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), outcome.status,
-            outcome.reason, dict(outcome.metrics), dict(outcome.samples), outcome.point,
-            outcome.attempts, outcome.started, outcome.ended, outcome.environment,
-        )  # fmt: skip
         self._write([record_line(self._sweep, row)])
 
     def catch_up(self, rows: Iterable[TrialRow]) -> None:

@@ -29,13 +29,12 @@ from mlflow.exceptions import MlflowException
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import without_credentials
-from ringray.lab.driver.schedule import UNASKED
 from ringray.lab.report.figures import pictures
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import TRIAL_TAG, sweep_tags, trial_tags
 from ringray.lab.tracking.description import FIGURES, Place, note
-from ringray.lab.trial.outcome import Tracked, part_of_a_path
+from ringray.lab.trial.outcome import UNASKED, Tracked, part_of_a_path
 
 if TYPE_CHECKING:
     from ringray.lab.store.store import Store, TrialRow

@@ -12,14 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ringray.base import private_files, provenance
 from ringray.base.errors import PlaceError
-from ringray.base.redaction import without_credentials
-from ringray.lab.cluster.access import TOKENS
+from ringray.base.redaction import TOKENS, without_credentials
+from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.schema import home
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.channel import Channel
@@ -52,15 +51,6 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SyncState:
-    """How tracking ended: trials in MLflow, trials still missing there, and why (or None)."""
-
-    written: int
-    pending: int
-    error: str | None
 
 
 class Prepared:

@@ -6,13 +6,15 @@ Imports neither torch nor ray.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from ringray import partition as partitions
 from ringray.traffic import geometry
+from ringray.tuning import lookup
 from ringray.tuning import table as tuned
+from ringray_kernels.backends import on_device
 from ringray_kernels.config import Blocks
 
 
@@ -112,3 +114,31 @@ def _mask(
     elif documents is not None:
         bounds = (0, *itertools.accumulate(documents))
     return geometry.Mask(seq_len, causal, window, bounds)
+
+
+def resolved(config: Config, place: tuned.Place) -> tuple[Config, str]:
+    """A trial's config with every choice made, and where they are from ("" if none was open)."""
+    if "auto" not in (config.partition, config.transport) and config.blocks is not None:
+        return config, ""
+    wanted = config.buckets(place.device)
+    found = lookup.strategy(
+        wanted, place, partition=config.partition, transport=config.transport,
+        backward=config.backward, backend=on_device(config.backend, place.device),
+        blocks=config.blocks,
+    )  # fmt: skip
+    settled = replace(
+        config, partition=found.partition, transport=found.transport, backward=found.backward,
+        blocks=found.blocks,
+    )  # fmt: skip
+    return settled, found.source
+
+
+def default_config(config: Config) -> Config:
+    """With the documented defaults in place of ``auto``, for predictions that need no hardware."""
+    if "auto" not in (config.partition, config.transport):
+        return config
+    partition, transport = (
+        tuned.DEFAULTS[name] if given == "auto" else given
+        for name, given in (("partition", config.partition), ("transport", config.transport))
+    )
+    return replace(config, partition=partition, transport=transport)

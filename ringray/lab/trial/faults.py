@@ -11,6 +11,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ringray.base.errors import PeerError
 from ringray.base.redaction import shown
 from ringray.base.units import BYTES, memory
 
@@ -44,14 +45,6 @@ _SAID: dict[str, str] = {
     "out-of-memory": "out of memory",
     "compile-error": "could not compile",
 }
-
-
-class ElsewhereError(RuntimeError):
-    """Raised on a rank because another one failed; the reason is there. ``kind``: of its fault."""
-
-    def __init__(self, message: str, kind: Kind) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ def of_exception(error: BaseException, rank: int) -> Fault:
     """The fault that an exception on ``rank`` is, by its type and its text."""
     text = f"{type(error).__name__}: {error}"
     said = brief(text)
-    if isinstance(error, ElsewhereError):
+    if isinstance(error, PeerError):
         return Fault(error.kind, said, (rank,), secondhand=True)
     if out_of_memory(error):
         return Fault("out-of-memory", said, (rank,), asked_bytes=asked(text))

@@ -25,6 +25,11 @@ STATUSES: tuple[Status, ...] = ("ok", "oom", "pruned", "timeout", "failed")
 SWEEP_STATUSES: tuple[SweepStatus, ...] = ("running", "complete", "failed", "interrupted")
 
 
+# Reasons of pruned points: a search did not ask for it; how a rank's own reason begins.
+UNASKED = "search: measured others instead"
+NOT_TRIED = "not tried: "
+
+
 @dataclass(frozen=True, slots=True)
 class SweepInfo:
     """A sweep as its driver announces it. ``source`` is the spec's text, ``spec`` its meaning."""

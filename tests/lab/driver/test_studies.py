@@ -12,13 +12,12 @@ from ringray.lab.cluster.capacity import Group, Offer
 from ringray.lab.cluster.connect import Cluster
 from ringray.lab.driver import studies as result
 from ringray.lab.driver.run import _refusals
-from ringray.lab.driver.schedule import UNASKED
 from ringray.lab.plan import cost_model, plan
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.ring.actor import Introduction
 from ringray.lab.ring.group import Ring
 from ringray.lab.spec import model as spec
-from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import UNASKED, TrialRow
 from ringray.tuning import table as tuned
 from ringray_kernels.config import Blocks
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from ringray.base.errors import UserError
-from ringray.lab.driver.schedule import UNASKED
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive as kept
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking.restore import Restored, restore
-from ringray.lab.trial.outcome import UNKNOWN, Outcome, SweepInfo
+from ringray.lab.trial.outcome import UNASKED, UNKNOWN, Outcome, SweepInfo
 from tests.support.tracking_store import DIGEST, ENVIRONMENT, begin, client, outcome, runs, trials
 
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from ringray.base.errors import PeerError
 from ringray.instruments.progress import Progress, stacks, tail_of
 from ringray.lab.plan import deadline, plan
 from ringray.lab.ring.memory_limit import in_use
 from ringray.lab.spec import model as spec
 from ringray.lab.trial import faults
-from ringray.lab.trial.faults import ElsewhereError, Fault, Nodes
+from ringray.lab.trial.faults import Fault, Nodes
 
 
 class DistBackendError(RuntimeError):
@@ -52,7 +53,7 @@ GPU = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capaci
         (RuntimeError("[127.0.0.1]:4711: Connection closed by peer"), "connection-lost", True),
         (RuntimeError("Timed out waiting 60000ms for recv operation"), "connection-lost", True),
         (DistBackendError("NCCL error"), "connection-lost", True),
-        (ElsewhereError("another rank", "out-of-memory"), "out-of-memory", True),
+        (PeerError("another rank", "out-of-memory"), "out-of-memory", True),
         (ValueError("heads: got 3"), "user-error", False),
         (RuntimeError("something else"), "error", False),
         (ZeroDivisionError("division by zero"), "error", False),

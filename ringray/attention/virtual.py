@@ -1,0 +1,59 @@
+"""One rank of a ring that is computed on one device, for the kernels' benchmark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringray import transport
+from ringray.attention.problem import Job
+from ringray.traffic import walk
+from ringray.traffic.geometry import Deal, Mask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ringray.traffic.walk import Pass
+
+
+def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any, ...]:
+    """Lists what one rank computes, in the order of the ring.
+
+    Args:
+        point: the ring: ``partition``, ``seq_len`` (tokens), ``world_size``, ``whole.scale``.
+        q: (B, Hq, S, D), the whole sequence.
+        k: (B, Hkv, S, D).
+
+    Returns:
+        The rank's positions, int64 (S / N,); then for forward and for backward a list of hops:
+        the chunk's owner, a slice of its rows, and what each query sees of them (start, end).
+    """
+    batch, heads, _, head_dim = q.shape
+    job = Job(
+        deal=Deal(point.partition, point.seq_len, point.world_size),
+        rank=rank,
+        mask=Mask(point.seq_len),
+        exchange=transport.plan("ring", point.world_size, heads, k.shape[1]),
+        backward="planned",
+        costs=walk.costs(q.element_size(), batch, heads, k.shape[1], head_dim),
+        scale=point.whole.scale,
+        backend=backend,
+        blocks=None,
+    )
+
+    def visits(which: Pass) -> list[tuple[int, slice, Tensor, Tensor]]:
+        # The first hop sets the state, and so is made even where nothing is needed.
+        needed = [
+            (visit.owner, visit.need or visit.held)
+            for i, visit in enumerate(job.script(which).visits)
+            if visit.need or (i == 0 and which == "forward")
+        ]
+        return [
+            (
+                owner,
+                slice(rows.start, rows.stop),
+                *job.intervals(rank, job.own, owner, rows, q.device),
+            )
+            for owner, rows in needed
+        ]
+
+    return job.positions(rank, q.device), visits("forward"), visits("backward")
