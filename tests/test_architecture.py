@@ -173,3 +173,12 @@ def test_the_public_paths_of_a_release_stay() -> None:
     from ringray.nn import ContextParallelAttention, next_token_labels, sharded_cross_entropy
 
     assert all((ring_attention, ContextParallelAttention, next_token_labels, sharded_cross_entropy))
+
+
+def test_a_class_name_exists_once() -> None:
+    found: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}

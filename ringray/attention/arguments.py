@@ -1,4 +1,4 @@
-"""What one call of the op asks for: checked, turned into a ``Job``, and agreed on by all ranks.
+"""The arguments of one call: checked, made a ``RankProblem``, agreed on by all ranks.
 
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
 """
@@ -14,9 +14,9 @@ from torch import Tensor
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import agree
-from ringray.attention.problem import Job
+from ringray.attention.problem import RankProblem
 from ringray.traffic import walk
-from ringray.traffic.geometry import Deal, Mask
+from ringray.traffic.geometry import Layout, Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
 from ringray_kernels.api import check_blocks, check_qkv, resolve_backend
@@ -50,7 +50,7 @@ def settle(
     *,
     needs_grad: bool,
     refused: str | None = None,
-) -> Job:
+) -> RankProblem:
     """The problem of one forward pass, which all ranks agree on.
 
     ``refused``: what the caller already found wrong with it.
@@ -63,15 +63,17 @@ def settle(
             raise ValueError(refused)
         check_qkv(q, k, v)
         options = _filled(q, k, cu_seqlens, options, comm, needs_grad=needs_grad)
-        job = describe(q, k, cu_seqlens, options, comm)
+        problem = describe(q, k, cu_seqlens, options, comm)
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         agree(comm, None, error, device=getattr(q, "device", torch.device("cpu")))
         raise
-    agree(comm, _signature(job, q, k, options.transport, needs_grad), None, device=q.device)
-    return job
+    agree(comm, _signature(problem, q, k, options.transport, needs_grad), None, device=q.device)
+    return problem
 
 
-def describe(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, options: Options, comm: Comm) -> Job:
+def describe(
+    q: Tensor, k: Tensor, cu_seqlens: Tensor | None, options: Options, comm: Comm
+) -> RankProblem:
     """The problem of tensors like ``q`` (B, Hq, S, D) and ``k`` (B, Hkv, S, D).
 
     Raises:
@@ -104,8 +106,8 @@ def describe(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, options: Options, 
     kv_heads = k.shape[1]
     exchange = transports.plan(transport, comm.world_size, heads, kv_heads)
     fold = exchange.fold
-    job = Job(
-        deal=Deal(partition, padded, comm.world_size // fold, fold),
+    problem = RankProblem(
+        layout=Layout(partition, padded, comm.world_size // fold, fold),
         rank=comm.rank // fold,
         mask=Mask(length, causal, window, document_boundaries(cu_seqlens, length)),
         exchange=exchange,
@@ -115,9 +117,9 @@ def describe(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, options: Options, 
         backend=backend,
         blocks=blocks,
     )
-    _ = job.walks  # says why, if the backward walk cannot be
+    _ = problem.walks  # says why, if the backward walk cannot be
     comm.check(q.device, staged=exchange.staged)
-    return job
+    return problem
 
 
 def _filled(
@@ -206,7 +208,9 @@ def document_boundaries(cu_seqlens: Tensor | None, seq_len: int) -> tuple[int, .
     return tuple(cu_seqlens.tolist())
 
 
-def _signature(job: Job, q: Tensor, k: Tensor, transport: str, needs_grad: bool) -> dict[str, Any]:
+def _signature(
+    problem: RankProblem, q: Tensor, k: Tensor, transport: str, needs_grad: bool
+) -> dict[str, Any]:
     """Everything that all ranks must have in common."""
     return {
         "batch": q.shape[0],
@@ -215,16 +219,16 @@ def _signature(job: Job, q: Tensor, k: Tensor, transport: str, needs_grad: bool)
         "rows per rank": q.shape[2],
         "head_dim": q.shape[3],
         "dtype": str(q.dtype).removeprefix("torch."),
-        "partition": job.deal.partition,
-        "causal": job.mask.causal,
-        "window": job.mask.window,
-        "seq_len": job.mask.seq_len,
-        "cu_seqlens": job.mask.documents,
-        "scale": job.scale,
+        "partition": problem.layout.partition,
+        "causal": problem.mask.causal,
+        "window": problem.mask.window,
+        "seq_len": problem.mask.seq_len,
+        "cu_seqlens": problem.mask.documents,
+        "scale": problem.scale,
         "transport": transport,
-        "backward": job.backward,
-        "backend": job.backend,
-        "blocks": _said(job.blocks),
+        "backward": problem.backward,
+        "backend": problem.backend,
+        "blocks": _said(problem.blocks),
         "requires_grad": needs_grad,
     }
 

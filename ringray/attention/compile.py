@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from ringray.attention.problem import Job
+    from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
 
 _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
 
-class Settings(NamedTuple):
+class OpSettings(NamedTuple):
     """The arguments of both operators that are no tensors; as ``Options`` but for the types.
 
     ``ranks``: of the ring, on which shapes depend, so that caches of compiled graphs see it.
@@ -153,7 +153,7 @@ def _like_inputs(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     out = _like(q, q.shape)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    return out, lse, _kept_like(q, k, Settings(*settings)) if needs_grad else []
+    return out, lse, _kept_like(q, k, OpSettings(*settings)) if needs_grad else []
 
 
 def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -161,7 +161,7 @@ def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
-def _kept_like(q: Tensor, k: Tensor, settings: Settings) -> list[Tensor]:
+def _kept_like(q: Tensor, k: Tensor, settings: OpSettings) -> list[Tensor]:
     """Empty tensors as those that a forward pass keeps for its backward pass, see ``_pack``."""
     try:
         batch, heads, rows, width = q.shape
@@ -194,18 +194,18 @@ def _lanes(exchange: transports.Exchange) -> int:
     return max((len(route.lanes) for route in ways), default=0)
 
 
-def _pack(saved: tuple[Tensor, ...], job: Job) -> list[Tensor]:
+def _pack(saved: tuple[Tensor, ...], problem: RankProblem) -> list[Tensor]:
     """What ``passes.forward`` saved, without what the operator was given or returns.
 
     How many rows of K and V a rank keeps to walk back from depends on where documents end, and
     shapes must not: they are put into tensors that hold as many as there may be.
     """
-    first = saved[:_INPUTS] if job.exchange.fold > 1 else ()
-    lanes = _lanes(job.exchange) if job.backward == "reverse" else 0
+    first = saved[:_INPUTS] if problem.exchange.fold > 1 else ()
+    lanes = _lanes(problem.exchange) if problem.backward == "reverse" else 0
     packed = []
     for chunks in (saved[_INPUTS::2], saved[_INPUTS + 1 :: 2]) if lanes else ():
         k = saved[1]
-        room = k.new_empty((*k.shape[:2], lanes * job.deal.rows, k.shape[3]))
+        room = k.new_empty((*k.shape[:2], lanes * problem.layout.rows, k.shape[3]))
         at = 0
         for chunk in chunks:
             room[:, :, at : at + chunk.shape[2]] = chunk
@@ -214,10 +214,10 @@ def _pack(saved: tuple[Tensor, ...], job: Job) -> list[Tensor]:
     return [*first, *packed]
 
 
-def _unpack(saved: list[Tensor], job: Job) -> tuple[Tensor, ...]:
+def _unpack(saved: list[Tensor], problem: RankProblem) -> tuple[Tensor, ...]:
     """What ``passes.backward`` takes; the inverse of ``_pack``, with this rank's tensors first."""
     first, room = saved[:_INPUTS], saved[_INPUTS:]
-    rows = [rows.size for _, rows in job.script("backward").kept] if room else []
+    rows = [rows.size for _, rows in problem.script("backward").kept] if room else []
     chunks = [x[:, :, : sum(rows)].split(rows, 2) for x in room if rows]
     return (*first, *(x for pair in zip(*chunks, strict=True) for x in pair))
 
@@ -231,11 +231,13 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
     refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    given = Settings(*settings)
+    given = OpSettings(*settings)
     comm = given.comm
-    job = settle(q, k, v, cu_seqlens, given.options, comm, needs_grad=needs_grad, refused=refused)
-    out, lse, saved = loops.forward(q, k, v, job, comm)
-    kept = _pack(saved, job) if needs_grad else []
+    problem = settle(
+        q, k, v, cu_seqlens, given.options, comm, needs_grad=needs_grad, refused=refused
+    )
+    out, lse, saved = loops.forward(q, k, v, problem, comm)
+    kept = _pack(saved, problem) if needs_grad else []
     return out.contiguous(), lse.contiguous(), [x.contiguous() for x in kept]
 
 
@@ -257,11 +259,11 @@ def _kv_heads(dout: Tensor, saved: list[Tensor]) -> int:
 def _attention_backward(
     dout: Tensor, saved: list[Tensor], cu_seqlens: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    given = Settings(*settings)
+    given = OpSettings(*settings)
     comm = given.comm
     like_k = dout[:, : _kv_heads(dout, saved)]
-    job = describe(dout, like_k, cu_seqlens, given.options, comm)
-    gradients = loops.backward(dout, _unpack(saved, job), job, comm)
+    problem = describe(dout, like_k, cu_seqlens, given.options, comm)
+    gradients = loops.backward(dout, _unpack(saved, problem), problem, comm)
     dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients)
     return dq, dk, dv
 

@@ -18,7 +18,7 @@ from ringray.comm.ring import connect
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from ringray.attention.problem import Job
+    from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
     from ringray_kernels.config import Blocks
 
@@ -98,8 +98,8 @@ def ring_attention(
         out, lse = compiled.attention(q, k, v, cu_seqlens, group, options, needs_grad=needs_grad)
     else:
         comm = connect(group)
-        job = settle(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad)
-        out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, job, comm))
+        problem = settle(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad)
+        out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, problem, comm))
     return (out, lse) if return_lse else out
 
 
@@ -109,11 +109,11 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm
     ) -> tuple[Tensor, Tensor]:
-        out, lse, saved = loops.forward(q, k, v, job, comm)
+        out, lse, saved = loops.forward(q, k, v, problem, comm)
         ctx.save_for_backward(*saved)
-        ctx.job, ctx.comm, ctx.dtype = job, comm, q.dtype
+        ctx.problem, ctx.comm, ctx.dtype = problem, comm, q.dtype
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         ctx.shape = out.shape
@@ -128,5 +128,5 @@ class _RingAttention(torch.autograd.Function):
         backward = loops.backward
         if torch.compiler.is_compiling():  # compiled autograd, of a forward pass that was not
             backward = torch.compiler.disable(loops.backward)
-        gradients = backward(dout.to(ctx.dtype), saved, ctx.job, ctx.comm)
+        gradients = backward(dout.to(ctx.dtype), saved, ctx.problem, ctx.comm)
         return (*(x.to(ctx.dtype) for x in gradients), None, None)

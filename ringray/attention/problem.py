@@ -17,7 +17,7 @@ from ringray.traffic.walk import Rows
 from ringray_kernels.intervals import intervals, visible_range
 
 if TYPE_CHECKING:
-    from ringray.traffic.geometry import Deal, Mask
+    from ringray.traffic.geometry import Layout, Mask
     from ringray.traffic.script import Script
     from ringray.traffic.walk import Backward, Costs, Pass, Walks
     from ringray.transport import Exchange
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
+class RankProblem:
     """What one rank must know to compute its shard; equal on all ranks but for ``rank``.
 
-    ``deal``: how positions lie on the ring in which chunks walk; ``rank``: in that ring.
+    ``layout``: how positions lie on the ring in which chunks walk; ``rank``: in that ring.
     ``costs``: bytes of a row of whatever travels.
     """
 
-    deal: Deal
+    layout: Layout
     rank: int
     mask: Mask
     exchange: Exchange
@@ -45,53 +45,53 @@ class Job:
     @property
     def own(self) -> Rows:
         """All rows of this rank."""
-        return Rows(0, self.deal.rows)
+        return Rows(0, self.layout.rows)
 
     @property
     def walks(self) -> Walks:
         """How both passes travel; ``walk.Unwalkable`` where ``backward`` cannot."""
-        return walk.choose(self.deal, self.mask, self.exchange.routes, self.backward, self.costs)
+        return walk.choose(self.layout, self.mask, self.exchange.routes, self.backward, self.costs)
 
     def script(self, which: Pass) -> Script:
         """This rank's part of one pass."""
         walks = self.walks
         moved = walks.forward if which == "forward" else walks.backward
-        return script.write(moved, which, self.deal.rows, self.rank)
+        return script.write(moved, which, self.layout.rows, self.rank)
 
     def positions(self, rank: int, device: torch.device) -> Tensor:
         """Global positions of a rank of the ring, int64, strictly increasing."""
-        return positions(self.deal, rank, device)
+        return positions(self.layout, rank, device)
 
     def intervals(
         self, queries: int, rows: Rows, owner: int, keys: Rows, device: torch.device
     ) -> tuple[Tensor, Tensor]:
         """int32 (1, rows) ``start``, ``end``: which of the rows ``keys`` of the rank ``owner`` are
         seen by the rows ``rows`` of the rank ``queries``."""
-        chosen = positions(self.deal, owner, device)[keys.start : keys.stop]
+        chosen = positions(self.layout, owner, device)[keys.start : keys.stop]
         return self.intervals_of(queries, rows, chosen)
 
     def intervals_of(self, queries: int, rows: Rows, keys: Tensor) -> tuple[Tensor, Tensor]:
         """As ``intervals``, for keys at any strictly increasing positions."""
-        low, high = _seen_by(self.mask, self.deal, queries, keys.device)
+        low, high = _seen_by(self.mask, self.layout, queries, keys.device)
         part = slice(rows.start, rows.stop)
         start, end = intervals(low[part], high[part], keys)
         return start.unsqueeze(0), end.unsqueeze(0)
 
 
 @lru_cache(maxsize=128)
-def positions(deal: Deal, rank: int, device: torch.device) -> Tensor:
+def positions(layout: Layout, rank: int, device: torch.device) -> Tensor:
     """Global positions of a rank's rows, int64 (rows,), strictly increasing; not to be changed."""
-    parts = [torch.arange(r.start, r.stop, r.step, device=device) for r in deal.ranges(rank)]
+    parts = [torch.arange(r.start, r.stop, r.step, device=device) for r in layout.ranges(rank)]
     return torch.cat(parts).sort().values
 
 
 @lru_cache(maxsize=64)
-def _seen_by(mask: Mask, deal: Deal, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
     boundaries = None
     if mask.documents is not None:
         boundaries = torch.tensor(mask.documents, device=device)
     return visible_range(
-        positions(deal, rank, device),
+        positions(layout, rank, device),
         mask.seq_len,
         causal=mask.causal,
         window=mask.window,

@@ -15,7 +15,7 @@ from ringray import partition as partitions
 from ringray.attention.compile import operator
 from ringray.attention.problem import positions
 from ringray.comm.ring import connect, connect_named, name_of, place_in
-from ringray.traffic.geometry import Deal
+from ringray.traffic.geometry import Layout
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -47,7 +47,7 @@ def local_positions(partition: str, seq_len: int, world_size: int, rank: int) ->
     padded = partitions.padded_length(partition, seq_len, world_size)
     if torch.compiler.is_compiling():
         return _positions(partition, padded, world_size, rank)
-    return positions(Deal(partition, padded, world_size), rank, torch.device("cpu")).clone()
+    return positions(Layout(partition, padded, world_size), rank, torch.device("cpu")).clone()
 
 
 def shard(
@@ -131,7 +131,7 @@ def _dimension(x: Tensor, dim: int) -> int:
 def _take(x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float) -> Tensor:
     length = x.shape[dim]
     padded = partitions.padded_length(partition, length, comm.world_size)
-    rows = positions(Deal(partition, padded, comm.world_size), comm.rank, x.device)
+    rows = positions(Layout(partition, padded, comm.world_size), comm.rank, x.device)
     inside = int((rows < length).sum())
     mine = x.index_select(dim, rows[:inside])
     if inside == len(rows):
@@ -144,7 +144,7 @@ def _take(x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float) -> 
 def _give(grad: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tensor:
     """The inverse of ``_take``, but for zeros in place of other ranks' rows."""
     padded = partitions.padded_length(partition, length, comm.world_size)
-    rows = positions(Deal(partition, padded, comm.world_size), comm.rank, grad.device)
+    rows = positions(Layout(partition, padded, comm.world_size), comm.rank, grad.device)
     inside = int((rows < length).sum())
     shape = list(grad.shape)
     shape[dim] = length
@@ -159,9 +159,9 @@ def _join(x: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tenso
     shape = list(x.shape)
     shape[dim] = padded
     full = x.new_empty(shape)
-    deal = Deal(partition, padded, comm.world_size)
+    layout = Layout(partition, padded, comm.world_size)
     for rank, part in enumerate(comm.gather(x)):
-        full.index_copy_(dim, positions(deal, rank, x.device), part)
+        full.index_copy_(dim, positions(layout, rank, x.device), part)
     return full.narrow(dim, 0, length).clone() if length < padded else full
 
 
@@ -211,7 +211,7 @@ def _rows(x: Tensor, dim: int, rows: int) -> Tensor:
     fake=lambda _, padded, ranks, rank: torch.empty(padded // ranks, dtype=torch.int64),
 )
 def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
-    return positions(Deal(partition, padded, ranks), rank, torch.device("cpu")).clone()
+    return positions(Layout(partition, padded, ranks), rank, torch.device("cpu")).clone()
 
 
 @operator(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringray import transport
-from ringray.attention.problem import Job
+from ringray.attention.problem import RankProblem
 from ringray.traffic import walk
-from ringray.traffic.geometry import Deal, Mask
+from ringray.traffic.geometry import Layout, Mask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +28,8 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
         the chunk's owner, a slice of its rows, and what each query sees of them (start, end).
     """
     batch, heads, _, head_dim = q.shape
-    job = Job(
-        deal=Deal(point.partition, point.seq_len, point.world_size),
+    problem = RankProblem(
+        layout=Layout(point.partition, point.seq_len, point.world_size),
         rank=rank,
         mask=Mask(point.seq_len),
         exchange=transport.plan("ring", point.world_size, heads, k.shape[1]),
@@ -44,16 +44,16 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
         # The first hop sets the state, and so is made even where nothing is needed.
         needed = [
             (visit.owner, visit.need or visit.held)
-            for i, visit in enumerate(job.script(which).visits)
+            for i, visit in enumerate(problem.script(which).visits)
             if visit.need or (i == 0 and which == "forward")
         ]
         return [
             (
                 owner,
                 slice(rows.start, rows.stop),
-                *job.intervals(rank, job.own, owner, rows, q.device),
+                *problem.intervals(rank, problem.own, owner, rows, q.device),
             )
             for owner, rows in needed
         ]
 
-    return job.positions(rank, q.device), visits("forward"), visits("backward")
+    return problem.positions(rank, q.device), visits("forward"), visits("backward")

@@ -69,7 +69,7 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Deal:
+class Layout:
     """How the positions of a sequence lie on the ranks of a ring.
 
     ``padded``: length that is dealt (tokens). ``ranks``: of the ring. ``fold``: shards that each of
@@ -126,13 +126,13 @@ def _brief(values: tuple[int, ...]) -> str:
 
 
 @lru_cache(maxsize=512)
-def _pieces(deal: Deal) -> tuple[Ints, Ints, int]:
+def _pieces(layout: Layout) -> tuple[Ints, Ints, int]:
     """First positions and counts, ``[rank, piece]``, and the step that all pieces share."""
-    ranges = [deal.ranges(rank) for rank in range(deal.ranks)]
+    ranges = [layout.ranges(rank) for rank in range(layout.ranks)]
     step = ranges[0][0].step
     assert all(piece.step == step for pieces in ranges for piece in pieces)
     most = max(len(pieces) for pieces in ranges)
-    first, count = np.zeros((2, deal.ranks, most), np.int64)
+    first, count = np.zeros((2, layout.ranks, most), np.int64)
     for rank, pieces in enumerate(ranges):
         first[rank, : len(pieces)] = [piece.start for piece in pieces]
         count[rank, : len(pieces)] = [len(piece) for piece in pieces]
@@ -183,9 +183,9 @@ def _mirrored_pairs(
     return visible, np.maximum(n - 1 - last_j, 0), np.where(last_j >= first_j, n - 1 - first_j, -1)
 
 
-def pairs(deal: Deal, mask: Mask, travelling: Travelling = "keys") -> Pairs:
+def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Visible pairs and needed rows for all pairs of ranks of one ring."""
-    first, count, step = _pieces(deal)
+    first, count, step = _pieces(layout)
     ranks, pieces = first.shape
     bounds = np.array(mask.boundaries, np.int64)
     documents = np.stack([bounds[:-1], bounds[1:]], 1)
@@ -195,7 +195,7 @@ def pairs(deal: Deal, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     # In one document without a window, who needs any row of a key rank needs its first one too.
     whole = keys_travel and mask.window is None and len(documents) == 1
     visible = np.zeros((ranks, ranks), np.int64)
-    lowest = np.full((ranks, ranks), 0 if whole else deal.padded, np.int64)
+    lowest = np.full((ranks, ranks), 0 if whole else layout.padded, np.int64)
     highest = np.full((ranks, ranks), -1, np.int64)
     chunk = max(1, _ELEMENTS_AT_ONCE // (ranks * pieces) ** 2)
     for at in range(0, len(documents), chunk):
@@ -213,7 +213,7 @@ def pairs(deal: Deal, mask: Mask, travelling: Travelling = "keys") -> Pairs:
         visible += seen.sum((0, 1, 2))
         np.maximum(highest, high.max((0, 1, 2)), out=highest)
         if not whole:
-            low = np.where(needed, begins + low_index * step, deal.padded)
+            low = np.where(needed, begins + low_index * step, layout.padded)
             np.minimum(lowest, low.min((0, 1, 2)), out=lowest)
     if not keys_travel:
         visible, lowest, highest = visible.T, lowest.T, highest.T

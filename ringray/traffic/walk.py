@@ -25,7 +25,7 @@ from ringray.traffic.routes import KEPT, Route, back
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ringray.traffic.geometry import Deal, Mask, Pairs
+    from ringray.traffic.geometry import Layout, Mask, Pairs
 
     Ints = NDArray[np.int64]
     Hulls = tuple[Ints, Ints]
@@ -153,13 +153,13 @@ def traffic(pairs: Pairs, route: Route) -> Traffic:
 
 
 @lru_cache(maxsize=32)
-def _pairs(deal: Deal, mask: Mask, travelling: geometry.Travelling) -> Pairs:
-    return geometry.pairs(deal, mask, travelling)
+def _pairs(layout: Layout, mask: Mask, travelling: geometry.Travelling) -> Pairs:
+    return geometry.pairs(layout, mask, travelling)
 
 
 @lru_cache(maxsize=64)
-def _traffic(deal: Deal, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
-    return traffic(_pairs(deal, mask, travelling), route)
+def _traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
+    return traffic(_pairs(layout, mask, travelling), route)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def resolve_backward(name: str, transport: str, *, walks: bool) -> Backward:
 
 @lru_cache(maxsize=128)
 def choose(
-    deal: Deal, mask: Mask, routes: tuple[Route, ...], backward: Backward, weights: Costs
+    layout: Layout, mask: Mask, routes: tuple[Route, ...], backward: Backward, weights: Costs
 ) -> Walks:
     """The routes that send fewest bytes. On a tie the first one wins, so that every rank and the
     planner choose alike.
@@ -250,12 +250,12 @@ def choose(
     def forward_bytes(moved: Traffic) -> int:
         return moved.sent("forward").bytes(weights.forward)
 
-    there = [_traffic(deal, mask, route, "keys") for route in routes]
+    there = [_traffic(layout, mask, route, "keys") for route in routes]
     if backward == "reverse":
         both = [
             (moved, returning)
             for moved in there
-            if (returning := _returning(moved, deal, mask)) is not None
+            if (returning := _returning(moved, layout, mask)) is not None
         ]
         if not both:
             raise Unwalkable(
@@ -263,9 +263,9 @@ def choose(
                 + (
                     "this transport hands chunks on in the middle of their way; take 'planned'"
                     if all(back(route) is None for route in routes)
-                    else f"with partition {deal.partition!r}, this mask and {deal.ranks} ranks the "
-                    "forward pass has dropped rows by then that are needed on the way back; take "
-                    "'planned'"
+                    else f"with partition {layout.partition!r}, this mask and {layout.ranks} ranks "
+                    "the forward pass has dropped rows by then that are needed on the way back; "
+                    "take 'planned'"
                 )
             )
 
@@ -278,7 +278,7 @@ def choose(
     afresh = (
         there
         if travelling == "keys"
-        else [_traffic(deal, mask, route, travelling) for route in routes]
+        else [_traffic(layout, mask, route, travelling) for route in routes]
     )
     each = weights.planned if travelling == "keys" else weights.query_side
     return Walks(
@@ -289,12 +289,12 @@ def choose(
     )
 
 
-def _returning(forward: Traffic, deal: Deal, mask: Mask) -> Traffic | None:
+def _returning(forward: Traffic, layout: Layout, mask: Mask) -> Traffic | None:
     """The walk back of ``forward``, or None where its last ranks do not hold what it needs."""
     route = back(forward.route)
     if route is None:
         return None
-    found = _traffic(deal, mask, route, "keys")
+    found = _traffic(layout, mask, route, "keys")
     for there, lane in zip(forward.route.lanes, route.lanes, strict=True):
         kept = forward.held[0][:, there.stop - 1], forward.held[1][:, there.stop - 1]
         wanted = found.held[0][:, lane.first], found.held[1][:, lane.first]

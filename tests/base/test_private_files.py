@@ -278,15 +278,17 @@ RAY = """
 import os, stat, sys
 import psutil
 from pathlib import Path
-from ringray import cluster, plan, spec
+from ringray.lab.cluster import connect
 from ringray.lab.cluster.placement_wait import Patience
-from ringray.lab.ring.group import Ring
+from ringray.lab.plan import plan
+from ringray.lab.ring.group import ActorRing
+from ringray.lab.spec import model as spec
 
 text = "version: 1\\nname: a\\nkind: latency\\nring: {device: cpu}\\nproblem: {seq_len: 64}\\n"
 config = plan.build(spec.parse(text)).trials[0].config
-with cluster.connect(None) as place:
+with connect.connect(None) as place:
     assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
-    ring = Ring(2, place.placement(config), 60.0, Patience(60.0))
+    ring = ActorRing(2, place.placement(config), 60.0, Patience(60.0))
     ring.form(2)
     assert len(ring.run("latency", config, 60.0)) == 2
     me = psutil.Process()

@@ -124,7 +124,7 @@ def test_a_broken_nvidia_smi_means_no_gpu(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_it_needs_no_torch_and_no_ray() -> None:
     code = (
-        "import sys; from ringray import environment as e; e.describe();"
+        "import sys; from ringray.base import provenance as e; e.describe();"
         "print({'torch', 'ray', 'mlflow', 'ringray_kernels'} & set(sys.modules))"
     )
     root = Path(provenance.__file__).parents[1]

@@ -31,9 +31,9 @@ SEEN = re.compile(r"(\d+) nodes, (\d+) placement groups waiting")
 # ringray where nothing can be read of the autoscaler's configuration.
 BLIND = """\
 import sys
-from ringray import autoscaler
+from ringray.lab.cluster import autoscaler
 from ringray.lab.cli import entry
-autoscaler.look = lambda port: autoscaler.Found("unknown")
+autoscaler.look = lambda port: autoscaler.AutoscalerConfig("unknown")
 sys.argv = ["ringray", *sys.argv[1:]]
 sys.exit(entry())
 """

@@ -93,15 +93,16 @@ def test_a_disk_that_fills_in_the_middle(place: Place, small_disk: Path, full: s
 
 _DIES_BETWEEN = """
     import os, signal, sys
-    from ringray import cli, lines
-    append = lines.Lines.append
+    from ringray.lab import cli
+    from ringray.lab.store import jsonl
+    append = jsonl.Lines.append
     counted = []
-    def dies(self, trial, outcome):
-        counted.append(trial)
+    def dies(self, row):
+        counted.append(row)
         if len(counted) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        append(self, trial, outcome)
-    lines.Lines.append = dies
+        append(self, row)
+    jsonl.Lines.append = dies
     sys.exit(cli.main(sys.argv[1:]))
     """
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.lab.search import METHODS, Candidate, Settings, Told, load
+from ringray.lab.search import METHODS, Candidate, SearchSettings, Told, load
 from ringray.lab.search.base import nondominated
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Machine:
 def play(name: str, points: Sequence[Candidate], machine: Machine, **settings: float) -> Machine:
     given = {"repeats": REPEATS, "warmup": WARMUP, "budget": 0.25, "seed": 0, **settings}
     method = load(METHODS[name])
-    machine.play(method.search(points, Settings(objectives=machine.objectives, **given)))  # type: ignore[arg-type]
+    machine.play(method.search(points, SearchSettings(objectives=machine.objectives, **given)))  # type: ignore[arg-type]
     return machine
 
 

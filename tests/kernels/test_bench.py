@@ -135,7 +135,7 @@ def test_contenders_take_turns_with_fixed_counts() -> None:
 def test_a_virtual_ring_computes_the_whole(partition: str, ranks: int) -> None:
     point = VirtualPoint(partition, ranks, 64, 2, 16)
     inputs = problems.make_inputs(point.whole, CPU, 0)
-    ring = virtual.Ring(point, inputs, "aten")
+    ring = virtual.VirtualRing(point, inputs, "aten")
     clock = timing.Clock(CPU)
     ring.forward(clock)
     hops = len(clock.milliseconds())
@@ -165,13 +165,13 @@ def test_virtual_records_and_a_wrong_ring(monkeypatch: pytest.MonkeyPatch) -> No
     assert {r.status for r in virtual.VirtualBench(CPU, 1e-9, 1).measure(point, ignore)} == {
         "refused"
     }
-    monkeypatch.setattr(virtual.Ring, "prepare_backward", lambda ring: None)
+    monkeypatch.setattr(virtual.VirtualRing, "prepare_backward", lambda ring: None)
     ok, failed = bench.measure(point, ignore)
     assert (ok.status, failed.status) == ("ok", "failed")
     monkeypatch.undo()
-    assembled = virtual.Ring.assembled
+    assembled = virtual.VirtualRing.assembled
     monkeypatch.setattr(
-        virtual.Ring, "assembled",
+        virtual.VirtualRing, "assembled",
         lambda ring, way: {n: x * 1.05 for n, x in assembled(ring, way).items()},
     )  # fmt: skip
     assert [r.status for r in bench.measure(point, ignore)] == ["wrong", "wrong"]

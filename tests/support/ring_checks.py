@@ -15,7 +15,7 @@ from ringray import transport
 from ringray.comm.ring import METER
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import walk
-from ringray.traffic.geometry import Deal, Mask
+from ringray.traffic.geometry import Layout, Mask
 from ringray_kernels import testing
 from tests.support.ranks import HEAD_DIM, HEADS, KV_HEADS, NAN, Case
 
@@ -157,7 +157,7 @@ def traffic(rank: int, size: int) -> None:
         row = 2 * KV_HEADS * HEAD_DIM
         routes = transport.plan("ring", size, HEADS, KV_HEADS).routes
         costs = walk.costs(dtype.itemsize, 1, HEADS, KV_HEADS, HEAD_DIM)
-        walks = walk.choose(Deal(partition, padded, size), described, routes, "planned", costs)
+        walks = walk.choose(Layout(partition, padded, size), described, routes, "planned", costs)
         there, back = walks.forward.sent("forward"), walks.backward.sent("backward")
         total = torch.tensor([forward, backward, forward_messages])
         if size > 1:

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from ringray.lab.plan import cost_model
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import geometry
-from ringray.traffic.geometry import Deal, Mask
+from ringray.traffic.geometry import Layout, Mask
 from ringray_kernels.intervals import count_visible, intervals, visible_range
 from tests.support.brute_force import blocks, masks, problems, rows, seen
 
 
 def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
-    found = geometry.pairs(Deal(name, padded, ranks), mask)
+    found = geometry.pairs(Layout(name, padded, ranks), mask)
     total = 0
     for query, key, block in blocks(name, padded, ranks, mask):
         case = (name, padded, ranks, mask, query, key)
@@ -53,7 +53,7 @@ def test_intervals_cover_each_visible_pair_exactly_once(
 ) -> None:
     """The rows' intervals, which the kernels get, say what the closed forms say."""
     name, padded, ranks, mask = problem
-    found = geometry.pairs(Deal(name, padded, ranks), mask)
+    found = geometry.pairs(Layout(name, padded, ranks), mask)
     dealt = [torch.from_numpy(one) for one in rows(name, padded, ranks)]
     documents = None if mask.documents is None else torch.tensor(mask.documents)
     covered = torch.zeros(padded, padded, dtype=torch.int64)
@@ -90,7 +90,7 @@ def test_flops_are_exact(causal: bool) -> None:
 def test_balance_of_causal_work() -> None:
     """Zigzag deals causal work evenly, contiguous gives the last rank most of it."""
     mask = Mask(64)
-    work = {name: geometry.pairs(Deal(name, 64, 4), mask).visible.sum(1) for name in PARTITIONS}
+    work = {name: geometry.pairs(Layout(name, 64, 4), mask).visible.sum(1) for name in PARTITIONS}
     assert work["contiguous"].tolist() == [136, 392, 648, 904]
     assert len(set(work["zigzag"].tolist())) == 1
     assert len(set(work["zigzag-token"].tolist())) == 1
@@ -129,6 +129,6 @@ def test_a_million_tokens_cost_no_rows() -> None:
     mask = Mask(seq_len)
     for name in PARTITIONS:
         padded = padded_length(name, seq_len, 64)
-        found = geometry.pairs(Deal(name, padded, 64), mask)
+        found = geometry.pairs(Layout(name, padded, 64), mask)
         assert int(found.visible.sum()) == seq_len * (seq_len + 1) // 2
     print(f"{time.perf_counter() - began:.3f} s")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringray import transport
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import script, walk
-from ringray.traffic.geometry import Deal, Mask
+from ringray.traffic.geometry import Layout, Mask
 from tests.support.brute_force import masks, problems, seen
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def chosen(
 ) -> Walks:
     """The walks of a transport. Heads are as many as fit any of them."""
     exchange = transport.plan(by, ranks, 2 * ranks, 2 * ranks)
-    deal = Deal(name, padded, ranks // exchange.fold, exchange.fold)
-    return walk.choose(deal, mask, exchange.routes, back, COSTS)
+    layout = Layout(name, padded, ranks // exchange.fold, exchange.fold)
+    return walk.choose(layout, mask, exchange.routes, back, COSTS)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,15 @@ def hull(rows: set[int]) -> set[int]:
     return set(range(min(rows), max(rows) + 1)) if rows else set()
 
 
-def needs(deal: Deal, mask: Mask, travelling: str) -> dict[tuple[int, int], set[int]]:
+def needs(layout: Layout, mask: Mask, travelling: str) -> dict[tuple[int, int], set[int]]:
     """(visiting rank, owner) -> the hull of the owner's rows that it computes with."""
-    table = seen(mask, deal.padded)
-    dealt = [np.sort(np.concatenate([list(r) for r in deal.ranges(i)])) for i in range(deal.ranks)]
+    table = seen(mask, layout.padded)
+    dealt = [
+        np.sort(np.concatenate([list(r) for r in layout.ranges(i)])) for i in range(layout.ranks)
+    ]
     found = {}
-    for visitor in range(deal.ranks):
-        for owner in range(deal.ranks):
+    for visitor in range(layout.ranks):
+        for owner in range(layout.ranks):
             if travelling == "keys":
                 rows = table[np.ix_(dealt[visitor], dealt[owner])].any(0)
             else:
@@ -95,9 +97,9 @@ class Execution:
     an owner's sum was added to by a rank, as it came home."""
 
     def __init__(
-        self, moved: Traffic, which: walk.Pass, deal: Deal, kept: list[dict[int, set[int]]]
+        self, moved: Traffic, which: walk.Pass, layout: Layout, kept: list[dict[int, set[int]]]
     ) -> None:
-        ranks, shard = deal.ranks, deal.rows
+        ranks, shard = layout.ranks, layout.rows
         self.scripts = [script.write(moved, which, shard, rank) for rank in range(ranks)]
         self.met: dict[tuple[int, int], set[int]] = {}
         self.sent: Counter[str] = Counter()
@@ -189,18 +191,18 @@ class Execution:
 
 
 def execute(
-    moved: Traffic, which: walk.Pass, deal: Deal, mask: Mask, travelling: str,
+    moved: Traffic, which: walk.Pass, layout: Layout, mask: Mask, travelling: str,
     kept: list[dict[int, set[int]]] | None = None,
 ) -> Execution:  # fmt: skip
     """Run it, and check that everyone met what it needs, and who sent what."""
-    done = Execution(moved, which, deal, kept or [{} for _ in range(deal.ranks)])
-    for (visitor, owner), rows in needs(deal, mask, travelling).items():
+    done = Execution(moved, which, layout, kept or [{} for _ in range(layout.ranks)])
+    for (visitor, owner), rows in needs(layout, mask, travelling).items():
         assert done.met.get((visitor, owner), set()) == rows, (visitor, owner)
     counted = moved.sent(which)
     assert done.sent["chunk"] == counted.chunk_rows
     assert done.sent["sum"] == counted.sum_rows
     assert done.sent["messages"] == counted.messages
-    assert all(count <= deal.ranks - 1 for count in done.per_owner.values())
+    assert all(count <= layout.ranks - 1 for count in done.per_owner.values())
     return done
 
 
@@ -214,14 +216,14 @@ def check(
 ) -> None:
     walks = chosen(name, padded, ranks, mask, by=by, back=back)
     exchange = transport.plan(by, ranks, 2 * ranks, 2 * ranks)
-    deal = Deal(name, padded, ranks // exchange.fold, exchange.fold)
-    there = execute(walks.forward, "forward", deal, mask, "keys")
+    layout = Layout(name, padded, ranks // exchange.fold, exchange.fold)
+    there = execute(walks.forward, "forward", layout, mask, "keys")
     kept = [held_last(one) for one in there.scripts]
-    done = execute(walks.backward, "backward", deal, mask, walks.travelling, kept)
-    required = needs(deal, mask, walks.travelling)
-    for owner in range(deal.ranks):
-        for rank in range(deal.ranks):
-            expected = np.zeros(deal.rows, int)
+    done = execute(walks.backward, "backward", layout, mask, walks.travelling, kept)
+    required = needs(layout, mask, walks.travelling)
+    for owner in range(layout.ranks):
+        for rank in range(layout.ranks):
+            expected = np.zeros(layout.rows, int)
             expected[sorted(required[rank, owner])] = 1
             assert np.array_equal(done.home[owner][rank], expected), (rank, owner)
 
@@ -283,7 +285,7 @@ def test_the_query_side_sends_less_for_many_kv_heads() -> None:
         costs = walk.costs(2, 1, 8, kv_heads, 64)
         sent = []
         for back in ("planned", "query-side"):
-            walks = walk.choose(Deal("striped", 64, 4), mask, exchange.routes, back, costs)
+            walks = walk.choose(Layout("striped", 64, 4), mask, exchange.routes, back, costs)
             sent.append(walks.backward.sent("backward").bytes(walks.backward_weights))
         assert (sent[1] < sent[0]) == fewer
 
@@ -294,9 +296,9 @@ def test_the_cheapest_route_is_taken(problem: tuple[str, int, int, Mask]) -> Non
     name, padded, ranks, mask = problem
     routes = transport.plan("ring", ranks, 1, 1).routes
     both = [
-        walk.choose(Deal(name, padded, ranks), mask, (one,), "planned", COSTS) for one in routes
+        walk.choose(Layout(name, padded, ranks), mask, (one,), "planned", COSTS) for one in routes
     ]
-    taken = walk.choose(Deal(name, padded, ranks), mask, routes, "planned", COSTS)
+    taken = walk.choose(Layout(name, padded, ranks), mask, routes, "planned", COSTS)
     forward = [walks.forward.sent("forward").bytes(COSTS.forward) for walks in both]
     backward = [walks.backward.sent("backward").bytes(COSTS.planned) for walks in both]
     assert taken.forward.sent("forward").bytes(COSTS.forward) == min(forward)

@@ -219,13 +219,13 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     options = Options("auto", True, None, None, None, "auto", "auto", "auto", None)
     with caplog.at_level("INFO", logger="ringray"):
         job = settle(q, k, v, None, options, connect(None), needs_grad=False)
-    assert (job.deal.partition, job.blocks) == ("striped", 32)
+    assert (job.layout.partition, job.blocks) == ("striped", 32)
     assert "abcdef01" in caplog.text
     out = ringray.ring_attention(q, k, v, partition="auto", transport="auto")
     assert torch.equal(out, ringray.ring_attention(q, k, v, blocks=32))
     longer = settle(q.repeat(1, 1, 2, 1), *(x.repeat(1, 1, 2, 1) for x in (k, v)), None, options,
                     connect(None), needs_grad=False)  # fmt: skip
-    assert (longer.deal.partition, longer.blocks) == ("zigzag", None)
+    assert (longer.layout.partition, longer.blocks) == ("zigzag", None)
 
 
 def test_the_same_is_told_to_who_deals_the_shards() -> None:

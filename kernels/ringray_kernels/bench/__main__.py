@@ -26,14 +26,16 @@ class _Usage(Exception):
     """The command line, or the place to run, is wrong; says what is expected."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _BenchParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _Usage(message)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = _Parser(prog="python -m ringray_kernels.bench", description=__doc__, allow_abbrev=False)
+    made = _BenchParser(
+        prog="python -m ringray_kernels.bench", description=__doc__, allow_abbrev=False
+    )
     what = made.add_mutually_exclusive_group()
     what.add_argument("--quick", action="store_true", help="what matters most, five minutes")
     what.add_argument("--all", action="store_true", help="everything, about twenty minutes")
@@ -131,7 +133,7 @@ def _measure(args: argparse.Namespace) -> int:
     except OSError as error:
         raise _Usage(f"--json: cannot write {args.json}: {error.strerror}") from None
     with file or contextlib.nullcontext():
-        fine = session.Session(device, names, file, minutes, args.patience).run(points, rings)
+        fine = session.BenchSession(device, names, file, minutes, args.patience).run(points, rings)
     return EXIT_OK if fine else EXIT_FAILED
 
 

@@ -116,7 +116,7 @@ def _not_hopper(device: torch.device) -> str | None:
 
 
 @dataclass(frozen=True)
-class Candidate(Ringray):
+class BlocksContender(Ringray):
     """Ours on Hopper, forward in blocks that may become the default of one head dim."""
 
     head_dim: int = 128
@@ -314,7 +314,9 @@ CONTENDERS: dict[str, Contender] = {
     "ringray": Ringray(),
     "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
     **{
-        f"ringray-{str(blocks.forward).rpartition('/')[0]}": Candidate(blocks, head_dim=head_dim)
+        f"ringray-{str(blocks.forward).rpartition('/')[0]}": BlocksContender(
+            blocks, head_dim=head_dim
+        )
         for head_dim, every in CANDIDATES.items()
         for blocks in every
     },

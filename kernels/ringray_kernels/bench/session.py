@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BEFORE_RINGS = 8
 
 
-class Session:
+class BenchSession:
     """Measures on ``device`` with the contenders ``names``; records go to ``file`` too, if given.
     No case is started after ``minutes``; after ``patience_s`` seconds without progress the process
     ends, see ``Watchdog``."""

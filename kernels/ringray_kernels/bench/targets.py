@@ -33,7 +33,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Target:
+class SpeedTarget:
     """``measured`` gives the figure, or None where it was not taken; ``at_least`` or ``at_most``
     is what it is held against."""
 
@@ -55,19 +55,19 @@ class Target:
         return f"{self.name:58} {sign} {bound:<7.4g} {value:<8.4g} {verdict} by {abs(margin):.1%}"
 
 
-def _rate(name: str, point: Point, at_least: float, contender: str = "ringray") -> Target:
-    return Target(name, lambda results: results.tflops(point.name, contender), at_least)
+def _rate(name: str, point: Point, at_least: float, contender: str = "ringray") -> SpeedTarget:
+    return SpeedTarget(name, lambda results: results.tflops(point.name, contender), at_least)
 
 
-def _against(name: str, point: Point, other: str, at_least: float) -> Target:
+def _against(name: str, point: Point, other: str, at_least: float) -> SpeedTarget:
     def ratio(results: Results) -> float | None:
         ours, theirs = results.tflops(point.name), results.tflops(point.name, other)
         return None if ours is None or theirs is None else ours / theirs
 
-    return Target(name, ratio, at_least)
+    return SpeedTarget(name, ratio, at_least)
 
 
-def _share(point: Point) -> Target:
+def _share(point: Point) -> SpeedTarget:
     """Time of a sparse mask over causal's, over the ratio of their FLOPs."""
     causal = replace(point, mask="causal", window=None)
 
@@ -75,17 +75,17 @@ def _share(point: Point) -> Target:
         sparse, dense = results.tflops(point.name), results.tflops(causal.name)
         return None if sparse is None or dense is None else dense / sparse
 
-    return Target(f"{point.name}: cost over its FLOP share", ratio, at_most=1.1)
+    return SpeedTarget(f"{point.name}: cost over its FLOP share", ratio, at_most=1.1)
 
 
-def _virtual(direction: Direction) -> Iterator[Target]:
+def _virtual(direction: Direction) -> Iterator[SpeedTarget]:
     point = VirtualPoint("zigzag", 8, 128 * _K)
     case = point.name(direction)
-    yield Target(f"{case}: sum", lambda r: r.more(case, "overhead"), at_most=1.03)
-    yield Target(f"{case}: slowest", lambda r: r.more(case, "critical_path"), at_most=1.05 / 8)
+    yield SpeedTarget(f"{case}: sum", lambda r: r.more(case, "overhead"), at_most=1.03)
+    yield SpeedTarget(f"{case}: slowest", lambda r: r.more(case, "critical_path"), at_most=1.05 / 8)
 
 
-def targets() -> list[Target]:
+def targets() -> list[SpeedTarget]:
     """All targets; rates in TFLOP/s."""
 
     def at_16k(mask: MaskName, direction: Direction) -> Point:

@@ -60,7 +60,7 @@ class _Rank:
     backward: list[_Hop]
 
 
-class Ring:
+class VirtualRing:
     """All ranks of one virtual ring, and what they have computed so far."""
 
     def __init__(self, point: VirtualPoint, inputs: Inputs, backend: str) -> None:
@@ -161,10 +161,10 @@ class Ring:
         return {n: whole([grads[i] for grads in self.grads]) for i, n in enumerate(names)}
 
 
-class Whole:
+class OneCall:
     """The same problem in one call, with the same clock."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: VirtualRing) -> None:
         self.ring = ring
         q, k, v, dout = ring.inputs
         self.state = self._attend()
@@ -234,9 +234,9 @@ class VirtualBench:
             say("inputs and reference")
             inputs, right = self._inputs(point)
             say("checking every rank's hops")
-            ring = Ring(point, inputs, self.backend)
+            ring = VirtualRing(point, inputs, self.backend)
             clock = Clock(self.device)
-            whole = Whole(ring)
+            whole = OneCall(ring)
             for direction in directions:
                 if direction == "backward":
                     ring.prepare_backward()
@@ -270,8 +270,8 @@ class VirtualBench:
         self,
         point: VirtualPoint,
         direction: Direction,
-        ring: Ring,
-        whole: Whole,
+        ring: VirtualRing,
+        whole: OneCall,
         clock: Clock,
         verdict: checks.Verdict,
     ) -> Record:

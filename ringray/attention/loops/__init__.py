@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ringray.attention.loops.chunks import Result
-    from ringray.attention.problem import Job
+    from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
 
 __all__ = ["backward", "forward"]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
+def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
     """This rank's output, lse, and what its backward pass needs."""
     comm.meter.running = "forward"
-    comm = comm.staged() if job.exchange.staged else comm
+    comm = comm.staged() if problem.exchange.staged else comm
     with _exactly(q.device):
-        if job.exchange.fold > 1:
-            return heads.forward(q, k, v, job, comm, _inner(job))
-        return _inner(job).forward(q, k, v, job, comm)
+        if problem.exchange.fold > 1:
+            return heads.forward(q, k, v, problem, comm, _inner(problem))
+        return _inner(problem).forward(q, k, v, problem, comm)
 
 
 def backward(
-    dout: Tensor, saved: tuple[Tensor, ...], job: Job, comm: Comm
+    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of this rank's shard; ``saved`` is what ``forward`` returned."""
     comm.meter.running = "backward"
-    comm = comm.staged() if job.exchange.staged else comm
+    comm = comm.staged() if problem.exchange.staged else comm
     with _exactly(dout.device):
-        if job.exchange.fold > 1:
-            return heads.backward(dout, saved, job, comm, _inner(job))
-        return _inner(job).backward(dout, saved, job, comm)
+        if problem.exchange.fold > 1:
+            return heads.backward(dout, saved, problem, comm, _inner(problem))
+        return _inner(problem).backward(dout, saved, problem, comm)
 
 
 def _exactly(device: torch.device) -> AbstractContextManager[None]:
@@ -55,5 +55,5 @@ def _exactly(device: torch.device) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _inner(job: Job) -> ModuleType:
-    return ring if job.exchange.heads_at_once is None else gather
+def _inner(problem: RankProblem) -> ModuleType:
+    return ring if problem.exchange.heads_at_once is None else gather

@@ -48,7 +48,7 @@ class Chunk:
             into += x
 
 
-class Kind(NamedTuple):
+class ChunkShape(NamedTuple):
     """Shapes and types of a chunk's tensors: like ``like`` but for the rows."""
 
     like: tuple[Tensor, ...]
@@ -67,7 +67,7 @@ class Kind(NamedTuple):
         return torch.empty(shape, dtype=self.dtype or x.dtype, device=x.device)
 
 
-class Traveller:
+class InFlight:
     """The chunks at this rank while a script is executed, and the messages under way.
 
     ``held``: chunks by owner, this rank's own among them. ``sums``: of gradients, made here and not
@@ -75,7 +75,7 @@ class Traveller:
     """
 
     def __init__(
-        self, comm: Comm, rank: int, own: Chunk, chunk: Kind, total: Kind | None = None
+        self, comm: Comm, rank: int, own: Chunk, chunk: ChunkShape, total: ChunkShape | None = None
     ) -> None:
         self._comm, self._rank = comm, rank
         self._chunk, self._total = chunk, total

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from ringray.attention.problem import Job
+    from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm, Pending
 
 
 @lru_cache(maxsize=64)
-def _places(deal: geometry.Deal, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+def _places(layout: geometry.Layout, rank: int, device: torch.device) -> tuple[Tensor, ...]:
     """Where the rows of each of the joined shards stand among all of a rank's rows."""
-    joined = positions(deal, rank, device)
-    apart = geometry.Deal(deal.partition, deal.padded, deal.ranks * deal.fold)
-    shards = range(rank * deal.fold, (rank + 1) * deal.fold)
+    joined = positions(layout, rank, device)
+    apart = geometry.Layout(layout.partition, layout.padded, layout.ranks * layout.fold)
+    shards = range(rank * layout.fold, (rank + 1) * layout.fold)
     return tuple(torch.searchsorted(joined, positions(apart, one, device)) for one in shards)
 
 
@@ -106,24 +106,26 @@ def _others(comm: Comm) -> list[int]:
     return [(comm.rank + i) % comm.world_size for i in range(1, comm.world_size)]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm, inner: ModuleType) -> Result:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, inner: ModuleType
+) -> Result:
     """This rank's output, over the keys of all ranks. Saved is what ``inner`` saves."""
-    near, far = comm.folded(job.deal.fold)
-    places = _places(job.deal, job.rank, q.device)
+    near, far = comm.folded(problem.layout.fold)
+    places = _places(problem.layout, problem.rank, q.device)
     q, k, v = _ToRows((q, k, v), near).wait(places)
-    out, lse, saved = inner.forward(q, k, v, job, far)
+    out, lse, saved = inner.forward(q, k, v, problem, far)
     out, lse = _ToHeads((out, lse), near, places).wait()
     return Result(out, lse, saved)
 
 
 def backward(
-    dout: Tensor, saved: tuple[Tensor, ...], job: Job, comm: Comm, inner: ModuleType
+    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm, inner: ModuleType
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of this rank's shard."""
-    near, far = comm.folded(job.deal.fold)
-    places = _places(job.deal, job.rank, dout.device)
+    near, far = comm.folded(problem.layout.fold)
+    places = _places(problem.layout, problem.rank, dout.device)
     (dout,) = _ToRows((dout,), near).wait(places)
-    gradients = inner.backward(dout, saved, job, far)
+    gradients = inner.backward(dout, saved, problem, far)
     dq, dk, dv = (x.to(dout.dtype) for x in gradients)
     del gradients
     dq, dk, dv = _ToHeads((dq, dk, dv), near, places).wait()

@@ -15,26 +15,26 @@ import torch
 from torch import Tensor
 
 import ringray_kernels
-from ringray.attention.loops.chunks import Chunk, Kind, Result, Traveller
+from ringray.attention.loops.chunks import Chunk, ChunkShape, InFlight, Result
 from ringray_kernels import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringray.attention.problem import Job
+    from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
     from ringray.traffic.script import Script, Visit
     from ringray.traffic.walk import Rows
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
+def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
     """This rank's output over the keys of all ranks. Saved: q, k, v, out, lse and, where the
     backward pass walks back from here, the chunks that were received last."""
-    script = job.script("forward")
-    walk = Traveller(comm, job.rank, Chunk((k, v), job.own), Kind((k, v)))
+    script = problem.script("forward")
+    walk = InFlight(comm, problem.rank, Chunk((k, v), problem.own), ChunkShape((k, v)))
     state: State | None = None
     left = sum(bool(visit.need) for visit in script.visits)
-    kept = _keeps(job)
+    kept = _keeps(problem)
     for at, step in enumerate(script.steps):
         walk.begin(at, step.messages)
         for visit in step.visits:
@@ -43,7 +43,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
                 out_dtype = None if left else q.dtype
                 with comm.computing(at, f"chunk {visit.owner}"):
                     # No name for the chunk here: it would live until the next step's.
-                    state = _attend(q, walk.held[visit.owner], visit, job, state, out_dtype)
+                    state = _attend(q, walk.held[visit.owner], visit, problem, state, out_dtype)
         walk.end(at, [visit.owner for visit in step.visits if visit.owner not in kept])
     walk.finish()
     assert state is not None
@@ -51,21 +51,21 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, comm: Comm) -> Result:
     return Result(*state, (q, k, v, *state, *extra))
 
 
-def _keeps(job: Job) -> dict[int, Rows]:
+def _keeps(problem: RankProblem) -> dict[int, Rows]:
     """What this rank keeps, by owner, for a backward pass that begins with it."""
-    return dict(job.script("backward").kept) if job.backward == "reverse" else {}
+    return dict(problem.script("backward").kept) if problem.backward == "reverse" else {}
 
 
 def _attend(
     q: Tensor,
     held: Chunk,
     visit: Visit,
-    job: Job,
+    problem: RankProblem,
     state: State | None,
     out_dtype: torch.dtype | None,
 ) -> State:
     rows = visit.need or visit.held
-    start, end = job.intervals(job.rank, job.own, visit.owner, rows, q.device)
+    start, end = problem.intervals(problem.rank, problem.own, visit.owner, rows, q.device)
     k, v = held.cut(rows)
     return ringray_kernels.forward(
         q,
@@ -73,33 +73,37 @@ def _attend(
         v,
         start,
         end,
-        scale=job.scale,
+        scale=problem.scale,
         state=state,
         out_dtype=out_dtype,
-        blocks=job.blocks,
-        backend=job.backend,
+        blocks=problem.blocks,
+        backend=problem.backend,
     )
 
 
 def backward(
-    dout: Tensor, saved: tuple[Tensor, ...], job: Job, comm: Comm
+    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
     q, k, v, out, lse, *kept = saved
-    delta = ringray_kernels.delta(dout, out, lse, backend=job.backend)
-    script = job.script("backward")
-    if job.walks.travelling == "queries":
-        return _queries_walk(dout, q, k, v, out, lse, delta, script, job, comm)
+    delta = ringray_kernels.delta(dout, out, lse, backend=problem.backend)
+    script = problem.script("backward")
+    if problem.walks.travelling == "queries":
+        return _queries_walk(dout, q, k, v, out, lse, delta, script, problem, comm)
     dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    walk = Traveller(
-        comm, job.rank, Chunk((k, v), job.own), Kind((k, v)), Kind((k, v), torch.float32)
+    walk = InFlight(
+        comm,
+        problem.rank,
+        Chunk((k, v), problem.own),
+        ChunkShape((k, v)),
+        ChunkShape((k, v), torch.float32),
     )
     for (owner, rows), *pair in zip(script.kept, kept[::2], kept[1::2], strict=True):
         walk.held[owner] = Chunk(tuple(pair), rows)
 
     def differentiate(visit: Visit, into: Chunk, share: Heads) -> None:
         heads, kv_heads = share
-        start, end = job.intervals(job.rank, job.own, visit.owner, visit.need, q.device)
+        start, end = problem.intervals(problem.rank, problem.own, visit.owner, visit.need, q.device)
         keys, values = walk.held[visit.owner].cut(visit.need)
         dk, dv = into.cut(visit.need)
         ringray_kernels.backward(
@@ -111,16 +115,16 @@ def backward(
             delta[:, heads],
             start,
             end,
-            scale=job.scale,
+            scale=problem.scale,
             dq=dq[:, heads],
             dk=dk[:, kv_heads],
             dv=dv[:, kv_heads],
             out=out[:, heads],
-            blocks=job.blocks,
-            backend=job.backend,
+            blocks=problem.blocks,
+            backend=problem.backend,
         )
 
-    _all_visits(walk, script, job.rank, shares(q, k), comm, differentiate)
+    _all_visits(walk, script, problem.rank, shares(q, k), comm, differentiate)
     assert walk.home is not None
     dk, dv = walk.home.tensors
     return dq, dk, dv
@@ -135,22 +139,26 @@ def _queries_walk(
     lse: Tensor,
     delta: Tensor,
     script: Script,
-    job: Job,
+    problem: RankProblem,
     comm: Comm,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ``backward``, where queries meet the keys that stay."""
     dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
     queries = (q, dout, lse, delta)
-    walk = Traveller(
-        comm, job.rank, Chunk(queries, job.own), Kind(queries), Kind((q,), torch.float32)
+    walk = InFlight(
+        comm,
+        problem.rank,
+        Chunk(queries, problem.own),
+        ChunkShape(queries),
+        ChunkShape((q,), torch.float32),
     )
 
     def differentiate(visit: Visit, into: Chunk, share: Heads) -> None:
         heads, kv_heads = share
-        start, end = job.intervals(visit.owner, visit.need, job.rank, job.own, q.device)
+        start, end = problem.intervals(visit.owner, visit.need, problem.rank, problem.own, q.device)
         theirs = [x[:, heads] for x in walk.held[visit.owner].cut(visit.need)]
         (dq,) = into.cut(visit.need)
-        own = visit.owner == job.rank
+        own = visit.owner == problem.rank
         ringray_kernels.backward(
             theirs[1],
             theirs[0],
@@ -160,16 +168,16 @@ def _queries_walk(
             theirs[3],
             start,
             end,
-            scale=job.scale,
+            scale=problem.scale,
             dq=dq[:, heads],
             dk=dk[:, kv_heads],
             dv=dv[:, kv_heads],
             out=out[:, heads, visit.need.start : visit.need.stop] if own else None,
-            blocks=job.blocks,
-            backend=job.backend,
+            blocks=problem.blocks,
+            backend=problem.backend,
         )
 
-    _all_visits(walk, script, job.rank, shares(q, k), comm, differentiate)
+    _all_visits(walk, script, problem.rank, shares(q, k), comm, differentiate)
     assert walk.home is not None
     return walk.home.tensors[0], dk, dv
 
@@ -195,7 +203,7 @@ def shares(q: Tensor, k: Tensor) -> tuple[Heads, ...]:
 
 
 def _all_visits(
-    walk: Traveller,
+    walk: InFlight,
     script: Script,
     rank: int,
     halves: tuple[Heads, ...],

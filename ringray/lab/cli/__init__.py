@@ -29,13 +29,13 @@ COMMANDS = {
     "plan": ("spec:plan", "list a spec's trials: predicted time, memory, traffic"),
     "run": ("run:run", "measure a spec's trials; continues what the store knows"),
     "tune": (
-        "ringray.lab.cli.tuning:tune",
+        "tuning:tune",
         "search for the best strategy or blocks, and keep them",
     ),
     "tuned": ("tuning:show", "list the tuned choices; export or import them"),
     "resume": ("run:resume", "continue a sweep; measures nothing twice"),
     "submit": (
-        "ringray.lab.cli.jobs:submit",
+        "jobs:submit",
         "run a spec as a job of a Ray cluster, and follow it",
     ),
     "stop": ("jobs:stop", "stop the job of a sweep, which can be submitted again"),
@@ -44,7 +44,7 @@ COMMANDS = {
     "sync": ("store:sync", "write to MLflow what it lacks of a sweep"),
     "recover": ("store:recover", "save what can be read of a damaged store"),
     "doctor": (
-        "ringray.lab.cli.doctor:doctor",
+        "doctor:doctor",
         "say what this machine can run, and what is missing",
     ),
     "schema": ("spec:schema", "print the JSON Schema of specs, for editors"),

@@ -23,14 +23,14 @@ from ringray.lab.cluster import capacity
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ringray.lab.cluster.capacity import Offer
+    from ringray.lab.cluster.capacity import Capacity
 
 ASK_S = 30.0  # for a task on the head to say what it knows; a new process there takes seconds
 _RPC_S = 5  # for one answer of Ray's control plane
 
 
 @dataclass(frozen=True)
-class Found:
+class AutoscalerConfig:
     """What is known of an autoscaler. ``source``: ``config``; ``none``: there is none, nodes are
     added by hand; ``unknown``: there may be one."""
 
@@ -38,7 +38,7 @@ class Found:
     config: Mapping[str, Any] | None = None
 
 
-def reach(present: Offer) -> Offer | None:
+def reach(present: Capacity) -> Capacity | None:
     """The nodes that the connected cluster can come to have; None where that cannot be known."""
     found = _ask()
     if found.source == "none":
@@ -46,10 +46,10 @@ def reach(present: Offer) -> Offer | None:
     return capacity.of_config(found.config, present) if found.config is not None else None
 
 
-def _ask() -> Found:
+def _ask() -> AutoscalerConfig:
     """Looks on this machine, and if the head is another one, there."""
     if ray.util.client.ray.is_connected():  # a client is told nothing of the control plane
-        return Found("unknown")
+        return AutoscalerConfig("unknown")
     port = _gcs_address().rpartition(":")[2]
     found = look(port)
     if found.source != "unknown":
@@ -60,13 +60,13 @@ def _ask() -> Found:
     pinned = NodeAffinitySchedulingStrategy(heads[0], soft=False)
     task = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
     try:
-        answer: Found = ray.get(task.remote(port), timeout=ASK_S)
+        answer: AutoscalerConfig = ray.get(task.remote(port), timeout=ASK_S)
     except (RayError, TimeoutError):  # the head may have another environment than the driver
         return found
     return answer
 
 
-def look(port: str) -> Found:
+def look(port: str) -> AutoscalerConfig:
     """What this machine tells of the autoscaler of the Ray whose control plane is at ``port``."""
     for process in psutil.process_iter():
         try:
@@ -81,36 +81,42 @@ def look(port: str) -> Found:
         if options.get("--gcs-address", "").rpartition(":")[2] != port:
             continue
         path = options.get("--autoscaling-config")
-        return Found("none") if path is None else _of_file(Path(path).expanduser())
+        return AutoscalerConfig("none") if path is None else _of_file(Path(path).expanduser())
     return _of_kubernetes()
 
 
-def _of_file(path: Path) -> Found:
+def _of_file(path: Path) -> AutoscalerConfig:
     import yaml
 
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return Found("unknown")
-    return Found("config", config) if isinstance(config, dict) else Found("unknown")
+        return AutoscalerConfig("unknown")
+    return (
+        AutoscalerConfig("config", config)
+        if isinstance(config, dict)
+        else AutoscalerConfig("unknown")
+    )
 
 
-def _of_kubernetes() -> Found:
+def _of_kubernetes() -> AutoscalerConfig:
     """The RayCluster that this pod belongs to. KubeRay names it in the environment, and lets the
     head's service account read it when it runs the autoscaler beside the head."""
     name, space = os.environ.get("RAY_CLUSTER_NAME"), os.environ.get("RAY_CLUSTER_NAMESPACE")
     if not (name and space and "KUBERNETES_SERVICE_HOST" in os.environ):
-        return Found("unknown")
+        return AutoscalerConfig("unknown")
     try:
         from ray.autoscaler._private.kuberay import autoscaling_config, node_provider
 
         client = node_provider.KubernetesHttpApiClient(namespace=space)
         resource = client.get(f"rayclusters/{name}")
         if not resource["spec"].get("enableInTreeAutoscaling"):
-            return Found("none")
-        return Found("config", autoscaling_config._derive_autoscaling_config_from_ray_cr(resource))
+            return AutoscalerConfig("none")
+        return AutoscalerConfig(
+            "config", autoscaling_config._derive_autoscaling_config_from_ray_cr(resource)
+        )
     except Exception:  # no right to read it, or a Ray that keeps it elsewhere
-        return Found("unknown")
+        return AutoscalerConfig("unknown")
 
 
 @dataclass(frozen=True)

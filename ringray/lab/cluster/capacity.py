@@ -30,7 +30,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes that are alike: what each has, and how many of them there can be (None: any number).
 
     ``head``: the cluster's head node, which no limit on workers counts.
@@ -53,10 +53,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Offer:
+class Capacity:
     """The nodes of a cluster. ``most``: workers of all groups together, None without a limit."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[NodeGroup, ...]
     most: int | None = None
 
     def has(self, name: str) -> bool:
@@ -93,7 +93,7 @@ class Offer:
             found += ranks * nodes
         return found
 
-    def _can_be(self, group: Group) -> bool:
+    def _can_be(self, group: NodeGroup) -> bool:
         return group.most != 0 and (group.head or self.most != 0)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Offer:
         return text
 
 
-def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Offer:
+def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Capacity:
     """What ``ray.nodes()`` says there is: nodes with the same resources are one group."""
     counts: dict[tuple[bool, tuple[float, ...]], int] = {}
     for node in nodes:
@@ -116,15 +116,15 @@ def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Offer:
             has = tuple(float(resources.get(name, 0.0)) for name in _TOLD)
             kind = (HEAD in resources, has)
             counts[kind] = counts.get(kind, 0) + 1
-    return Offer(
+    return Capacity(
         tuple(
-            Group("head" if head else "node", dict(zip(_TOLD, has, strict=True)), n, head)
+            NodeGroup("head" if head else "node", dict(zip(_TOLD, has, strict=True)), n, head)
             for (head, has), n in counts.items()
         )
     )
 
 
-def of_config(config: Mapping[str, Any], present: Offer) -> Offer:
+def of_config(config: Mapping[str, Any], present: Capacity) -> Capacity:
     """What an autoscaler's configuration lets it start, and the head that there is.
 
     Args:
@@ -135,11 +135,11 @@ def of_config(config: Mapping[str, Any], present: Offer) -> Offer:
     types: Mapping[str, Any] = config.get("available_node_types") or {}
     head = config.get("head_node_type") or (next(iter(types)) if len(types) == 1 else None)
     workers = tuple(
-        Group(
+        NodeGroup(
             name,
             {key: float(value) for key, value in (given.get("resources") or {}).items()},
             given.get("max_workers", 0 if name == head else limit),
         )
         for name, given in types.items()
     )
-    return Offer((*(group for group in present.groups if group.head), *workers), limit)
+    return Capacity((*(group for group in present.groups if group.head), *workers), limit)

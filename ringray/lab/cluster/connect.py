@@ -24,8 +24,8 @@ from ringray.lab.plan.pruning import Reason, unfit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ringray.lab.cluster.capacity import Offer
-    from ringray.lab.trial.config import Config
+    from ringray.lab.cluster.capacity import Capacity
+    from ringray.lab.trial.config import TrialConfig
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
 RANK_BYTES = 512 << 20  # resident memory of a rank that does nothing yet
@@ -51,14 +51,14 @@ class Cluster:
     """
 
     def __init__(
-        self, local: bool, present: Offer, reach: Callable[[], Offer | None] | None = None
+        self, local: bool, present: Capacity, reach: Callable[[], Capacity | None] | None = None
     ) -> None:
         self.local = local
         self.present = present
         self._ask = reach or (lambda: present)
 
     @cached_property
-    def reach(self) -> Offer | None:
+    def reach(self) -> Capacity | None:
         """The nodes that there can be; None where that cannot be known."""
         return self._ask()
 
@@ -70,7 +70,7 @@ class Cluster:
             return "cuda"
         return "cuda" if self.reach is not None and self.reach.has("GPU") else "cpu"
 
-    def placement(self, config: Config) -> Placement:
+    def placement(self, config: TrialConfig) -> Placement:
         """What each rank of the trial's ring asks Ray for."""
         device = self.device(config.device)
         # On the embedded Ray ranks may share cores: what CPU rings are for is to be tried out.
@@ -78,16 +78,16 @@ class Cluster:
         bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
         return Placement(device, _STRATEGIES[config.placement], bundle)
 
-    def certain(self, config: Config) -> bool:
+    def certain(self, config: TrialConfig) -> bool:
         """Whether it is known that the trial's ring finds a place, if only it waits."""
         return self._here(config) or self.reach is not None
 
-    def exact(self, config: Config) -> bool:
+    def exact(self, config: TrialConfig) -> bool:
         """Whether a ring has the trial's ranks and no more: idle GPUs cost, and so do nodes that a
         cluster would give back."""
         return self.device(config.device) == "cuda" or self.reach != self.present
 
-    def spare(self, config: Config, without: Iterable[str]) -> bool:
+    def spare(self, config: TrialConfig, without: Iterable[str]) -> bool:
         """Whether the trial's ring fits on the nodes that there are now, less some (Ray's ids)."""
         import ray
 
@@ -95,7 +95,7 @@ class Cluster:
         there = of_nodes(node for node in ray.nodes() if node["NodeID"] not in left)
         return self._largest(there, config) >= config.ring_size
 
-    def refusal(self, config: Config) -> Reason | None:
+    def refusal(self, config: TrialConfig) -> Reason | None:
         """Why the trial can never run here, or None."""
         if not self._here(config):
             offer = self.reach
@@ -103,14 +103,14 @@ class Cluster:
                 return self._too_much(offer, config)
         return unfit(config, self.device(config.device))
 
-    def _here(self, config: Config) -> bool:
+    def _here(self, config: TrialConfig) -> bool:
         return self._largest(self.present, config) >= config.ring_size
 
-    def _largest(self, offer: Offer, config: Config) -> float:
+    def _largest(self, offer: Capacity, config: TrialConfig) -> float:
         placement = self.placement(config)
         return offer.ranks(dict(placement.bundle), placement.strategy)
 
-    def _too_much(self, offer: Offer, config: Config) -> Reason:
+    def _too_much(self, offer: Capacity, config: TrialConfig) -> Reason:
         placement, size = self.placement(config), config.ring_size
         where = "this machine can hold" if self.local else "the cluster can offer"
         if placement.device == "cuda" and not offer.has("GPU"):
@@ -257,7 +257,7 @@ def _alone() -> Iterator[dict[str, Any]]:
         ray_constants.ENABLE_RAY_CLUSTER = before[1]
 
 
-def _reach(present: Offer) -> Offer | None:
+def _reach(present: Capacity) -> Capacity | None:
     from ringray.lab.cluster import autoscaler
 
     return autoscaler.reach(present)

@@ -124,9 +124,9 @@ def run(
                         lines.append(trial_row(trial, outcome))
                     observer.trial_ended(trial, outcome)
             if place is not None:
-                from ringray.lab.driver.trials import Session
+                from ringray.lab.driver.trials import TrialRunner
 
-                session = Session(plan, store, observer, place, sweep, lines, summary)
+                session = TrialRunner(plan, store, observer, place, sweep, lines, summary)
                 stack.callback(session.close)
                 try:
                     session.run(Schedule(plan, refused, done, unasked))

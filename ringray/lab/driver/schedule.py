@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringray.lab.kinds import ALONE, TUNING
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import Candidate, Settings, Told, load, nondominated, score
+from ringray.lab.search.base import Candidate, SearchSettings, Told, load, nondominated, score
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ringray.lab.plan.cost_model import Cost
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.search.base import Ask, Search
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
 _STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
@@ -43,14 +43,14 @@ class Work(NamedTuple):
     together: bool
 
     @property
-    def config(self) -> Config:
+    def config(self) -> TrialConfig:
         """What a ring is to run: the repeats that are still lacking."""
         had = _counted(self.before) if self.before is not None else 0
         return replace(self.trial.config, repeats=self.repeats - had)
 
 
 @dataclass(frozen=True)
-class Found:
+class StudyResult:
     """What a study found: keys of the best point by the first objective, of the Pareto front over
     all (the best first) and of the points that were not measured; and how many runs it took."""
 
@@ -65,7 +65,7 @@ def outcome_of(
     trials: Sequence[Trial],
     results: Mapping[str, Outcome | TrialRow],
     objectives: Sequence[str],
-) -> Found:
+) -> StudyResult:
     """What has been found among the ``trials`` of a study, by their ``results`` so far.
 
     Who was measured often stands for itself; a lucky single run does not: the best is among those
@@ -89,7 +89,7 @@ def outcome_of(
     finalists = [key for key in scores if 2 * often[key] >= most]
     among = list(scores) if len(objectives) > 1 else finalists
     front = [among[i] for i in nondominated([scores[key] for key in among])]
-    return Found(
+    return StudyResult(
         tuple(trials),
         min(finalists, key=lambda key: scores[key], default=None),
         tuple(sorted(front, key=lambda key: scores[key])),
@@ -148,7 +148,7 @@ class Schedule:
 
     def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
         search, measure = plan.spec.search, plan.spec.measure
-        settings = Settings(
+        settings = SearchSettings(
             measure.repeats, measure.warmup, search.share, search.seed or 0, len(self._objectives)
         )
         varying = [
@@ -204,7 +204,7 @@ class Schedule:
         ended, self._left = self._left, []
         return [t for study in ended for key, t in study.trials.items() if key not in self._results]
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[StudyResult]:
         """The result of every study that has ended."""
         return [
             outcome_of(list(study.trials.values()), self._results, self._objectives)

@@ -14,15 +14,15 @@ from ringray_kernels.backends import on_device
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.driver.schedule import Found
+    from ringray.lab.driver.schedule import StudyResult
     from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
     from ringray.lab.trial.outcome import TrialRow
 
 _KEPT = ("median_ms", "p20_ms", "p80_ms", "peak_memory_bytes", "ratio", "tflops", "repeats")
 
 
-def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[Found]:
+def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[StudyResult]:
     """The result of each study that has ended, in the plan's order: all of them, where the sweep is
     ``over``."""
     refused, ended = {}, {}
@@ -45,7 +45,7 @@ def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
     """The best point of each study of a sweep that is over, as a tuned choice. Of several problems
     that share a bucket the largest one has it."""
     by_key = {row.key: row for row in rows}
-    kept: dict[tuple[tuned.Place, tuned.Bucket], tuple[Config, tuned.Entry]] = {}
+    kept: dict[tuple[tuned.Place, tuned.Bucket], tuple[TrialConfig, tuned.Entry]] = {}
     for study in found(plan, rows, over=True):
         if study.best is None or not (by_key[study.best].environment or {}).get("place"):
             continue  # nothing was measured, or where was lost with a part of the store
@@ -63,7 +63,7 @@ def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
     return [entry for _, entry in kept.values()]
 
 
-def _size(problem: Config) -> int:
+def _size(problem: TrialConfig) -> int:
     return (
         problem.batch
         * problem.heads

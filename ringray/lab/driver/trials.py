@@ -16,7 +16,7 @@ from ringray.lab.kinds import ALONE, TUNING
 from ringray.lab.plan import deadline
 from ringray.lab.plan.plan import trial_row
 from ringray.lab.ring.monitor import RingFault
-from ringray.lab.ring.pool import WarmRing
+from ringray.lab.ring.pool import RingPool
 from ringray.lab.store import traces
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault, Nodes
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.store.jsonl import Lines
     from ringray.lab.store.store import Store
-    from ringray.lab.trial.config import Config
-    from ringray.lab.trial.measurement import Report
+    from ringray.lab.trial.config import TrialConfig
+    from ringray.lab.trial.measurement import RankReport
     from ringray.lab.trial.outcome import SweepInfo
 
 
-class Session:
+class TrialRunner:
     """The trials of one run on one cluster, and the ring that they share while it fits them."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Session:
         self._place, self._nodes = place, Nodes()
         self._stop = threading.Event()  # set when this is over: nothing is waited for any more
         self._rings = [
-            WarmRing(place, plan.spec, observer.note, self._nodes, self._stop) for _ in range(count)
+            RingPool(place, plan.spec, observer.note, self._nodes, self._stop) for _ in range(count)
         ]
         self._ended: float | None = None  # when the last trial did, on perf_counter
 
@@ -104,7 +104,7 @@ class Session:
         self, schedule: Schedule, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[Work, Outcome]]:
         free = list(self._rings)
-        running: dict[Future[Outcome], tuple[Work, WarmRing]] = {}
+        running: dict[Future[Outcome], tuple[Work, RingPool]] = {}
         held: Work | None = None  # the first ring compares the finalists, one after another
         while True:
             while free and (work := held or schedule.next()) is not None:
@@ -128,12 +128,12 @@ class Session:
         self._lines.append(trial_row(trial, outcome))
         self._observer.trial_ended(trial, outcome)
 
-    def _ahead(self, trial: Trial, schedule: Schedule) -> Iterator[Config]:
+    def _ahead(self, trial: Trial, schedule: Schedule) -> Iterator[TrialConfig]:
         """Trials for which the ring that is started now may be kept."""
         ahead = [trial] if trial.kind in ALONE else schedule.ahead()
         return (one.config for one in ahead)
 
-    def _measure(self, work: Work, schedule: Schedule, rings: WarmRing) -> Outcome:
+    def _measure(self, work: Work, schedule: Schedule, rings: RingPool) -> Outcome:
         """One trial's outcome; a ring that fails is replaced and, where that may help, the trial
         tried again."""
         trial, limits = work.trial, self._plan.spec.limits
@@ -203,7 +203,7 @@ class Session:
             more["faults"] = [fault.as_dict() for fault in met]
         return {**self._sweep.environment, **more} if more else None
 
-    def _blame(self, fault: Fault, config: Config) -> None:
+    def _blame(self, fault: Fault, config: TrialConfig) -> None:
         """Leave a node alone on which rings fail, unless the trial's ring fits nowhere else."""
         if not self._nodes.failed(fault):
             return
@@ -233,7 +233,7 @@ class Session:
             self._said.add(source)
             self._observer.note(source)
 
-    def _trace(self, trial: Trial, reports: list[Report]) -> None:
+    def _trace(self, trial: Trial, reports: list[RankReport]) -> None:
         """Keep the trace, if the kind takes one; before the trial is recorded, so that whoever
         sees the record finds it."""
         if any(report.spans for report in reports):

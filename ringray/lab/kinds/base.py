@@ -15,7 +15,7 @@ from ringray.attention import ring_attention
 from ringray.base.errors import PeerError
 from ringray.instruments.progress import HERE
 from ringray.lab.trial import faults
-from ringray.lab.trial.config import Config
+from ringray.lab.trial.config import TrialConfig
 from ringray_kernels.testing import visible
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ class RankContext:
         return time.perf_counter() - began
 
 
-def boundaries(config: Config, device: torch.device) -> Tensor | None:
+def boundaries(config: TrialConfig, device: torch.device) -> Tensor | None:
     """``cu_seqlens`` of the trial's documents, or None."""
     documents = config.mask.documents
     return None if documents is None else torch.tensor(documents, device=device)
 
 
 def ring_pass(
-    config: Config, context: RankContext, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None
+    config: TrialConfig, context: RankContext, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None
 ) -> tuple[Tensor, ...]:
     """(out,) or (out, dq, dk, dv) of this rank's shard, through the public op."""
     documents = boundaries(config, context.device)
@@ -114,7 +114,7 @@ def ring_pass(
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
 
 
-def additive_mask(config: Config, device: torch.device) -> Tensor | None:
+def additive_mask(config: TrialConfig, device: torch.device) -> Tensor | None:
     """(S, S) of 0 and -inf for masks that SDPA has no name for, None where it needs none."""
     if config.window is None and config.documents is None:
         return None

@@ -17,17 +17,17 @@ from ringray.attention.sharding import local_positions, shard, unshard
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import DTYPES, RankContext, ring_pass
-from ringray.lab.trial.measurement import Report
+from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
 
 NAMES = ("out", "dq", "dk", "dv")
 
 
-def run(config: Config, context: RankContext) -> Report:
+def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Check one trial; every rank of the ring calls it at the same time."""
     with context.agreed():
         inputs = testing.make_inputs(
@@ -40,7 +40,7 @@ def run(config: Config, context: RankContext) -> Report:
         )
     for x in (q, k, v):
         x.requires_grad_(config.has_backward)
-    report = Report(rank=context.rank)
+    report = RankReport(rank=context.rank)
     first: tuple[Tensor, ...] | None = None
     unordered = ("dq",) if isinstance(config.cut, Blocks) and config.cut.atomic_dq else ()
     for i in range(config.warmup + config.repeats):
@@ -73,7 +73,7 @@ def run(config: Config, context: RankContext) -> Report:
     return report
 
 
-def _errors(config: Config, device: torch.device, whole: list[Tensor]) -> dict[str, float]:
+def _errors(config: TrialConfig, device: torch.device, whole: list[Tensor]) -> dict[str, float]:
     want, yardstick, norm_of = _truth(
         config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim, config.dtype,
         config.seed, config.has_backward, config.causal, config.window, config.mask.documents,

@@ -10,25 +10,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringray.lab.kinds import correctness, latency
-from ringray.lab.trial.measurement import Report
+from ringray.lab.trial.measurement import RankReport
 from ringray_kernels.config import Blocks, Kernel, Problem, supports, target_named
 
 if TYPE_CHECKING:
     import torch
 
     from ringray.lab.kinds.base import RankContext
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
 
 CHECKED = 1021  # tokens: odd, and several tiles of the largest block
 
 
-def run(config: Config, context: RankContext) -> Report:
+def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Check and measure one trial on this rank."""
     blocks = config.cut
     if context.device.type == "cuda" and isinstance(blocks, Blocks):
         refused = unfit(config, blocks, context.device)
         if refused:
-            return Report(rank=context.rank, refused=refused)
+            return RankReport(rank=context.rank, refused=refused)
     checked = correctness.run(_shortened(config), context)
     if checked.failure or any(not share <= 1 for share in checked.errors.values()):
         return checked
@@ -37,7 +37,7 @@ def run(config: Config, context: RankContext) -> Report:
     return report
 
 
-def _shortened(config: Config) -> Config:
+def _shortened(config: TrialConfig) -> TrialConfig:
     """The same kernels on a length that the oracle can afford."""
     length = min(config.seq_len, CHECKED)
     documents = config.documents
@@ -46,7 +46,7 @@ def _shortened(config: Config) -> Config:
     return replace(config, seq_len=length, documents=documents, warmup=0, repeats=1)
 
 
-def unfit(config: Config, blocks: Blocks, device: torch.device) -> str | None:
+def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | None:
     """Why this GPU should not run ``blocks``: it cannot, or they spill in the inner loops."""
     from ringray_kernels.backends.triton.arguments import architecture
     from ringray_kernels.bench.compiled import Case, compile_case

@@ -15,24 +15,24 @@ from torch import Tensor
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import DTYPES, RankContext, additive_mask, ring_pass
-from ringray.lab.trial.measurement import Report, peak_memory
+from ringray.lab.trial.measurement import RankReport, peak_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
 
     Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
-def _random(config: Config, heads: int, rows: int, context: RankContext, salt: int) -> Tensor:
+def _random(config: TrialConfig, heads: int, rows: int, context: RankContext, salt: int) -> Tensor:
     generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
     shape = (config.batch, heads, rows, config.head_dim)
     x = torch.empty(shape, dtype=DTYPES[config.dtype], device=context.device)
     return x.normal_(generator=generator)
 
 
-def _inputs(config: Config, rows: int, context: RankContext, salt: int) -> Inputs:
+def _inputs(config: TrialConfig, rows: int, context: RankContext, salt: int) -> Inputs:
     """q, k, v and dout (None for forward alone) of standard normal values."""
     heads = (config.heads, config.kv_heads, config.kv_heads)
     q, k, v = (_random(config, h, rows, context, salt + i) for i, h in enumerate(heads))
@@ -43,14 +43,14 @@ def _inputs(config: Config, rows: int, context: RankContext, salt: int) -> Input
     return q, k, v, _random(config, config.heads, rows, context, salt + 3)
 
 
-def shards(config: Config, context: RankContext) -> Inputs:
+def shards(config: TrialConfig, context: RankContext) -> Inputs:
     """q, k, v and dout of this rank."""
     rows = config.padded // config.ring_size
     with context.agreed():
         return _inputs(config, rows, context, salt=4 * (context.rank + 1))
 
 
-def run(config: Config, context: RankContext) -> Report:
+def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Measure one trial on this rank; every rank of the ring calls it at the same time."""
     inputs = shards(config, context)
 
@@ -61,16 +61,16 @@ def run(config: Config, context: RankContext) -> Report:
 
 
 def measure(
-    config: Config,
+    config: TrialConfig,
     context: RankContext,
     inputs: Inputs,
     ring: Callable[[], None],
     beside: Callable[[], None] | None = None,
-) -> Report:
+) -> RankReport:
     """Time ``ring``, which works on ``inputs``, beside the baseline. ``beside`` runs at the end of
     each repeat, on all ranks at once; what it moves is not counted."""
     baseline = _baseline(config, context) if config.baseline else None
-    report = Report(rank=context.rank)
+    report = RankReport(rank=context.rank)
     held = sum(x.numel() * x.element_size() for x in inputs if x is not None)
     for i in range(config.warmup):
         HERE.enter(f"warm-up {i + 1}")
@@ -104,7 +104,7 @@ def measure(
     return report
 
 
-def _baseline(config: Config, context: RankContext) -> Callable[[], float] | None:
+def _baseline(config: TrialConfig, context: RankContext) -> Callable[[], float] | None:
     """PyTorch's SDPA over the whole sequence in rank 0's process; returns its seconds. Nothing on
     the other ranks, which call this too."""
     with context.agreed():

@@ -31,11 +31,11 @@ from ringray.lab.kinds.base import RankContext, ring_pass
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ringray.lab.trial.config import Config
-    from ringray.lab.trial.measurement import Report
+    from ringray.lab.trial.config import TrialConfig
+    from ringray.lab.trial.measurement import RankReport
 
 
-def run(config: Config, context: RankContext) -> Report:
+def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Measure one trial on this rank; every rank of the ring calls it at the same time."""
     inputs = latency.shards(config, context)
     whole: list[Timeline] = []

@@ -17,7 +17,7 @@ from ringray import transport
 from ringray.lab.plan import peak_memory
 from ringray.lab.plan.peak_memory import Sizes
 from ringray.traffic import occupancy, walk
-from ringray.traffic.geometry import Deal
+from ringray.traffic.geometry import Layout
 from ringray.traffic.routes import KEPT
 
 if TYPE_CHECKING:
@@ -107,15 +107,15 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
     """
     exchange = transport.plan(shape.transport, shape.ranks, shape.heads, shape.kv_heads)
     fold = exchange.fold
-    deal = Deal(partition, padded, shape.ranks // fold, fold)
+    layout = Layout(partition, padded, shape.ranks // fold, fold)
     itemsize = ITEMSIZE[shape.dtype]
-    ranges = deal.ranges(0)
+    ranges = layout.ranges(0)
     sizes = Sizes(
         batch=shape.batch,
         heads=shape.heads // fold,
         kv_heads=shape.kv_heads // fold,
         head_dim=shape.head_dim,
-        rows=deal.rows,
+        rows=layout.rows,
         itemsize=itemsize,
         threads=shape.threads,
         fused_on_cpu=hardware.name == "cpu",
@@ -124,7 +124,7 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
     )
     row_costs = walk.costs(itemsize, sizes.batch, sizes.heads, sizes.kv_heads, sizes.head_dim)
     backward = walk.resolve_backward(shape.walk_back, shape.transport, walks=exchange.walks)
-    walks = walk.choose(deal, mask, exchange.routes, backward, row_costs)
+    walks = walk.choose(layout, mask, exchange.routes, backward, row_costs)
     passes: list[tuple[walk.Traffic, walk.Pass, walk.Weights]] = [
         (walks.forward, "forward", row_costs.forward)
     ]
@@ -145,7 +145,7 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
         sent_bytes += sent.bytes(weights) * fold
         messages += walks.tensors(which) * groups * fold
         rate = _rate(shape, hardware) * (1.0 if which == "forward" else hardware.backward)
-        tables.append(occupancy.walked(moved, deal.rows, backward=which == "backward"))
+        tables.append(occupancy.walked(moved, layout.rows, backward=which == "backward"))
         seconds += _critical_path(
             tables[-1], pair_flops / fold * factor / rate, weights, hardware, groups
         )

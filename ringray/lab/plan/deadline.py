@@ -13,14 +13,14 @@ from ringray.lab.kinds import ALONE
 
 if TYPE_CHECKING:
     from ringray.lab.plan.plan import Trial
-    from ringray.lab.spec.model import Limits
-    from ringray.lab.trial.config import Config
+    from ringray.lab.spec.model import LimitsSection
+    from ringray.lab.trial.config import TrialConfig
 
 FLOOR_S = 60.0
 FACTOR = 50.0
 
 
-def seconds(trial: Trial, config: Config, limits: Limits) -> float:
+def seconds(trial: Trial, config: TrialConfig, limits: LimitsSection) -> float:
     """From the dispatch of ``trial`` to its end, measured as ``config`` says."""
     if trial.predicted is None or trial.kind in ALONE:  # compilers take what they take
         return limits.trial_timeout

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ringray.lab.spec.model import Spec
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
 
 MOST_POINTS = 100_000
 MOST_DOCUMENTS = 20_000_000  # boundaries of documents, of all points
@@ -37,13 +37,13 @@ def check_sweep(spec: Spec, values: Sequence[tuple[str, str, Sequence[Any]]]) ->
         raise _error(spec, where, f"{count:,} points", f"{MOST_POINTS:,}; sweep fewer values")
 
 
-def check_points(spec: Spec, configs: Iterable[Config]) -> list[Config]:
+def check_points(spec: Spec, configs: Iterable[TrialConfig]) -> list[TrialConfig]:
     """``configs``, no two of them equal.
 
     Raises:
         SpecError: a search adds too many, or their documents are too many.
     """
-    found: dict[Config, None] = {}
+    found: dict[TrialConfig, None] = {}
     documents = 0
     for config in configs:
         found[config] = None
@@ -57,7 +57,7 @@ def check_points(spec: Spec, configs: Iterable[Config]) -> list[Config]:
     return list(found)
 
 
-def check_work(spec: Spec, geometries: Iterable[Config]) -> None:
+def check_work(spec: Spec, geometries: Iterable[TrialConfig]) -> None:
     """``geometries``: one point of each that is to be worked out.
 
     Raises:
@@ -75,7 +75,7 @@ def check_work(spec: Spec, geometries: Iterable[Config]) -> None:
             )
 
 
-def _documents(config: Config) -> int:
+def _documents(config: TrialConfig) -> int:
     given = config.documents
     return 0 if given is None else given if isinstance(given, int) else len(given)
 

@@ -23,7 +23,7 @@ from ringray.base import provenance
 from ringray.base.errors import SpecError
 from ringray.lab.plan import cost_model, expand, limits, searching
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
-from ringray.lab.trial.config import FIELDS, Config, default_config
+from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
 from ringray.lab.trial.outcome import TrialRow
 from ringray.traffic import geometry
 
@@ -66,7 +66,7 @@ class Trial:
     index: int
     key: str
     kind: str
-    config: Config
+    config: TrialConfig
     predicted: cost_model.Cost | None
     pruned: Reason | None
 
@@ -138,13 +138,13 @@ def build(spec: Spec, hardware: cost_model.Hardware | None = None, *, processes:
     }
     device = "cpu" if hardware.cores else "cuda"
 
-    def expanded() -> Iterator[Config]:
+    def expanded() -> Iterator[TrialConfig]:
         for point in itertools.product(*values):
             chosen: dict[str, Any] = dict(zip(names, point, strict=True))
             chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
             chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
             for strategy in expand.points(spec.kind, chosen, device):
-                yield Config(**(chosen | strategy), **constant)
+                yield TrialConfig(**(chosen | strategy), **constant)
 
     configs = limits.check_points(spec, expanded())  # kv_heads null and its value are one
     settled = [default_config(config) for config in configs]
@@ -167,7 +167,7 @@ def build(spec: Spec, hardware: cost_model.Hardware | None = None, *, processes:
     return Plan(spec, trials, device)
 
 
-def _key(kind: str, config: Config) -> str:
+def _key(kind: str, config: TrialConfig) -> str:
     text = json.dumps([kind, config.as_dict()], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -177,7 +177,7 @@ _Point = tuple[str, int, geometry.Mask, cost_model.Shape, cost_model.Hardware]
 
 def _costs(
     spec: Spec,
-    configs: list[Config],
+    configs: list[TrialConfig],
     reasons: list[Reason | None],
     hardware: cost_model.Hardware,
     processes: int,
@@ -209,7 +209,7 @@ def _context() -> BaseContext:
     return multiprocessing.get_context("fork" if forks else "spawn")
 
 
-def _point(c: Config, hardware: cost_model.Hardware) -> _Point:
+def _point(c: TrialConfig, hardware: cost_model.Hardware) -> _Point:
     shape = cost_model.Shape(
         c.ring_size,
         c.threads,

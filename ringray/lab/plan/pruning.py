@@ -16,7 +16,7 @@ from ringray_kernels.backends import PREFERRED
 from ringray_kernels.config import TARGETS, Blocks, Kernel, Problem, supports
 
 if TYPE_CHECKING:
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
 
 RANK_BYTES = 1 << 46  # of q, k and v on one rank: 64 TiB, more than any device or host has
 ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads
@@ -41,7 +41,7 @@ class Reason:
         return f"{self.field}: {self.text}"
 
 
-def impossible(kind: str, config: Config) -> Reason | None:
+def impossible(kind: str, config: TrialConfig) -> Reason | None:
     """Why a point can never run anywhere, or None."""
     if kind == "correctness":
         scores = 8 * config.batch * config.heads * config.seq_len**2
@@ -69,7 +69,7 @@ def impossible(kind: str, config: Config) -> Reason | None:
     return _too_large(config) or _unsendable(config) or unfit(config, config.device)
 
 
-def _too_large(config: Config) -> Reason | None:
+def _too_large(config: TrialConfig) -> Reason | None:
     """Inputs that fit nowhere; whatever is counted of smaller ones fits into 64 bits."""
     rows = config.padded // config.ring_size
     row = (config.heads + 2 * config.kv_heads) * config.head_dim * ITEMSIZE[config.dtype]
@@ -83,7 +83,7 @@ def _too_large(config: Config) -> Reason | None:
     )
 
 
-def _unsendable(config: Config) -> Reason | None:
+def _unsendable(config: TrialConfig) -> Reason | None:
     """A transport that ring and heads do not allow, or a walk back that it or the mask forbids."""
     try:
         exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
@@ -92,27 +92,27 @@ def _unsendable(config: Config) -> Reason | None:
     try:
         back = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
         if back == "reverse":  # a forward pass alone goes the way that leads back, too
-            deal = geometry.Deal(
+            layout = geometry.Layout(
                 config.partition, config.padded, config.ring_size // exchange.fold, exchange.fold
             )
             costs = walk.costs(ITEMSIZE[config.dtype], config.batch, 1, 1, config.head_dim)
-            walk.choose(deal, config.mask, exchange.routes, back, costs)
+            walk.choose(layout, config.mask, exchange.routes, back, costs)
     except walk.Unwalkable as error:
         return Reason("strategy.backward", str(error))
     return None
 
 
-def interpreted(config: Config, device: str) -> bool:
+def interpreted(config: TrialConfig, device: str) -> bool:
     """Whether a point on ``device`` runs in Triton's interpreter."""
     return device == "cpu" and config.backend == "triton"
 
 
-def unfit(config: Config, device: str) -> Reason | None:
+def unfit(config: TrialConfig, device: str) -> Reason | None:
     """Why a point cannot run on ``device``, or None; ``auto`` leaves open what depends on it."""
     return _wrong_blocks(config, device) or _too_slow(config, device)
 
 
-def _wrong_blocks(config: Config, device: str) -> Reason | None:
+def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
     """Blocks of another backend's kind, or that fit no GPU."""
     if config.blocks is None:
         return None
@@ -133,7 +133,7 @@ def _wrong_blocks(config: Config, device: str) -> Reason | None:
     return None
 
 
-def _fits_nowhere(config: Config, blocks: Blocks) -> Reason | None:
+def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
     kernels: tuple[Kernel, ...] = ("forward", "dq", "dkv")
     for kernel in kernels:
         given = getattr(blocks, kernel)
@@ -149,7 +149,7 @@ def _fits_nowhere(config: Config, blocks: Blocks) -> Reason | None:
     return None
 
 
-def _too_slow(config: Config, device: str) -> Reason | None:
+def _too_slow(config: TrialConfig, device: str) -> Reason | None:
     if not interpreted(config, device):
         return None
     edges = config.seq_len * config.ring_size * _TILE_ROWS

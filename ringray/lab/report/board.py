@@ -20,7 +20,7 @@ _FIXED_S = 0.05  # of wall time that a trial costs beside what it computes
 
 
 @dataclass
-class Group:
+class BoardGroup:
     """The replicas of one point: one row of the live table."""
 
     config: dict[str, Any]
@@ -61,10 +61,10 @@ class Board:
         runnable = plan.runnable
         configs = {trial.key: trial.config.as_dict() for trial in runnable}
         self.fields = words.varying(configs.values())
-        self.groups: list[Group] = []
-        self._group_of: dict[str, Group] = {}
+        self.groups: list[BoardGroup] = []
+        self._group_of: dict[str, BoardGroup] = {}
         for same in by_point(runnable, lambda trial: configs[trial.key]):
-            group = Group(configs[same[0].key], [trial.key for trial in same])
+            group = BoardGroup(configs[same[0].key], [trial.key for trial in same])
             group.ended = {key: done[key] for key in group.keys if key in done}
             self.groups.append(group)
             self._group_of |= dict.fromkeys(group.keys, group)
@@ -73,7 +73,7 @@ class Board:
         self.known = sum(len(group.ended) for group in self.groups)
         self.current: Trial | None = None
         self.attempt = 1
-        self.last: Group | None = None
+        self.last: BoardGroup | None = None
         self.note = ""
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -85,7 +85,7 @@ class Board:
         )
         self._measured = 0.0
 
-    def group(self, trial: Trial) -> Group:
+    def group(self, trial: Trial) -> BoardGroup:
         """The row that shows ``trial``."""
         return self._group_of[trial.key]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringray.base import units
 from ringray.base.redaction import shown
 from ringray.lab.report import words
-from ringray.lab.report.board import Board, Group, trial_line, worst_error
+from ringray.lab.report.board import Board, BoardGroup, trial_line, worst_error
 from ringray.lab.trial.outcome import UNASKED
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _header(board: Board) -> RenderableType:
     return heading(parts)
 
 
-def _visible(board: Board, rows: int) -> tuple[list[Group], int]:
+def _visible(board: Board, rows: int) -> tuple[list[BoardGroup], int]:
     """The rows around the running trial: mostly what has ended, and what comes next."""
     groups = board.groups
     if len(groups) <= rows:
@@ -244,7 +244,7 @@ def _visible(board: Board, rows: int) -> tuple[list[Group], int]:
     return groups[first : first + rows], len(groups) - rows
 
 
-def _rows(board: Board, shown: list[Group], to: Console, glyphs: Mapping[str, str]) -> Table:
+def _rows(board: Board, shown: list[BoardGroup], to: Console, glyphs: Mapping[str, str]) -> Table:
     from ringray.lab.report.tables import bare_table, fit, justify
 
     correctness = any(
@@ -271,7 +271,7 @@ def _rows(board: Board, shown: list[Group], to: Console, glyphs: Mapping[str, st
 
 
 def _row(
-    board: Board, group: Group, glyphs: Mapping[str, str], heads: list[str], bars: bool
+    board: Board, group: BoardGroup, glyphs: Mapping[str, str], heads: list[str], bars: bool
 ) -> list[RenderableType]:
     from rich.text import Text
 

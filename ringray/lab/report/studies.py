@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ringray.lab.driver.schedule import Found
+    from ringray.lab.driver.schedule import StudyResult
     from ringray.lab.plan.plan import Plan
     from ringray.lab.trial.outcome import TrialRow
 
@@ -21,7 +21,7 @@ _UNITS = {"median_ms": "ms", "p20_ms": "ms", "p80_ms": "ms", "wait_ms": "ms"}
 _ROWS = 12  # of one front
 
 
-def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[Found]) -> list[str]:
+def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[str]:
     """One line for each study: its problem, the best point, how many runs it took of how many."""
     by_key = {row.key: row for row in rows}
     said = []
@@ -39,7 +39,7 @@ def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[Found]) -> list[
     return said
 
 
-def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[Found]) -> list[Table]:
+def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[Table]:
     """The Pareto front of each study, where there are several objectives."""
     from ringray.lab.report import tables
 
@@ -62,12 +62,12 @@ def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[Found]) -> list
     return made
 
 
-def _problem(plan: Plan, study: Found) -> str:
+def _problem(plan: Plan, study: StudyResult) -> str:
     fields = [name for name in plan.varying if name not in searched(plan.spec.kind)]
     return words.label(study.trials[0].config.as_dict(), fields) or plan.spec.name
 
 
-def _choice(study: Found, key: str) -> str:
+def _choice(study: StudyResult, key: str) -> str:
     configs = {trial.key: trial.config.as_dict() for trial in study.trials}
     names = searched(study.trials[0].kind)
     fields = [name for name in names if len({repr(c[name]) for c in configs.values()}) > 1]

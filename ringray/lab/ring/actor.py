@@ -19,7 +19,7 @@ from ringray.base.provenance import code_digest
 from ringray.instruments import progress
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds import KINDS
-from ringray.lab.ring.memory_limit import Ration
+from ringray.lab.ring.memory_limit import MemoryLimit
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.machine_load import Watch
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from ringray.instruments.progress import Progress
-    from ringray.lab.trial.config import Config
-    from ringray.lab.trial.measurement import Report
+    from ringray.lab.trial.config import TrialConfig
+    from ringray.lab.trial.measurement import RankReport
     from ringray.tuning.table import Place
 
 
@@ -69,7 +69,7 @@ class Rank:
         self._rank, self._memory = 0, memory
         self._store: Any = None
         self._gpu: str | None = None
-        self._ration = Ration(memory if device == "cpu" else None)
+        self._ration = MemoryLimit(memory if device == "cpu" else None)
         if device == "cuda":
             torch.cuda.set_device(self._device)
             properties = torch.cuda.get_device_properties(self._device)
@@ -163,9 +163,11 @@ class Rank:
         """The end of another rank's log on this node; answered while this one works."""
         return progress.tail_of(path)
 
-    def run(self, kind: str, flat: dict[str, Any]) -> Report | Fault:
-        """Run one trial of ``kind``; ``flat`` is ``Config.as_dict()``. What goes wrong is told as
-        plain data: an exception of a compiler or a device may not survive the way."""
+    def run(self, kind: str, flat: dict[str, Any]) -> RankReport | Fault:
+        """Runs one trial of ``kind``; ``flat`` is ``TrialConfig.as_dict()``.
+
+        Returns failures as plain data: exceptions of a compiler or a device may not unpickle.
+        """
         HERE.begin()
         try:
             self._ration.impose()
@@ -200,14 +202,14 @@ class Rank:
         found = replace(faults.of_exception(error, self._rank), hop=str(HERE))
         return found if free is None else replace(found, free_bytes=free, limit_bytes=self._memory)
 
-    def _measure(self, kind: str, flat: dict[str, Any]) -> Report:
+    def _measure(self, kind: str, flat: dict[str, Any]) -> RankReport:
         import torch
         import torch.distributed as dist
 
         from ringray.lab.kinds.base import RankContext
-        from ringray.lab.trial.config import Config
+        from ringray.lab.trial.config import TrialConfig
 
-        config: Config = Config.from_dict(flat)
+        config: TrialConfig = TrialConfig.from_dict(flat)
         torch.set_num_threads(config.threads)
         context = RankContext(
             rank=dist.get_rank() if self._group else 0,
@@ -218,7 +220,7 @@ class Rank:
         )
         measure = importlib.import_module(KINDS[kind]).run
         watch = Watch(self._gpu)
-        report: Report = measure(config, context)
+        report: RankReport = measure(config, context)
         report.usage = watch.stop()
         HERE.end()
         return report

@@ -25,7 +25,7 @@ from ringray.lab.cluster import placement_wait
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.kinds import ALONE
 from ringray.lab.ring.actor import Rank
-from ringray.lab.ring.monitor import BESIDE, RingFault, Vigil, Where
+from ringray.lab.ring.monitor import BESIDE, RankMonitor, RingFault, Where
 from ringray.lab.trial.config import resolved
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from ringray.lab.cluster.placement_wait import Patience
     from ringray.lab.ring.actor import Introduction
-    from ringray.lab.trial.config import Config
-    from ringray.lab.trial.measurement import Report
+    from ringray.lab.trial.config import TrialConfig
+    from ringray.lab.trial.measurement import RankReport
     from ringray.tuning.table import Place
 
 START_TIMEOUT = 120.0  # seconds for actors to start and import torch
@@ -43,7 +43,7 @@ LATER_S = 30.0  # by how much process groups are more patient than the driver, w
 _generations = itertools.count(1)
 
 
-class Ring:
+class ActorRing:
     """``capacity`` warm actors, of which the first ``size`` form the process group.
 
     ``timeout``: seconds for one operation among them; ``patience``: for their place; ``avoid``:
@@ -132,7 +132,7 @@ class Ring:
             self._call(joining, self._timeout)
         self.size = size
 
-    def run(self, kind: str, config: Config, timeout: float) -> list[Report]:
+    def run(self, kind: str, config: TrialConfig, timeout: float) -> list[RankReport]:
         """One trial on all ranks of the ring; it counts only when every rank has reported.
 
         Raises:
@@ -159,7 +159,7 @@ class Ring:
         hardware = " and ".join(sorted({place.hardware for place in places}))
         return replace(places[0], hardware=hardware)
 
-    def settle(self, config: Config, kind: str) -> tuple[Config, dict[str, Any]]:
+    def settle(self, config: TrialConfig, kind: str) -> tuple[TrialConfig, dict[str, Any]]:
         """``config`` with every choice made that it leaves open, the same for all ranks; and what
         was chosen, if anything but a default for the blocks, with its ``source``."""
         if kind in ALONE:  # it is about to be tuned
@@ -182,7 +182,7 @@ class Ring:
 
     def _call(self, references: Sequence[Any], timeout: float) -> list[Any]:
         """Results by rank; the first failure of any rank ends the wait."""
-        vigil = Vigil(self._actors, self._where, timeout, self._started, self._stop)
+        vigil = RankMonitor(self._actors, self._where, timeout, self._started, self._stop)
         return vigil.answers(references)
 
 

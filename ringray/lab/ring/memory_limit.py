@@ -11,7 +11,7 @@ import resource
 from pathlib import Path
 
 
-class Ration:
+class MemoryLimit:
     """``limit``: bytes, None for no limit. Nothing is limited before :meth:`impose`."""
 
     def __init__(self, limit: int | None) -> None:

@@ -64,7 +64,7 @@ class RingFault(RingrayError):
         self.fault, self.sound = fault, sound
 
 
-class Vigil:
+class RankMonitor:
     """Over one call of all ``actors``, which are at the places ``where``.
 
     ``timeout``: seconds until its deadline; ``watched``: whether the ranks can be asked meanwhile,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ringray.base.errors import StoppedError
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.placement_wait import Patience
-from ringray.lab.ring.group import Ring
+from ringray.lab.ring.group import ActorRing
 from ringray.lab.trial.faults import Nodes
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from ringray.lab.cluster.connect import Cluster
     from ringray.lab.spec.model import Spec
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
 
 
-class WarmRing:
+class RingPool:
     """At most one ring at a time, on one cluster; ``note`` is told what is waited for.
 
     A ring that no trial has used for ``ring.idle_release`` seconds is released, from a thread of
@@ -43,11 +43,11 @@ class WarmRing:
     ) -> None:
         self._place, self._spec, self._note = place, spec, note
         self._nodes, self._stop = nodes or Nodes(), stop or threading.Event()
-        self._ring: Ring | None = None
+        self._ring: ActorRing | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
-    def take(self, config: Config, ahead: Iterable[Config]) -> tuple[Ring, bool]:
+    def take(self, config: TrialConfig, ahead: Iterable[TrialConfig]) -> tuple[ActorRing, bool]:
         """A ring formed for ``config``, and whether it was warm. ``ahead``: the trials that are
         known to come, this one included.
 
@@ -77,14 +77,16 @@ class WarmRing:
             certain = self._place.certain(config)
             patience = Patience(limits.place_timeout, self._note, certain, self._stop)
             avoid = self._nodes.aside
-            ring = self._ring = Ring(capacity, placement, limits.trial_timeout, patience, avoid)
+            ring = self._ring = ActorRing(
+                capacity, placement, limits.trial_timeout, patience, avoid
+            )
         if self._stop.is_set():  # its owner may have closed this before it was there
             self._release()
             raise StoppedError
         ring.form(size)
         return ring, warm
 
-    def _placement(self, config: Config) -> Placement:
+    def _placement(self, config: TrialConfig) -> Placement:
         return replace(self._place.placement(config), memory=self._spec.limits.rank_memory)
 
     def rest(self) -> None:

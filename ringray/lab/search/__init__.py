@@ -8,7 +8,7 @@ ray; a method that needs a library imports it when it is asked to search.
 
 from __future__ import annotations
 
-from ringray.lab.search.base import Candidate, Settings, Told, load
+from ringray.lab.search.base import Candidate, SearchSettings, Told, load
 
 METHODS: dict[str, str] = {
     "grid": "ringray.lab.search.grid",
@@ -17,4 +17,4 @@ METHODS: dict[str, str] = {
     "optuna": "ringray.lab.search.optuna",
 }
 
-__all__ = ["METHODS", "Candidate", "Settings", "Told", "load"]
+__all__ = ["METHODS", "Candidate", "SearchSettings", "Told", "load"]

@@ -28,7 +28,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """``repeats`` is what a point gets that is measured in full, ``warmup`` what each visit costs
     before; ``budget`` is the share that may be spent of the runs that measuring every point in full
     takes; ``objectives``: how many."""
@@ -71,7 +71,7 @@ Search = Generator[list[Ask], dict[str, Told], None]
 class Method(NamedTuple):
     """``options``: the fields of a spec's ``search`` that it takes beside method and objectives."""
 
-    search: Callable[[Sequence[Candidate], Settings], Search]
+    search: Callable[[Sequence[Candidate], SearchSettings], Search]
     options: frozenset[str]
 
 

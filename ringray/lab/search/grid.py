@@ -9,11 +9,11 @@ from ringray.lab.search.base import Ask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.search.base import Candidate, Search, Settings
+    from ringray.lab.search.base import Candidate, Search, SearchSettings
 
 OPTIONS: tuple[str, ...] = ()
 
 
-def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
+def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     """One round."""
     yield [Ask(candidate.key, settings.repeats) for candidate in candidates]

@@ -17,13 +17,13 @@ from ringray.lab.search.base import Ask, by_prediction, contenders, nondominated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.search.base import Candidate, Search, Settings, Told
+    from ringray.lab.search.base import Candidate, Search, SearchSettings, Told
 
 OPTIONS = ("budget",)
 _WIDTH = 3  # points of one round, which may be measured side by side
 
 
-def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
+def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     """A first round of all points, then rounds of a few."""
     rungs = _rungs(settings.repeats)
     left = settings.runs(len(candidates))

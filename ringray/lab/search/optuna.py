@@ -15,7 +15,7 @@ from ringray.lab.search.base import Ask, by_prediction, nondominated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.search.base import Candidate, Search, Settings, Told
+    from ringray.lab.search.base import Candidate, Search, SearchSettings, Told
 
 OPTIONS = ("budget", "seed")
 _FINALISTS = 3
@@ -23,7 +23,7 @@ _SKETCH = 5  # a proposal gets one in so many of a full measurement's repeats
 _TRIES = 20  # proposals in a row that are no new point, before one is drawn
 
 
-def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
+def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     """One point a round, and a last round of finalists."""
     import optuna
 

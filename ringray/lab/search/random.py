@@ -10,12 +10,12 @@ from ringray.lab.search.base import Ask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.search.base import Candidate, Search, Settings
+    from ringray.lab.search.base import Candidate, Search, SearchSettings
 
 OPTIONS = ("budget", "seed")
 
 
-def search(candidates: Sequence[Candidate], settings: Settings) -> Search:
+def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     """One round; at least one point, however small the budget."""
     each = settings.warmup + settings.repeats
     count = max(1, settings.runs(len(candidates)) // each)

@@ -69,7 +69,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Ring(_Section):
+class RingSection(_Section):
     """The ranks of one ring and where they run."""
 
     size: Annotated[Ints, sweep(Whole(1, 1024))] = 2
@@ -86,7 +86,7 @@ class Ring(_Section):
     last trial, and before one that needs other ranks, it is given back at once."""
 
 
-class Problem(_Section):
+class ProblemSection(_Section):
     """The attention that is computed."""
 
     seq_len: Annotated[Ints, sweep(Whole(1, 2**31 - 1, suffixes=True))]
@@ -114,7 +114,7 @@ class Problem(_Section):
     """What is computed and timed."""
 
 
-class Strategy(_Section):
+class StrategySection(_Section):
     """How the ring computes it."""
 
     partition: Annotated[Names, sweep(Choice(lambda: ["auto", *PARTITIONS]))] = "zigzag"
@@ -146,7 +146,7 @@ class Baseline(_Section):
     """CPU threads of the baseline."""
 
 
-class Measure(_Section):
+class MeasureSection(_Section):
     """How each point is measured."""
 
     warmup: Annotated[int, Whole(0, 100)] = 1
@@ -161,7 +161,7 @@ class Measure(_Section):
     """What to compare with; the name alone is enough. null: nothing."""
 
 
-class Search(_Section):
+class SearchSection(_Section):
     """Which points of the sweep are measured, and in which order; each problem on each size of ring
     is searched by itself."""
 
@@ -186,7 +186,7 @@ class Search(_Section):
         return 0.25 if self.budget is None else self.budget
 
 
-class Limits(_Section):
+class LimitsSection(_Section):
     """When to give up. Not part of what is measured."""
 
     trial_timeout: Annotated[float, Duration(1, 86400)] = 120.0
@@ -206,7 +206,7 @@ class Limits(_Section):
     for nodes to start."""
 
 
-class Tracking(_Section):
+class TrackingSection(_Section):
     """Where the results are shown. Not part of what is measured."""
 
     experiment: Annotated[
@@ -240,13 +240,13 @@ class Spec(_Section):
     """What to call the sweep; `ringray status NAME` finds it."""
     kind: Annotated[str, Choice(lambda: KINDS)]
     """What a trial does."""
-    problem: Problem
-    ring: Ring = Field(default_factory=Ring)
-    strategy: Strategy = Field(default_factory=Strategy)
-    measure: Measure = Field(default_factory=Measure)
-    search: Search = Field(default_factory=Search)
-    limits: Limits = Field(default_factory=Limits)
-    tracking: Tracking = Field(default_factory=Tracking)
+    problem: ProblemSection
+    ring: RingSection = Field(default_factory=RingSection)
+    strategy: StrategySection = Field(default_factory=StrategySection)
+    measure: MeasureSection = Field(default_factory=MeasureSection)
+    search: SearchSection = Field(default_factory=SearchSection)
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
 
     _source: Source | None = PrivateAttr(default=None)
 

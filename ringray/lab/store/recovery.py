@@ -19,7 +19,7 @@ from ringray.lab.trial.outcome import UNKNOWN, SweepInfo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ringray.lab.store.salvage import Found
+    from ringray.lab.store.salvage import Salvaged
 
 WATCH_S = 3 * BEAT_S
 
@@ -84,7 +84,7 @@ def recover(path: Path) -> Recovered:
     return Recovered(kept, saved)
 
 
-def _at_rest(path: Path) -> Found:
+def _at_rest(path: Path) -> Salvaged:
     """What can be read of a store that nobody writes. Whoever ends while it is read moves rows from
     the log into the file: then it is read again."""
     while True:
@@ -136,7 +136,7 @@ def _whole(path: Path, copy: Path) -> bool:
     return True
 
 
-def _fill(new: Path, found: Found) -> tuple[Saved, ...]:
+def _fill(new: Path, found: Salvaged) -> tuple[Saved, ...]:
     """Writes what was found, the sweeps that were begun last coming last."""
     saved = []
     digests = sorted(found.sweeps, key=lambda digest: found.sweeps[digest][1])

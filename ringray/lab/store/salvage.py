@@ -34,7 +34,7 @@ Row = list[Any]
 
 
 @dataclass
-class Found:
+class Salvaged:
     """What was read. ``unreadable``: by digest the keys of trials that had ended and are lost;
     ``leases``: pid, birth, host and beat of whoever held one."""
 
@@ -44,12 +44,12 @@ class Found:
     leases: list[tuple[int, str, str, float]] = field(default_factory=list)
 
 
-def salvage(path: Path) -> Found:
+def salvage(path: Path) -> Salvaged:
     """Every whole row of the store at ``path`` and of the log beside it, the newest of each."""
     environments: dict[str, dict[str, Any]] = {}
     sweeps: list[Row] = []
     trials: list[Row] = []
-    found = Found()
+    found = Salvaged()
     ended: dict[str, set[str]] = {}
     for row in _rows(*_pages(path)):
         match row:
@@ -86,7 +86,7 @@ def salvage(path: Path) -> Found:
     return found
 
 
-def _take_sweep(found: Found, row: Row, environments: dict[str, dict[str, Any]]) -> None:
+def _take_sweep(found: Salvaged, row: Row, environments: dict[str, dict[str, Any]]) -> None:
     digest, name, kind, spec, source, environment, _, created, updated = row[:_SWEEP]
     if len(row) > _SWEEP and row[-1] != seal_of(*row[:6]):
         return
@@ -100,7 +100,7 @@ def _take_sweep(found: Found, row: Row, environments: dict[str, dict[str, Any]])
         found.sweeps[digest] = info, created
 
 
-def _take_trial(found: Found, row: Row, environments: dict[str, dict[str, Any]]) -> None:
+def _take_trial(found: Salvaged, row: Row, environments: dict[str, dict[str, Any]]) -> None:
     digest, key, index, config, predicted, seq, status, *rest = row[:_TRIAL]
     reason, metrics, samples, point, attempts, started, ended, environment = rest
     try:

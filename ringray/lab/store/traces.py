@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ringray.instruments.hops import Span
-    from ringray.lab.trial.measurement import Report
+    from ringray.lab.trial.measurement import RankReport
 
 COMPUTE, WAIT, TRANSFER = 0, 1, 2  # lanes; further transfers have the numbers behind
 
@@ -37,7 +37,7 @@ def folder_of(sweep: str) -> Path:
     return home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
 
 
-def write(path: Path, reports: Sequence[Report]) -> None:
+def write(path: Path, reports: Sequence[RankReport]) -> None:
     """Write the trace of a trial, or replace it whole; OSError where that cannot be."""
     lines = ",\n".join(json.dumps(event) for event in events(reports))
     keep(path, f"[\n{lines}\n]\n")
@@ -50,7 +50,7 @@ def keep(path: Path, text: str) -> None:
     private_files.write(path, text)
 
 
-def events(reports: Sequence[Report]) -> list[dict[str, Any]]:
+def events(reports: Sequence[RankReport]) -> list[dict[str, Any]]:
     """The trace events of all ranks, each rank's in the order of their beginnings."""
     found: list[dict[str, Any]] = []
     for report in reports:

@@ -21,7 +21,7 @@ from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ringray.lab.report.figures.data import Point
+    from ringray.lab.report.figures.data import FigurePoint
 
 FIGURES = "figures"
 _LENGTH = 7800  # of the 8000 characters of a tag
@@ -36,7 +36,7 @@ _METRICS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """Where the sweep is in MLflow. ``children``: run ids by trial key; ``figures``: the names of
     those that are among the run's artifacts."""
 
@@ -46,7 +46,7 @@ class Place:
     figures: tuple[str, ...] = ()
 
 
-def note(sweep: SweepRow, trials: Sequence[TrialRow], place: Place | None = None) -> str:
+def note(sweep: SweepRow, trials: Sequence[TrialRow], place: RunPlace | None = None) -> str:
     """A summary, the fastest of each problem, links, figures and a table of the trials."""
     ended = [trial for trial in trials if trial.status is not None]
     counts = [(status, sum(trial.status == status for trial in ended)) for status in STATUSES]
@@ -63,7 +63,7 @@ def note(sweep: SweepRow, trials: Sequence[TrialRow], place: Place | None = None
     return "\n".join(lines + _table(sweep, trials, ended, len("\n".join(lines))))
 
 
-def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: Place) -> str:
+def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: RunPlace) -> str:
     """To MLflow's views of the children; relative, so that they work wherever the server is."""
     runs = f"#/experiments/{place.experiment_id}/runs"
     only = quote(f'tags.`ringray.sweep` = "{sweep.digest}" AND tags.`ringray.role` = "trial"')
@@ -89,10 +89,10 @@ def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: Place) -> str:
     return "Trials: " + " · ".join(found) + f"; files: `results.csv`, `{TABLE}`, `plan.json`"
 
 
-def _winners(points: Sequence[Point]) -> list[str]:
+def _winners(points: Sequence[FigurePoint]) -> list[str]:
     """Of each problem that was solved in several ways, the fastest, and how far ahead it is."""
     timed = data.having(points, "median_ms")
-    by_problem: dict[tuple[str, ...], list[Point]] = {}
+    by_problem: dict[tuple[str, ...], list[FigurePoint]] = {}
     for point in timed:
         by_problem.setdefault(point.values(words.PROBLEM), []).append(point)
     contests = [same for same in by_problem.values() if len(same) > 1]
@@ -121,7 +121,7 @@ def _winners(points: Sequence[Point]) -> list[str]:
     return lines
 
 
-def _overlap(first: Point, second: Point) -> bool:
+def _overlap(first: FigurePoint, second: FigurePoint) -> bool:
     """Whether a fifth of the runner-up's repeats were faster than a fifth of the winner's."""
     return second.metrics.get("p20_ms", 0.0) <= first.metrics.get("p80_ms", 0.0)
 

@@ -33,7 +33,7 @@ from ringray.lab.report.figures import pictures
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import TRIAL_TAG, sweep_tags, trial_tags
-from ringray.lab.tracking.description import FIGURES, Place, note
+from ringray.lab.tracking.description import FIGURES, RunPlace, note
 from ringray.lab.trial.outcome import UNASKED, Tracked, part_of_a_path
 
 if TYPE_CHECKING:
@@ -254,9 +254,9 @@ class Projection:
             return True
         return sum(one.pruned for one in self._children.values()) < _PRUNED
 
-    def _place(self) -> Place:
+    def _place(self) -> RunPlace:
         children = {key: child.run_id for key, child in self._children.items()}
-        return Place(self.experiment_id, self.run_id, children, self._figures)
+        return RunPlace(self.experiment_id, self.run_id, children, self._figures)
 
     def _name(self, key: str) -> str:
         if key not in self._names:  # a search adds trials as it goes

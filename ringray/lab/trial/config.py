@@ -19,7 +19,7 @@ from ringray_kernels.config import Blocks
 
 
 @dataclass(frozen=True)
-class Config:
+class TrialConfig:
     """One point, flat: what a trial computes and how it is measured. Lengths are tokens."""
 
     ring_size: int
@@ -56,7 +56,7 @@ class Config:
         return flat
 
     @classmethod
-    def from_dict(cls, flat: dict[str, Any]) -> Config:
+    def from_dict(cls, flat: dict[str, Any]) -> TrialConfig:
         """The inverse of ``as_dict``."""
         documents = flat["documents"]
         return cls(
@@ -101,7 +101,7 @@ class Config:
         return self.direction == "forward+backward"
 
 
-FIELDS = tuple(field.name for field in fields(Config))
+FIELDS = tuple(field.name for field in fields(TrialConfig))
 
 
 @lru_cache(maxsize=4096)
@@ -116,7 +116,7 @@ def _mask(
     return geometry.Mask(seq_len, causal, window, bounds)
 
 
-def resolved(config: Config, place: tuned.Place) -> tuple[Config, str]:
+def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]:
     """A trial's config with every choice made, and where they are from ("" if none was open)."""
     if "auto" not in (config.partition, config.transport) and config.blocks is not None:
         return config, ""
@@ -133,7 +133,7 @@ def resolved(config: Config, place: tuned.Place) -> tuple[Config, str]:
     return settled, found.source
 
 
-def default_config(config: Config) -> Config:
+def default_config(config: TrialConfig) -> TrialConfig:
     """With the documented defaults in place of ``auto``, for predictions that need no hardware."""
     if "auto" not in (config.partition, config.transport):
         return config

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from ringray.instruments.hops import Hop, Span
-    from ringray.lab.trial.config import Config
+    from ringray.lab.trial.config import TrialConfig
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
 HOP = "hop: "  # samples under this and a hop's name: its milliseconds and bytes, as ``HOP_VALUES``
@@ -28,7 +28,7 @@ HOP_VALUES = ("compute_ms", "transfer_ms", "wait_ms", "sent_bytes")
 
 
 @dataclass
-class Report:
+class RankReport:
     """What one rank found out about one trial; plain data, so it crosses process borders.
 
     Lists have one entry per repeat: ``seconds`` of the pass on this rank, ``wait_seconds`` that it
@@ -66,9 +66,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def summarise(
-    config: Config,
+    config: TrialConfig,
     flops: int,
-    reports: Sequence[Report],
+    reports: Sequence[RankReport],
     before: Outcome | TrialRow | None = None,
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Metrics and the samples behind them, from the reports of all ranks.
@@ -114,7 +114,7 @@ def summarise(
 
 
 def _from_samples(
-    config: Config, flops: int, samples: Mapping[str, Sequence[float]]
+    config: TrialConfig, flops: int, samples: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
     """What follows from the times of the repeats."""
     if "ms" not in samples:
@@ -136,7 +136,7 @@ def _from_samples(
 
 
 def _overlap(
-    reports: Sequence[Report],
+    reports: Sequence[RankReport],
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """The metrics that only ``overlap`` has, which defines them, and the samples of each hop."""
     metrics = {
@@ -153,7 +153,7 @@ def _overlap(
     return metrics, samples
 
 
-def verdict(reports: Sequence[Report]) -> Fault | None:
+def verdict(reports: Sequence[RankReport]) -> Fault | None:
     """Why the trial counts as failed although every rank reported; None if it does not."""
     for report in reports:
         if report.failure:

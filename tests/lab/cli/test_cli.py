@@ -223,7 +223,7 @@ def test_schema_is_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_quick_commands_import_nothing_heavy(command: str) -> None:
     code = (
         "import sys\n"
-        "from ringray import cli\n"
+        "from ringray.lab import cli\n"
         f"assert cli.main([{command!r}, {QUICKSTART!r}]) == 0\n"
         "heavy = {'torch', 'ray', 'mlflow', 'triton', 'pandas', 'sqlalchemy'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
@@ -243,7 +243,7 @@ def test_the_quick_commands_import_nothing_heavy(command: str) -> None:
 
 
 def test_no_color_means_none(small: str) -> None:
-    code = f"from ringray import cli; import sys; sys.exit(cli.main(['plan', {small!r}]))"
+    code = f"from ringray.lab import cli; import sys; sys.exit(cli.main(['plan', {small!r}]))"
     done = shell(code=code, NO_COLOR="1", FORCE_COLOR="1", TERM="xterm-256color")
     assert done.returncode == 0
     colours = re.findall(r"\x1b\[[0-9;]*m", done.stdout)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ringray.lab.cluster import capacity
-from ringray.lab.cluster.capacity import HEAD, Group, Offer
+from ringray.lab.cluster.capacity import HEAD, Capacity, NodeGroup
 from ringray.lab.cluster.connect import Cluster
 from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GPU = {"CPU": 1.0, "GPU": 1.0}
 CONFIG = yaml.safe_load((REPOSITORY / "cluster" / "local-autoscaling.yaml").read_text())
-EMPTY = Offer((Group("head", {}, 1, head=True),))
+EMPTY = Capacity((NodeGroup("head", {}, 1, head=True),))
 
 
 def node(alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def config(ring: str, **changes: str) -> Any:
 # Rings on nodes
 
 
-def brute(groups: tuple[Group, ...], most: int, bundle: dict[str, float], strategy: str) -> int:
+def brute(groups: tuple[NodeGroup, ...], most: int, bundle: dict[str, float], strategy: str) -> int:
     """The largest ring over every choice of at most ``most`` workers."""
     nodes = [group for group in groups for _ in range(group.most or 0)]
     best = 0
@@ -63,7 +63,7 @@ def test_the_largest_ring_is_that_of_the_best_choice_of_nodes(strategy: str) -> 
     dice = random.Random(7)
     for _ in range(150):
         groups = tuple(
-            Group(f"g{at}", {"CPU": dice.randint(0, 5), "GPU": dice.randint(0, 3)}, count, head)
+            NodeGroup(f"g{at}", {"CPU": dice.randint(0, 5), "GPU": dice.randint(0, 3)}, count, head)
             for at, (count, head) in enumerate(
                 [(1, True), (dice.randint(0, 3), False), (dice.randint(0, 3), False)]
             )
@@ -71,20 +71,20 @@ def test_the_largest_ring_is_that_of_the_best_choice_of_nodes(strategy: str) -> 
         most = dice.randint(0, 5)
         bundle = {"CPU": float(dice.randint(1, 2)), "GPU": float(dice.randint(0, 1))}
         bundle = {name: need for name, need in bundle.items() if need}
-        found = Offer(groups, most).ranks(bundle, strategy)
+        found = Capacity(groups, most).ranks(bundle, strategy)
         assert found == brute(groups, most, bundle, strategy), (groups, most, bundle)
 
 
 def test_without_a_limit_any_ring_fits() -> None:
-    endless = Offer((Group("gpu", GPU, None),))
+    endless = Capacity((NodeGroup("gpu", GPU, None),))
     assert endless.ranks(GPU) == math.inf
     assert endless.ranks(GPU, "STRICT_PACK") == 1
     assert endless.ranks({"CPU": 2.0}) == 0
-    assert Offer((Group("gpu", GPU, None),), 3).ranks(GPU) == 3
+    assert Capacity((NodeGroup("gpu", GPU, None),), 3).ranks(GPU) == 3
 
 
 def test_fractions_of_a_resource_add_up() -> None:
-    assert Offer((Group("a", {"CPU": 0.3}),)).ranks({"CPU": 0.1}) == 3
+    assert Capacity((NodeGroup("a", {"CPU": 0.3}),)).ranks({"CPU": 0.1}) == 3
 
 
 # What Ray says, as an offer
@@ -103,10 +103,10 @@ def test_a_configuration_offers_its_workers_and_the_head_that_there_is() -> None
     found = capacity.of_config(CONFIG, EMPTY)
     assert (found.ranks(GPU), found.ranks({"CPU": 1.0}), found.has("GPU")) == (4, 4, True)
     assert str(found) == "4 × gpu (1 CPU, 1 GPU)"
-    head = Offer((Group("head", {"CPU": 8.0}, 1, head=True),))
+    head = Capacity((NodeGroup("head", {"CPU": 8.0}, 1, head=True),))
     assert capacity.of_config(CONFIG, head).ranks({"CPU": 1.0}) == 12
     # Nodes that run already are the autoscaler's own: they are not offered twice.
-    grown = Offer((*EMPTY.groups, Group("node", GPU, 4)))
+    grown = Capacity((*EMPTY.groups, NodeGroup("node", GPU, 4)))
     assert capacity.of_config(CONFIG, grown).ranks(GPU) == 4
 
 
@@ -132,7 +132,7 @@ def test_types_without_a_number_share_that_of_the_cluster() -> None:
 def growing() -> tuple[Cluster, list[int]]:
     asked: list[int] = []
 
-    def reach() -> Offer:
+    def reach() -> Capacity:
         asked.append(1)
         return capacity.of_config(CONFIG, EMPTY)
 
@@ -170,7 +170,7 @@ def test_gpus_that_nodes_can_bring_are_what_auto_means() -> None:
 
 
 def test_no_gpus_ever_is_said_of_the_device() -> None:
-    without = Cluster(False, EMPTY, lambda: Offer((Group("cpu", {"CPU": 8.0}, 4),)))
+    without = Cluster(False, EMPTY, lambda: Capacity((NodeGroup("cpu", {"CPU": 8.0}, 4),)))
     reason = without.refusal(config("{size: 2, device: cuda}"))
     assert reason is not None
     assert reason.field == "ring.device"
@@ -178,10 +178,10 @@ def test_no_gpus_ever_is_said_of_the_device() -> None:
 
 
 def test_nodes_that_are_there_answer_without_asking_the_autoscaler() -> None:
-    def never() -> Offer:
+    def never() -> Capacity:
         raise AssertionError("asked")
 
-    cluster = Cluster(False, Offer((Group("node", GPU, 4),)), never)
+    cluster = Cluster(False, Capacity((NodeGroup("node", GPU, 4),)), never)
     assert cluster.refusal(config("{size: 4}")) is None
     assert cluster.certain(config("{size: 4}"))
 
@@ -197,8 +197,8 @@ def test_what_cannot_be_known_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("cluster", "exact"),
     [
-        (lambda: Cluster(True, Offer((Group("node", {"CPU": 8.0}),))), False),
-        (lambda: Cluster(False, Offer((Group("node", {"CPU": 8.0}),))), False),
+        (lambda: Cluster(True, Capacity((NodeGroup("node", {"CPU": 8.0}),))), False),
+        (lambda: Cluster(False, Capacity((NodeGroup("node", {"CPU": 8.0}),))), False),
         (lambda: growing()[0], True),
     ],
 )

@@ -15,7 +15,7 @@ from ray.autoscaler._private.kuberay import autoscaling_config
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from ringray.lab.cluster import capacity
-from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from tests.support.place import REPOSITORY
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CLUSTER = REPOSITORY / "cluster"
 LAUNCHED = ("aws", "gcp", "local-autoscaling")
 MANIFESTS = ("raycluster", "rayjob")
-HEAD = Offer((Group("head", {}, 1, head=True),))
+HEAD = Capacity((NodeGroup("head", {}, 1, head=True),))
 GPU = {"CPU": 1.0, "GPU": 1.0}
 
 

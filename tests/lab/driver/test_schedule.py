@@ -11,11 +11,11 @@ from ringray.base.errors import SpecError
 from ringray.lab.driver.schedule import Schedule, studies
 from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
-from ringray.lab.trial.config import Config
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome
 
 if TYPE_CHECKING:
-    from ringray.lab.driver.schedule import Found, Work
+    from ringray.lab.driver.schedule import StudyResult, Work
     from ringray.lab.trial.outcome import TrialRow
 
 HEAD = "version: 1\nname: s\nkind: strategy-tune\n"
@@ -38,7 +38,7 @@ class Machine:
         self.draw = random.Random(3)
         self.worked: list[Work] = []
 
-    def cost(self, config: Config) -> float:
+    def cost(self, config: TrialConfig) -> float:
         names = ("zigzag", "contiguous", "striped", "zigzag-token")
         return 10 + 3 * names.index(config.partition) + len(config.transport)
 
@@ -161,7 +161,7 @@ def test_a_search_that_was_cut_off_ends_where_it_would_have(method: str) -> None
     assert len(first.worked) + len(machine.worked) == len(whole.worked)
 
 
-def _said(found: Found) -> tuple[str | None, tuple[str, ...], int]:
+def _said(found: StudyResult) -> tuple[str | None, tuple[str, ...], int]:
     return found.best, found.front, found.runs
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ringray.base.errors import PlaceError
-from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.connect import Cluster
 from ringray.lab.driver import studies as result
 from ringray.lab.driver.run import _refusals
 from ringray.lab.plan import cost_model, plan
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.ring.actor import Introduction
-from ringray.lab.ring.group import Ring
+from ringray.lab.ring.group import ActorRing
 from ringray.lab.spec import model as spec
 from ringray.lab.trial.outcome import UNASKED, TrialRow
 from ringray.tuning import table as tuned
@@ -33,8 +33,8 @@ KERNELS = (
     "problem: {{seq_len: {lengths}, heads: 8, kv_heads: 2, head_dim: 64}}\n"
     "measure: {{repeats: 3, baseline: null}}\nsearch: {search}\n"
 )
-CPU_ONLY = Offer((Group("node", {"CPU": 8.0}),))
-WITH_GPUS = Offer((Group("node", {"CPU": 8.0, "GPU": 8.0}, 4),))
+CPU_ONLY = Capacity((NodeGroup("node", {"CPU": 8.0}),))
+WITH_GPUS = Capacity((NodeGroup("node", {"CPU": 8.0, "GPU": 8.0}, 4),))
 
 
 def built(lengths: str = "[5000, 8000]", search: str = "{}") -> plan.Plan:
@@ -115,7 +115,7 @@ def _fields(row: TrialRow) -> dict[str, Any]:
 
 
 def test_ranks_on_different_hardware_tune_for_such_rings_alone() -> None:
-    ring = Ring.__new__(Ring)
+    ring = ActorRing.__new__(ActorRing)
     ring.size = 2
     ring.ranks = [
         Introduction(1, "a", "c", "cuda", 1, tuned.Place(name, "abc", "2.13.0", "3.9.0"), "")

@@ -13,13 +13,13 @@ import pytest
 from ringray.base import provenance
 from ringray.base.errors import StoppedError
 from ringray.lab.cluster import connect
-from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.connect import Cluster
 from ringray.lab.driver import trials
 from ringray.lab.driver.observer import Summary
 from ringray.lab.driver.run import _info, run
 from ringray.lab.driver.schedule import Schedule
-from ringray.lab.driver.trials import Session
+from ringray.lab.driver.trials import TrialRunner
 from ringray.lab.plan import plan
 from ringray.lab.ring.monitor import RingFault
 from ringray.lab.spec import model as spec
@@ -48,22 +48,22 @@ class Silent:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[tuple[Session, plan.Plan, Store]]:
+def made(tmp_path: Path) -> Iterator[tuple[TrialRunner, plan.Plan, Store]]:
     planned = plan.build(spec.parse(TUNE))
     described = {"code": "c"}
     sweep = SweepInfo(planned.digest, "s", "kernel-tune", {}, "", described)
-    place = Cluster(True, Offer((Group("node", {"CPU": 2.0}),)))
+    place = Cluster(True, Capacity((NodeGroup("node", {"CPU": 2.0}),)))
     with Store(tmp_path / "store.db") as store:
         store.begin(sweep, [_info(trial, {}) for trial in planned.trials])
         summary = Summary(planned.digest, "s")
         yield (
-            Session(planned, store, Silent(), place, sweep, Lines(None, sweep), summary),
+            TrialRunner(planned, store, Silent(), place, sweep, Lines(None, sweep), summary),
             planned, store,
         )  # fmt: skip
 
 
 def test_ctrl_c_waits_for_no_ring_that_starts(
-    made: tuple[Session, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
+    made: tuple[TrialRunner, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_test, planned, store = made
     begun = threading.Event()
@@ -77,7 +77,7 @@ def test_ctrl_c_waits_for_no_ring_that_starts(
             if patience.stop.wait(60):
                 raise StoppedError
 
-    monkeypatch.setattr("ringray.lab.ring.pool.Ring", Starting)
+    monkeypatch.setattr("ringray.lab.ring.pool.ActorRing", Starting)
 
     def interrupt(*given: Any, **options: Any) -> Any:
         begun.wait()
@@ -96,7 +96,7 @@ def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for
 ) -> None:
     text = TUNE.replace("kernel-tune", "latency").replace("size: 2,", "size: [2, 4],")
     planned = plan.build(spec.parse(text.partition("search:")[0]))
-    small = Cluster(False, Offer((Group("node", {"CPU": 2.0}),)))
+    small = Cluster(False, Capacity((NodeGroup("node", {"CPU": 2.0}),)))
     left = {trial.config.ring_size: trial for trial in planned.trials}[4]
 
     class Measured:
@@ -117,10 +117,10 @@ def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for
     described = provenance.describe()
     sweep = SweepInfo(planned.digest, "s", "latency", {}, "", described)
     left_lines = Lines(json_path, sweep)
-    monkeypatch.setattr(trials, "Session", Measured)
+    monkeypatch.setattr(trials, "TrialRunner", Measured)
     monkeypatch.setattr(provenance, "describe", lambda: described)
     with Store(tmp_path / "store.db") as store:
-        for offer in (Offer((Group("node", {"CPU": 8.0}),)), small.present, small.present):
+        for offer in (Capacity((NodeGroup("node", {"CPU": 8.0}),)), small.present, small.present):
             place = Cluster(False, offer)
             if offer is small.present:
                 monkeypatch.setattr(Measured, "run", lambda self, schedule: None)
@@ -131,7 +131,7 @@ def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for
 
 
 def test_a_late_failure_does_not_take_what_was_measured(
-    made: tuple[Session, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
+    made: tuple[TrialRunner, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_test, planned, store = made
     schedule = Schedule(planned, {}, {})

@@ -18,9 +18,9 @@ from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial import measurement
-from ringray.lab.trial.config import Config
+from ringray.lab.trial.config import TrialConfig
 from ringray.traffic import script, walk
-from ringray.traffic.geometry import Deal
+from ringray.traffic.geometry import Layout
 from tests.support import place as drive
 from tests.support import ranks, tracking_store
 
@@ -55,7 +55,7 @@ def trial(name: str, backward: str) -> plan.Trial:
     return found
 
 
-def measured(name: str, backward: str) -> tuple[plan.Trial, measurement.Report]:
+def measured(name: str, backward: str) -> tuple[plan.Trial, measurement.RankReport]:
     """What this rank reports of a trial on the ring that it is in."""
     point = trial(name, backward)
     context = RankContext(dist.get_rank(), RING, torch.device("cpu"), dist.group.WORLD)
@@ -76,15 +76,15 @@ def every_visit_is_a_span(rank: int, size: int) -> None:
         config = point.config
         routes = transport.plan(name, size, config.heads, config.kv_heads).routes
         back = walk.resolve_backward(backward, name, walks=True)
-        deal = Deal(config.partition, config.padded, size)
+        layout = Layout(config.partition, config.padded, size)
         costs = walk.costs(4, config.batch, config.heads, config.kv_heads, config.head_dim)
-        walks = walk.choose(deal, config.mask, routes, back, costs)
+        walks = walk.choose(layout, config.mask, routes, back, costs)
         passes: tuple[tuple[walk.Pass, walk.Traffic], ...] = (
             ("forward", walks.forward),
             ("backward", walks.backward),
         )
         for which, moved in passes:
-            steps = script.write(moved, which, deal.rows, rank).steps
+            steps = script.write(moved, which, layout.rows, rank).steps
             last = len(steps) - 1
             visits = {
                 (f"{which}, step {at}", f"chunk {visit.owner}")
@@ -148,7 +148,7 @@ def test_on_a_ring_of_four() -> None:
 
 
 def test_a_ring_of_one_hides_nothing() -> None:
-    config = Config.from_dict({**trial("ring", "planned").config.as_dict(), "ring_size": 1})
+    config = TrialConfig.from_dict({**trial("ring", "planned").config.as_dict(), "ring_size": 1})
     report = overlap.run(config, RankContext(0, 1, torch.device("cpu"), None))
     assert {span.kind for span in report.spans} == {"compute"}
     metrics, _ = measurement.summarise(config, 1, [report])

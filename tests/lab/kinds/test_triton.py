@@ -10,7 +10,7 @@ import torch
 
 import ringray
 from ringray.base.errors import SpecError
-from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.connect import Cluster
 from ringray.lab.plan import plan, pruning
 from ringray.lab.report import words
@@ -162,8 +162,8 @@ def test_the_interpreter_is_for_small_sizes() -> None:
 
 
 def test_a_cluster_decides_what_auto_leaves_open() -> None:
-    cpus = Cluster(True, Offer((Group("node", {"CPU": 8.0}),)))
-    gpus = Cluster(False, Offer((Group("node", {"CPU": 8.0, "GPU": 8.0}),)))
+    cpus = Cluster(True, Capacity((NodeGroup("node", {"CPU": 8.0}),)))
+    gpus = Cluster(False, Capacity((NodeGroup("node", {"CPU": 8.0, "GPU": 8.0}),)))
     for strategy, problem, on_cpus, on_gpus in (
         ("blocks: 64", "seq_len: 64", None, "backend auto (triton on cuda) takes null or a text"),
         (

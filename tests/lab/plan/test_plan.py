@@ -16,14 +16,14 @@ from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial import measurement
-from ringray.lab.trial.config import Config
+from ringray.lab.trial.config import TrialConfig
 from tests.support import brute_force
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ringray.lab.trial.measurement import Report
+    from ringray.lab.trial.measurement import RankReport
 
 HEAD = "version: 1\nname: p\nkind: latency\n"
 EVERY_PARTITION = "strategy: {partition: [contiguous, striped, zigzag, zigzag-token]}\n"
@@ -88,7 +88,7 @@ def test_a_config_is_what_its_dict_says() -> None:
     ):
         text = f"problem: {{seq_len: 64, documents: {documents}}}\nstrategy: {{blocks: {blocks}}}\n"
         config = build(text).trials[0].config
-        assert Config.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+        assert TrialConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
 
 
 def test_two_ways_to_say_the_same_are_one_point() -> None:
@@ -209,7 +209,7 @@ def test_a_ring_sends_what_the_plan_says(
     messages: list[int] = []
 
     def summarise(
-        config: Config, flops: int, reports: Sequence[Report], before: object
+        config: TrialConfig, flops: int, reports: Sequence[RankReport], before: object
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
         messages.append(sum(report.messages for report in reports))
         return measurement.summarise(config, flops, reports)

@@ -12,7 +12,7 @@ import ray
 
 from ringray.base.errors import StoppedError
 from ringray.lab.ring import monitor
-from ringray.lab.ring.monitor import RingFault, Vigil, Where
+from ringray.lab.ring.monitor import RankMonitor, RingFault, Where
 
 NODE = {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.2", "NodeManagerPort": 7000}
 
@@ -115,7 +115,7 @@ def watched(
     monkeypatch.setattr(monitor, "gone", lambda node_id: False)
     actors = [ranks.actor(rank == silent) for rank in range(len(ends))]
     where = [Where("a node", "a")] * len(ends)
-    vigilant = Vigil(actors, where, 120.0, started, stop or threading.Event())
+    vigilant = RankMonitor(actors, where, 120.0, started, stop or threading.Event())
     return vigilant.answers(list(range(len(ends)))), ranks.now
 
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ringray.base.errors import StoppedError
-from ringray.lab.cluster.capacity import Group, Offer
+from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.connect import Cluster
 from ringray.lab.plan import plan
 from ringray.lab.ring import pool
-from ringray.lab.ring.pool import WarmRing
+from ringray.lab.ring.pool import RingPool
 from ringray.lab.spec import model as spec
 from tests.support.place import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FEW = Offer((Group("node", {"CPU": 8.0}),))
-MANY = Offer((Group("node", {"CPU": 8.0, "GPU": 8.0}, 4),))
+FEW = Capacity((NodeGroup("node", {"CPU": 8.0}),))
+MANY = Capacity((NodeGroup("node", {"CPU": 8.0, "GPU": 8.0}, 4),))
 STATIC, GROWING, GPUS = (
     Cluster(False, FEW),
     Cluster(False, FEW, lambda: MANY),
@@ -51,7 +51,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def rings(monkeypatch: pytest.MonkeyPatch) -> list[Counted]:
-    monkeypatch.setattr(pool, "Ring", Counted)
+    monkeypatch.setattr(pool, "ActorRing", Counted)
     monkeypatch.setattr(Counted, "alive", [])
     return Counted.alive
 
@@ -65,7 +65,7 @@ def sweep(ring: str, limits: str = "{}") -> tuple[Any, list[Any]]:
 def capacities(place: Cluster, ring: str) -> list[tuple[int, bool]]:
     """Of each trial's ring the actors, and whether it was warm."""
     read, configs = sweep(ring)
-    shared = WarmRing(place, read, lambda text: None)
+    shared = RingPool(place, read, lambda text: None)
     found = []
     for at, one in enumerate(configs):
         made, was_warm = shared.take(one, configs[at:])
@@ -93,7 +93,7 @@ def test_rings_have_spare_ranks_only_where_those_cost_nothing(
 
 def test_a_ring_that_fits_is_kept(rings: list[Counted]) -> None:
     read, configs = sweep("{size: 2, device: cpu}")
-    shared = WarmRing(GROWING, read, lambda text: None)
+    shared = RingPool(GROWING, read, lambda text: None)
     first, was_warm = shared.take(configs[0], configs)
     assert not was_warm
     assert shared.take(configs[0], configs) == (first, True)
@@ -105,7 +105,7 @@ def test_a_ring_that_fits_is_kept(rings: list[Counted]) -> None:
 
 def test_an_idle_ring_is_released_and_a_busy_one_is_not(rings: list[Counted]) -> None:
     read, configs = sweep("{size: 2, device: cpu, idle_release: 200ms}")
-    shared = WarmRing(GROWING, read, lambda text: None)
+    shared = RingPool(GROWING, read, lambda text: None)
     for _ in range(4):  # in use for longer than that, and idle for less
         shared.take(configs[0], configs)
         time.sleep(0.25)
@@ -121,7 +121,7 @@ def test_an_idle_ring_is_released_and_a_busy_one_is_not(rings: list[Counted]) ->
 
 def test_no_timer_outlives_its_sweep(rings: list[Counted]) -> None:
     read, configs = sweep("{size: 2, device: cpu, idle_release: 1h}")
-    shared = WarmRing(GROWING, read, lambda text: None)
+    shared = RingPool(GROWING, read, lambda text: None)
     before = threading.active_count()
     shared.take(configs[0], configs)
     shared.rest()
@@ -141,9 +141,9 @@ def test_a_ring_that_comes_too_late_is_given_back(
             super().__init__(*given)
             stop.set()
 
-    monkeypatch.setattr(pool, "Ring", Late)
+    monkeypatch.setattr(pool, "ActorRing", Late)
     read, configs = sweep("{size: 2, device: cpu}")
-    shared = WarmRing(GROWING, read, lambda text: None, stop=stop)
+    shared = RingPool(GROWING, read, lambda text: None, stop=stop)
     with pytest.raises(StoppedError):
         shared.take(configs[0], configs)
     assert rings == []
@@ -152,8 +152,8 @@ def test_a_ring_that_comes_too_late_is_given_back(
 def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> None:
     read, configs = sweep("{size: 64, device: cpu}", "{place_timeout: 3m}")
     notes: list[str] = []
-    unknown: Callable[[], Offer | None] = lambda: None  # noqa: E731
-    shared = WarmRing(Cluster(False, FEW, unknown), read, notes.append)
+    unknown: Callable[[], Capacity | None] = lambda: None  # noqa: E731
+    shared = RingPool(Cluster(False, FEW, unknown), read, notes.append)
     shared.take(configs[0], configs)
     (ring,) = rings
     assert (ring.patience.seconds, ring.patience.certain) == (180.0, False)

@@ -290,7 +290,7 @@ def test_a_store_whose_last_user_ends_meanwhile_is_read_again(
         store.begin(sweep(), [trial(0)])
     real, calls = salvage, list[Path]()
 
-    def racing(asked: Path) -> store_salvage.Found:
+    def racing(asked: Path) -> store_salvage.Salvaged:
         calls.append(asked)
         if len(calls) == 1:
             os.utime(path)

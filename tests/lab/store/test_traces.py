@@ -12,7 +12,7 @@ import pytest
 from ringray.instruments.hops import Span
 from ringray.lab.report import trace_figure
 from ringray.lab.store import traces
-from ringray.lab.trial.measurement import Report
+from ringray.lab.trial.measurement import RankReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def reports(ranks: int = 3) -> list[Report]:
+def reports(ranks: int = 3) -> list[RankReport]:
     """Each rank has two transfers under way at once, then one more; spans in the order of ends."""
     return [
-        Report(
+        RankReport(
             rank,
             spans=[
                 Span("compute", "forward, step 0", "chunk 0", 0.001, 0.004),

@@ -128,7 +128,7 @@ def test_the_note_names_the_fastest_and_how_sure_that_is(sweep_row: Any) -> None
 def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> None:
     rows = strategies()
     children = {trial.key: f"{trial.index:032x}" for trial in rows}
-    place = description.Place("7", "cd" * 16, children, ("throughput", "pareto"))
+    place = description.RunPlace("7", "cd" * 16, children, ("throughput", "pareto"))
     note = description.note(sweep_row, rows, place)
     assert len(note) <= 8000
     links = dict(re.findall(r"(?<!!)\[([^]]+)\]\((\S+)\)", note))

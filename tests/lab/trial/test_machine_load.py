@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ringray.lab.trial import machine_load
-from ringray.lab.trial.config import Config
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.machine_load import Watch
-from ringray.lab.trial.measurement import Report, summarise
+from ringray.lab.trial.measurement import RankReport, summarise
 from tests.support.tracking_store import config
 
 
@@ -111,9 +111,9 @@ def test_ranks_become_one() -> None:
     assert machine_load.together(ranks) == {
         "cpu_percent": 80.0, "host_cpu_percent": 95.0, "rss_bytes": 9.0,
     }  # fmt: skip
-    reports = [Report(rank, seconds=[0.1], wait_seconds=[0.0], usage=u) for rank, u in
+    reports = [RankReport(rank, seconds=[0.1], wait_seconds=[0.0], usage=u) for rank, u in
                enumerate(ranks)]  # fmt: skip
-    metrics, _ = summarise(Config.from_dict(config(0)), 10**9, reports)
+    metrics, _ = summarise(TrialConfig.from_dict(config(0)), 10**9, reports)
     assert metrics["host_cpu_percent"] == 95.0
     assert metrics["median_ms"] == 100.0
     assert machine_load.together([]) == {}

@@ -15,14 +15,14 @@ from torch.multiprocessing.spawn import spawn
 import ringray
 from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
-from ringray.lab.trial.config import Config
-from ringray.lab.trial.measurement import Report, peak_memory, quantile, summarise, verdict
+from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.measurement import RankReport, peak_memory, quantile, summarise, verdict
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
 
 
-def config(**problem: object) -> Config:
+def config(**problem: object) -> TrialConfig:
     lines = "".join(f"  {name}: {value}\n" for name, value in problem.items())
     text = (
         "version: 1\nname: m\nkind: latency\nring: {size: 2, device: cpu}\n"
@@ -42,8 +42,8 @@ def test_quantile_interpolates() -> None:
 
 def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
     reports = [
-        Report(0, [1, 2, 3, 4, 5], [0.1, 0.2, 0.3, 0.4, 0.5], [1, 4, 8, 8, 1], 100, 1, 5 * MIB),
-        Report(1, [2, 1, 4, 1, 1], [0.9, 0.9, 0.1, 0.1, 0.1], [], 50, 1, 7 * MIB),
+        RankReport(0, [1, 2, 3, 4, 5], [0.1, 0.2, 0.3, 0.4, 0.5], [1, 4, 8, 8, 1], 100, 1, 5 * MIB),
+        RankReport(1, [2, 1, 4, 1, 1], [0.9, 0.9, 0.1, 0.1, 0.1], [], 50, 1, 7 * MIB),
     ]
     metrics, samples = summarise(config(batch=3), 10**13, reports)
     assert samples == {
@@ -61,16 +61,18 @@ def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
 
 
 def test_what_was_not_measured_is_left_out() -> None:
-    metrics, samples = summarise(config(), 1, [Report(0, errors={"out": 0.5}), Report(1)])
+    metrics, samples = summarise(config(), 1, [RankReport(0, errors={"out": 0.5}), RankReport(1)])
     assert metrics == {"sent_bytes": 0, "error_out": 0.5}
     assert samples == {}
-    metrics, samples = summarise(config(), 1, [Report(0, [1.0], [0.0]), Report(1, [1.0], [0.0])])
+    metrics, samples = summarise(
+        config(), 1, [RankReport(0, [1.0], [0.0]), RankReport(1, [1.0], [0.0])]
+    )
     assert not {"ratio", "baseline_ms", "peak_memory_bytes"} & (metrics.keys() | samples.keys())
 
 
 @pytest.mark.parametrize("share", [1.001, math.inf, math.nan])
 def test_an_error_beyond_the_budget_fails(share: float) -> None:
-    found = verdict([Report(0, errors={"out": 0.2, "dq": share}), Report(1)])
+    found = verdict([RankReport(0, errors={"out": 0.2, "dq": share}), RankReport(1)])
     assert found is not None
     assert found.kind == "mismatch"
     reason = str(found)
@@ -80,8 +82,8 @@ def test_an_error_beyond_the_budget_fails(share: float) -> None:
 
 
 def test_a_failure_of_any_rank_fails() -> None:
-    assert verdict([Report(0, errors={"out": 1.0}), Report(1)]) is None
-    differs = verdict([Report(0), Report(1, failure="it differs")])
+    assert verdict([RankReport(0, errors={"out": 1.0}), RankReport(1)]) is None
+    differs = verdict([RankReport(0), RankReport(1, failure="it differs")])
     assert str(differs) == "rank 1: it differs"
 
 

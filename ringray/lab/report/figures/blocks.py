@@ -15,7 +15,7 @@ from ringray_kernels.config import Blocks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ringray.lab.report.figures.data import Point
+    from ringray.lab.report.figures.data import FigurePoint
 
 KERNELS = ("forward", "dq", "dkv")
 
@@ -37,7 +37,7 @@ class Map(NamedTuple):
     default_ms: float | None
 
 
-def maps(found: Sequence[Point]) -> tuple[list[Map], int]:
+def maps(found: Sequence[FigurePoint]) -> tuple[list[Map], int]:
     """The maps of all problems and kernels of which block sizes vary, and how many are left out."""
     panels, left_out = data.panels(data.having(found, "median_ms"))
     made: list[Map] = []
@@ -72,7 +72,7 @@ def _detail(text: str) -> str:
 
 
 def _collect(
-    trials: Iterable[tuple[Point, tuple[int, int], str]],
+    trials: Iterable[tuple[FigurePoint, tuple[int, int], str]],
 ) -> dict[tuple[int, int], Cell]:
     cells: dict[tuple[int, int], Cell] = {}
     for point, place, detail in trials:
@@ -82,7 +82,7 @@ def _collect(
     return cells
 
 
-def draw(points: Sequence[Point]) -> style.Figure | None:
+def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
     """A heat map per problem and kernel, darker is slower; None where no blocks vary."""
     found, left_out = maps(points)
     if not found:

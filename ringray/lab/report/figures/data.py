@@ -22,7 +22,7 @@ _UNNAMED = ("partition", "transport")  # what a strategy is called where there i
 
 
 @dataclass(frozen=True)
-class Point:
+class FigurePoint:
     """One configuration and the median over its replicas of each metric that is finite."""
 
     config: dict[str, Any]
@@ -38,24 +38,24 @@ class Panel:
     """Points that one set of axes shows, and what they have in common beside the other panels'."""
 
     title: str
-    points: tuple[Point, ...]
+    points: tuple[FigurePoint, ...]
 
 
-def points(rows: Sequence[TrialRow]) -> list[Point]:
+def points(rows: Sequence[TrialRow]) -> list[FigurePoint]:
     """The points of which a trial is ok, in the order of the plan."""
     ok = [row for row in rows if row.status == "ok"]
     return [
-        Point(same[0].config, together([row.metrics for row in same]))
+        FigurePoint(same[0].config, together([row.metrics for row in same]))
         for same in by_point(ok, lambda row: row.config)
     ]
 
 
-def having(found: Iterable[Point], *metrics: str) -> list[Point]:
+def having(found: Iterable[FigurePoint], *metrics: str) -> list[FigurePoint]:
     """The points that have all of ``metrics``."""
     return [point for point in found if all(name in point.metrics for name in metrics)]
 
 
-def panels(found: Sequence[Point], beside: Sequence[str] = ()) -> tuple[list[Panel], int]:
+def panels(found: Sequence[FigurePoint], beside: Sequence[str] = ()) -> tuple[list[Panel], int]:
     """The points by problem, and how many problems are left out.
 
     ``beside``: fields of the problem that the axes show, so that they make no panels. Of more than
@@ -63,7 +63,7 @@ def panels(found: Sequence[Point], beside: Sequence[str] = ()) -> tuple[list[Pan
     equals.
     """
     varying = [name for name in _varying(found, words.PROBLEM) if name not in beside]
-    by_problem: dict[tuple[str, ...], list[Point]] = {}
+    by_problem: dict[tuple[str, ...], list[FigurePoint]] = {}
     for point in found:
         by_problem.setdefault(point.values(varying), []).append(point)
     best = sorted(
@@ -77,22 +77,22 @@ def panels(found: Sequence[Point], beside: Sequence[str] = ()) -> tuple[list[Pan
     return kept, len(by_problem) - len(kept)
 
 
-def strategies(found: Sequence[Point]) -> tuple[str, ...]:
+def strategies(found: Sequence[FigurePoint]) -> tuple[str, ...]:
     """The fields of the strategy in which ``found`` differ."""
     return _varying(found, words.STRATEGY)
 
 
-def strategy(point: Point, fields: Sequence[str]) -> str:
+def strategy(point: FigurePoint, fields: Sequence[str]) -> str:
     """What to call a point's strategy, by the fields in which strategies differ."""
     return words.label(point.config, fields or _UNNAMED)
 
 
-def problem(point: Point, fields: Sequence[str]) -> str:
+def problem(point: FigurePoint, fields: Sequence[str]) -> str:
     """What to call a point's problem, by the fields in which problems differ."""
     config = {**point.config, "seq_len": f"{point.config['seq_len']:,} tokens"}
     return words.label(config, fields)
 
 
-def _varying(found: Iterable[Point], fields: Sequence[str]) -> tuple[str, ...]:
+def _varying(found: Iterable[FigurePoint], fields: Sequence[str]) -> tuple[str, ...]:
     among = words.varying(point.config for point in found)
     return tuple(name for name in among if name in fields)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringray.lab.report.figures import data, style
-from ringray.lab.report.figures.data import Panel, Point
+from ringray.lab.report.figures.data import FigurePoint, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_LINES = 8
-Value = Callable[[Point], float]
+Value = Callable[[FigurePoint], float]
 
 
 class Line(NamedTuple):
@@ -23,7 +23,7 @@ class Line(NamedTuple):
     ys: list[float]
 
 
-def panels(found: Sequence[Point], *metrics: str) -> tuple[list[Panel], int]:
+def panels(found: Sequence[FigurePoint], *metrics: str) -> tuple[list[Panel], int]:
     """Panels of the points that have ``metrics``; those in which no length varies are left out."""
     every, left_out = data.panels(data.having(found, *metrics), beside=("seq_len",))
     kept = [one for one in every if len({p.config["seq_len"] for p in one.points}) > 1]

@@ -9,12 +9,12 @@ from ringray.lab.report.figures import data, lines, style
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.report.figures.data import Point
+    from ringray.lab.report.figures.data import FigurePoint
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def draw(points: Sequence[Point]) -> style.Figure | None:
+def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
     """MiB or GiB per rank on logarithmic axes; None where no length varies."""
     panels, left_out = lines.panels(points, "peak_memory_bytes")
     if not panels:

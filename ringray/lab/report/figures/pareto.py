@@ -9,23 +9,23 @@ from ringray.lab.report.figures import data, style
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.report.figures.data import Point
+    from ringray.lab.report.figures.data import FigurePoint
 
 MIB = 1 << 20
 MAX_NAMES = 6  # per panel; the front's ends and what lies evenly between them
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def front(points: Sequence[FigurePoint]) -> list[FigurePoint]:
     """The points that no other is at least as good as in both and better in one, fastest first."""
     ordered = sorted(points, key=lambda p: (p.metrics["median_ms"], p.metrics["peak_memory_bytes"]))
-    kept: list[Point] = []
+    kept: list[FigurePoint] = []
     for point in ordered:
         if not kept or point.metrics["peak_memory_bytes"] < kept[-1].metrics["peak_memory_bytes"]:
             kept.append(point)
     return kept
 
 
-def draw(points: Sequence[Point]) -> style.Figure | None:
+def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
     """A cloud and its front for each problem; None where no problem was solved in ways that
     differ in memory."""
     every, left_out = data.panels(data.having(points, "median_ms", "peak_memory_bytes"))
@@ -54,12 +54,12 @@ def draw(points: Sequence[Point]) -> style.Figure | None:
     return figure
 
 
-def _places(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+def _places(points: Sequence[FigurePoint]) -> tuple[list[float], list[float]]:
     xs = [point.metrics["median_ms"] for point in points]
     return xs, [point.metrics["peak_memory_bytes"] / MIB for point in points]
 
 
-def _names(axes: style.Axes, best: Sequence[Point], fields: Sequence[str]) -> None:
+def _names(axes: style.Axes, best: Sequence[FigurePoint], fields: Sequence[str]) -> None:
     step = max(1, (len(best) - 1) / (MAX_NAMES - 1))
     chosen = {round(at * step) for at in range(MAX_NAMES)} & set(range(len(best)))
     middle = (best[0].metrics["median_ms"] + best[-1].metrics["median_ms"]) / 2

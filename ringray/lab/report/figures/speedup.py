@@ -10,7 +10,7 @@ from ringray.lab.report.figures import data, style
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.report.figures.data import Panel, Point
+    from ringray.lab.report.figures.data import FigurePoint, Panel
 
 MAX_STRATEGIES = 12
 MAX_LENGTHS = 4
@@ -37,7 +37,7 @@ def bars(panel: Panel, fields: Sequence[str]) -> Bars:
     return Bars(names[:MAX_STRATEGIES], lengths, values)
 
 
-def draw(points: Sequence[Point]) -> style.Figure | None:
+def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
     """Bars of 1 / ratio; None where nothing was measured beside a baseline, or in one way only."""
     shown = [point for point in data.having(points, "ratio") if point.metrics["ratio"] > 0]
     fields = data.strategies(shown)

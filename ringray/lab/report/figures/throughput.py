@@ -11,11 +11,11 @@ from ringray.lab.report.figures import data, lines, style
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.report.figures.data import Panel, Point
+    from ringray.lab.report.figures.data import FigurePoint, Panel
     from ringray.lab.report.figures.lines import Line
 
 
-def draw(points: Sequence[Point]) -> style.Figure | None:
+def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
     """TFLOP/s (GFLOP/s where it is below one) of all ranks together, from the exact count of FLOPs;
     None where no length varies."""
     panels, left_out = lines.panels(points, "tflops")
