@@ -87,8 +87,21 @@ class StoppedError(RingrayError):
     """What was waited for is not needed any more: the run ends."""
 
 
+def unknown(what: str, got: object, choices: Iterable[str]) -> str:
+    """Returns the message about a name that is not in ``choices``: given, expected, nearest."""
+    choices = tuple(choices)
+    hint = suggestion(str(got), choices)
+    return f"{what}: got {got!r}, expected one of {', '.join(choices)}" + (hint and f"; {hint}")
+
+
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """Returns ``did you mean 'zigzag'?`` with the choice nearest to ``name``, or ""."""
+    close = nearest(name, choices)
+    return f"did you mean {close!r}?" if close else ""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The one of ``choices`` that ``name`` was probably meant to be, or None."""
+    """Returns the choice that ``name`` was probably meant to be, or None."""
     by_folded = {choice.casefold(): choice for choice in choices}
     close = get_close_matches(name[:100].casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[close[0]] if close else None

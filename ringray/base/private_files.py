@@ -11,13 +11,39 @@ import contextlib
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from ringray.base.errors import PlaceError
 
 FOLDER, FILE = 0o700, 0o600
 _OTHERS = 0o077
+
+
+def home() -> Path:
+    """Returns ``$RINGRAY_HOME`` or ``~/.ringray``, the folder of everything durable; it may not
+    exist."""
+    given = os.environ.get("RINGRAY_HOME")
+    return Path(given).expanduser().absolute() if given else Path.home() / ".ringray"
+
+
+def create_home() -> Path:
+    """Creates :func:`home` for its owner only and returns it.
+
+    Raises:
+        PlaceError: it is not a directory, or cannot be created.
+    """
+    path = home()
+    try:
+        above(path / "any")
+        if path == Path.home() / ".ringray":
+            close(path)  # another folder may be shared on purpose
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise PlaceError(
+            f"the home folder {path} cannot be used: {why}; "
+            "set RINGRAY_HOME to a folder that you may write to"
+        ) from error
+    return path
 
 
 def folder(path: Path) -> Path:

@@ -18,19 +18,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ringray.base.units import GIB
+
 PROVENANCE = "ringray-source.json"  # beside source that was sent without its repository
 _PACKAGE = Path(__file__).resolve().parents[1]
 _VERSIONED = ("torch", "triton", "ray", "mlflow")
 # What can change a measured number. Ray and MLflow only carry the numbers, so upgrading them
 # must not make every point of a finished sweep look unmeasured.
 _MEASURED_VERSIONS = ("ringray", "torch", "triton")
-_GIB = 1 << 30
-
-
-def home() -> Path:
-    """``$RINGRAY_HOME`` or ``~/.ringray``, where everything durable lies; it need not exist."""
-    given = os.environ.get("RINGRAY_HOME")
-    return Path(given).expanduser().absolute() if given else Path.home() / ".ringray"
 
 
 def describe() -> dict[str, Any]:
@@ -63,7 +58,7 @@ def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
     Memory counts in whole GiB: the kernel's own share of it changes from boot to boot.
     """
     machine = dict(environment.get("hardware") or {})
-    machine["memory_gib"] = round((machine.pop("memory_bytes", 0) or 0) / _GIB)
+    machine["memory_gib"] = round((machine.pop("memory_bytes", 0) or 0) / GIB)
     known = environment.get("versions") or {}
     return _digest(
         {

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ringray.base.errors import nearest
+from ringray.base.errors import unknown
 from ringray.partition import contiguous, striped, zigzag, zigzag_token
 
 if TYPE_CHECKING:
@@ -53,11 +53,7 @@ def get(name: str) -> Partition:
     try:
         return PARTITIONS[name]
     except (KeyError, TypeError):
-        hint = nearest(str(name), PARTITIONS)
-        raise ValueError(
-            f"partition: got {name!r}, expected one of {', '.join(PARTITIONS)}"
-            + (f"; did you mean {hint!r}?" if hint else "")
-        ) from None
+        raise ValueError(unknown("partition", name, PARTITIONS)) from None
 
 
 def padded_length(name: str, seq_len: int, world_size: int) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from ringray.base.errors import nearest
+from ringray.base.errors import unknown
 from ringray.traffic import geometry
 from ringray.traffic.routes import KEPT, Route, back
 
@@ -228,11 +228,7 @@ def resolve_backward(name: str, transport: str, *, walks: bool) -> Backward:
                     "'planned'"
                 )
             return known
-    hint = nearest(str(name), ("auto", *BACKWARDS))
-    raise ValueError(
-        f"backward: got {name!r}, expected one of auto, {', '.join(BACKWARDS)}"
-        + (f"; did you mean {hint!r}?" if hint else "")
-    )
+    raise ValueError(unknown("backward", name, ("auto", *BACKWARDS)))
 
 
 @lru_cache(maxsize=128)

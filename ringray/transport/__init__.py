@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringray.base.errors import nearest
+from ringray.base.errors import unknown
 from ringray.transport import allgather, bidirectional, double_ring, hybrid, ring, staged, ulysses
 from ringray.transport.exchange import Exchange
 
@@ -65,11 +65,7 @@ def parse(text: str) -> Named:
     """``name`` or ``name:number``; ValueError with what is valid otherwise."""
     name, colon, number = text.partition(":") if isinstance(text, str) else (str(text), "", "")
     if name not in TRANSPORTS or not isinstance(text, str):
-        hint = nearest(name, TRANSPORTS)
-        raise ValueError(
-            f"transport: got {text!r}, expected one of {', '.join(TRANSPORTS)}"
-            + (f"; did you mean {hint!r}?" if hint else "")
-        )
+        raise ValueError(unknown("transport", text, TRANSPORTS))
     found = TRANSPORTS[name]
     if not colon:
         return Named(found, None)

@@ -180,7 +180,7 @@ def _differing(theirs: Place, ours: Place) -> str:
 
 def folder() -> Path:
     """``$RINGRAY_HOME/tuned``; it need not exist."""
-    return provenance.home() / "tuned"
+    return private_files.home() / "tuned"
 
 
 def table(path: Path | None = None) -> Table:

@@ -15,8 +15,8 @@ import pytest
 
 from ringray.base import private_files
 from ringray.base.errors import PlaceError, UserError
+from ringray.base.private_files import create_home, home
 from ringray.lab.store import traces
-from ringray.lab.store.schema import home
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking import tracker
@@ -95,7 +95,7 @@ def test_the_default_home_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ringray").mkdir()
     (tmp_path / ".ringray").chmod(0o755)
-    assert mode(home()) == 0o700
+    assert mode(create_home()) == 0o700
 
 
 def test_links_that_wait_are_not_followed(tmp_path: Path, own_home: Path) -> None:

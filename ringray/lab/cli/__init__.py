@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from ringray import __version__
-from ringray.base.errors import RingrayError, UserError, nearest
+from ringray.base.errors import RingrayError, UserError, unknown
 from ringray.base.redaction import shown
 
 if TYPE_CHECKING:
@@ -112,11 +112,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _dispatch(argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        close = nearest(argv[0], COMMANDS)
-        raise UserError(
-            f"unknown command {argv[0]!r}, expected one of {', '.join(COMMANDS)}"
-            + (f"; did you mean {close!r}?" if close else "")
-        )
+        raise UserError(unknown("command", argv[0], COMMANDS))
     parser = _parser()
     try:
         arguments = parser.parse_args(argv)

@@ -12,11 +12,10 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringray.base import provenance, units
+from ringray.base import private_files, provenance, units
 from ringray.base.errors import RingrayError
 from ringray.base.redaction import shown
 from ringray.lab.cluster.connect import local_ranks
-from ringray.lab.report import words
 
 if TYPE_CHECKING:
     import argparse
@@ -26,9 +25,8 @@ PYTHONS = ((3, 11), (3, 13))
 LEAST = {"torch": (2, 11), "triton": (3, 6)}
 TRIED = {"torch": "2.13.0", "triton": "3.9.0", "ray": "2.60.0", "mlflow": "3.17.2"}
 _PROBE_S = 120.0
-_GIB = 1 << 30
-_QUICKSTART_MEMORY = 2 * _GIB  # two ranks and Ray itself
-_DISK = 1 * _GIB
+_QUICKSTART_MEMORY = 2 * units.GIB  # two ranks and Ray itself
+_DISK = 1 * units.GIB
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         verdicts.append(finding.verdict)
     missing = verdicts.count("missing")
     if missing:
-        print(f"\n{words.plural(missing, 'thing')} missing: the quickstart cannot run here yet")
+        print(f"\n{units.plural(missing, 'thing')} missing: the quickstart cannot run here yet")
         return 1
     print("\nthe quickstart can run: ringray run experiments/quickstart.yaml")
     return 0
@@ -63,7 +61,7 @@ def _findings(address: str | None) -> Iterator[Finding]:
     yield _package("mlflow", probe("mlflow"), "pip install mlflow -c constraints.txt")
     hardware = provenance.hardware()
     yield Finding(
-        "ok", "cpu", f"{hardware['cpu']}, {words.plural(hardware['cores'], 'usable core')}"
+        "ok", "cpu", f"{hardware['cpu']}, {units.plural(hardware['cores'], 'usable core')}"
     )
     yield _memory()
     yield from _gpus(hardware["gpus"], torch)
@@ -184,10 +182,8 @@ def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _home() -> Iterator[Finding]:
-    from ringray.lab.store.store import home
-
     try:
-        path = home()
+        path = private_files.create_home()
     except RingrayError as error:
         yield Finding("missing", "home", str(error))
         return
@@ -208,11 +204,11 @@ def _home() -> Iterator[Finding]:
 
 def _rings(cores: int, gpus: int) -> Finding:
     most = local_ranks()
-    said = f"up to {words.plural(most, 'rank')} on the CPU"
+    said = f"up to {units.plural(most, 'rank')} on the CPU"
     if most > cores:
         said += f", of which {cores} without sharing a core"
     if gpus:
-        said = f"up to {words.plural(gpus, 'rank')} on GPUs, {said}"
+        said = f"up to {units.plural(gpus, 'rank')} on GPUs, {said}"
     return Finding("ok" if most >= 2 else "missing", "rings", said)
 
 
@@ -220,6 +216,6 @@ def _cluster(address: str) -> Finding:
     found = probe("cluster", address)
     if "error" in found:
         return Finding("missing", "cluster", f"{address}: {found['error']}")
-    said = f"{address}: {words.plural(found['nodes'], 'node')}, {found['cpus']:g} CPUs"
+    said = f"{address}: {units.plural(found['nodes'], 'node')}, {found['cpus']:g} CPUs"
     gpus = f", {found['gpus']:g} GPUs: rings of up to {found['gpus']:g}" if found["gpus"] else ""
     return Finding("ok", "cluster", said + gpus)

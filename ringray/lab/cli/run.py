@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringray.base import units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.store import doubted, open_store, print_hops, print_results, say
@@ -63,7 +64,7 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
             with store.lease(known.digest):
                 place = known.spec.get("tracking", {})
                 found = restore(store.path, known.digest, place.get("uri"))
-        said = f"{words.plural(found.added, 'trial')} taken from MLflow"
+        said = f"{units.plural(found.added, 'trial')} taken from MLflow"
         if found.unreadable:
             said += f"; {found.unreadable} there cannot be read and will be measured again"
         screen = sys.stderr if arguments.json == "-" else sys.stdout
@@ -94,7 +95,7 @@ def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
         print("tuned:  nothing, for no point could be measured", file=screen)
         return code or 1
     path = tuned.add(found)
-    print(f"tuned:  {words.plural(len(found), 'choice')} in {path}", file=screen)
+    print(f"tuned:  {units.plural(len(found), 'choice')} in {path}", file=screen)
     return code
 
 
@@ -228,7 +229,7 @@ def _print_summary(
                 (plan.spec.name, "bold cyan"),
                 (plan.digest[:12], "bright_black"),
                 (words.counts(summary.counts, pending), "bold"),
-                (f"in {words.duration(summary.wall_s)}", ""),
+                (f"in {units.duration(summary.wall_s)}", ""),
             ]
         )
     )

@@ -69,7 +69,7 @@ def _print(plan: Plan, everything: bool) -> None:
     shown = runnable if everything else runnable[:_ROWS]
     tables.show(tables.plan_table(shown), console)
     if len(shown) < len(runnable):
-        console.print(f"... and {words.plural(len(runnable) - len(shown), 'trial')} more (--all)")
+        console.print(f"... and {units.plural(len(runnable) - len(shown), 'trial')} more (--all)")
     console.print()
     for line in words.pruned(plan):
         console.print(line, style="bright_black", markup=False, soft_wrap=True)
@@ -79,12 +79,12 @@ def _print(plan: Plan, everything: bool) -> None:
 def _counted(plan: Plan) -> str:
     """``16 trials; predicted 4.1 s of measuring, up to 12 MiB per rank, 30 GFLOP, ...``."""
     pruned = len(plan.trials) - len(plan.runnable)
-    said = words.plural(len(plan.runnable), "trial") + (f" and {pruned:,} pruned" if pruned else "")
+    said = units.plural(len(plan.runnable), "trial") + (f" and {pruned:,} pruned" if pruned else "")
     totals = _totals(plan)
     return (
-        f"{said}; predicted: {words.duration(totals['measuring_s'])} of measuring, "
+        f"{said}; predicted: {units.duration(totals['measuring_s'])} of measuring, "
         f"up to {units.memory(totals['peak_memory_bytes'])} per rank, "
-        f"{words.flops(totals['flops'])} and {units.memory(totals['sent_bytes'])} sent "
+        f"{units.flops(totals['flops'])} and {units.memory(totals['sent_bytes'])} sent "
         "in one pass of each"
     )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.report import words
@@ -113,7 +114,7 @@ def print_results(console: Console, trials: list[TrialRow], *, everything: bool,
     shown = rows if everything else tables.most_telling(rows, ROWS)
     tables.show(tables.results_table(shown, fields), console)
     if len(shown) < len(rows):
-        hidden = words.plural(len(rows) - len(shown), "point")
+        hidden = units.plural(len(rows) - len(shown), "point")
         say(console, f"... and {hidden} more that tell less ({more})")
     elif len(rows) < measured:
         say(console, f"medians over the replicas of each point, {measured} trials ({more})")
@@ -134,7 +135,7 @@ def print_hops(
     tables.show(hops.hops_table(digest, shown), console)
     if len(shown) < len(rows):
         say(
-            console, f"... and the hops of {words.plural(len(rows) - len(shown), 'trial')} ({more})"
+            console, f"... and the hops of {units.plural(len(rows) - len(shown), 'trial')} ({more})"
         )
     console.print()
     say(
@@ -160,7 +161,7 @@ def sync(arguments: argparse.Namespace) -> int:
     state = tracker.sync(
         path, sweep.digest, place.get("uri"), place.get("experiment") or sweep.name
     )
-    written = words.plural(state.written, "trial")
+    written = units.plural(state.written, "trial")
     print(f"{sweep.name}: {written} in MLflow, {state.pending} missing")
     if state.error or state.pending:
         raise UserError(f"MLflow does not have all of it: {state.error or 'it gave no answer'}")
@@ -178,8 +179,8 @@ def recover(arguments: argparse.Namespace) -> int:
         return 0
     print(f"{path} was damaged and is kept as {result.kept.name}; in its place is what was read:")
     for sweep in result.sweeps:
-        lost = f"; lost: {words.plural(len(sweep.lost), 'ended trial')}" if sweep.lost else ""
-        saved = f"{words.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended{lost}"
+        lost = f"; lost: {units.plural(len(sweep.lost), 'ended trial')}" if sweep.lost else ""
+        saved = f"{units.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended{lost}"
         print(f"  {shown(sweep.name)} ({sweep.digest[:12]}): {saved}")
         for key in sweep.lost[:ROWS]:
             print(f"    lost: {shown(key)}")

@@ -59,7 +59,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _print(entries: list[Entry]) -> None:
-    from ringray.lab.report import tables, words
+    from ringray.lab.report import tables
 
     here = tuned.here()
     console = tables.console()
@@ -75,7 +75,7 @@ def _print(entries: list[Entry]) -> None:
             f"{bucket.mask}, {'forward+backward' if bucket.backward else 'forward'}"
         )
         if bucket.threads:
-            said += f", {words.plural(bucket.threads, 'thread')}"
+            said += f", {units.plural(bucket.threads, 'thread')}"
         choice = " ".join(f"{k}={v}" for k, v in entry.choice.items() if v is not None)
         table.add_row(
             said, choice, f"{units.digits(entry.metrics.get('median_ms'))} ms",

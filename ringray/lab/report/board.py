@@ -171,9 +171,9 @@ def _details(outcome: Outcome, trial: Trial) -> str:
     if "baseline_ms" in metrics:
         said.append(f"{trial.config.baseline} {units.digits(metrics['baseline_ms'])} ms")
     if "ratio" in metrics:
-        said.append(f"ratio {words.ratio(metrics['ratio'])}")
+        said.append(f"ratio {units.ratio(metrics['ratio'])}")
     if "hidden" in metrics:
-        said.append(f"{words.share(metrics['hidden'])} of its transfers hidden")
+        said.append(f"{units.share(metrics['hidden'])} of its transfers hidden")
     worst = worst_error(metrics)
     if worst is not None:
         said.append(f"worst error {units.digits(worst)} of its budget")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringray.base import units
-from ringray.lab.report import words
 from ringray.lab.report.tables import bare_table
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial.measurement import HOP
@@ -53,7 +52,7 @@ def hops_table(sweep: str, rows: Sequence[TrialRow]) -> Table:
                 number,
                 name.removeprefix(HOP),
                 *(units.digits(time) if time else "" for time in times),
-                words.mib(sent) if sent else "",
+                units.mib(sent) if sent else "",
                 file,
             )
             first = ["", ""]

@@ -62,9 +62,9 @@ class PlainLines:
         self._board = board = Board(plan, done)
         first = plan.runnable[0].config.as_dict()
         said = words.constants([first], board.fields)
-        known = f", {words.plural(board.known, 'trial')} measured before" if board.known else ""
+        known = f", {units.plural(board.known, 'trial')} measured before" if board.known else ""
         pruned = f", {board.pruned} pruned" if board.pruned else ""
-        trials = words.plural(board.total, "trial")
+        trials = units.plural(board.total, "trial")
         self._line(f"{plan.spec.name} {plan.digest[:8]}: {trials}{known}{pruned}")
         self._line(f"{said}; {words.measured(first)}")
         for line in words.pruned(plan):
@@ -225,10 +225,10 @@ def _header(board: Board) -> RenderableType:
         (board.plan.digest[:8], "bright_black"),
         (f"ring of {sizes} on {board.device}", ""),
         (f"{board.done}/{board.total}", "bold"),
-        (f"elapsed {words.duration(board.elapsed_s)}", ""),
+        (f"elapsed {units.duration(board.elapsed_s)}", ""),
     ]
     if left is not None and board.done < board.total:
-        parts.append((f"about {words.duration(left)} left", "cyan"))
+        parts.append((f"about {units.duration(left)} left", "cyan"))
     return heading(parts)
 
 
@@ -306,7 +306,7 @@ def _row(
             cells.append(Text(units.digits(worst), "green" if right else "bold red"))
         elif head.startswith("vs "):
             ratio = metrics.get("ratio")
-            text = Text(f"{words.ratio(ratio):>5}", ratio_style(ratio) if ratio is not None else "")
+            text = Text(f"{units.ratio(ratio):>5}", ratio_style(ratio) if ratio is not None else "")
             if ratio is not None and bars:
                 text.append(" ")
                 text.append_text(_bar(ratio, glyphs, ratio_style(ratio)))
@@ -319,7 +319,7 @@ def _row(
 def _wide_cell(head: str, metrics: Mapping[str, float]) -> str:
     if head == "TFLOP/s":
         return units.digits(metrics.get("tflops"))
-    return words.mib(metrics.get("peak_memory_bytes" if head == "peak MiB" else "sent_bytes"))
+    return units.mib(metrics.get("peak_memory_bytes" if head == "peak MiB" else "sent_bytes"))
 
 
 def _bar(ratio: float, glyphs: Mapping[str, str], style: str) -> Text:

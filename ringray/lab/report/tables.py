@@ -135,10 +135,10 @@ def plan_table(trials: Sequence[Trial]) -> Table:
         table.add_row(
             str(trial.index + 1),
             *(words.value(name, config[name]) for name in fields),
-            words.duration(cost.time_ms / 1e3) if cost.time_ms >= 1e3 else _ms(cost.time_ms),
+            units.duration(cost.time_ms / 1e3) if cost.time_ms >= 1e3 else _ms(cost.time_ms),
             units.memory(cost.peak_memory_bytes),
             units.memory(cost.sent_bytes),
-            words.flops(cost.flops),
+            units.flops(cost.flops),
             f"{cost.balance:.0%}",
         )
     return table
@@ -170,7 +170,7 @@ def _number(name: str) -> Callable[[Mapping[str, float]], str]:
 
 
 def _mib(name: str) -> Callable[[Mapping[str, float]], str]:
-    return lambda metrics: words.mib(metrics.get(name))
+    return lambda metrics: units.mib(metrics.get(name))
 
 
 METRICS = (
@@ -179,12 +179,12 @@ METRICS = (
     Metric("median ms", "median_ms", _number("median_ms")),
     Metric("p20–p80 ms", "p20_ms", _spread),
     Metric("baseline ms", "baseline_ms", _number("baseline_ms")),
-    Metric("ratio", "ratio", lambda metrics: words.ratio(metrics.get("ratio"))),
+    Metric("ratio", "ratio", lambda metrics: units.ratio(metrics.get("ratio"))),
     Metric("TFLOP/s", "tflops", _number("tflops")),
     Metric("compute ms", "compute_ms", _number("compute_ms")),
     Metric("transfer ms", "transfer_ms", _number("transfer_ms")),
     Metric("wait ms", "transfer_ms", _number("wait_ms")),
-    Metric("hidden", "transfer_ms", lambda metrics: words.share(metrics.get("hidden"))),
+    Metric("hidden", "transfer_ms", lambda metrics: units.share(metrics.get("hidden"))),
     Metric("peak MiB", "peak_memory_bytes", _mib("peak_memory_bytes")),
     Metric("sent MiB", "sent_bytes", _mib("sent_bytes")),
 )  # fmt: skip

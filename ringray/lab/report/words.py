@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringray.base.redaction import plain
-from ringray.base.units import ABSENT, digits
+from ringray.base.units import ABSENT, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ringray.lab.plan.plan import Plan
-
-MIB = 1 << 20
 
 # Column heads of config fields, in the order in which a person compares them.
 HEADS = {
@@ -148,47 +146,6 @@ def baseline(config: Mapping[str, Any]) -> str | None:
         return None
     threads = config.get("baseline_threads")
     return config["baseline"].upper() + (f" with {plural(threads, 'thread')}" if threads else "")
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 thread``, ``2 threads``."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def ratio(number: float | None) -> str:
-    """A ratio of times, two decimals."""
-    return ABSENT if number is None or number != number else f"{number:.2f}"
-
-
-def share(number: float | None) -> str:
-    """A part of a whole in percent."""
-    return ABSENT if number is None or number != number else f"{number:.0%}"
-
-
-def mib(count: float | None) -> str:
-    """Bytes as MiB."""
-    return ABSENT if count is None else "0" if count == 0 else digits(count / MIB)
-
-
-def flops(count: float) -> str:
-    """FLOPs in the unit that fits."""
-    amount = float(count)
-    for unit in ("", "K", "M", "G", "T", "P", "E"):
-        if amount < 1000 or unit == "E":
-            break
-        amount /= 1000
-    return f"{digits(amount) if unit else int(amount)} {unit}FLOP"
-
-
-def duration(seconds: float) -> str:
-    """A time for people: ``840 ms``, ``12 s``, ``3:25``, ``1:02:05``."""
-    if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def pruned(plan: Plan) -> list[str]:

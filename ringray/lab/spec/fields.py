@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from ringray.base.errors import nearest
+from ringray.base.errors import suggestion
 
 
 class Mismatch(ValueError):
@@ -112,8 +112,7 @@ class Choice(Kind):
             raise Mismatch(self.expected)
         value = self.aliases.get(value, value)
         if value not in names:
-            close = nearest(value, [*names, *self.aliases])
-            raise Mismatch(self.expected, hint=f"did you mean {close!r}?" if close else "")
+            raise Mismatch(self.expected, hint=suggestion(value, [*names, *self.aliases]))
         return value
 
     def schema(self) -> dict[str, Any]:

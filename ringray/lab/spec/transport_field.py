@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ringray.base.errors import nearest
+from ringray.base.errors import suggestion
 from ringray.lab.spec.fields import Kind, Mismatch
 from ringray.transport import TRANSPORTS, parse
 
@@ -28,10 +28,8 @@ class TransportKind(Kind):
             parse(value)
         except ValueError:
             name = value.partition(":")[0]
-            close = nearest(name, ["auto", *TRANSPORTS]) if name not in TRANSPORTS else None
-            raise Mismatch(
-                self.expected, hint=f"did you mean {close!r}?" if close else ""
-            ) from None
+            hint = "" if name in TRANSPORTS else suggestion(name, ["auto", *TRANSPORTS])
+            raise Mismatch(self.expected, hint=hint) from None
         return value
 
     def schema(self) -> dict[str, Any]:

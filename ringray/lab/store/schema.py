@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringray.base import private_files, provenance
+from ringray.base import private_files
 from ringray.base.errors import DamagedStore, PlaceError
 
 if TYPE_CHECKING:
@@ -109,25 +109,6 @@ def _seal(db: sqlite3.Connection) -> None:
 # MIGRATIONS[n] takes a store of schema n to n + 1, in one transaction with the version's change.
 # To change the schema, append a step; never edit one that was released.
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create, _seal]
-
-
-def home() -> Path:
-    """``$RINGRAY_HOME`` or ``~/.ringray``: everything durable. Created for its owner only.
-
-    Raises:
-        PlaceError: it is no directory, or cannot be made.
-    """
-    path = provenance.home()
-    try:
-        private_files.above(path / "store.db")
-        if path == Path.home() / ".ringray":
-            private_files.close(path)  # another folder may be shared on purpose
-    except OSError as error:
-        raise PlaceError(
-            f"the home folder {path} cannot be used: {_why(error)}; "
-            "set RINGRAY_HOME to a folder that you may write to"
-        ) from error
-    return path
 
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ringray.base.errors import PlaceError, UserError, nearest
+from ringray.base import private_files
+from ringray.base.errors import PlaceError, UserError, suggestion
 from ringray.lab.store.lease import Owner, bury, hold, owner
 from ringray.lab.store.rows import (
     NEXT_TURN,
@@ -34,7 +35,7 @@ from ringray.lab.store.rows import (
     sweep_rows,
     trial_rows,
 )
-from ringray.lab.store.schema import check, connect, damaged, failures, home, transaction
+from ringray.lab.store.schema import check, connect, damaged, failures, transaction
 from ringray.lab.trial.outcome import (
     STATUSES,
     SWEEP_STATUSES,
@@ -65,7 +66,6 @@ __all__ = [
     "TrialInfo",
     "TrialRow",
     "default_path",
-    "home",
     "record_line",
 ]
 
@@ -81,7 +81,7 @@ _REFUSALS = {
 
 def default_path() -> Path:
     """``store.db`` under :func:`home`."""
-    return home() / "store.db"
+    return private_files.create_home() / "store.db"
 
 
 class Store:
@@ -358,8 +358,7 @@ class Store:
         names = list(dict.fromkeys(row.name for row in self.sweeps()))
         if not names:
             return "the store is empty, `ringray run SPEC` fills it"
-        close = nearest(selector, names)
-        if close:
-            return f"did you mean {close!r}?"
+        if hint := suggestion(selector, names):
+            return hint
         more = ", ..." if len(names) > 10 else ""
         return f"it knows {', '.join(names[:10])}{more}"

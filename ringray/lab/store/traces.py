@@ -14,7 +14,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ringray.base import private_files
-from ringray.lab.store.schema import home
 from ringray.lab.trial.outcome import part_of_a_path
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def path_of(sweep: str, key: str) -> Path:
 
 def folder_of(sweep: str) -> Path:
     """Where the traces of a sweep lie; PlaceError for what is no digest."""
-    return home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
+    return private_files.create_home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
 
 
 def write(path: Path, reports: Sequence[RankReport]) -> None:

@@ -115,7 +115,7 @@ def _winners(points: Sequence[FigurePoint]) -> list[str]:
             _said(data.strategy(second, fields)),
             f"{behind:.1%}{doubt}",
         ]
-        lines.append(_wide([*cells, *([words.ratio(first.metrics.get("ratio"))] * compared)]))
+        lines.append(_wide([*cells, *([units.ratio(first.metrics.get("ratio"))] * compared)]))
     if len(contests) > _WINNERS:
         lines += ["", f"and {len(contests) - _WINNERS} more problems"]
     return lines

@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ringray.base import private_files, provenance
+from ringray.base import private_files
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import has_password, without_credentials
-from ringray.lab.store.schema import home
 
 PROBE_S = 3.0
 _DATABASES = ("postgresql", "mysql", "mssql")
@@ -45,7 +44,7 @@ def resolve_uri(given: str | None) -> str:
         _check_given(given.strip())
     uri = (given or os.environ.get("MLFLOW_TRACKING_URI") or "").strip()
     if not uri:
-        return f"sqlite:///{home() / 'mlflow.db'}"
+        return f"sqlite:///{private_files.create_home() / 'mlflow.db'}"
     path = sqlite_path(uri)
     return uri if path is None else f"sqlite:///{path}"
 
@@ -66,7 +65,7 @@ def _check_given(uri: str) -> None:
     shown, path = without_credentials(uri), sqlite_path(uri)
     allowed = "the environment may: set MLFLOW_TRACKING_URI"
     if path is not None:
-        inside = (Path.cwd(), provenance.home())
+        inside = (Path.cwd(), private_files.home())
         if not any(path.resolve().is_relative_to(one.resolve()) for one in inside):
             raise PlaceError(
                 f"tracking.uri {shown!r}: {path} lies outside of the working directory and of "
@@ -107,7 +106,7 @@ def artifact_root(uri: str) -> str | None:
     them, and then it is home."""
     if uri.lower().startswith(("http:", "https:")):
         return None
-    return str(private_files.folder(home() / "artifacts"))
+    return str(private_files.folder(private_files.create_home() / "artifacts"))
 
 
 def check(uri: str, seconds: float | None = None) -> None:

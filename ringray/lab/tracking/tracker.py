@@ -19,7 +19,6 @@ from ringray.base import private_files, provenance
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import TOKENS, without_credentials
 from ringray.lab.driver.observer import SyncState
-from ringray.lab.store.schema import home
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.channel import Channel
 from ringray.lab.tracking.location import (
@@ -320,7 +319,7 @@ def _ending(code: int) -> str:
 
 
 def _log_path(digest: str) -> Path:
-    folder = home() / "logs"
+    folder = private_files.create_home() / "logs"
     path = folder / f"tracking-{part_of_a_path(digest)[:12]}.log"
     try:
         private_files.folder(folder)

@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from ringray.base import units
 from ringray.lab.plan import plan
 from ringray.lab.report import replicas, tables, words
 from ringray.lab.report.board import Board
@@ -30,12 +31,12 @@ from tests.support.report_rows import (
      (3725, "1:02:05")],
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
-    assert words.duration(seconds) == text
+    assert units.duration(seconds) == text
 
 
 def test_flops() -> None:
-    assert words.flops(999) == "999 FLOP"
-    assert words.flops(1.5e12) == "1.50 TFLOP"
+    assert units.flops(999) == "999 FLOP"
+    assert units.flops(1.5e12) == "1.50 TFLOP"
 
 
 def test_a_label_names_what_does_not_explain_itself() -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from ringray.base.errors import PlaceError, UserError
+from ringray.base.private_files import create_home
 from ringray.base.provenance import point_digest
 from ringray.lab.store import schema as store_file
-from ringray.lab.store.store import Outcome, Store, default_path, home, record_line
+from ringray.lab.store.store import Outcome, Store, default_path, record_line
 from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
 
 
@@ -143,12 +144,12 @@ def test_open_files_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "deep" / "home"))
     with Store(default_path()) as store:
         store.begin(sweep(), [trial(0)])
-        for path in home().iterdir():
+        for path in create_home().iterdir():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-        assert stat.S_IMODE(home().stat().st_mode) == 0o700
+        assert stat.S_IMODE(create_home().stat().st_mode) == 0o700
     monkeypatch.setenv("RINGRAY_HOME", str(default_path() / "below-a-file"))
     with pytest.raises(PlaceError, match=r"below-a-file cannot be used: .*set RINGRAY_HOME"):
-        home()
+        create_home()
 
 
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ringray.base.units import GIB, MIB
 from ringray.lab.report.figures import data, lines, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.report.figures.data import FigurePoint
-
-MIB, GIB = 1 << 20, 1 << 30
+    from ringray.base.units import GIB, MIB
+from ringray.lab.report.figures.data import FigurePoint
 
 
 def draw(points: Sequence[FigurePoint]) -> style.Figure | None:

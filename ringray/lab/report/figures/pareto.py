@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ringray.base.units import MIB
 from ringray.lab.report.figures import data, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.lab.report.figures.data import FigurePoint
+    from ringray.base.units import MIB
+from ringray.lab.report.figures.data import FigurePoint
 
-MIB = 1 << 20
 MAX_NAMES = 6  # per panel; the front's ends and what lies evenly between them
 
 
