@@ -29,6 +29,20 @@ def run(*command: object) -> str:
     return done.stdout
 
 
+def test_the_first_snippet_of_the_readme(tmp_path: Path) -> None:
+    snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert snippet is not None
+    (tmp_path / "attend.py").write_text(snippet[1])
+    said = run(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, tmp_path / "attend.py"
+    )
+    differences = re.findall(
+        r"held \(1, 8, 2048, 64\); largest difference from SDPA: (\S+)$", said, re.M
+    )
+    assert len(differences) == 2
+    assert all(float(difference) < 1e-5 for difference in differences)
+
+
 @pytest.mark.slow
 def test_torchrun_training_has_the_same_curve_on_one_rank_and_two() -> None:
     curves = []
