@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart autoscaling test lint format chaos campaign soak audit screenshots clean
+.PHONY: help setup quickstart autoscaling test lint format chaos campaign soak mutants audit screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -56,6 +56,10 @@ campaign: $(STAMP) ## break real sweeps 200 times at random moments (about an ho
 
 soak: $(STAMP) ## measure 5,000 trials and see that nothing grows
 	@$(BIN)/python -m tests.chaos.soak --trials 5000
+
+#   ONLY=ring- make mutants      those whose names contain it; SLICE=3/8 every eighth one
+mutants: $(STAMP) ## change the product in small wrong ways and see that tests fail
+	@$(BIN)/python -m tests.mutants $(if $(ONLY),--only '$(ONLY)') $(if $(SLICE),--slice $(SLICE))
 
 # Asks a service on the internet, so that neither lint nor CI wait for it.
 #   ADVISORIES=FOLDER make audit     reads advisories in OSV's format instead, offline

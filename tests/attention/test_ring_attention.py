@@ -8,13 +8,14 @@ import torch
 import ringray
 from ringray.partition import PARTITIONS
 from ringray_kernels import testing
+from tests.support import overlap_checks
 from tests.support import ring_checks as checks
 from tests.support.ranks import on_ring
 
 EVERY = (
     checks.exact, checks.random_problems, checks.repeatable, checks.traffic, checks.some_gradients,
     checks.strides, checks.disagreement, checks.sharding, checks.subgroups,
-    checks.without_agreement,
+    checks.without_agreement, overlap_checks.transfers_run_beside_computation,
 )  # fmt: skip
 
 
