@@ -83,20 +83,10 @@ class Route:
         return source
 
     @cached_property
-    def _flat_handed(self) -> tuple[Ints, Ints]:
-        start = self.owner[:, self.source] * len(self.step)
-        return start + np.arange(len(self.step)), start + self.source
-
-    def handed_on(self, table: Ints) -> tuple[Ints, Ints]:
-        """``[owner, visit]`` to ``[rank, visit]`` where the rank hands the chunk to the visit: of
-        the visit, and of the rank's own visit before it."""
-        visit, source = self._flat_handed
-        return np.take(table, visit), np.take(table, source)
-
-    @cached_property
-    def steps_in_order(self) -> bool:
-        """Whether the first visit is at the first step, the second at the second, and so on."""
-        return self.step == tuple(range(len(self.step)))
+    def handed_by(self) -> Ints:
+        """``[owner, visit]``: the rank that hands the chunk to a visit; none to visit 0 and to the
+        first of a kept lane."""
+        return self.rank[:, self.source]
 
     @cached_property
     def steps_differ(self) -> bool:

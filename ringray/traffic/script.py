@@ -1,29 +1,41 @@
-"""One rank's part of a walk: what it begins to send and receive at each step, and computes with.
+"""The part of one rank in a walk: its transfers and its computations, step by step.
 
-Made from the tables of ``walk``, and executed by ``attention.loops``. Imports numpy only.
+Four generators list the transfers from the tables of ``walk``, one rule each.
+``attention.loops.ring`` executes the script. Imports numpy only.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from ringray.traffic.routes import KEPT
 from ringray.traffic.walk import NO_ROWS, Rows, Traffic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
     from ringray.traffic.walk import Hulls, Pass
+
+    Ints = NDArray[np.int64]
 
 
 class Message(NamedTuple):
-    """One transfer of some rows, begun at the step in which it stands and ended by the end of step
-    ``due``. ``chunk``: what is computed with, else a sum of gradients. ``peer``: the other rank.
+    """One transfer of rows, from the step that lists it to the end of step ``due``.
+
+    ``chunk``: of operands, else of a sum of gradients. ``peer``: the other rank. ``due``, ``chunk``
+    and ``visit`` give an order that both ends share.
     """
 
     due: int
     chunk: bool
-    visit: int  # with due and chunk an order that both ends share
+    visit: int
     owner: int
     rows: Rows
     peer: int
@@ -31,8 +43,8 @@ class Message(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A chunk at one rank: it computes with the rows ``need`` of ``owner``'s chunk, of which it
-    holds ``held``, and in a backward pass leaves a sum of the rows ``sums``."""
+    """One computation: a rank holds the rows ``held`` of ``owner``'s chunk, computes with the rows
+    ``need``, and in a backward pass leaves a sum of gradients of the rows ``sums``."""
 
     owner: int
     held: Rows
@@ -41,7 +53,7 @@ class Visit(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one rank does at one step: begin the transfers, compute, end the transfers due."""
+    """One step of one rank: begin the transfers, compute, end the transfers that are due."""
 
     messages: tuple[Message, ...]
     visits: tuple[Visit, ...]
@@ -49,97 +61,98 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """All steps of one pass for one rank. ``kept``: the chunks, by owner, that it has from the
-    start beside its own, because it received them last in the pass before."""
+    """All steps of one pass for one rank. ``kept``: rows of chunks, by owner, that the rank holds
+    from the start beside its own, because they arrived last in the forward pass."""
 
     steps: tuple[Step, ...]
     kept: tuple[tuple[int, Rows], ...]
 
     @property
     def visits(self) -> tuple[Visit, ...]:
-        """All visits in the order in which they are computed."""
+        """All visits in the order of computation."""
         return tuple(visit for step in self.steps for visit in step.visits)
+
+
+@lru_cache(maxsize=256)
+def write(moved: Traffic, which: Pass, shard: int, rank: int) -> Script:
+    """Returns the part of ``rank`` in one pass of a walk. ``shard``: rows of an own chunk."""
+    messages: defaultdict[int, list[Message]] = defaultdict(list)
+    rules = (_chunks_in, _chunks_out, _sums_in, _sums_out)
+    for rule in rules if which == "backward" else rules[:2]:
+        for posted, message in rule(moved, rank):
+            messages[posted].append(message)
+    visits: defaultdict[int, list[Visit]] = defaultdict(list)
+    for step, visit in _visits(moved, which, shard, rank):
+        visits[step].append(visit)
+    length = 1 + max(*messages, *visits, 0)
+    return Script(
+        tuple(Step(tuple(sorted(messages[t])), tuple(visits[t])) for t in range(length)),
+        tuple(_kept(moved, rank)),
+    )
+
+
+def _chunks_in(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
+    """A chunk comes from the rank of its visit before, and is there when its step begins."""
+    route = moved.route
+    for owner, visit in _where(moved.chunk_rows, route.rank, rank):
+        due, peer = route.step[visit] - 1, int(route.handed_by[owner, visit])
+        rows = _rows(moved.held, owner, visit)
+        yield route.posted[visit], Message(due, True, visit, owner, rows, peer, send=False)
+
+
+def _chunks_out(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
+    """A chunk goes to the rank of its next visit with the rows that are needed from there on."""
+    route = moved.route
+    for owner, visit in _where(moved.chunk_rows, route.handed_by, rank):
+        due, peer = route.step[visit] - 1, int(route.rank[owner, visit])
+        rows = _rows(moved.held, owner, visit)
+        yield route.posted[visit], Message(due, True, visit, owner, rows, peer, send=True)
+
+
+def _sums_in(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
+    """A sum comes in the step after the visit that made it, from the rank of that visit."""
+    route = moved.route
+    for owner, visit in _where(moved.sum_rows, moved.sums_to, rank):
+        step, peer = route.step[visit] + 1, int(route.rank[owner, visit])
+        rows = _rows(moved.sums, owner, visit)
+        yield step, Message(step, False, visit, owner, rows, peer, send=False)
+
+
+def _sums_out(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
+    """A sum goes in the step after its visit: to the next rank that adds to it, or home."""
+    route = moved.route
+    for owner, visit in _where(moved.sum_rows, route.rank, rank):
+        step, peer = route.step[visit] + 1, int(moved.sums_to[owner, visit])
+        rows = _rows(moved.sums, owner, visit)
+        yield step, Message(step, False, visit, owner, rows, peer, send=True)
+
+
+def _visits(moved: Traffic, which: Pass, shard: int, rank: int) -> Iterator[tuple[int, Visit]]:
+    """A rank computes with its own chunk, and with each other that it holds rows of."""
+    for visit, owner in enumerate(moved.route.owner[rank].tolist()):
+        held = _rows(moved.held, owner, visit) if visit else Rows(0, shard)
+        if held:
+            leaves = which == "backward" and moved.sum_rows[owner, visit]
+            sums = _rows(moved.sums, owner, visit) if leaves else NO_ROWS
+            need = _rows(moved.need, owner, visit)
+            yield moved.route.step[visit], Visit(owner, held, need, sums)
+
+
+def _kept(moved: Traffic, rank: int) -> Iterator[tuple[int, Rows]]:
+    """A rank has kept the chunks of the lanes that start at it."""
+    for lane in moved.route.lanes:
+        owner = int(moved.route.owner[rank, lane.first])
+        rows = _rows(moved.held, owner, lane.first)
+        if lane.source == KEPT and rows:
+            yield owner, rows
+
+
+def _where(rows: Ints, ranks: Ints, rank: int) -> list[list[int]]:
+    """Owner and visit of all entries of ``ranks`` that are ``rank`` and have rows."""
+    found: list[list[int]] = np.argwhere((ranks == rank) & (rows > 0)).tolist()
+    return found
 
 
 def _rows(hulls: Hulls, owner: int, visit: int) -> Rows:
     start, stop = int(hulls[0][owner, visit]), int(hulls[1][owner, visit])
     return Rows(start, stop) if stop > start else NO_ROWS
-
-
-@lru_cache(maxsize=256)
-def write(moved: Traffic, which: Pass, shard: int, rank: int) -> Script:
-    """What ``rank`` does in one pass of a walk. ``shard``: rows of an own chunk."""
-    route, backward = moved.route, which == "backward"
-    owner_at = [int(owner) for owner in route.owner[rank]]
-    messages: dict[int, list[Message]] = {}
-    visits: dict[int, list[Visit]] = {}
-    kept: list[tuple[int, Rows]] = []
-
-    def message(
-        posted: int,
-        due: int,
-        chunk: bool,
-        visit: int,
-        owner: int,
-        rows: Rows,
-        peer: int,
-        send: bool,
-    ) -> None:
-        if rows:
-            assert peer != rank, "nobody sends to itself"
-            messages.setdefault(posted, []).append(
-                Message(due, chunk, visit, owner, rows, peer, send)
-            )
-
-    own_sums = NO_ROWS
-    visits[route.step[0]] = [Visit(rank, Rows(0, shard), _rows(moved.need, rank, 0), own_sums)]
-    for lane in route.lanes:
-        for visit in range(lane.first, lane.stop):
-            source = lane.source if visit == lane.first else visit - 1
-            step, posted = route.step[visit], route.posted[visit]
-            onward = visit + 1 < lane.stop
-            # This rank is at this visit of one owner's chunk, and sends to it as the source of
-            # another's.
-            owner = owner_at[visit]
-            held = _rows(moved.held, owner, visit)
-            if held:
-                sums = _rows(moved.sums, owner, visit) if backward else NO_ROWS
-                if not _rows(moved.later, owner, visit):
-                    sums = NO_ROWS
-                visits.setdefault(step, []).append(
-                    Visit(owner, held, _rows(moved.need, owner, visit), sums)
-                )
-                if source == KEPT:
-                    kept.append((owner, held))
-                else:
-                    peer = int(route.rank[owner, source])
-                    message(posted, step - 1, True, visit, owner, held, peer, send=False)
-                last = not (onward and _rows(moved.later, owner, visit + 1))
-                to = owner if last else int(route.rank[owner, visit + 1])
-                message(step + 1, step + 1, False, visit, owner, sums, to, send=True)
-            if source != KEPT:
-                owner = owner_at[source]
-                rows, peer = _rows(moved.held, owner, visit), int(route.rank[owner, visit])
-                message(posted, step - 1, True, visit, owner, rows, peer, send=True)
-            if not backward:
-                continue
-            if visit > lane.first:  # the sum of the rank before
-                owner = owner_at[visit]
-                if _rows(moved.later, owner, visit):
-                    rows, peer = (
-                        _rows(moved.sums, owner, visit - 1),
-                        int(route.rank[owner, visit - 1]),
-                    )
-                    message(step, step, False, visit - 1, owner, rows, peer, send=False)
-            ends_here = not (onward and _rows(moved.later, rank, visit + 1))
-            if _rows(moved.later, rank, visit) and ends_here:
-                rows, peer = _rows(moved.sums, rank, visit), int(route.rank[rank, visit])
-                message(step + 1, step + 1, False, visit, rank, rows, peer, send=False)
-    length = 1 + max(*messages, *visits, 0)
-    return Script(
-        tuple(
-            Step(tuple(sorted(messages.get(t, ()))), tuple(visits.get(t, ())))
-            for t in range(length)
-        ),
-        tuple(kept),
-    )

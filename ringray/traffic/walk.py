@@ -115,6 +115,18 @@ class Traffic:
         rows[:, 0] = 0
         return np.where(self.later[1] > self.later[0], rows, 0)
 
+    @cached_property
+    def sums_to(self) -> Ints:
+        """``[owner, visit]``: the rank that receives the sum that a visit leaves: the next of the
+        lane if it needs rows, else the owner."""
+        onward = self.later[1] > self.later[0]
+        to = np.repeat(np.arange(self.route.ranks)[:, None], onward.shape[1], 1)
+        for lane in self.route.lanes:
+            here, following = slice(lane.first, lane.stop - 1), slice(lane.first + 1, lane.stop)
+            next_rank = self.route.rank[:, following]
+            to[:, here] = np.where(onward[:, following], next_rank, to[:, here])
+        return to
+
     def sent(self, which: Pass) -> Sent:
         """Count one pass: only a backward pass sends sums."""
         rows, messages = self._chunks_sent

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ringray.traffic.occupancy import at_steps
 from ringray.traffic.walk import FP32
 
 if TYPE_CHECKING:
@@ -162,9 +161,10 @@ def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> _Calls:
 
 def _largest(values: Floats, route: Route) -> Floats:
     """``[rank, visit]`` to ``[rank, step]``: visits of one step are computed one after another."""
-    if route.steps_differ:
-        return at_steps(values, route)
     placed = np.zeros((len(values), max(route.step) + 2))
+    if route.steps_differ:
+        placed[:, route.step] = values
+        return placed
     for visit, step in enumerate(route.step):
         np.maximum(placed[:, step], values[:, visit], out=placed[:, step])
     return placed
