@@ -92,7 +92,7 @@ def drawn(rng: random.Random, wrong: float = 0.0) -> dict[str, Any]:
     data: dict[str, Any] = {"version": 1, "name": f"fuzz-{rng.randrange(10**6)}"}
     data["kind"] = rng.choice(kinds)
     for section in SECTIONS:
-        fields = schema()["$defs"][f"{section.capitalize()}Section"]
+        fields = schema()["$defs"][section.capitalize()]
         given = {}
         for name, kind in fields["properties"].items():
             if name in fields.get("required", ()) or rng.random() < 0.3:
@@ -213,7 +213,7 @@ def _changed(rng: random.Random, data: Any) -> Any:
         inside[key] = copy.deepcopy(rng.choice(_JUNK))
     elif what == 2:  # of the same field, as the schema has it
         section = rng.choice(SECTIONS)
-        fields = schema()["$defs"][f"{section.capitalize()}Section"]["properties"]
+        fields = schema()["$defs"][section.capitalize()]["properties"]
         name = rng.choice(list(fields))
         if isinstance(data, dict) and isinstance(data.setdefault(section, {}), dict):
             data[section][name] = _value(rng, section, name, fields[name])

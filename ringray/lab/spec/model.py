@@ -18,29 +18,35 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from ringray.base.errors import SpecError
 from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.kinds import KINDS
 from ringray.lab.search import METHODS
-from ringray.lab.spec.blocks_field import BlocksKind
+from ringray.lab.spec.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, Documents
 from ringray.lab.spec.explain import explain
 from ringray.lab.spec.fields import (
-    Choice,
-    Documents,
-    DocumentsKind,
-    OrNull,
+    SHARE,
+    TRUTH,
+    Kind,
     Several,
-    Share,
-    Short,
-    Text,
-    Truth,
-    Whole,
-    sweep,
+    duration,
+    one_of,
+    or_null,
+    size,
+    text,
+    tokens,
+    whole,
 )
-from ringray.lab.spec.quantity_field import Duration, Size
-from ringray.lab.spec.transport_field import TransportKind
 from ringray.lab.spec.yaml_source import Source, read_text
 from ringray.partition import PARTITIONS
 from ringray.traffic.walk import BACKWARDS
@@ -57,7 +63,8 @@ METRICS = (
     "error_out", "error_dq", "error_dk", "error_dv",
 )  # fmt: skip
 
-_NO_TEXT = rf"{UNPRINTABLE}\t\n\ud800-\udfff"  # in a class of a regular expression
+_EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
+_URI = text(rf"[^{UNPRINTABLE}\t\n ]+", "a tracking URI", 2000)
 
 Ints = int | tuple[int, ...]
 IntsOrNull = int | None | tuple[int | None, ...]
@@ -72,16 +79,16 @@ class _Section(BaseModel):
 class RingSection(_Section):
     """The ranks of one ring and where they run."""
 
-    size: Annotated[Ints, sweep(Whole(1, 1024))] = 2
+    size: Annotated[Ints, Several(whole(1, 1024))] = 2
     """Ranks in the ring."""
-    device: Annotated[str, Choice.of("auto", "cpu", "cuda")] = "auto"
+    device: Annotated[str, one_of(["auto", "cpu", "cuda"])] = "auto"
     """Where each rank computes; auto takes GPUs when the cluster has them."""
-    placement: Annotated[str, Choice.of("pack", "spread", "strict-pack", "strict-spread")] = "pack"
+    placement: Annotated[str, one_of(["pack", "spread", "strict-pack", "strict-spread"])] = "pack"
     """How ranks are laid over nodes, as Ray's placement strategies; strict ones fail if they
     cannot."""
-    threads: Annotated[Ints, sweep(Whole(1, 256))] = 1
+    threads: Annotated[Ints, Several(whole(1, 256))] = 1
     """CPU threads of each rank. The tuning kinds search among several."""
-    idle_release: Annotated[float, Duration(0, 86400)] = 60.0
+    idle_release: Annotated[float, duration(0, 86400)] = 60.0
     """How long a ring that no trial uses keeps its actors, and so its nodes, in seconds. After the
     last trial, and before one that needs other ranks, it is given back at once."""
 
@@ -89,48 +96,48 @@ class RingSection(_Section):
 class ProblemSection(_Section):
     """The attention that is computed."""
 
-    seq_len: Annotated[Ints, sweep(Whole(1, 2**31 - 1, suffixes=True))]
+    seq_len: Annotated[Ints, Several(tokens(1, 2**31 - 1))]
     """Global sequence length in tokens, over all ranks."""
-    batch: Annotated[Ints, sweep(Whole(1, 65536))] = 1
+    batch: Annotated[Ints, Several(whole(1, 65536))] = 1
     """Sequences per call."""
-    heads: Annotated[Ints, sweep(Whole(1, 1024))] = 8
+    heads: Annotated[Ints, Several(whole(1, 1024))] = 8
     """Query heads."""
-    kv_heads: Annotated[IntsOrNull, sweep(OrNull(Whole(1, 1024), "as many as heads"))] = None
+    kv_heads: Annotated[IntsOrNull, Several(or_null(whole(1, 1024), "as many as heads"))] = None
     """K/V heads; heads must be a multiple. null: as many as heads."""
-    head_dim: Annotated[Ints, sweep(Whole(1, 256))] = 64
+    head_dim: Annotated[Ints, Several(whole(1, 256))] = 64
     """Elements of one head."""
-    dtype: Annotated[Names, sweep(Choice.of(*DTYPES, aliases=DTYPE_ALIASES))] = "bfloat16"
+    dtype: Annotated[Names, Several(one_of(DTYPES, DTYPE_ALIASES))] = "bfloat16"
     """Type of q, k, v and of the result; sums are always float32."""
-    causal: Annotated[bool | tuple[bool, ...], sweep(Truth())] = True
+    causal: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = True
     """A query sees no later position."""
-    window: Annotated[IntsOrNull, sweep(OrNull(Whole(0, 2**31 - 1), "no window"))] = None
+    window: Annotated[IntsOrNull, Several(or_null(whole(0, 2**31 - 1), "no window"))] = None
     """A causal query sees itself and this many positions before it. null: all."""
     documents: Annotated[
-        int | Documents | tuple[int | Documents | None, ...] | None, sweep(DocumentsKind())
+        int | Documents | tuple[int | Documents | None, ...] | None, Several(DOCUMENTS)
     ] = None
     """Packed documents that do not see each other: a number of documents of fixed uneven lengths,
     or their lengths. null: one document."""
-    direction: Annotated[Names, sweep(Choice.of(*DIRECTIONS))] = "forward+backward"
+    direction: Annotated[Names, Several(one_of(DIRECTIONS))] = "forward+backward"
     """What is computed and timed."""
 
 
 class StrategySection(_Section):
     """How the ring computes it."""
 
-    partition: Annotated[Names, sweep(Choice(lambda: ["auto", *PARTITIONS]))] = "zigzag"
+    partition: Annotated[Names, Several(one_of(["auto", *PARTITIONS]))] = "zigzag"
     """The rule that deals positions to ranks. auto: the tuned choice, or zigzag; in kind
     strategy-tune each of them."""
-    transport: Annotated[Names, sweep(TransportKind())] = "ring"
+    transport: Annotated[Names, Several(TRANSPORT)] = "ring"
     """How K/V reaches the other ranks: a name, or a name with its number, as in hybrid:2 (ranks
     that exchange heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once). auto: the
     tuned choice, or ring; in kind strategy-tune each that fits the ring."""
-    backward: Annotated[Names, sweep(Choice.of("auto", *BACKWARDS))] = "auto"
+    backward: Annotated[Names, Several(one_of(["auto", *BACKWARDS]))] = "auto"
     """What travels in the backward pass. planned: K/V walk afresh from their owner, dK/dV follow.
     reverse: K/V walk back from where they went last. query-side: Q, dO and dQ travel, K/V stay.
     auto: planned, or with transport auto the tuned choice; in kind strategy-tune each of them."""
-    backend: Annotated[Names, sweep(Choice(lambda: ["auto", *BACKENDS]))] = "auto"
+    backend: Annotated[Names, Several(one_of(["auto", *BACKENDS]))] = "auto"
     """What computes attention on one rank; auto takes the fastest for the device."""
-    blocks: Annotated[Cut | tuple[Cut, ...], sweep(OrNull(BlocksKind(), "tuned or default"))] = None
+    blocks: Annotated[Cut | tuple[Cut, ...], Several(or_null(BLOCKS, "tuned or default"))] = None
     """How the backend cuts its work. aten: query rows per fused call. triton: a text (in a list or
     in braces put it in quotes) of forward=, dq=, dkv= and atomic_dq, with commas between them; each
     configuration is query rows x key rows / warps / stages, as in forward=128x64/8/2. null: the
@@ -140,24 +147,30 @@ class StrategySection(_Section):
 class Baseline(_Section):
     """What is measured beside the ring, interleaved with it."""
 
-    name: Annotated[str, Choice.of(*BASELINES)] = "sdpa"
+    name: Annotated[str, one_of(BASELINES)] = "sdpa"
     """sdpa: PyTorch's scaled_dot_product_attention in one process."""
-    threads: Annotated[int, Whole(1, 256)] = 2
+    threads: Annotated[int, whole(1, 256)] = 2
     """CPU threads of the baseline."""
 
 
 class MeasureSection(_Section):
     """How each point is measured."""
 
-    warmup: Annotated[int, Whole(0, 100)] = 1
+    warmup: Annotated[int, whole(0, 100)] = 1
     """Runs before the first that counts."""
-    repeats: Annotated[int, Whole(1, 1000)] = 5
+    repeats: Annotated[int, whole(1, 1000)] = 5
     """Runs that count."""
-    replicas: Annotated[int, Whole(1, 1000)] = 1
+    replicas: Annotated[int, whole(1, 1000)] = 1
     """How many trials measure the same point; the strategies of one problem take turns."""
-    seed: Annotated[int, Whole(0, 2**31 - 1)] = 0
+    seed: Annotated[int, whole(0, 2**31 - 1)] = 0
     """Seed of the inputs."""
-    baseline: Annotated[Baseline | None, Short("name", Choice.of(*BASELINES))] = Baseline()
+    baseline: Annotated[
+        Baseline | None,
+        BeforeValidator(
+            lambda value: {"name": value} if isinstance(value, str) else value,
+            json_schema_input_type=Baseline | Annotated[str, one_of(BASELINES)] | None,
+        ),
+    ] = Baseline()
     """What to compare with; the name alone is enough. null: nothing."""
 
 
@@ -165,17 +178,15 @@ class SearchSection(_Section):
     """Which points of the sweep are measured, and in which order; each problem on each size of ring
     is searched by itself."""
 
-    method: Annotated[str, Choice(lambda: METHODS)] = "grid"
+    method: Annotated[str, one_of(METHODS)] = "grid"
     """grid: all of them. random: some, drawn. halving: all a few times, the better ones more often.
     optuna: what Optuna's sampler proposes."""
-    objectives: Annotated[tuple[str, ...], Several(Choice.of(*METRICS), always=True)] = (
-        "median_ms",
-    )
+    objectives: Annotated[tuple[str, ...], Several(one_of(METRICS), always=True)] = ("median_ms",)
     """The metrics that decide which point is best, the most important first."""
-    budget: Annotated[float | None, OrNull(Share(), "a quarter")] = None
+    budget: Annotated[float | None, or_null(SHARE, "a quarter")] = None
     """Runs that may be spent, as a share of those that all points take in full. null: a quarter;
     grid takes all."""
-    seed: Annotated[int | None, OrNull(Whole(0, 2**31 - 1), "0")] = None
+    seed: Annotated[int | None, or_null(whole(0, 2**31 - 1), "0")] = None
     """Seed of what is drawn, by random and optuna. null: 0."""
 
     @property
@@ -189,19 +200,19 @@ class SearchSection(_Section):
 class LimitsSection(_Section):
     """When to give up. Not part of what is measured."""
 
-    trial_timeout: Annotated[float, Duration(1, 86400)] = 120.0
+    trial_timeout: Annotated[float, duration(1, 86400)] = 120.0
     """How long one trial may take at most, in seconds; one that is predicted to take less is given
     up earlier, after 50 times that, but not before a minute."""
-    retries: Annotated[int, Whole(0, 10)] = 2
+    retries: Annotated[int, whole(0, 10)] = 2
     """How often a trial is tried again after a fault that is not its own: a rank, its node or its
     connections are lost."""
-    rank_memory: Annotated[int | None, OrNull(Size(64 << 20, 64 << 40), "what the machine has")] = (
-        None
-    )
+    rank_memory: Annotated[
+        int | None, or_null(size(64 << 20, 64 << 40), "what the machine has")
+    ] = None
     """Memory that a rank may use beyond what it has when its first trial begins, in bytes: all that
     it can write on a CPU, PyTorch's on a GPU. A trial that needs more is out of memory. null: what
     the machine has."""
-    place_timeout: Annotated[float, Duration(1, 86400)] = 600.0
+    place_timeout: Annotated[float, duration(1, 86400)] = 600.0
     """How long a ring may wait for its place, in seconds: for other work on the cluster to end, or
     for nodes to start."""
 
@@ -209,20 +220,13 @@ class LimitsSection(_Section):
 class TrackingSection(_Section):
     """Where the results are shown. Not part of what is measured."""
 
-    experiment: Annotated[
-        str,
-        OrNull(Text(rf"[^{_NO_TEXT}]{{1,250}}", "1 to 250 printable characters"), "the name"),
-    ] = Field(default="", json_schema_extra={"default": None})
+    experiment: Annotated[str, or_null(_EXPERIMENT, "the name")] = Field(
+        default="", json_schema_extra={"default": None}
+    )
     """MLflow experiment. null: the spec's name."""
-    uri: Annotated[
-        str | None,
-        OrNull(
-            Text(rf"[^{_NO_TEXT} ]{{1,2000}}", "a tracking URI"),
-            "the environment's, or local",
-        ),
-    ] = None
+    uri: Annotated[str | None, or_null(_URI, "the environment's, or local")] = None
     """MLflow tracking URI. null: $MLFLOW_TRACKING_URI, or sqlite under $RINGRAY_HOME."""
-    enabled: Annotated[bool, Truth()] = True
+    enabled: Annotated[bool, TRUTH] = True
     """false: keep results in the store only."""
 
 
@@ -232,13 +236,13 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 class Spec(_Section):
     """A sweep: every combination of the listed values is one point."""
 
-    version: Annotated[int, Whole(1, 1)]
+    version: Annotated[int, Kind(whole(1, 1).type, "1")]
     """Version of this format."""
     name: Annotated[
-        str, Text(NAME, "a name: up to 64 letters, digits, '.', '_', '-', the first no sign")
+        str, text(NAME, "a name: up to 64 letters, digits, '.', '_', '-', the first no sign")
     ]
     """What to call the sweep; `ringray status NAME` finds it."""
-    kind: Annotated[str, Choice(lambda: KINDS)]
+    kind: Annotated[str, one_of(KINDS)]
     """What a trial does."""
     problem: ProblemSection
     ring: RingSection = Field(default_factory=RingSection)
@@ -324,5 +328,5 @@ def parse(text: str, path: str = "<spec>") -> Spec:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a spec, for editors."""
-    schema = Spec.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    plain = re.sub(r'(\w)Section"', r'\1"', json.dumps(Spec.model_json_schema()))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **json.loads(plain)}

@@ -260,7 +260,7 @@ def test_schema_describes_every_field() -> None:
         for name, field in section["properties"].items():
             described = field.get("description") or "$ref" in field
             assert described, f"{section['title']}.{name} has no docstring"
-    heads = schema["$defs"]["ProblemSection"]["properties"]["heads"]
+    heads = schema["$defs"]["Problem"]["properties"]["heads"]
     assert heads["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 1024}
     assert heads["anyOf"][1]["type"] == "array"
     partitions = schema["$defs"]["Strategy"]["properties"]["partition"]["anyOf"][0]["enum"]

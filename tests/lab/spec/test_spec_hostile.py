@@ -72,7 +72,7 @@ VALUES = st.recursive(
 FIELDS = [
     (section, field)
     for section in ("ring", "problem", "strategy", "measure", "search", "limits", "tracking")
-    for field in json_schema()["$defs"][f"{section.capitalize()}Section"]["properties"]
+    for field in json_schema()["$defs"][section.capitalize()]["properties"]
 ]
 
 

@@ -1,0 +1,93 @@
+"""Kinds of fields that only attention has: blocks, transports and packed documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ringray.lab.spec.fields import Kind, Mismatch, known, unquoted, whole
+from ringray.transport import TRANSPORTS
+from ringray_kernels.config import Blocks
+
+_BLOCKS = ["forward=128x64/8/2,dkv=64x128/8/2", "atomic_dq"]
+_LONGEST = 500  # characters of blocks
+_MOST = 65_536  # documents of a sequence; the planner makes tables of them
+
+
+def _blocks() -> Kind:
+    """Query rows per fused call, or ``Blocks`` in their normal form."""
+    rows = whole(16, 65536)
+    text = Field(pattern="^ *(forward|dq|dkv|atomic_dq)", max_length=_LONGEST, examples=[*_BLOCKS])
+
+    def normal(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        unquoted(value)
+        if len(value) > _LONGEST:
+            raise ValueError(f"{_LONGEST} characters are the most")
+        return str(Blocks.parse(value))
+
+    return Kind(
+        Annotated[rows.type | Annotated[str, text], BeforeValidator(normal)],
+        f"{rows.expected} (aten), or blocks (triton) such as {_BLOCKS[0]!r}",
+    )
+
+
+def _transport() -> Kind:
+    """``auto``, ``ring``, ``hybrid``, ``hybrid:2``, ..."""
+    names = ("auto", *TRANSPORTS)
+    numbered = [name for name, one in TRANSPORTS.items() if one.parameter]
+    written = [f"{name}(:[1-9][0-9]{{0,4}})?" if name in numbered else name for name in names]
+
+    def named(value: object) -> object:
+        if isinstance(value, str):
+            known(value.partition(":")[0], names)
+        return value
+
+    pattern = Field(pattern=f"^({'|'.join(written)})$")
+    expected = ", ".join([*names, f"or {numbered[0]}:N", *(f"{name}:N" for name in numbered[1:])])
+    return Kind(Annotated[str, pattern, BeforeValidator(named)], f"one of {expected}")
+
+
+class Documents(BaseModel):
+    """Packed documents of given lengths; together they fill the sequence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    lengths: Annotated[
+        tuple[Annotated[int, Field(strict=True, ge=0, lt=2**31)], ...],
+        Field(min_length=1, max_length=_MOST, fail_fast=True),
+    ]
+    """Tokens of each document."""
+
+
+def _documents() -> Kind:
+    """null, a number of documents, or ``{lengths: [...]}``."""
+    count = whole(1, _MOST)
+
+    def given(value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        try:
+            return Documents.model_validate(value)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+        unknown = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
+        if unknown:
+            raise Mismatch("only the field 'lengths' here", at=unknown[0])
+        at = found[0]["loc"]
+        listed = f"a list of lengths in tokens, at most {_MOST}"
+        raise Mismatch(listed if len(at) == 1 else whole(0, 2**31 - 1).expected, at=at)
+
+    return Kind(
+        Annotated[count.type | Documents | None, BeforeValidator(given)],
+        f"null (one document), a number of documents ({count.expected}), "
+        "or {lengths: [tokens of each]}",
+    )
+
+
+BLOCKS = _blocks()
+TRANSPORT = _transport()
+DOCUMENTS = _documents()
