@@ -1,12 +1,12 @@
-"""Specs: what a sweep measures, as a YAML file a person writes.
+"""Specs: the description of a sweep, as a YAML file.
 
 ``load`` reads a file, ``parse`` a text; both return a frozen ``Spec`` or raise ``SpecError`` with
 every mistake of the file, each with its line, its field, what was given and what is expected. The
-fields are declared here, once: their bounds, defaults and meaning make the checks, the error texts
-and ``json_schema()``. Where a list is given for one value, each of its values is measured.
+fields are declared here, once: the checks, the error texts and ``json_schema()`` follow from their
+bounds, defaults and docstrings. A list where one value is meant measures each of its values.
 
-Whether fields go together (query heads a multiple of K/V heads, a window only with causal, ...)
-is decided for each point of the sweep by ``ringray.lab.plan.plan``. Imports neither torch nor ray.
+``ringray.lab.plan.plan`` checks for each point of the sweep whether its fields go together (query
+heads a multiple of K/V heads, a window only with causal, ...). Imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -77,24 +77,23 @@ class _Section(BaseModel):
 
 
 class RingSection(_Section):
-    """The ranks of one ring and where they run."""
+    """The ranks of one ring and their place."""
 
     size: Annotated[Ints, Several(whole(1, 1024))] = 2
-    """Ranks in the ring."""
+    """Number of ranks in the ring."""
     device: Annotated[str, one_of(["auto", "cpu", "cuda"])] = "auto"
-    """Where each rank computes; auto takes GPUs when the cluster has them."""
+    """Device of each rank; auto takes GPUs if the cluster has them."""
     placement: Annotated[str, one_of(["pack", "spread", "strict-pack", "strict-spread"])] = "pack"
-    """How ranks are laid over nodes, as Ray's placement strategies; strict ones fail if they
-    cannot."""
+    """How Ray places the ranks on nodes; the strict strategies fail if they cannot be met."""
     threads: Annotated[Ints, Several(whole(1, 256))] = 1
-    """CPU threads of each rank. The tuning kinds search among several."""
+    """CPU threads of each rank. The tuning kinds search among several values."""
     idle_release: Annotated[float, duration(0, 86400)] = 60.0
-    """How long a ring that no trial uses keeps its actors, and so its nodes, in seconds. After the
-    last trial, and before one that needs other ranks, it is given back at once."""
+    """Seconds for which an idle ring keeps its actors, and so its nodes. After the last trial, and
+    before a trial that needs other ranks, the ring is released at once."""
 
 
 class ProblemSection(_Section):
-    """The attention that is computed."""
+    """The attention to compute."""
 
     seq_len: Annotated[Ints, Several(tokens(1, 2**31 - 1))]
     """Global sequence length in tokens, over all ranks."""
@@ -103,49 +102,49 @@ class ProblemSection(_Section):
     heads: Annotated[Ints, Several(whole(1, 1024))] = 8
     """Query heads."""
     kv_heads: Annotated[IntsOrNull, Several(or_null(whole(1, 1024), "as many as heads"))] = None
-    """K/V heads; heads must be a multiple. null: as many as heads."""
+    """K/V heads; heads must be a multiple of them. null: as many as heads."""
     head_dim: Annotated[Ints, Several(whole(1, 256))] = 64
-    """Elements of one head."""
+    """Size of one head, in elements."""
     dtype: Annotated[Names, Several(one_of(DTYPES, DTYPE_ALIASES))] = "bfloat16"
-    """Type of q, k, v and of the result; sums are always float32."""
+    """Type of q, k, v and the result; accumulators are always float32."""
     causal: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = True
-    """A query sees no later position."""
+    """Whether a query sees no later position."""
     window: Annotated[IntsOrNull, Several(or_null(whole(0, 2**31 - 1), "no window"))] = None
-    """A causal query sees itself and this many positions before it. null: all."""
+    """Positions before itself that a causal query sees, beside itself. null: all."""
     documents: Annotated[
         int | Documents | tuple[int | Documents | None, ...] | None, Several(DOCUMENTS)
     ] = None
-    """Packed documents that do not see each other: a number of documents of fixed uneven lengths,
-    or their lengths. null: one document."""
+    """Packed documents that do not see each other: their number (of fixed, uneven lengths), or
+    their lengths in tokens. null: one document."""
     direction: Annotated[Names, Several(one_of(DIRECTIONS))] = "forward+backward"
-    """What is computed and timed."""
+    """Passes to compute and time."""
 
 
 class StrategySection(_Section):
-    """How the ring computes it."""
+    """How the ring computes the attention."""
 
     partition: Annotated[Names, Several(one_of(["auto", *PARTITIONS]))] = "zigzag"
-    """The rule that deals positions to ranks. auto: the tuned choice, or zigzag; in kind
-    strategy-tune each of them."""
+    """Rule that deals positions to ranks. auto: the tuned choice, or zigzag; in kind strategy-tune
+    each partition."""
     transport: Annotated[Names, Several(TRANSPORT)] = "ring"
     """How K/V reaches the other ranks: a name, or a name with its number, as in hybrid:2 (ranks
     that exchange heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once). auto: the
-    tuned choice, or ring; in kind strategy-tune each that fits the ring."""
+    tuned choice, or ring; in kind strategy-tune each transport that fits the ring."""
     backward: Annotated[Names, Several(one_of(["auto", *BACKWARDS]))] = "auto"
-    """What travels in the backward pass. planned: K/V walk afresh from their owner, dK/dV follow.
-    reverse: K/V walk back from where they went last. query-side: Q, dO and dQ travel, K/V stay.
+    """Tensors that travel in the backward pass. planned: K/V start again from their owner, dK/dV
+    follow. reverse: K/V return from their last rank. query-side: Q, dO and dQ travel, K/V stay.
     auto: planned, or with transport auto the tuned choice; in kind strategy-tune each of them."""
     backend: Annotated[Names, Several(one_of(["auto", *BACKENDS]))] = "auto"
-    """What computes attention on one rank; auto takes the fastest for the device."""
+    """Implementation of attention on one rank; auto takes the fastest for the device."""
     blocks: Annotated[Cut | tuple[Cut, ...], Several(or_null(BLOCKS, "tuned or default"))] = None
-    """How the backend cuts its work. aten: query rows per fused call. triton: a text (in a list or
-    in braces put it in quotes) of forward=, dq=, dkv= and atomic_dq, with commas between them; each
-    configuration is query rows x key rows / warps / stages, as in forward=128x64/8/2. null: the
-    tuned choice, or the default."""
+    """Block sizes of the backend. aten: query rows per fused call. triton: a text of forward=, dq=,
+    dkv= and atomic_dq, separated by commas (quote it in a list or in braces); each configuration is
+    query rows x key rows / warps / stages, as in forward=128x64/8/2. null: the tuned choice, or the
+    default."""
 
 
 class Baseline(_Section):
-    """What is measured beside the ring, interleaved with it."""
+    """The computation that the ring is compared with, measured in turns with it."""
 
     name: Annotated[str, one_of(BASELINES)] = "sdpa"
     """sdpa: PyTorch's scaled_dot_product_attention in one process."""
@@ -154,14 +153,14 @@ class Baseline(_Section):
 
 
 class MeasureSection(_Section):
-    """How each point is measured."""
+    """How to measure each point."""
 
     warmup: Annotated[int, whole(0, 100)] = 1
-    """Runs before the first that counts."""
+    """Runs before the first measured run."""
     repeats: Annotated[int, whole(1, 1000)] = 5
-    """Runs that count."""
+    """Measured runs."""
     replicas: Annotated[int, whole(1, 1000)] = 1
-    """How many trials measure the same point; the strategies of one problem take turns."""
+    """Trials of each point; the strategies of one problem take turns."""
     seed: Annotated[int, whole(0, 2**31 - 1)] = 0
     """Seed of the inputs."""
     baseline: Annotated[
@@ -171,54 +170,54 @@ class MeasureSection(_Section):
             json_schema_input_type=Baseline | Annotated[str, one_of(BASELINES)] | None,
         ),
     ] = Baseline()
-    """What to compare with; the name alone is enough. null: nothing."""
+    """Baseline to compare with; the name alone is enough. null: none."""
 
 
 class SearchSection(_Section):
-    """Which points of the sweep are measured, and in which order; each problem on each size of ring
-    is searched by itself."""
+    """Which points of the sweep to measure, in which order. Each problem on each ring size is
+    searched by itself."""
 
     method: Annotated[str, one_of(METHODS)] = "grid"
-    """grid: all of them. random: some, drawn. halving: all a few times, the better ones more often.
-    optuna: what Optuna's sampler proposes."""
+    """grid: all points. random: a random sample. halving: all points a few times, the better ones
+    more often. optuna: points that Optuna's sampler proposes."""
     objectives: Annotated[tuple[str, ...], Several(one_of(METRICS), always=True)] = ("median_ms",)
-    """The metrics that decide which point is best, the most important first."""
+    """Metrics that decide which point is best, the most important first."""
     budget: Annotated[float | None, or_null(SHARE, "a quarter")] = None
-    """Runs that may be spent, as a share of those that all points take in full. null: a quarter;
-    grid takes all."""
+    """Runs that may be spent, as a share of the runs that measuring all points in full takes. null:
+    a quarter; grid takes all."""
     seed: Annotated[int | None, or_null(whole(0, 2**31 - 1), "0")] = None
-    """Seed of what is drawn, by random and optuna. null: 0."""
+    """Seed of the methods random and optuna. null: 0."""
 
     @property
     def share(self) -> float:
-        """The budget, whether given or not."""
+        """Returns the budget, or its default."""
         if self.method == "grid":
             return 1.0
         return 0.25 if self.budget is None else self.budget
 
 
 class LimitsSection(_Section):
-    """When to give up. Not part of what is measured."""
+    """When to give up. Does not change the identity of a sweep."""
 
     trial_timeout: Annotated[float, duration(1, 86400)] = 120.0
-    """How long one trial may take at most, in seconds; one that is predicted to take less is given
-    up earlier, after 50 times that, but not before a minute."""
+    """Longest time of one trial, in seconds. If 50 times its predicted time is less, a trial is
+    stopped after that, but not before 60 s."""
     retries: Annotated[int, whole(0, 10)] = 2
-    """How often a trial is tried again after a fault that is not its own: a rank, its node or its
-    connections are lost."""
+    """Number of retries of a trial after a fault that is not its own: the loss of a rank, its node
+    or its connections."""
     rank_memory: Annotated[
         int | None, or_null(size(64 << 20, 64 << 40), "what the machine has")
     ] = None
-    """Memory that a rank may use beyond what it has when its first trial begins, in bytes: all that
-    it can write on a CPU, PyTorch's on a GPU. A trial that needs more is out of memory. null: what
-    the machine has."""
+    """Bytes that a rank may use beyond its usage at the start of its first trial: writable memory
+    on a CPU, PyTorch's allocator on a GPU. A trial that needs more is out of memory. null: the
+    memory of the machine."""
     place_timeout: Annotated[float, duration(1, 86400)] = 600.0
-    """How long a ring may wait for its place, in seconds: for other work on the cluster to end, or
-    for nodes to start."""
+    """Longest wait of a ring for its place, in seconds: until other work on the cluster ends or
+    nodes start."""
 
 
 class TrackingSection(_Section):
-    """Where the results are shown. Not part of what is measured."""
+    """Where to show the results. Does not change the identity of a sweep."""
 
     experiment: Annotated[str, or_null(_EXPERIMENT, "the name")] = Field(
         default="", json_schema_extra={"default": None}
@@ -227,23 +226,23 @@ class TrackingSection(_Section):
     uri: Annotated[str | None, or_null(_URI, "the environment's, or local")] = None
     """MLflow tracking URI. null: $MLFLOW_TRACKING_URI, or sqlite under $RINGRAY_HOME."""
     enabled: Annotated[bool, TRUTH] = True
-    """false: keep results in the store only."""
+    """Whether to log to MLflow. false: results stay in the store only."""
 
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
 class Spec(_Section):
-    """A sweep: every combination of the listed values is one point."""
+    """A sweep: each combination of the listed values is one point."""
 
     version: Annotated[int, Kind(whole(1, 1).type, "1")]
     """Version of this format."""
     name: Annotated[
         str, text(NAME, "a name: up to 64 letters, digits, '.', '_', '-', the first no sign")
     ]
-    """What to call the sweep; `ringray status NAME` finds it."""
+    """Name of the sweep, as in `ringray status NAME`."""
     kind: Annotated[str, one_of(KINDS)]
-    """What a trial does."""
+    """Kind of the experiment that each trial does."""
     problem: ProblemSection
     ring: RingSection = Field(default_factory=RingSection)
     strategy: StrategySection = Field(default_factory=StrategySection)
@@ -267,33 +266,37 @@ class Spec(_Section):
 
     @property
     def source(self) -> str:
-        """The text of the spec as it was written."""
+        """Returns the text of the file."""
         return self._source.text if self._source else ""
 
     @property
     def path(self) -> str:
-        """Where it was read from, as it was given."""
+        """Returns the path of the file, as it was given."""
         return self._source.path if self._source else "<spec>"
 
     def line_of(self, field: str) -> int | None:
-        """The line that gives ``field`` (as in ``problem.heads``); None if it is defaulted."""
+        """Returns the line that gives ``field`` (``problem.heads``); None if it has its default."""
         return self._source.line_of(tuple(field.split("."))) if self._source else None
 
+    def error(self, field: str, message: str) -> SpecError:
+        """Returns the error about ``field``, with its place in the file."""
+        return SpecError(message, path=self.path, line=self.line_of(field), field=field)
+
     def sweep(self, section: str, field: str) -> tuple[Any, ...]:
-        """The values of ``field`` in ``section``, always as a tuple."""
+        """Returns the values of ``field`` in ``section``, always as a tuple."""
         value = getattr(getattr(self, section), field)
         return value if isinstance(value, tuple) else (value,)
 
     def canonical(self) -> dict[str, Any]:
-        """The spec as plain JSON-able data with every default filled in and one way to say it."""
+        """Returns the spec as JSON-able data in its normal form, with all defaults filled in."""
         return self.model_dump(mode="json")
 
     @cached_property
     def digest(self) -> str:
-        """sha256, in hex, of all that decides what is measured: not tracking, not limits."""
+        """sha256, in hex, of all sections but tracking and limits."""
         measured = self.canonical()
         del measured["tracking"], measured["limits"]
-        for option in ("budget", "seed"):  # younger than the stores that know sweeps without them
+        for option in ("budget", "seed"):  # stores have digests from before these fields existed
             if measured["search"][option] is None:
                 del measured["search"][option]
         text = json.dumps(measured, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -301,7 +304,7 @@ class Spec(_Section):
 
 
 def load(path: str | Path) -> Spec:
-    """The spec in the file ``path``.
+    """Reads the spec in the file ``path``.
 
     Raises:
         SpecError: the file cannot be read, or anything in it is wrong.
@@ -310,7 +313,7 @@ def load(path: str | Path) -> Spec:
 
 
 def parse(text: str, path: str = "<spec>") -> Spec:
-    """The spec that ``text`` holds; ``path`` is what errors call it.
+    """Reads the spec in ``text``; errors call it ``path``.
 
     Raises:
         SpecError: anything in it is wrong; one line for each mistake.
@@ -327,6 +330,6 @@ def parse(text: str, path: str = "<spec>") -> Spec:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a spec, for editors."""
+    """Returns the JSON Schema (2020-12) of specs, for editors."""
     plain = re.sub(r'(\w)Section"', r'\1"', json.dumps(Spec.model_json_schema()))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **json.loads(plain)}
