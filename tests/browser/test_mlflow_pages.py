@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.lab.store.store import Outcome, Store
+from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import SyncState, sync
+from ringray.lab.trial.outcome import Outcome
 from tests.browser import pages
 from tests.support import figure_rows, tracking_store
 from tests.support.tracking_servers import sqlite_server
@@ -57,7 +58,7 @@ def _record(store: Store) -> None:
 
 
 def _info(row: figure_rows.TrialRow) -> TrialInfo:
-    from ringray.lab.store.store import TrialInfo
+    from ringray.lab.trial.outcome import TrialInfo
 
     return TrialInfo(row.key, row.index, row.config, {"time_ms": 1.0})
 

@@ -162,12 +162,17 @@ def test_a_damaged_store_is_recovered_and_the_sweep_goes_on(place: Place) -> Non
     with store.open("r+b") as file:
         file.seek(store.stat().st_size // 2)
         file.write(bytes(3000))
+    damaged = store.read_bytes()
     refused = place.run("run", spec)
     assert refused.code == 2
     assert "ringray recover --store" in refused.err
     recovered = place.run("recover")
     assert recovered.code == 0, recovered.err
-    assert (place.home / "store.db.damaged").exists()
+    assert (place.home / "store.db.damaged").read_bytes() == damaged
+    assert {row.key: row for row in place.trials("broken")} == whole  # by the snapshot
+    place.home.joinpath("store.db.snapshot").unlink()
+    store.write_bytes(damaged)
+    assert place.run("recover").code == 0
     kept = {row.key: row for row in place.trials("broken") if row.status}
     assert 0 < len(kept) < REPLICAS
     assert kept == {key: whole[key] for key in kept}

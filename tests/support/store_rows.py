@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringray.lab.store.store import Outcome, SweepInfo, TrialInfo
+from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialInfo
 
 DIGEST = "ab12" * 16
 OTHER = "ab34" * 16

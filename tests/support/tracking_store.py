@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from ringray.lab.store.store import Outcome, Store, SweepInfo, TrialInfo
+from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking import mlflow_record as show
+from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialInfo
 
 DIGEST = "cafe" * 16
 ENVIRONMENT = {

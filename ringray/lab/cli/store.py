@@ -170,7 +170,7 @@ def sync(arguments: argparse.Namespace) -> int:
 
 def recover(arguments: argparse.Namespace) -> int:
     """Saves what can be read of a damaged store."""
-    from ringray.lab.store.recovery import recover as mend
+    from ringray.lab.store.recover import recover as mend
 
     path = Path(arguments.store) if arguments.store else default_path()
     result = mend(path)

@@ -3,8 +3,9 @@
 store     sweeps and trials
 schema    tables and migrations
 rows      rows as plain data
-lease     one driver a sweep
+lease     one driver per sweep
+snapshot  a whole copy beside the store
+recover   a new store from a damaged one
 jsonl     records as JSON Lines
 traces    traces beside the store
-recovery  what is saved from a damaged store
 """

@@ -1,187 +1,151 @@
-"""Who works on a sweep: one process per sweep and role, and a dead one's place is free again.
+"""Leases: at most one driver and one tracker per sweep.
 
-A process is known by pid and birth, because pids are used again. Where pids can be compared (the
-same boot of the same machine, the same container) the answer is exact. Of any other process
-nothing can be known but its heartbeat in the store: whoever wants its place watches for one, on a
-clock that nobody sets. Clocks of different machines are compared for display only.
+A lease is a file lock (``flock``) on a small file beside the store that names its holder, so the
+kernel frees it when the holder ends, however it ends. A file that names a process and is not locked
+was left by a process that was killed. Locks reach as far as the file system carries them: on one
+that keeps them per machine, a second machine can take the lease; both drivers are told.
 """
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import socket
-import sqlite3
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from ringray.base import private_files
 from ringray.base.errors import PlaceError
-from ringray.lab.store.schema import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from pathlib import Path
 
-BEAT_S = 5.0
-STALE_S = 6 * BEAT_S
-LOOK_S = 0.5  # between two looks at a heartbeat
+_RETRY_S = 0.5  # seconds; `owner` may hold a free lock for a moment
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that holds a lease; ``str()`` is for messages."""
+    """The process that holds or held a lease; ``str()`` is for messages."""
 
     pid: int
-    birth: str
     host: str
-    beat: float
+    since: str
 
     @property
     def near(self) -> bool:
-        """Whether its pid means something here."""
-        return self.birth.rpartition("/")[0] == _pid_space()
-
-    def alive(self) -> bool:
-        """Of one elsewhere a guess, by the clocks of two machines."""
-        if self.near:
-            return birth(self.pid) == self.birth
-        return abs(time.time() - self.beat) < STALE_S
+        """Whether it runs on this machine."""
+        return self.host == socket.gethostname()
 
     def __str__(self) -> str:
-        place = "" if self.near or self.host == _host() else f" on {self.host}"
-        return f"process {self.pid}{place}"
-
-
-def birth(pid: int) -> str | None:
-    """A text that this process alone has among all of this host's, or None when it is dead.
-
-    On Linux this is the boot, the space of pids and the clock tick of its start: psutil's time of
-    day would move when the clock is set. A zombie is dead: it will never write again.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return _portable_birth(pid) if not Path("/proc/self/stat").exists() else None
-    # The command name may hold spaces and brackets; the fields start after its last bracket.
-    fields = stat.rpartition(")")[2].split()
-    state, start = fields[0], fields[19]
-    return None if state in "ZX" else f"{_pid_space()}/{start}"
-
-
-def owner(db: sqlite3.Connection, digest: str, role: str) -> Owner | None:
-    """The live holder of a lease, or None."""
-    found = _holder(db, digest, role)
-    return found if found and found.alive() else None
-
-
-def bury(db: sqlite3.Connection) -> None:
-    """Drops the leases of processes that have died here."""
-    rows = db.execute("SELECT token, pid, birth, host, beat FROM leases").fetchall()
-    owners = [(token, Owner(*rest)) for token, *rest in rows]
-    dead = [(token,) for token, one in owners if one.near and not one.alive()]
-    db.executemany("DELETE FROM leases WHERE token = ?", dead)
+        return f"process {self.pid}" + ("" if self.near else f" on {self.host}")
 
 
 @contextmanager
 def hold(
-    write: Callable[[], AbstractContextManager[sqlite3.Connection]],
-    path: Path,
+    store: Path,
     digest: str,
     role: str,
     refusal: Callable[[Owner], str],
     note: Callable[[str], None] | None = None,
-) -> Iterator[str]:
-    """Holds the lease and yields its token. ``write`` opens a transaction on the store at ``path``.
+) -> Iterator[Callable[[], bool]]:
+    """Holds the lease and yields a function that tells whether it is still held.
 
-    Where a process holds it of which only the heartbeat can be known, and which is silent, this
-    takes ``STALE_S`` seconds; ``note`` is told so.
+    ``note`` is told of a holder on another machine that left the lease behind.
 
     Raises:
-        PlaceError: a live process holds it; the message is ``refusal(owner)``.
+        PlaceError: another process holds it, with the message ``refusal(owner)``; or the file
+            system has no locks or no space.
     """
-    token = os.urandom(16).hex()
-    watched: Owner | None = None
-    since = time.monotonic()
-    while True:
-        with write() as db:
-            holder = _holder(db, digest, role)
-            silent = holder == watched and time.monotonic() - since >= STALE_S
-            if holder is None or silent or (holder.near and not holder.alive()):
-                db.execute(
-                    "REPLACE INTO leases (digest, role, token, pid, birth, host, beat) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (digest, role, token, os.getpid(), birth(os.getpid()) or "", _host(),
-                     time.time()),
-                )  # fmt: skip
-                break
-        if holder.near or watched not in (None, holder):
-            raise PlaceError(refusal(holder))
-        if watched is None:
-            watched, since = holder, time.monotonic()
-            if note:
-                note(f"{holder} had this sweep; watching {STALE_S:.0f} s whether it still lives")
-        time.sleep(LOOK_S)
-    stop = threading.Event()
-    heart = threading.Thread(
-        target=_beat, args=(path, token, stop), name=f"ringray-lease-{role}", daemon=True
-    )
-    heart.start()
+    path = _path(store, digest, role)
+    me = Owner(os.getpid(), socket.gethostname(), str(time.time()))
+    until = time.monotonic() + _RETRY_S
     try:
-        yield token
-    finally:
-        stop.set()
-        # A store that fails now has told its user already, and a dead owner's lease is free.
-        with suppress(PlaceError), write() as db:
-            db.execute("DELETE FROM leases WHERE token = ?", (token,))
-        heart.join(timeout=1)
-
-
-def _beat(path: Path, token: str, stop: threading.Event) -> None:
-    while not stop.wait(BEAT_S):
+        while (file := _lock(path)) is None:
+            if time.monotonic() > until:
+                raise PlaceError(refusal(_named(path) or Owner(0, "?", "")))
+            time.sleep(0.01)
+        before = _named(path)
+        file.truncate()
+        print(me.pid, me.host, me.since, file=file, flush=True)
+    except OSError as error:
+        raise PlaceError(
+            f"the lock {path} cannot be taken: {(error.strerror or str(error)).lower()}; free some "
+            "space, or use another store with --store FILE, on a file system with file locks"
+        ) from error
+    with file:
+        if before is not None and not before.near and note is not None:
+            note(f"{before} did not end this sweep; its lock is free, so this driver takes over")
         try:
-            db = connect(path, create=False)
-            try:
-                # Another value each time, also when the clock is set back between two beats.
-                db.execute("UPDATE leases SET beat = ? WHERE token = ?", (time.time(), token))
-            finally:
-                db.close()
-        except (PlaceError, sqlite3.Error):
-            # The store's own user meets the same fault and reports it; here the next beat counts.
-            continue
+            yield lambda: _named(path) == me
+        finally:
+            if _named(path) == me:
+                path.unlink(missing_ok=True)
 
 
-def _holder(db: sqlite3.Connection, digest: str, role: str) -> Owner | None:
-    row = db.execute(
-        "SELECT pid, birth, host, beat FROM leases WHERE digest = ? AND role = ?", (digest, role)
-    ).fetchone()
-    return Owner(*row) if row else None
+def owner(store: Path, digest: str, role: str) -> Owner | None:
+    """Returns the live holder of a lease, or None."""
+    return _live(_path(store, digest, role))
 
 
-@lru_cache(maxsize=1)
-def _pid_space() -> str:
-    """Names what pids are unique in: a boot, and of it one container."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no Linux
-        return _host()
+def users(store: Path) -> list[Owner]:
+    """Returns the live holders of all leases of a store."""
+    return [holder for path in _paths(store) if (holder := _live(path))]
 
 
-def _portable_birth(pid: int) -> str | None:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return f"{_pid_space()}/{process.create_time():.0f}"
-    except psutil.NoSuchProcess:
-        return None
+def dead(store: Path) -> list[Owner]:
+    """Returns the drivers of this machine that were killed and whose lease files remain."""
+    drivers = [path for path in _paths(store) if path.name.endswith(".driver.lock")]
+    found = [(_named(path), _live(path)) for path in drivers]
+    return [named for named, live in found if named and named.near and live is None]
 
 
-def _host() -> str:
-    return socket.gethostname()
+def bury(store: Path) -> None:
+    """Removes the files that killed processes of this machine left."""
+    for path in _paths(store):
+        with suppress(OSError):
+            named = _named(path)
+            if named and named.near and (file := _lock(path)):
+                path.unlink()  # while it is locked: another process may be about to take it
+                file.close()
+
+
+def _path(store: Path, digest: str, role: str) -> Path:
+    store = store.resolve()
+    return store.with_name(f".{store.name}.{digest[:12]}.{role}.lock")
+
+
+def _paths(store: Path) -> list[Path]:
+    store = store.resolve()
+    return sorted(store.parent.glob(f".{glob.escape(store.name)}.*.lock"))
+
+
+def _lock(path: Path) -> IO[str] | None:
+    """Returns the file, locked; None if another process holds it or just removed it."""
+    private_files.create(path)
+    with suppress(BlockingIOError, FileNotFoundError), ExitStack() as stack:
+        file = stack.enter_context(path.open("r+", encoding="utf-8"))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            stack.pop_all()
+            return file
+    return None
+
+
+def _live(path: Path) -> Owner | None:
+    with suppress(OSError), path.open(encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _named(path)
+    return None
+
+
+def _named(path: Path) -> Owner | None:
+    with suppress(OSError, ValueError):
+        pid, host, since = path.read_text(encoding="utf-8").split()
+        return Owner(int(pid), host, since)
+    return None

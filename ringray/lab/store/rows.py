@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringray.base.provenance import point_digest
-from ringray.lab.store.schema import SWEEP_SEAL, TRIAL_SEAL, seal_of
+from ringray.lab.store.schema import SWEEP, SWEEP_SEAL, TRIAL, TRIAL_SEAL, seal_of
 from ringray.lab.trial.outcome import (
     STATUSES,
     UNKNOWN,
@@ -15,6 +15,7 @@ from ringray.lab.trial.outcome import (
     Outcome,
     SweepInfo,
     SweepRow,
+    SweepStatus,
     TrialInfo,
     TrialRow,
 )
@@ -28,91 +29,105 @@ class Damage(ValueError):
     """A row is not as it was written; says which."""
 
 
-# Decoded environments by id: thousands of trials share one, and rows refer to it.
-EnvironmentCache = dict[str, dict[str, Any]]
+class Environments(dict[str, dict[str, Any]]):
+    """Decoded environments by id, read when first needed: thousands of trials share one."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        super().__init__()
+        self._db = db
+
+    def __missing__(self, identity: str) -> dict[str, Any]:
+        self[identity] = environment(self._db, identity)
+        return self[identity]
+
+
+class SweepParts(NamedTuple):
+    """The row of a sweep, without its trials."""
+
+    info: SweepInfo
+    created: float
+    updated: float
+    status: SweepStatus
+
 
 NEXT_TURN = "(SELECT max(turn) + 1 FROM sweeps)"
-_SWEEP_COLUMNS = "digest, name, kind, spec, source, environment, status, created, updated"
-_TRIAL_COLUMNS = (
-    "seq, key, idx, config, predicted, status, reason, metrics, samples, point, attempts, "
-    "started, ended, environment"
-)
+_OUTCOME = TRIAL[5:]  # columns that are empty until a trial has ended
+BROKEN = f"SELECT key FROM trials WHERE seal IS NOT {TRIAL_SEAL}"
+
+
+def sweep_infos(
+    db: sqlite3.Connection, environments: Environments, condition: str, *values: str
+) -> list[SweepParts]:
+    """Returns the sweeps that fit ``condition`` (the end of an SQL statement, never a user's
+    text)."""
+    found = []
+    for digest, name, kind, spec, source, where, created, updated, status, whole in db.execute(
+        f"SELECT {', '.join(SWEEP)}, created, updated, status, seal IS {SWEEP_SEAL} "
+        f"FROM sweeps {condition}",
+        values,
+    ).fetchall():
+        if not whole:
+            raise Damage(f"sweep {name} ({digest[:12]}) is not as it was written")
+        spec = _parsed(spec, f"the spec of sweep {name}")
+        info = SweepInfo(digest, name, kind, spec, source, environments[where])
+        found.append(SweepParts(info, created, updated, status))
+    return found
 
 
 def sweep_rows(
-    db: sqlite3.Connection, cache: EnvironmentCache, condition: str, *values: str
+    db: sqlite3.Connection, environments: Environments, condition: str, *values: str
 ) -> list[SweepRow]:
-    """The sweeps that fit ``condition`` (the end of an SQL statement, never a user's text)."""
-    rows = db.execute(
-        f"SELECT {_SWEEP_COLUMNS}, seal IS {SWEEP_SEAL} FROM sweeps {condition}", values
-    ).fetchall()
+    """Returns the sweeps that fit ``condition`` (as above), with the numbers of their trials."""
     found = []
-    for digest, name, kind, spec, source, environment, status, created, updated, whole in rows:
-        if not whole:
-            raise Damage(f"sweep {name} ({digest[:12]}) is not as it was written")
+    for info, created, updated, status in sweep_infos(db, environments, condition, *values):
         by_status = dict(
             db.execute(
-                "SELECT status, count(*) FROM trials WHERE digest = ? GROUP BY status", (digest,)
+                "SELECT status, count(*) FROM trials WHERE digest = ? GROUP BY status",
+                (info.digest,),
             ).fetchall()
         )
+        counts = {str(one): by_status[one] for one in STATUSES if one in by_status}
         found.append(
             SweepRow(
-                digest=digest,
-                name=name,
-                kind=kind,
-                spec=_parsed(spec, f"the spec of sweep {name}"),
-                source=source,
-                environment=_environment(db, cache, environment),
-                status=status,
-                created=created,
-                updated=updated,
-                total=sum(by_status.values()),
-                counts={status: by_status[status] for status in STATUSES if status in by_status},
+                info.digest, info.name, info.kind, info.spec, info.source, info.environment,
+                status, created, updated, sum(by_status.values()), counts,
             )
-        )
+        )  # fmt: skip
     return found
 
 
 def trial_rows(
-    db: sqlite3.Connection, cache: EnvironmentCache, condition: str, digest: str, *values: int
-) -> list[tuple[TrialRow, int]]:
-    """The sweep's trials that fit ``condition`` (as above), each with its sequence number."""
-    rows = db.execute(
-        f"SELECT {_TRIAL_COLUMNS}, seal IS {TRIAL_SEAL} FROM trials WHERE digest = ? {condition}",
-        (digest, *values),
-    ).fetchall()
+    db: sqlite3.Connection,
+    environments: Environments,
+    condition: str,
+    digest: str,
+    *values: int | str,
+) -> list[Kept]:
+    """Returns the sweep's trials that fit ``condition`` (as above)."""
     found = []
-    for seq, key, index, config, predicted, status, reason, metrics, samples, *rest in rows:
-        point, attempts, started, ended, environment, whole = rest
+    for _, key, index, config, predicted, seq, *outcome, whole in db.execute(
+        f"SELECT {', '.join(TRIAL)}, seal IS {TRIAL_SEAL} FROM trials WHERE digest = ? {condition}",
+        (digest, *values),
+    ).fetchall():
+        status, reason, metrics, samples, point, attempts, started, ended, where = outcome
         named = f"trial {key} of sweep {digest[:12]}"
         if not whole:
             raise Damage(f"{named} is not as it was written")
-        row = TrialRow(
-            key=key,
-            index=index,
-            config=_parsed(config, named),
-            predicted=_parsed(predicted, named),
-            status=status,
-            reason=reason,
-            metrics=_parsed(metrics, named),
-            samples=_parsed(samples, named),
-            point=point,
-            attempts=attempts,
-            started=started,
-            ended=ended,
-            environment=None if environment is None else _environment(db, cache, environment),
+        config, predicted, metrics, samples = (
+            _parsed(text, named) for text in (config, predicted, metrics, samples)
         )
-        found.append((row, seq))
+        trial = TrialRow(
+            key, index, config, predicted, status, reason, metrics, samples, point, attempts,
+            started, ended, None if where is None else environments[where],
+        )  # fmt: skip
+        found.append(Kept(trial, seq))
     return found
 
 
 def check_seals(db: sqlite3.Connection, digest: str, key: str | None = None) -> None:
-    """Raises Damage when a trial of the sweep (or the one of that key) was changed from outside."""
+    """Raises Damage if a trial of the sweep (or the one of that key) was changed from outside."""
     only, values = ("", ()) if key is None else (" AND key = ?", (key,))
-    row = db.execute(
-        f"SELECT key FROM trials WHERE digest = ?{only} AND seal IS NOT {TRIAL_SEAL}",
-        (digest, *values),
-    ).fetchone()
+    row = db.execute(f"{BROKEN} AND digest = ?{only}", (digest, *values)).fetchone()
     if row:
         raise Damage(f"trial {row[0]} of sweep {digest[:12]} is not as it was written")
 
@@ -183,8 +198,7 @@ def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome)
     )  # fmt: skip
     # Sealed here and not afterwards: a row that is written twice takes twice the room.
     db.execute(
-        "UPDATE trials SET seq = ?, status = ?, reason = ?, metrics = ?, samples = ?, "
-        "point = ?, attempts = ?, started = ?, ended = ?, environment = ?, seal = ? "
+        f"UPDATE trials SET {', '.join(f'{column} = ?' for column in _OUTCOME)}, seal = ? "
         "WHERE digest = ? AND key = ?",
         (*values, seal_of(digest, key, index, config, predicted, *values), digest, key),
     )
@@ -214,14 +228,10 @@ def restore_rows(
     for trial, seq in trials:
         where = None if trial.environment is None else put_environment(db, trial.environment)
         added += db.execute(
-            "INSERT INTO trials (digest, key, idx, config, predicted, seq, status, reason, "
-            "metrics, samples, point, attempts, started, ended, environment) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (digest, key) DO UPDATE SET seq = excluded.seq, "
-            "status = excluded.status, reason = excluded.reason, metrics = excluded.metrics, "
-            "samples = excluded.samples, point = excluded.point, attempts = excluded.attempts, "
-            "started = excluded.started, ended = excluded.ended, "
-            "environment = excluded.environment WHERE status IS NULL",
+            f"INSERT INTO trials ({', '.join(TRIAL)}) VALUES ({', '.join('?' * len(TRIAL))}) "
+            "ON CONFLICT (digest, key) DO UPDATE SET "
+            f"{', '.join(f'{column} = excluded.{column}' for column in _OUTCOME)} "
+            "WHERE status IS NULL",
             (sweep.digest, trial.key, trial.index, packed(trial.config), packed(trial.predicted),
              seq, trial.status, trial.reason, packed(trial.metrics), packed(trial.samples),
              trial.point, trial.attempts, trial.started, trial.ended, where),
@@ -305,10 +315,10 @@ def _parsed(text: str, what: str) -> Any:
         raise Damage(f"{what} cannot be read") from None
 
 
-def _environment(db: sqlite3.Connection, cache: EnvironmentCache, identity: str) -> dict[str, Any]:
-    if identity not in cache:
-        row = db.execute("SELECT content FROM environments WHERE id = ?", (identity,)).fetchone()
-        if row is None or sha256(row[0].encode()).hexdigest() != identity:
-            raise Damage(f"environment {identity[:12]} is not as it was written")
-        cache[identity] = json.loads(row[0])
-    return cache[identity]
+def environment(db: sqlite3.Connection, identity: str) -> dict[str, Any]:
+    """Reads an environment; Damage if it is not as it was written."""
+    row = db.execute("SELECT content FROM environments WHERE id = ?", (identity,)).fetchone()
+    if row is None or sha256(row[0].encode()).hexdigest() != identity:
+        raise Damage(f"environment {identity[:12]} is not as it was written")
+    found: dict[str, Any] = json.loads(row[0])
+    return found

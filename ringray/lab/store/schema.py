@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringray.base import private_files
 from ringray.base.errors import DamagedStore, PlaceError
+from ringray.lab.store import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,13 +70,15 @@ CREATE TABLE leases (
 """
 
 
-# A row's seal is a checksum of what was written: sqlite itself notices no damage within a page.
-# Of a sweep it covers what never changes between two begins, of a trial everything.
-SWEEP_SEAL = "seal_of(digest, name, kind, spec, source, environment)"
-TRIAL_SEAL = (
-    "seal_of(digest, key, idx, config, predicted, seq, status, reason, metrics, samples, point, "
-    "attempts, started, ended, environment)"
-)
+# A row's seal is a checksum of these columns, because sqlite notices no damage within a page. Of a
+# sweep it covers what never changes between two begins, of a trial everything.
+SWEEP = ("digest", "name", "kind", "spec", "source", "environment")
+TRIAL = (
+    "digest", "key", "idx", "config", "predicted", "seq", "status", "reason", "metrics", "samples",
+    "point", "attempts", "started", "ended", "environment",
+)  # fmt: skip
+SWEEP_SEAL = f"seal_of({', '.join(SWEEP)})"
+TRIAL_SEAL = f"seal_of({', '.join(TRIAL)})"
 
 
 def seal_of(*values: str | float | None) -> str:
@@ -256,6 +259,8 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
         _roll_back(db)
     if version == len(MIGRATIONS):
         return
+    if version:
+        snapshot.take(db, path)
     with transaction(db, path):
         version = _version(db, path)  # another process may have been faster
         for step in MIGRATIONS[version:]:

@@ -12,17 +12,19 @@ import re
 import sqlite3
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ringray.base import private_files
 from ringray.base.errors import PlaceError, UserError, suggestion
-from ringray.lab.store.lease import Owner, bury, hold, owner
+from ringray.lab.store import lease, snapshot
+from ringray.lab.store.lease import Owner
 from ringray.lab.store.rows import (
+    BROKEN,
     NEXT_TURN,
     Damage,
-    EnvironmentCache,
+    Environments,
     check_seals,
     forget_unplanned,
     put_environment,
@@ -39,37 +41,26 @@ from ringray.lab.store.schema import check, connect, damaged, failures, transact
 from ringray.lab.trial.outcome import (
     STATUSES,
     SWEEP_STATUSES,
-    Kept,
-    Outcome,
-    Status,
-    SweepInfo,
-    SweepRow,
-    SweepStatus,
     Tracked,
-    TrialInfo,
-    TrialRow,
-    record_line,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
-__all__ = [
-    "Outcome",
-    "Owner",
-    "Status",
-    "Store",
-    "SweepInfo",
-    "SweepRow",
-    "SweepStatus",
-    "TrialInfo",
-    "TrialRow",
-    "default_path",
-    "record_line",
-]
+    from ringray.lab.trial.outcome import (
+        Kept,
+        Outcome,
+        SweepInfo,
+        SweepRow,
+        SweepStatus,
+        TrialInfo,
+        TrialRow,
+    )
 
 Role = Literal["driver", "tracker"]
+_SNAPSHOT_S = 30.0  # seconds between two snapshots while a driver records, at least
+_SNAPSHOT_SHARE = 0.01  # of a driver's time for snapshots, at most
 
 _REFUSALS = {
     "driver": "sweep {sweep} is being run by {owner}; wait for it or end that process, then "
@@ -100,8 +91,9 @@ class Store:
         had_log = self.path.with_name(f"{self.path.name}-wal").exists()
         self._db = connect(self.path, create)
         self._lock = threading.RLock()
-        self._environments: EnvironmentCache = {}
-        self._tokens: dict[str, str] = {}  # of the driver leases held through this object
+        self._environments = Environments(self._db)
+        self._leases: dict[str, Callable[[], bool]] = {}  # a driver's, by digest: still held?
+        self._snapshot_due = time.monotonic() + _SNAPSHOT_S
         self.doubt = None if had_log else self._lost_log()
 
     def __enter__(self) -> Store:
@@ -116,13 +108,9 @@ class Store:
         self.close()
 
     def close(self) -> None:
+        """Closes the store; the last process to do so moves the log of a killed one into it."""
         with self._lock:
-            # Whoever is the last to close a store also ends its log: that of a dead process is
-            # in the file then, and not lost. A full disk has been told of before.
-            with suppress(PlaceError, sqlite3.Error):
-                if self._dead():
-                    with self._write() as db:
-                        bury(db)
+            lease.bury(self.path)
             self._db.close()
 
     def check(self) -> None:
@@ -140,7 +128,7 @@ class Store:
         """
         now = time.time()
         with self._write() as db:
-            self._check_token(sweep.digest)
+            self._check_lease(sweep.digest)
             check_seals(db, sweep.digest)
             environment = put_environment(db, sweep.environment)
             put_sweep(db, sweep, environment, now)
@@ -162,24 +150,27 @@ class Store:
         if outcome.status not in STATUSES:
             raise ValueError(f"status {outcome.status!r}: expected one of {', '.join(STATUSES)}")
         with self._write() as db:
-            self._check_token(digest)
+            self._check_lease(digest)
             put_outcome(db, digest, key, outcome)
+        if digest in self._leases and time.monotonic() > self._snapshot_due:
+            self._take_snapshot()
 
     def finish(self, digest: str, status: SweepStatus) -> None:
         """Records how the sweep as a whole ended: complete, failed or interrupted."""
         if status not in SWEEP_STATUSES:
             raise ValueError(f"status {status!r}: expected one of {', '.join(SWEEP_STATUSES)}")
         with self._write() as db:
-            self._check_token(digest)
+            self._check_lease(digest)
             db.execute(
                 f"UPDATE sweeps SET status = ?, updated = ?, turn = {NEXT_TURN} WHERE digest = ?",
                 (status, time.time(), digest),
             )
+        self._take_snapshot()
 
     def forget(self, digest: str) -> None:
         """Removes a sweep and its trials: for one that was begun and then could not start."""
         with self._write() as db:
-            self._check_token(digest)
+            self._check_lease(digest)
             db.execute("DELETE FROM trials WHERE digest = ?", (digest,))
             db.execute("DELETE FROM tracked WHERE digest = ?", (digest,))
             db.execute("DELETE FROM sweeps WHERE digest = ?", (digest,))
@@ -203,7 +194,8 @@ class Store:
     ) -> Iterator[None]:
         """Keeps every other process from driving (or tracking) this sweep at the same time.
 
-        A driver's also reads the whole file for damage. ``note`` is told when this takes long.
+        A driver's also reads the whole file for damage. ``note`` is told of a driver on another
+        machine that left the sweep without its end.
 
         Raises:
             PlaceError: a live process holds it; names its pid and the way out.
@@ -216,22 +208,22 @@ class Store:
         def refusal(holder: Owner) -> str:
             return _REFUSALS[role].format(sweep=sweep, owner=holder)
 
-        with hold(self._write, self.path, digest, role, refusal, note) as token:
+        with lease.hold(self.path, digest, role, refusal, note) as held:
             if role == "driver":
-                self._tokens[digest] = token
+                self._leases[digest] = held
                 with self._read() as db:  # so that the file itself says that it is being written
                     db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             try:
                 yield
             finally:
-                self._tokens.pop(digest, None)
+                if role == "driver":
+                    self._leases.pop(digest, None)
 
     # Reading
 
     def owner(self, digest: str, role: Role = "driver") -> Owner | None:
-        """The live process that drives (or tracks) the sweep, or None; ``str()`` is for users."""
-        with self._read() as db:
-            return owner(db, digest, role)
+        """Returns the live process that drives (or tracks) the sweep; ``str()`` is for users."""
+        return lease.owner(self.path, digest, role)
 
     def sweeps(self) -> list[SweepRow]:
         """All sweeps, the one that was last begun or finished first."""
@@ -314,9 +306,8 @@ class Store:
             raise damaged(self.path, str(error)) from None
 
     def _lost_log(self) -> str | None:
-        """A process that dies while it has the store open leaves a log beside it; where that is
-        gone, what it recorded last is gone too."""
-        dead = self._dead()
+        """Says so if a process died while it had the store open and its log is not there."""
+        dead = lease.dead(self.path)
         with self._read() as db:
             logged = db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         if not dead or not logged:
@@ -327,20 +318,16 @@ class Store:
             "measures them again, with --from-mlflow it takes them from there"
         )
 
-    def _dead(self) -> list[Owner]:
-        """Drivers that have died here and whose lease is there still."""
-        with self._read() as db:
-            rows = db.execute(
-                "SELECT pid, birth, host, beat FROM leases WHERE role = 'driver'"
-            ).fetchall()
-        return [one for one in (Owner(*row) for row in rows) if one.near and not one.alive()]
+    def _take_snapshot(self) -> None:
+        began = time.monotonic()
+        with self._lock:
+            snapshot.take(self._db, self.path, BROKEN)
+        now = time.monotonic()
+        self._snapshot_due = now + max(_SNAPSHOT_S, (now - began) / _SNAPSHOT_SHARE)
 
-    def _check_token(self, digest: str) -> None:
-        token = self._tokens.get(digest)
-        if token is None:
-            return
-        row = self._db.execute("SELECT pid, host FROM leases WHERE token = ?", (token,)).fetchone()
-        if row is None:
+    def _check_lease(self, digest: str) -> None:
+        held = self._leases.get(digest)
+        if held is not None and not held():
             raise PlaceError(
                 f"sweep {self.name_of(digest)} was taken over by another driver while this one "
                 "was out of reach; this one stops, the other goes on"
@@ -350,7 +337,7 @@ class Store:
         with self._read() as db:
             return sweep_rows(db, self._environments, condition, *values)
 
-    def _trials(self, condition: str, digest: str, *values: int) -> list[tuple[TrialRow, int]]:
+    def _trials(self, condition: str, digest: str, *values: int) -> list[Kept]:
         with self._read() as db:
             return trial_rows(db, self._environments, condition, digest, *values)
 

@@ -34,13 +34,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ringray.base.errors import PlaceError
-from ringray.lab.store.store import Store, TrialRow
+from ringray.lab.store.store import Store
 from ringray.lab.tracking.channel import Channel, brief, log, take_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ringray.lab.tracking.projection import Projection
+    from ringray.lab.trial.outcome import TrialRow
 
 POLL_S = 0.25
 SUMMARY_S = 60.0

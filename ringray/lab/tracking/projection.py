@@ -37,7 +37,8 @@ from ringray.lab.tracking.description import FIGURES, RunPlace, note
 from ringray.lab.trial.outcome import UNASKED, Tracked, part_of_a_path
 
 if TYPE_CHECKING:
-    from ringray.lab.store.store import Store, TrialRow
+    from ringray.lab.store.store import Store
+    from ringray.lab.trial.outcome import TrialRow
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
 _CHILD_STATUS = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -84,6 +86,7 @@ def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
         """
         import sys
         from ringray.lab.store.store import *
+        from ringray.lab.trial.outcome import *
         D = "ab12" * 16
         with Store(sys.argv[1]) as store:
             trials = [TrialInfo(f"{i:016x}", i, {}, {}) for i in range(5000)]
@@ -115,6 +118,7 @@ def test_many_processes_make_the_same_store(tmp_path: Path) -> None:
     code = """
         import sys
         from ringray.lab.store.store import *
+        from ringray.lab.trial.outcome import *
         print("ready", flush=True)
         sys.stdin.readline()
         with Store(sys.argv[1]) as store:
@@ -140,6 +144,7 @@ def test_many_processes_make_the_same_store(tmp_path: Path) -> None:
 _HOLDER = """
     import sys, time
     from ringray.lab.store.store import *
+    from ringray.lab.trial.outcome import *
     with Store(sys.argv[1]) as store, store.lease(sys.argv[2]):
         print("held", flush=True)
         time.sleep(60)
@@ -160,7 +165,7 @@ def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store) -> None
             pass
         holder.send_signal(signal.SIGKILL)
         time.sleep(0.1)
-        # Not waited for: a zombie has its pid and birth still, and holds nothing.
+        # Not waited for: a zombie has its pid still, and holds nothing.
         with store.lease(DIGEST):
             assert store.owner(DIGEST).pid == os.getpid()  # type: ignore[union-attr]
         assert store.owner(DIGEST) is None
@@ -170,77 +175,89 @@ def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store) -> None
         holder.stdout.close()
 
 
-def _leased(store: Store, pid: int, birth: str, host: str) -> None:
-    values = (DIGEST, "driver", "t", pid, birth, host, time.time())
-    store._db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+def _left(store: Store, host: str, pid: int = 7) -> Path:
+    """What a driver leaves that was killed, or whose lock does not reach this machine."""
+    path = store.path.with_name(f".store.db.{DIGEST[:12]}.driver.lock")
+    path.write_text(f"{pid} {host} 1.5\n")
+    return path
 
 
 def test_a_pid_that_is_used_again_holds_nothing(store: Store) -> None:
     store.begin(sweep(), [])
-    _leased(store, os.getpid(), f"{lease._pid_space()}/1", lease._host())
+    _left(store, socket.gethostname(), os.getpid())
+    assert store.owner(DIGEST) is None
     with store.lease(DIGEST):
         pass
 
 
-# Another machine; one of the same name, or this one before it was restarted; another container
-FAR = [("b/pid:[1]/1", "elsewhere"), ("b/pid:[1]/1", lease._host())]
-FAR += [(f"{lease._pid_space().rpartition('/')[0]}/pid:[1]/1", lease._host())]
-
-
-@pytest.mark.parametrize(("birth", "host"), FAR)
-@pytest.mark.parametrize("clock", [0.0, -86400.0, 86400.0])
-def test_a_driver_elsewhere_lives_by_its_heartbeat_whatever_the_clocks_say(
-    store: Store, monkeypatch: pytest.MonkeyPatch, birth: str, host: str, clock: float
-) -> None:
-    monkeypatch.setattr(lease, "STALE_S", 0.3)
-    monkeypatch.setattr(lease, "LOOK_S", 0.02)
+def test_a_driver_elsewhere_that_left_its_lease_is_noted(store: Store) -> None:
     store.begin(sweep(), [])
-    _leased(store, 1, birth, host)
-    beaten: list[float] = []
+    _left(store, "far")
+    assert store.owner(DIGEST) is None
     noted: list[str] = []
+    for _ in range(2):
+        with store.lease(DIGEST, note=noted.append):
+            (said,) = noted
+            assert said.startswith("process 7 on far did not end this sweep; its lock is free")
 
-    def beats(pause: float) -> None:
-        if len(beaten) < 3:
-            beaten.append(pause)
-            return
-        store._db.execute("UPDATE leases SET beat = beat - 1000")
 
-    ours = time.time
-    monkeypatch.setattr(time, "time", lambda: ours() + clock)
-    monkeypatch.setattr(lease.time, "sleep", beats)
+def test_a_lease_leaves_no_file(store: Store) -> None:
+    store.begin(sweep(), [])
+    with store.lease(DIGEST), store.lease(DIGEST, role="tracker"):
+        files = list(store.path.parent.glob(".store.db.*.lock"))
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+        assert len(files) == 2
+    assert not list(store.path.parent.glob(".store.db.*.lock"))
+
+
+def test_many_takers_and_lookers_never_share_a_lease(store: Store, tmp_path: Path) -> None:
+    store.begin(sweep(), [])
+    code = """
+        import sys, time
+        from pathlib import Path
+        from ringray.base.errors import PlaceError
+        from ringray.lab.store.store import *
+        mark, got = Path(sys.argv[3]), 0
+        with Store(sys.argv[1]) as store:
+            while got < 15:
+                store.owner(sys.argv[2])
+                try:
+                    with store.lease(sys.argv[2]):
+                        mark.touch(exist_ok=False)
+                        mark.unlink()
+                        got += 1
+                except PlaceError as error:
+                    assert "is being run by process" in str(error), error
+        """
+    takers = [_python(code, store.path, DIGEST, tmp_path / "mark") for _ in range(3)]
+    assert [taker.wait(60) for taker in takers] == [0, 0, 0]
+
+
+def test_a_file_system_without_locks_is_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    store.begin(sweep(), [])
+    monkeypatch.setattr(lease.fcntl, "flock", none)
     with (
-        pytest.raises(PlaceError, match="quick is being run by process 1"),
-        store.lease(DIGEST, note=noted.append),
+        pytest.raises(PlaceError, match=r"no locks available; .*on a file system with file locks"),
+        store.lease(DIGEST),
     ):
         pass
-    assert "watching" in noted[0]
-    monkeypatch.undo()
-    monkeypatch.setattr(lease, "STALE_S", 0.3)
-    monkeypatch.setattr(lease, "LOOK_S", 0.02)
-    with store.lease(DIGEST):
-        pass
-
-
-def test_the_heart_beats(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "BEAT_S", 0.02)
-    store.begin(sweep(), [])
-    with store.lease(DIGEST):
-        first = store.owner(DIGEST)
-        until = time.monotonic() + 5
-        while store.owner(DIGEST) == first and time.monotonic() < until:
-            time.sleep(0.01)
-        assert store.owner(DIGEST) != first
 
 
 def test_a_driver_that_lost_its_lease_records_no_more(store: Store) -> None:
     store.begin(sweep(), [trial(0)])
     with store.lease(DIGEST):
-        store._db.execute("UPDATE leases SET token = 'another driver'")
+        _left(store, "far")
         with pytest.raises(PlaceError, match="taken over by another driver"):
             store.record(DIGEST, trial(0).key, ok(0))
         with pytest.raises(PlaceError, match="taken over"):
             store.finish(DIGEST, "complete")
     assert store.trials(DIGEST)[0].status is None
+    assert _left(store, "far").exists(), "it is the other driver's"
 
 
 def test_the_light_modules_import_nothing_heavy() -> None:

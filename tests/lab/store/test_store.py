@@ -16,7 +16,8 @@ from ringray.base.errors import PlaceError, UserError
 from ringray.base.private_files import create_home
 from ringray.base.provenance import point_digest
 from ringray.lab.store import schema as store_file
-from ringray.lab.store.store import Outcome, Store, default_path, record_line
+from ringray.lab.store.store import Store, default_path
+from ringray.lab.trial.outcome import Outcome, record_line
 from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
 
 

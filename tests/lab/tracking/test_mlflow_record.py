@@ -15,12 +15,13 @@ from urllib.parse import parse_qs
 import pytest
 
 from ringray.base.errors import PlaceError
-from ringray.lab.store.store import Store, TrialRow
+from ringray.lab.store.store import Store
 from ringray.lab.tracking import description
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.channel import Channel
 from ringray.lab.trial.faults import Fault
+from ringray.lab.trial.outcome import TrialRow
 from tests.support.figure_rows import row as drawn_row
 from tests.support.figure_rows import strategies, timed
 from tests.support.tracking_store import ENVIRONMENT, begin, config, free_port, outcome

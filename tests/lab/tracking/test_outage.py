@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from ringray.base.errors import PlaceError
-from ringray.lab.store.store import Store, TrialRow
+from ringray.lab.store.store import Store
 from ringray.lab.tracking.channel import Channel
 from ringray.lab.tracking.tracker import SyncState, Tracker, sync
+from ringray.lab.trial.outcome import TrialRow
 from tests.support.tracking_servers import Server, sqlite_server
 from tests.support.tracking_store import (
     DIGEST,

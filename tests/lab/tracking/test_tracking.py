@@ -144,6 +144,7 @@ def test_a_tracker_killed_at_any_moment_doubles_nothing(store: Store) -> None:
 _DRIVER = """
     import sys, time
     from ringray.lab.store.store import *
+    from ringray.lab.trial.outcome import *
     from ringray.lab.tracking.tracker import Tracker
     digest = sys.argv[2]
     with Store(sys.argv[1]) as store, store.lease(digest):

@@ -1,0 +1,254 @@
+"""``ringray recover``: a new store from a damaged one, its snapshot and its log.
+
+Rows are read one by one through sqlite, by the keys that the table or its index still lists, and
+are taken if their checksums hold. The snapshot supplies what is not readable any more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringray.base.errors import PlaceError
+from ringray.lab.store import lease, rows, snapshot
+from ringray.lab.store.schema import connect
+from ringray.lab.store.store import Store
+from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_PAGE = 4096  # bytes; sqlite's default, which every store has
+_SIZE = slice(28, 32)  # where the first page says how many there are; sqlite looks itself at 0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One sweep. ``trials`` were saved, ``ended`` of which had ended; ``lost``: keys of trials
+    that had ended and cannot be read; ``nameless``: of the sweep itself only the digest is left."""
+
+    digest: str
+    name: str
+    trials: int
+    ended: int
+    lost: tuple[str, ...]
+    nameless: bool
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """``kept``: where the damaged file is now; None where nothing was damaged, and nothing done."""
+
+    kept: Path | None
+    sweeps: tuple[Saved, ...]
+
+
+def recover(path: Path) -> Recovered:
+    """Puts a new store in the place of a damaged one, with everything that can be read.
+
+    Raises:
+        PlaceError: there is no file, nothing in it can be read, a live process has it open, or
+            the new one cannot be written; everything is as it was then.
+    """
+    path = path.expanduser().absolute()
+    for user in lease.users(path):
+        raise PlaceError(f"the store {path} is used by {user}; end that process first")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise PlaceError(f"the store {path} cannot be read: {_why(error)}") from error
+    try:
+        with tempfile.TemporaryDirectory(prefix=".recovering-", dir=path.parent) as folder:
+            return _recover(path, Path(folder))
+    except OSError as error:
+        raise PlaceError(
+            f"the new store cannot be written beside {path}: {_why(error)}; {path} is as it was: "
+            "free some space and try again"
+        ) from error
+
+
+def _recover(path: Path, folder: Path) -> Recovered:
+    old, new = folder / "old.db", folder / "new.db"
+    _copy(path, old)
+    if _whole(old):
+        return Recovered(None, ())
+    Store(new).close()
+    sources = [old]
+    if snapshot.path_of(path).exists():
+        sources.append(folder / "snapshot.db")
+        _copy(snapshot.path_of(path), sources[1])
+    with ExitStack() as stack:
+        opened = []
+        for one in sources:
+            with suppress(PlaceError):
+                opened.append(stack.enter_context(closing(_open(one, new))))
+        with Store(new) as store:
+            saved = _fill(store, opened)
+    if not saved:
+        raise PlaceError(
+            f"nothing in {path} can be read as rows of a ringray store; move it away. "
+            "`ringray resume SWEEP --from-mlflow` rebuilds a sweep that MLflow has"
+        )
+    return Recovered(_exchange(path, new), saved)
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """Copies a store and its log, again if they change meanwhile: the last process to close a store
+    moves rows from the log into the file."""
+    while True:
+        before = _state(path)
+        for ending in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
+        if _state(path) == before:
+            return
+
+
+def _state(path: Path) -> list[tuple[int, int, int]]:
+    files = [one for ending in ("", "-wal") if (one := Path(f"{path}{ending}")).exists()]
+    return [(now.st_ino, now.st_size, now.st_mtime_ns) for now in (one.stat() for one in files)]
+
+
+def _whole(copy: Path) -> bool:
+    try:
+        with Store(copy, create=False) as store:
+            store.check()
+            for sweep in store.sweeps():
+                store.trials(sweep.digest)
+    except PlaceError:
+        return False
+    return True
+
+
+def _open(path: Path, new: Path) -> sqlite3.Connection:
+    """Opens a copy. If its first page, the schema, is destroyed, it takes that of a new store:
+    every store has the tables at the same places."""
+    try:
+        return connect(path, create=False)
+    except PlaceError:
+        page = bytearray(new.read_bytes()[:_PAGE])
+        page[_SIZE] = bytes(4)
+        with path.open("r+b") as file:
+            file.write(page)
+            file.truncate(max(path.stat().st_size, new.stat().st_size))
+        return connect(path, create=False)
+
+
+class _Environments(rows.Environments):
+    """Environments from several sources; an unreadable one is empty."""
+
+    def __init__(self, sources: list[sqlite3.Connection]) -> None:
+        super().__init__(sources[0])
+        self._sources = sources
+
+    def __missing__(self, identity: str) -> dict[str, Any]:
+        self[identity] = {}
+        for db in self._sources:
+            with suppress(sqlite3.Error, rows.Damage):
+                self[identity] = rows.environment(db, identity)
+        return self[identity]
+
+
+def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
+    """Writes what the sources hold, the first one's rows before those of the others; the sweeps
+    that were begun last come last."""
+    environments = _Environments(sources)
+    keys = [_keys(db) for db in sources]
+    sweeps = _sweeps(sources, environments)
+    digests = sorted(sweeps, key=lambda digest: sweeps[digest][1])
+    digests += sorted({digest for one in keys for digest in one} - set(digests))
+    saved = []
+    for digest in digests:
+        found = [
+            _trials(db, environments, digest, known.get(digest, {}))
+            for db, known in zip(sources, keys, strict=True)
+        ]
+        if digest not in sweeps and not any(found):
+            continue
+        # `ringray run SPEC` knows it by its digest and gives it its name again.
+        nameless = SweepInfo(digest, f"lost-{digest[:12]}", UNKNOWN, {}, "", {})
+        info, created = sweeps.get(digest, (nameless, 0.0))
+        for one in found:
+            store.restore(info, created, one)
+        trials = store.trials(digest)
+        ended = {row.key for row in trials if row.status is not None}
+        lost = {key for one in keys for key, seq in one.get(digest, {}).items() if seq} - ended
+        saved.append(
+            Saved(digest, info.name, len(trials), len(ended), tuple(sorted(lost)), info is nameless)
+        )
+    return tuple(saved)
+
+
+def _sweeps(
+    sources: list[sqlite3.Connection], environments: _Environments
+) -> dict[str, tuple[SweepInfo, float]]:
+    """Returns the sweeps by digest, each with the time of its creation; the first source wins."""
+    found: dict[str, tuple[SweepInfo, float]] = {}
+    for db in reversed(sources):
+        for (digest,) in _scan(db, "digest FROM sweeps", "digest"):
+            with suppress(sqlite3.Error, rows.Damage):
+                for one in rows.sweep_infos(db, environments, "WHERE digest = ?", digest):
+                    found[digest] = one.info, one.created
+    return found
+
+
+def _keys(db: sqlite3.Connection) -> dict[str, dict[str, int]]:
+    """Returns by digest the keys of the trials, and how they are numbered: above 0 once ended."""
+    found: dict[str, dict[str, int]] = {}
+    for digest, key, seq in (
+        *_scan(db, "digest, key, seq FROM trials NOT INDEXED", "digest", "key"),
+        *_scan(db, "digest, key, seq FROM trials INDEXED BY trials_by_seq", "digest", "seq"),
+    ):
+        if re.fullmatch(r"[0-9a-f]{64}", str(digest)):
+            keys = found.setdefault(digest, {})
+            keys[str(key)] = max(keys.get(str(key), 0), int(seq))
+    return found
+
+
+def _trials(
+    db: sqlite3.Connection, environments: _Environments, digest: str, keys: Iterable[str]
+) -> list[Kept]:
+    found: list[Kept] = []
+    for key in keys:
+        with suppress(sqlite3.Error, rows.Damage):
+            found += rows.trial_rows(db, environments, "AND key = ?", digest, key)
+    return found
+
+
+def _scan(db: sqlite3.Connection, what: str, *order: str) -> Iterator[tuple[Any, ...]]:
+    """Yields rows from both ends of a table or an index, up to the first page that is destroyed."""
+    for direction in ("ASC", "DESC"):
+        by = ", ".join(f"{column} {direction}" for column in order)
+        with suppress(sqlite3.Error):
+            yield from db.execute(f"SELECT {what} ORDER BY {by}")
+
+
+def _exchange(path: Path, new: Path) -> Path:
+    """Puts ``new`` in the place of ``path``; returns the name under which the old file is kept."""
+    kept = path.with_name(f"{path.name}.damaged")
+    number = 1
+    while kept.exists():
+        number += 1
+        kept = path.with_name(f"{path.name}.damaged-{number}")
+    for ending in ("", "-wal"):
+        if (one := Path(f"{path}{ending}")).exists():
+            try:
+                os.link(one, f"{kept}{ending}")
+            except OSError:  # a file system without links
+                shutil.copy2(one, f"{kept}{ending}")
+    # sqlite would take a log of the old file beside the new one for the new one's.
+    for ending in ("-wal", "-shm"):
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+    new.replace(path)
+    return kept
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
