@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from ringray_kernels import dtypes
 from ringray_kernels.backends import BACKENDS, PREFERRED
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = tuple(map(dtypes.torch_dtype, dtypes.DTYPES))
 MAX_HEAD_DIM = 256
 
 

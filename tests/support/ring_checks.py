@@ -17,12 +17,12 @@ from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout, Mask
 from ringray_kernels import testing
+from ringray_kernels.api import DTYPES
 from tests.support.ranks import HEAD_DIM, HEADS, KV_HEADS, NAN, Case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 MASKS: tuple[dict[str, Any], ...] = (
     {"causal": False},

@@ -80,8 +80,9 @@ class _Heads:
     def __init__(self, point: Point, inputs: Inputs) -> None:
         self.point = point
         self.inputs = inputs
-        half = point.torch_dtype != torch.float32
-        self.dtype = torch.float32 if half and point.seq_len > _FP64_ROWS else torch.float64
+        self.dtype = (
+            torch.float32 if point.is_half and point.seq_len > _FP64_ROWS else torch.float64
+        )
         self.low, self.high = point.visible(inputs.q.device)
         self.positions = torch.arange(point.seq_len, device=inputs.q.device)
         self.group = point.heads // point.kv_heads

@@ -35,6 +35,7 @@ from ringray_kernels.bench.listing import (
     spilled_bytes,
 )
 from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
+from ringray_kernels.dtypes import torch_dtype
 
 _THREADS_PER_SM = 2048
 _REGISTERS_PER_SM = 65536
@@ -103,7 +104,7 @@ class _Absent:
 
 def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     """The launch of ``case`` on tensors without memory, and its configuration."""
-    target, dtype = target_named(case.target), getattr(torch, case.dtype)
+    target, dtype = target_named(case.target), torch_dtype(case.dtype)
     rows, kv_heads, batch = 4096, 2, 1
     heads = kv_heads * case.group
 

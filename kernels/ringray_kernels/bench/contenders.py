@@ -124,7 +124,7 @@ class BlocksContender(Ringray):
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         if point.direction == "backward" or point.head_dim != self.head_dim:
             return f"differs forward at head dim {self.head_dim} only"
-        return "for 16 bits only" if point.dtype == "float32" else _not_hopper(device)
+        return _not_hopper(device) if point.is_half else "for 16 bits only"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Specialised(Ringray):
         reason = _not_hopper(device)
         if reason:
             return reason
-        if point.head_dim not in SPECIALISED or point.dtype == "float32":
+        if point.head_dim not in SPECIALISED or not point.is_half:
             return f"for 16 bits and head dims {', '.join(map(str, SPECIALISED))}"
         return None
 
@@ -242,7 +242,7 @@ def _window(point: Point) -> tuple[int, int]:
 def _half_on_gpu(point: Point, device: torch.device) -> str | None:
     if device.type != "cuda":
         return "needs a GPU"
-    return None if point.dtype != "float32" else "16-bit dtypes only"
+    return None if point.is_half else "16-bit dtypes only"
 
 
 def _varlen() -> Autograd:

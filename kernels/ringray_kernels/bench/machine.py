@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ringray_kernels.dtypes import DTYPES
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 # Dense 16-bit matrix peak in TFLOP/s, from the vendors' data sheets, by a part of the device's
@@ -33,7 +35,7 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
     """
     for part, peak in PEAKS:
         if part in device_name:
-            return peak / 2 if dtype == "float32" else peak
+            return peak * 2 / DTYPES[dtype].itemsize
     return None
 
 

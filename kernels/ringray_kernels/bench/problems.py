@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ringray_kernels.dtypes import DTYPES, torch_dtype
 from ringray_kernels.intervals import visible_range
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ FORWARD_FLOPS = 4  # per visible pair and head dim element: two products of two 
 BACKWARD_FACTOR = 2.5  # five products instead of two
 MAX_SETS = 8
 _MEMORY_SHARE = 0.2  # of the device, for all sets of inputs together
-_DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # Relative lengths of packed documents: uneven, and cut where no tile of 64 or 128 rows ends.
 _DOCUMENTS = (1, 7, 3, 20, 2, 11, 5, 18)
 
@@ -60,12 +60,17 @@ class Point:
         heads = f"h{self.heads}" + ("" if self.kv_heads == self.heads else f"x{self.kv_heads}")
         return "/".join(
             (self.direction, mask, short(self.seq_len), f"d{self.head_dim}", heads,
-             _DTYPE_NAMES[self.dtype])
+             DTYPES[self.dtype].short)
         )  # fmt: skip
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
+        return torch_dtype(self.dtype)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether elements have 16 bits."""
+        return DTYPES[self.dtype].itemsize == 2
 
     @property
     def scale(self) -> float:
@@ -151,8 +156,7 @@ def make_sets(
     Together they exceed twice ``cache_bytes``, as far as ``MAX_SETS`` and a share of
     ``memory_bytes`` allow. Only what the direction reads counts.
     """
-    item = torch.empty((), dtype=point.torch_dtype).element_size()
-    row = point.head_dim * item * point.seq_len
+    row = point.head_dim * DTYPES[point.dtype].itemsize * point.seq_len
     tensors = (1 if point.direction == "forward" else 2) * point.heads + 2 * point.kv_heads
     wanted = math.floor(2 * cache_bytes / (row * tensors)) + 1
     held = 2 * row * (point.heads + point.kv_heads)

@@ -16,16 +16,11 @@ from ringray.base.errors import PeerError
 from ringray.instruments.progress import HERE
 from ringray.lab.trial import faults
 from ringray.lab.trial.config import TrialConfig
+from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.testing import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -125,5 +120,5 @@ def additive_mask(config: TrialConfig, device: torch.device) -> Tensor | None:
         cu_seqlens=boundaries(config, device),
         device=device,
     )
-    zeros = torch.zeros(seen.shape, dtype=DTYPES[config.dtype], device=device)
+    zeros = torch.zeros(seen.shape, dtype=torch_dtype(config.dtype), device=device)
     return zeros.masked_fill_(~seen, -torch.inf)

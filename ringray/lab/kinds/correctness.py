@@ -16,10 +16,11 @@ from torch import Tensor
 from ringray.attention.sharding import local_positions, shard, unshard
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds.base import DTYPES, RankContext, ring_pass
+from ringray.lab.kinds.base import RankContext, ring_pass
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
 from ringray_kernels.config import Blocks
+from ringray_kernels.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from ringray.lab.trial.config import TrialConfig
@@ -32,7 +33,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     with context.agreed():
         inputs = testing.make_inputs(
             config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
-            DTYPES[config.dtype], seed=config.seed, device=context.device,
+            torch_dtype(config.dtype), seed=config.seed, device=context.device,
         )  # fmt: skip
         q, k, v, dout = (
             shard(x, dim=2, partition=config.partition, group=context.group, pad_value=torch.nan)
@@ -93,7 +94,7 @@ def _truth(
 ) -> tuple[testing.Gradients, testing.Gradients, Tensor]:  # fmt: skip
     """Oracle, yardstick and dout; kept, because a sweep asks the same of many rings."""
     q, k, v, dout = testing.make_inputs(
-        batch, heads, kv_heads, seq_len, head_dim, DTYPES[dtype], seed=seed, device=device
+        batch, heads, kv_heads, seq_len, head_dim, torch_dtype(dtype), seed=seed, device=device
     )
     bounds = None if documents is None else torch.tensor(documents, device=device)
     seen = testing.visible(seq_len, causal=causal, window=window, cu_seqlens=bounds, device=device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ringray.lab.kinds import correctness, latency
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels.config import Blocks, Kernel, Problem, supports, target_named
+from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
     target = target_named(architecture(device))
     kernels: tuple[Kernel, ...] = ("forward", "dq", "dkv")
     group = config.heads // config.kv_heads
-    itemsize = 4 if config.dtype == "float32" else 2
+    itemsize = DTYPES[config.dtype].itemsize
     for kernel in kernels:
         given = getattr(blocks, kernel)
         if given is None:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds.base import DTYPES, RankContext, additive_mask, ring_pass
+from ringray.lab.kinds.base import RankContext, additive_mask, ring_pass
 from ringray.lab.trial.measurement import RankReport, peak_memory
+from ringray_kernels.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def _random(config: TrialConfig, heads: int, rows: int, context: RankContext, salt: int) -> Tensor:
     generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
     shape = (config.batch, heads, rows, config.head_dim)
-    x = torch.empty(shape, dtype=DTYPES[config.dtype], device=context.device)
+    x = torch.empty(shape, dtype=torch_dtype(config.dtype), device=context.device)
     return x.normal_(generator=generator)
 
 

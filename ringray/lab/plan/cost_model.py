@@ -19,6 +19,7 @@ from ringray.lab.plan.peak_memory import Sizes
 from ringray.traffic import occupancy, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.routes import KEPT
+from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ringray.traffic.occupancy import Walked
     from ringray.transport import Exchange
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 BACKWARD_FLOPS = 2.5  # five matrix products against two
 
 
@@ -57,7 +57,7 @@ def cpu(cores: int) -> Hardware:
 def interpreter(hardware: Hardware) -> Hardware:
     """``hardware`` with Triton's interpreter on it, per rank: what it reached on one core of an AMD
     EPYC, 15 to 65 MFLOP/s for head dims 16 to 128, in all types."""
-    return replace(hardware, flops=dict.fromkeys(ITEMSIZE, 40e6))
+    return replace(hardware, flops=dict.fromkeys(DTYPES, 40e6))
 
 
 # H100 SXM class, head dim 128, bf16, 16k: the published speed of FlashAttention-2 on that chip,
@@ -108,7 +108,7 @@ def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Har
     exchange = transport.plan(shape.transport, shape.ranks, shape.heads, shape.kv_heads)
     fold = exchange.fold
     layout = Layout(partition, padded, shape.ranks // fold, fold)
-    itemsize = ITEMSIZE[shape.dtype]
+    itemsize = DTYPES[shape.dtype].itemsize
     ranges = layout.ranges(0)
     sizes = Sizes(
         batch=shape.batch,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ringray_kernels.backends import on_device
 from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
 from ringray_kernels.defaults import default
+from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +34,7 @@ def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
     kernels: list[Kernel] = ["forward"]
     if chosen["direction"] == "forward+backward":
         kernels += ["dq", "dkv"]
-    itemsize = 4 if chosen["dtype"] == "float32" else 2
+    itemsize = DTYPES[chosen["dtype"]].itemsize
     group = max(1, chosen["heads"] // chosen["kv_heads"])
     return [
         str(Blocks(**{kernel: config}))  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringray import transport
-from ringray.lab.plan.cost_model import ITEMSIZE
 from ringray.traffic import geometry, walk
 from ringray_kernels.backends import PREFERRED
 from ringray_kernels.config import TARGETS, Blocks, Kernel, Problem, supports
+from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from ringray.lab.trial.config import TrialConfig
@@ -72,7 +72,7 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
 def _too_large(config: TrialConfig) -> Reason | None:
     """Inputs that fit nowhere; whatever is counted of smaller ones fits into 64 bits."""
     rows = config.padded // config.ring_size
-    row = (config.heads + 2 * config.kv_heads) * config.head_dim * ITEMSIZE[config.dtype]
+    row = (config.heads + 2 * config.kv_heads) * config.head_dim * DTYPES[config.dtype].itemsize
     given = config.batch * rows * row
     if given <= RANK_BYTES:
         return None
@@ -95,7 +95,7 @@ def _unsendable(config: TrialConfig) -> Reason | None:
             layout = geometry.Layout(
                 config.partition, config.padded, config.ring_size // exchange.fold, exchange.fold
             )
-            costs = walk.costs(ITEMSIZE[config.dtype], config.batch, 1, 1, config.head_dim)
+            costs = walk.costs(DTYPES[config.dtype].itemsize, config.batch, 1, 1, config.head_dim)
             walk.choose(layout, config.mask, exchange.routes, back, costs)
     except walk.Unwalkable as error:
         return Reason("strategy.backward", str(error))
@@ -140,7 +140,7 @@ def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
         if given is None:
             continue
         group = config.heads // config.kv_heads
-        problem = Problem(kernel, config.head_dim, ITEMSIZE[config.dtype], group)
+        problem = Problem(kernel, config.head_dim, DTYPES[config.dtype].itemsize, group)
         reasons = {name: supports(given, problem, target) for name, target in TARGETS.items()}
         if all(reasons.values()):
             return Reason(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, plural
+from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,9 +44,7 @@ STRATEGY = (
 # These explain themselves; the others are named in a label ("window 17").
 _PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend")
 _SHORT = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
+    **{name: dtype.short for name, dtype in DTYPES.items()},
     "forward": "fwd",
     "forward+backward": "fwd+bwd",
 }

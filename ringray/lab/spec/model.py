@@ -51,9 +51,9 @@ from ringray.lab.spec.yaml_source import Source, read_text
 from ringray.partition import PARTITIONS
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
+from ringray_kernels.dtypes import DTYPES
 
-DTYPES = ("float32", "bfloat16", "float16")
-DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPE_ALIASES = {dtype.short: name for name, dtype in DTYPES.items()}
 DIRECTIONS = ("forward", "forward+backward")
 BASELINES = ("sdpa",)
 METRICS = (
