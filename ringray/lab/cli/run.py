@@ -13,10 +13,11 @@ from ringray.base import units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.store import doubted, open_store, print_hops, print_results, say
-from ringray.lab.kinds import TUNING
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import build
 from ringray.lab.report import words
 from ringray.lab.report.live import observer
+from ringray.lab.search import METHODS
 from ringray.lab.spec import model as specs
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.outcome import UNKNOWN
@@ -74,7 +75,7 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
 
 def _go_on(store: Store, sweep: str, arguments: argparse.Namespace) -> int:
     plan = build(stored_spec(store.find(sweep)))
-    if plan.spec.kind not in TUNING:
+    if not KINDS[plan.spec.kind].tunes:
         return execute(plan, store, arguments)
     return search(plan, store, arguments)
 
@@ -200,7 +201,7 @@ def _json_path(given: str | None) -> Path | None:
 
 def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over: bool) -> None:
     """What a search has found."""
-    if plan.spec.kind not in TUNING and plan.spec.search.method == "grid":
+    if not KINDS[plan.spec.kind].tunes and METHODS[plan.spec.search.method].exhaustive:
         return
     from ringray.lab.driver import studies
     from ringray.lab.report import studies as shown

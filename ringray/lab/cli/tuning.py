@@ -10,7 +10,7 @@ from ringray.base import units
 from ringray.base.errors import SpecError, UserError
 from ringray.lab.cli.run import search
 from ringray.lab.cli.store import doubted
-from ringray.lab.kinds import TUNING
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import build
 from ringray.lab.spec import model as specs
 from ringray.lab.store.store import Store, default_path
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 def tune(arguments: argparse.Namespace) -> int:
     """Runs a tuning spec, and keeps the best point of each problem for what leaves it open."""
     plan = build(specs.load(arguments.spec))
-    if plan.spec.kind not in TUNING:
+    if not KINDS[plan.spec.kind].tunes:
+        tuning = ", ".join(name for name, kind in KINDS.items() if kind.tunes)
         raise SpecError(
-            f"got {plan.spec.kind!r}, expected one of {', '.join(TUNING)} to be tuned; "
+            f"got {plan.spec.kind!r}, expected one of {tuning} to be tuned; "
             "`ringray run` measures the others",
             path=plan.spec.path,
             line=plan.spec.line_of("kind"),

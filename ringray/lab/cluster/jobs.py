@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ringray.base import provenance
 from ringray.base.errors import PlaceError, UserError
 from ringray.lab.cluster.job_server import answering
-from ringray.lab.kinds import TUNING
+from ringray.lab.kinds import KINDS
 from ringray.lab.spec.model import NAME
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Jobs:
 
     def _send(self, job: Job, kind: str, shipment: Shipment, store: str | None) -> bool:
         """False when another job has the name."""
-        verb = "tune" if kind in TUNING else "run"  # who tunes on a cluster wants it kept there
+        verb = "tune" if KINDS[kind].tunes else "run"  # who tunes on a cluster wants it kept there
         command = ["python", "-m", "ringray", verb, shipment.spec]
         command += ["--store", store] if store else []
         with answering(self.url):

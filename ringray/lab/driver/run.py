@@ -17,7 +17,7 @@ from ringray.lab.cluster import connect
 from ringray.lab.driver.observer import Summary
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.signals import Signals
-from ringray.lab.kinds import ALONE
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import cost_dict, trial_row
 from ringray.lab.plan.pruning import Reason
 from ringray.lab.store.jsonl import Lines
@@ -192,7 +192,7 @@ def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
     """Trials that this cluster can never run, and why; PlaceError if that is all of them."""
     wrong = _planned_elsewhere(plan, place)
     # Ranks that work alone are placed one by one, and all of them at the same time.
-    alone = plan.spec.sweep("ring", "size")[0] if plan.spec.kind in ALONE else None
+    alone = plan.spec.sweep("ring", "size")[0] if KINDS[plan.spec.kind].ranks_alone else None
     refused = {}
     for trial in plan.runnable:
         config = replace(trial.config, ring_size=alone) if alone else trial.config
@@ -208,7 +208,7 @@ def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
 def _planned_elsewhere(plan: Plan, place: Cluster) -> Reason | None:
     """Why ways of cutting that were laid out for one device are not tried on another."""
     device = place.device(plan.spec.ring.device)
-    if plan.spec.kind not in ALONE or device == plan.device:
+    if not KINDS[plan.spec.kind].ranks_alone or device == plan.device:
         return None
     return Reason(
         "ring.device",

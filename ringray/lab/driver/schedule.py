@@ -13,10 +13,11 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringray.lab.kinds import ALONE, TUNING
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import Candidate, SearchSettings, Told, load, nondominated, score
+from ringray.lab.search.base import Candidate, SearchSettings, Told, nondominated, score
+from ringray.lab.trial.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
 _STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
-# Objectives that are the median of samples; the others, where they vary, do so as times do.
-_MEDIANS = {"median_ms": "ms", "ratio": "ratio"}
-_EXACT = ("peak_memory_bytes", "sent_bytes")
 
 
 class Work(NamedTuple):
@@ -106,10 +104,11 @@ def score_of(
     if result.status != "ok" or any(name not in metrics for name in objectives):
         return Told(None)
     values = [metrics[name] for name in objectives]
+    median_of = METRICS[first].median_of
     samples: list[float] = []
-    if first not in _EXACT:
-        samples = result.samples.get(_MEDIANS.get(first, "ms"), [])[:repeats]
-    if samples and first in _MEDIANS:
+    if not METRICS[first].exact:  # those that are not medians of samples vary as times do
+        samples = result.samples.get(median_of or "ms", [])[:repeats]
+    if samples and median_of:
         values[0] = statistics.median(samples)
     scores = tuple(score(name, x) for name, x in zip(objectives, values, strict=True))
     return Told(scores, tuple(samples))
@@ -164,7 +163,7 @@ class Schedule:
             )
             for trial in trials
         ]
-        asking = load(METHODS[search.method]).search(candidates, settings)
+        asking = METHODS[search.method].search(candidates, settings)
         return _Study({trial.key: trial for trial in trials}, asking)
 
     def ahead(self) -> list[Trial]:
@@ -245,7 +244,7 @@ class _Study:
 
 def searched(kind: str) -> tuple[str, ...]:
     """The fields of a config that are searched, not part of the problem."""
-    return (*_STRATEGY, "threads") if kind in TUNING else _STRATEGY
+    return (*_STRATEGY, "threads") if KINDS[kind].tunes else _STRATEGY
 
 
 def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
@@ -257,7 +256,7 @@ def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
             for name, value in trial.config.as_dict().items()
             if name not in (*searched(trial.kind), "replica")
         ]
-        if trial.kind in ALONE:
+        if KINDS[trial.kind].ranks_alone:
             apart.append(kernel_of(trial.config.blocks))
         same = repr(apart)
         groups.setdefault(same, []).append(trial)
@@ -265,12 +264,8 @@ def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 
 def _prediction(objective: str, cost: Cost | None) -> float:
-    if cost is None:
-        return float("inf")
-    if objective in ("peak_memory_bytes", "sent_bytes"):
-        return float(getattr(cost, objective))
-    timed = {"median_ms", "p20_ms", "p80_ms", "ratio", "tflops", "tflops_per_rank", "tokens_per_s"}
-    return cost.time_ms if objective in timed else float("inf")
+    name = METRICS[objective].predicted
+    return float(getattr(cost, name)) if cost is not None and name else float("inf")
 
 
 def _enough(result: Outcome | TrialRow, repeats: int) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringray.lab.driver.schedule import Schedule, outcome_of, studies
-from ringray.lab.kinds import TUNING
+from ringray.lab.kinds import KINDS
+from ringray.lab.trial.metrics import columns
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.trial.config import TrialConfig
     from ringray.lab.trial.outcome import TrialRow
-
-_KEPT = ("median_ms", "p20_ms", "p80_ms", "peak_memory_bytes", "ratio", "tflops", "repeats")
 
 
 def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[StudyResult]:
@@ -81,7 +80,7 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
     assert row.environment is not None
     place = tuned.Place(**row.environment["place"])
     config, chosen = trial.config, row.environment.get("chosen", {})
-    strategy = TUNING[trial.kind] == "strategy"
+    strategy = KINDS[trial.kind].tunes == "strategy"
     names = ("partition", "transport", "backward", "blocks") if strategy else ("blocks",)
     choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
     choice["backend"] = on_device(config.backend, place.device)
@@ -93,7 +92,7 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
         place,
         buckets.strategy if strategy else buckets.kernel,
         choice,
-        {name: row.metrics[name] for name in _KEPT if name in row.metrics},
+        {one.name: row.metrics[one.name] for one in columns("tuned") if one.name in row.metrics},
         plan.digest,
         row.ended or 0.0,
     )

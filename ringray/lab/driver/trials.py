@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ringray.lab.kinds import ALONE, TUNING
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan import deadline
 from ringray.lab.plan.plan import trial_row
 from ringray.lab.ring.monitor import RingFault
@@ -54,7 +54,7 @@ class TrialRunner:
         self._sweep, self._lines, self._summary = sweep, lines, summary
         self._said: set[str] = set()
         # A kind whose ranks work alone has as many rings of one side by side.
-        count = plan.spec.sweep("ring", "size")[0] if plan.spec.kind in ALONE else 1
+        count = plan.spec.sweep("ring", "size")[0] if KINDS[plan.spec.kind].ranks_alone else 1
         self._place, self._nodes = place, Nodes()
         self._stop = threading.Event()  # set when this is over: nothing is waited for any more
         self._rings = [
@@ -130,7 +130,7 @@ class TrialRunner:
 
     def _ahead(self, trial: Trial, schedule: Schedule) -> Iterator[TrialConfig]:
         """Trials for which the ring that is started now may be kept."""
-        ahead = [trial] if trial.kind in ALONE else schedule.ahead()
+        ahead = [trial] if KINDS[trial.kind].ranks_alone else schedule.ahead()
         return (one.config for one in ahead)
 
     def _measure(self, work: Work, schedule: Schedule, rings: RingPool) -> Outcome:
@@ -185,7 +185,7 @@ class TrialRunner:
             if refused := next((r.refused for r in reports if r.refused), None):
                 status, reason = "pruned", NOT_TRIED + refused
             where = self._where(met, chosen)
-            if trial.kind in TUNING:
+            if KINDS[trial.kind].tunes:
                 where = {**(where or self._sweep.environment)}
                 where["place"] = asdict(ring.place)
             return Outcome(

@@ -1,19 +1,53 @@
 """The kinds of experiment: what one trial does on its ring.
 
-To add one, write ``ringray/kinds/<name>.py`` beside the others and add its name to ``KINDS``.
-The modules need torch, so this registry holds their paths: specs and plans are checked against
-the names without importing any of them. ``SEARCHABLE`` are those whose trials are timed run by run,
-so that a search may come back to one.
+base         what a rank is given, and the passes that are measured
+latency      the time of a pass, beside a baseline
+overlap      how much communication is hidden
+correctness  output and gradients against an fp64 oracle
+kernel_tune  one rank's attention under each way to cut it
+
+To add one, write ``ringray/lab/kinds/<name>.py`` beside the others with a function ``run(config,
+context)`` that returns a ``RankReport``, and give it a line in ``KINDS``. The modules need torch,
+so the table holds their paths: specs and plans read the table without importing any of them.
 """
 
-KINDS: dict[str, str] = {
-    "correctness": "ringray.lab.kinds.correctness",
-    "latency": "ringray.lab.kinds.latency",
-    "overlap": "ringray.lab.kinds.overlap",
-    "strategy-tune": "ringray.lab.kinds.latency",
-    "kernel-tune": "ringray.lab.kinds.kernel_tune",
+from dataclasses import dataclass
+from typing import Literal
+
+from ringray.lab.trial.metrics import Group
+
+_TIMED: tuple[Group, ...] = ("time", "traffic", "memory", "baseline")
+
+
+@dataclass(frozen=True)
+class TrialKind:
+    """A kind of experiment.
+
+    ``measures``: the groups of metrics that its trials are compared by. ``searchable``: trials are
+    timed run by run, so a search may return to one. ``tunes``: the tuned choice that its best
+    points become, "" for none. ``ranks_alone``: ranks measure different points side by side, as
+    rings of one. ``oracle_passes``: the cost of its fp64 oracle, in passes of the whole problem by
+    one process; 0 for none.
+    """
+
+    module: str
+    measures: tuple[Group, ...]
+    searchable: bool = False
+    tunes: Literal["strategy", "kernel", ""] = ""
+    ranks_alone: bool = False
+    oracle_passes: int = 0
+
+
+KINDS: dict[str, TrialKind] = {
+    "correctness": TrialKind(
+        "ringray.lab.kinds.correctness", ("error", "traffic"), oracle_passes=5
+    ),
+    "latency": TrialKind("ringray.lab.kinds.latency", _TIMED, searchable=True),
+    "overlap": TrialKind("ringray.lab.kinds.overlap", (*_TIMED, "overlap")),
+    "strategy-tune": TrialKind(
+        "ringray.lab.kinds.latency", _TIMED, searchable=True, tunes="strategy"
+    ),
+    "kernel-tune": TrialKind(
+        "ringray.lab.kinds.kernel_tune", _TIMED, searchable=True, tunes="kernel", ranks_alone=True
+    ),
 }
-SEARCHABLE = ("latency", "strategy-tune", "kernel-tune")
-# Whose best points are kept as tuned choices, and for what.
-TUNING = {"strategy-tune": "strategy", "kernel-tune": "kernel"}
-ALONE = ("kernel-tune",)  # whose ranks measure different points side by side, as rings of one

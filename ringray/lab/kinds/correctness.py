@@ -49,7 +49,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         meter = comm.METER.snapshot()
         results = ring_pass(config, context, q, k, v, dout if config.has_backward else None)
         used = comm.METER.since(meter)
-        report.sent_bytes, report.messages = used.sent_bytes, used.messages
+        report.values["sent_bytes"], report.messages = [used.sent_bytes], used.messages
         if first is None:
             first = results
         elif differing := [

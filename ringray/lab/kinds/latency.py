@@ -77,7 +77,7 @@ def measure(
         HERE.enter(f"warm-up {i + 1}")
         context.barrier()
         if i == 0:
-            report.peak_memory_bytes = held + peak_memory(ring, context.device)
+            report.values["peak_memory_bytes"] = [held + peak_memory(ring, context.device)]
         else:
             ring()
         if config.baseline:
@@ -93,8 +93,8 @@ def measure(
         meter = comm.METER.snapshot()
         report.seconds.append(context.timed(ring))
         used = comm.METER.since(meter)
-        report.wait_seconds.append(used.wait_s)
-        report.sent_bytes, report.messages = used.sent_bytes, used.messages
+        report.values.setdefault("wait_ms", []).append(used.wait_s * 1e3)
+        report.values["sent_bytes"], report.messages = [used.sent_bytes], used.messages
         context.barrier()
         if baseline is not None and not i % 2:
             report.baseline_seconds.append(baseline())

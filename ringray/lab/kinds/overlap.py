@@ -40,7 +40,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     inputs = latency.shards(config, context)
     whole: list[Timeline] = []
     alone: list[Timeline] = []
-    transfer_seconds: list[float] = []
+    transfer_ms: list[float] = []
     tape = Recording()
 
     def ring() -> None:
@@ -51,13 +51,15 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         tape.prepare()
         context.barrier()
         with _recording(context, alone):
-            transfer_seconds.append(context.timed(tape.play))
+            transfer_ms.append(context.timed(tape.play) * 1e3)
 
     report = latency.measure(config, context, inputs, ring, transfers)
     passes = [timeline.spans() for timeline in whole[config.warmup :]]
-    report.compute_seconds = [total(spans, "compute") for spans in passes]
-    report.transfer_seconds = transfer_seconds
-    report.wait_seconds = [total(spans, "wait") for spans in passes]
+    report.values |= {
+        "compute_ms": [total(spans, "compute") * 1e3 for spans in passes],
+        "transfer_ms": transfer_ms,
+        "wait_ms": [total(spans, "wait") * 1e3 for spans in passes],
+    }
     report.hops = hops(passes, [timeline.spans() for timeline in alone])
     report.spans = passes[_median_repeat(report.seconds, context)]
     return report

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ringray.lab.kinds import ALONE
+from ringray.lab.kinds import KINDS
 
 if TYPE_CHECKING:
     from ringray.lab.plan.plan import Trial
@@ -22,10 +22,11 @@ FACTOR = 50.0
 
 def seconds(trial: Trial, config: TrialConfig, limits: LimitsSection) -> float:
     """From the dispatch of ``trial`` to its end, measured as ``config`` says."""
-    if trial.predicted is None or trial.kind in ALONE:  # compilers take what they take
+    kind = KINDS[trial.kind]
+    if trial.predicted is None or kind.ranks_alone:  # compilers take what they take
         return limits.trial_timeout
     once = trial.predicted.time_ms / 1e3
     # One process does the whole problem for the baseline; an oracle does so in fp64.
-    beside = config.ring_size * (5 if trial.kind == "correctness" else bool(config.baseline))
+    beside = config.ring_size * (kind.oracle_passes or bool(config.baseline))
     runs = config.warmup + config.repeats + 1
     return min(limits.trial_timeout, max(FLOOR_S, FACTOR * once * runs * (1 + beside)))

@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from ringray import transport as transports
-from ringray.lab.kinds import ALONE, TUNING
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan import kernel_cuts
 from ringray.partition import PARTITIONS
 from ringray.traffic import walk
@@ -23,12 +23,12 @@ def points(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dict[s
     """What one point of a sweep stands for, as values of the fields that it leaves open: in
     ``strategy-tune`` those that are ``auto``, in ``kernel-tune`` no blocks. Elsewhere it stays
     open, to be looked up. ``device``: cpu or cuda."""
-    if kind in ALONE:
+    if KINDS[kind].ranks_alone:
         alone = {"ring_size": 1, **tuned.DEFAULTS}
         given = chosen["blocks"]
         for cut in kernel_cuts.cuts(chosen, device) if given is None else [given]:
             yield {**alone, "blocks": cut}
-    elif kind in TUNING:
+    elif KINDS[kind].tunes:
         yield from _strategies(chosen)
     else:
         yield {}

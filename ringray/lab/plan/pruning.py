@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringray import transport
+from ringray.lab.kinds import KINDS
 from ringray.traffic import geometry, walk
 from ringray_kernels.backends import PREFERRED
 from ringray_kernels.config import TARGETS, Blocks, Kernel, Problem, supports
@@ -43,7 +44,7 @@ class Reason:
 
 def impossible(kind: str, config: TrialConfig) -> Reason | None:
     """Why a point can never run anywhere, or None."""
-    if kind == "correctness":
+    if KINDS[kind].oracle_passes:
         scores = 8 * config.batch * config.heads * config.seq_len**2
         if scores > ORACLE_BYTES:
             return Reason(

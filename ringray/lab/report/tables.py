@@ -151,7 +151,7 @@ def _ms(milliseconds: float) -> str:
 # Results
 
 
-class Metric(NamedTuple):
+class MetricColumn(NamedTuple):
     """A column of results: its head, the metrics it needs, how it shows them."""
 
     head: str
@@ -174,19 +174,19 @@ def _mib(name: str) -> Callable[[Mapping[str, float]], str]:
 
 
 METRICS = (
-    *(Metric(f"error {name}", f"error_{name}", _number(f"error_{name}"))
+    *(MetricColumn(f"error {name}", f"error_{name}", _number(f"error_{name}"))
       for name in ("out", "dq", "dk", "dv")),
-    Metric("median ms", "median_ms", _number("median_ms")),
-    Metric("p20–p80 ms", "p20_ms", _spread),
-    Metric("baseline ms", "baseline_ms", _number("baseline_ms")),
-    Metric("ratio", "ratio", lambda metrics: units.ratio(metrics.get("ratio"))),
-    Metric("TFLOP/s", "tflops", _number("tflops")),
-    Metric("compute ms", "compute_ms", _number("compute_ms")),
-    Metric("transfer ms", "transfer_ms", _number("transfer_ms")),
-    Metric("wait ms", "transfer_ms", _number("wait_ms")),
-    Metric("hidden", "transfer_ms", lambda metrics: units.share(metrics.get("hidden"))),
-    Metric("peak MiB", "peak_memory_bytes", _mib("peak_memory_bytes")),
-    Metric("sent MiB", "sent_bytes", _mib("sent_bytes")),
+    MetricColumn("median ms", "median_ms", _number("median_ms")),
+    MetricColumn("p20–p80 ms", "p20_ms", _spread),
+    MetricColumn("baseline ms", "baseline_ms", _number("baseline_ms")),
+    MetricColumn("ratio", "ratio", lambda metrics: units.ratio(metrics.get("ratio"))),
+    MetricColumn("TFLOP/s", "tflops", _number("tflops")),
+    MetricColumn("compute ms", "compute_ms", _number("compute_ms")),
+    MetricColumn("transfer ms", "transfer_ms", _number("transfer_ms")),
+    MetricColumn("wait ms", "transfer_ms", _number("wait_ms")),
+    MetricColumn("hidden", "transfer_ms", lambda metrics: units.share(metrics.get("hidden"))),
+    MetricColumn("peak MiB", "peak_memory_bytes", _mib("peak_memory_bytes")),
+    MetricColumn("sent MiB", "sent_bytes", _mib("sent_bytes")),
 )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def results_table(rows: Sequence[TrialRow], fields: Sequence[str]) -> Table:
     return table
 
 
-def _cell(metric: Metric, row: TrialRow, best: set[str]) -> Text:
+def _cell(metric: MetricColumn, row: TrialRow, best: set[str]) -> Text:
     style = ""
     if metric.head == "median ms" and row.key in best:
         style = "bold green"

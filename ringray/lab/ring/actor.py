@@ -218,10 +218,10 @@ class Rank:
             group=self._group,
             side=self._side,
         )
-        measure = importlib.import_module(KINDS[kind]).run
+        measure = importlib.import_module(KINDS[kind].module).run
         watch = Watch(self._gpu)
         report: RankReport = measure(config, context)
-        report.usage = watch.stop()
+        report.values |= {name: [value] for name, value in watch.stop().items()}
         HERE.end()
         return report
 

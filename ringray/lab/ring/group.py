@@ -23,7 +23,7 @@ from ringray.base.errors import PlaceError
 from ringray.base.provenance import code_digest
 from ringray.lab.cluster import placement_wait
 from ringray.lab.cluster.capacity import Placement
-from ringray.lab.kinds import ALONE
+from ringray.lab.kinds import KINDS
 from ringray.lab.ring.actor import Rank
 from ringray.lab.ring.monitor import BESIDE, RankMonitor, RingFault, Where
 from ringray.lab.trial.config import resolved
@@ -162,7 +162,7 @@ class ActorRing:
     def settle(self, config: TrialConfig, kind: str) -> tuple[TrialConfig, dict[str, Any]]:
         """``config`` with every choice made that it leaves open, the same for all ranks; and what
         was chosen, if anything but a default for the blocks, with its ``source``."""
-        if kind in ALONE:  # it is about to be tuned
+        if KINDS[kind].ranks_alone:  # it is about to be tuned
             return config, {}
         settled, source = resolved(config, self.place)
         if settled == config:

@@ -1,20 +1,27 @@
 """Methods of search: which points of a sweep are measured, in which order, and how often.
 
-To add one, write ``ringray/autotune/<name>.py`` beside the others with a generator ``search`` (see
-``base.Search``) and the names of the options it takes, and add its name to ``METHODS``. The
-contract suite in ``tests/contracts/test_search.py`` then runs over it. Imports neither torch nor
-ray; a method that needs a library imports it when it is asked to search.
+base     what a method is given, asks and is told
+grid     every point
+random   points drawn at random
+halving  all points a few times, the better ones more often
+optuna   what Optuna's sampler proposes
+
+To add one, write ``ringray/lab/search/<name>.py`` beside the others with a generator (see
+``base.Search``) and its ``METHOD``, and add it to ``METHODS``. The contract suite in
+``tests/contracts/test_search.py`` then runs over it. Imports neither torch nor ray; a method that
+needs a library imports it when it is asked to search.
 """
 
 from __future__ import annotations
 
-from ringray.lab.search.base import Candidate, SearchSettings, Told, load
+from ringray.lab.search import grid, halving, optuna, random
+from ringray.lab.search.base import Candidate, Method, SearchSettings, Told
 
-METHODS: dict[str, str] = {
-    "grid": "ringray.lab.search.grid",
-    "random": "ringray.lab.search.random",
-    "halving": "ringray.lab.search.halving",
-    "optuna": "ringray.lab.search.optuna",
+METHODS: dict[str, Method] = {
+    "grid": grid.METHOD,
+    "random": random.METHOD,
+    "halving": halving.METHOD,
+    "optuna": optuna.METHOD,
 }
 
-__all__ = ["METHODS", "Candidate", "SearchSettings", "Told", "load"]
+__all__ = ["METHODS", "Candidate", "Method", "SearchSettings", "Told"]

@@ -5,14 +5,14 @@ All scores are to be small: ``score`` turns the sign of a metric that is to be l
 
 from __future__ import annotations
 
-import importlib
 import math
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-LARGE_IS_GOOD = frozenset({"tflops", "tflops_per_rank", "tokens_per_s", "hidden"})
+from ringray.lab.trial.metrics import METRICS
+
 NOISE = 0.1  # relative spread of one run, as long as nothing was measured twice
 _SURE = 2.0  # standard errors on each side of a score
 
@@ -69,21 +69,19 @@ Search = Generator[list[Ask], dict[str, Told], None]
 
 
 class Method(NamedTuple):
-    """``options``: the fields of a spec's ``search`` that it takes beside method and objectives."""
+    """A method of search. ``summary``: a phrase for the spec's schema; ``options``: the fields of a
+    spec's ``search`` that it takes beside method and objectives; ``exhaustive``: it measures every
+    point."""
 
     search: Callable[[Sequence[Candidate], SearchSettings], Search]
-    options: frozenset[str]
-
-
-def load(path: str) -> Method:
-    """The method in the module ``path``."""
-    module = importlib.import_module(path)
-    return Method(module.search, frozenset(module.OPTIONS))
+    summary: str
+    options: tuple[str, ...] = ()
+    exhaustive: bool = False
 
 
 def score(metric: str, value: float) -> float:
     """``value`` so that less is better."""
-    return -value if metric in LARGE_IS_GOOD else value
+    return value if METRICS[metric].less_is_better else -value
 
 
 def by_prediction(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ringray.lab.search.base import Ask, by_prediction, contenders, nondominated
+from ringray.lab.search.base import Ask, Method, by_prediction, contenders, nondominated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringray.lab.search.base import Candidate, Search, SearchSettings, Told
 
-OPTIONS = ("budget",)
 _WIDTH = 3  # points of one round, which may be measured side by side
 
 
@@ -69,3 +68,6 @@ def _ranked(keys: Sequence[str], known: dict[str, Told]) -> list[str]:
         ranked += sorted(front, key=lambda key: known[key].scores or ())
         able = [key for key in able if key not in front]
     return ranked
+
+
+METHOD = Method(search, "all points a few times, the better ones more often", ("budget",))

@@ -10,14 +10,13 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ringray.lab.search.base import Ask, by_prediction, nondominated
+from ringray.lab.search.base import Ask, Method, by_prediction, nondominated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringray.lab.search.base import Candidate, Search, SearchSettings, Told
 
-OPTIONS = ("budget", "seed")
 _FINALISTS = 3
 _SKETCH = 5  # a proposal gets one in so many of a full measurement's repeats
 _TRIES = 20  # proposals in a row that are no new point, before one is drawn
@@ -105,3 +104,6 @@ def _label(value: Any) -> str | int | float | bool | None:
 
 def _labels(candidate: Candidate) -> tuple[Any, ...]:
     return tuple(_label(value) for _, value in candidate.choices)
+
+
+METHOD = Method(search, "points that Optuna's sampler proposes", ("budget", "seed"))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from ringray.lab.search.base import Ask
+from ringray.lab.search.base import Ask, Method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringray.lab.search.base import Candidate, Search, SearchSettings
-
-OPTIONS = ("budget", "seed")
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
@@ -21,3 +19,6 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     count = max(1, settings.runs(len(candidates)) // each)
     drawn = random.Random(settings.seed).sample(list(candidates), min(count, len(candidates)))
     yield [Ask(candidate.key, settings.repeats) for candidate in drawn]
+
+
+METHOD = Method(search, "a random sample", ("budget", "seed"))

@@ -48,6 +48,7 @@ from ringray.lab.spec.fields import (
     whole,
 )
 from ringray.lab.spec.yaml_source import Source, read_text
+from ringray.lab.trial.metrics import METRICS
 from ringray.partition import PARTITIONS
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
@@ -56,12 +57,7 @@ from ringray_kernels.dtypes import DTYPES
 DTYPE_ALIASES = {dtype.short: name for name, dtype in DTYPES.items()}
 DIRECTIONS = ("forward", "forward+backward")
 BASELINES = ("sdpa",)
-METRICS = (
-    "median_ms", "p20_ms", "p80_ms", "baseline_ms", "ratio", "tflops", "tflops_per_rank",
-    "tokens_per_s", "peak_memory_bytes", "sent_bytes", "wait_ms",
-    "compute_ms", "transfer_ms", "hidden",
-    "error_out", "error_dq", "error_dk", "error_dv",
-)  # fmt: skip
+OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
 _URI = text(rf"[^{UNPRINTABLE}\t\n ]+", "a tracking URI", 2000)
@@ -177,10 +173,14 @@ class SearchSection(_Section):
     """Which points of the sweep to measure, in which order. Each problem on each ring size is
     searched by itself."""
 
-    method: Annotated[str, one_of(METHODS)] = "grid"
-    """grid: all points. random: a random sample. halving: all points a few times, the better ones
-    more often. optuna: points that Optuna's sampler proposes."""
-    objectives: Annotated[tuple[str, ...], Several(one_of(METRICS), always=True)] = ("median_ms",)
+    method: Annotated[
+        str,
+        one_of(METHODS),
+        Field(description=" ".join(f"{name}: {one.summary}." for name, one in METHODS.items())),
+    ] = "grid"
+    objectives: Annotated[tuple[str, ...], Several(one_of(OBJECTIVES), always=True)] = (
+        "median_ms",
+    )
     """Metrics that decide which point is best, the most important first."""
     budget: Annotated[float | None, or_null(SHARE, "a quarter")] = None
     """Runs that may be spent, as a share of the runs that measuring all points in full takes. null:

@@ -16,6 +16,7 @@ from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.figures import TITLES, data
 from ringray.lab.tracking.mlflow_record import TABLE, run_names
+from ringray.lab.trial.metrics import columns as metric_columns
 from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ _ROWS = 60
 _WINNERS = 12
 _COMPARED = 30  # runs of which MLflow's compare page stays readable
 _BEST = ("ratio", "median_ms", "error_out")  # less is better
-_METRICS = (
-    "median_ms", "ratio", "tflops", "tokens_per_s", "peak_memory_bytes",
-    "error_out", "error_dq", "error_dk", "error_dv",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,8 @@ def _table(
 ) -> list[str]:
     if not ended:
         return []
-    columns = [name for name in _METRICS if any(name in trial.metrics for trial in ended)]
+    measured = {name for trial in ended for name in trial.metrics}
+    columns = [one.name for one in metric_columns("mlflow") if one.name in measured]
     lines = ["", _row(["trial", "status", *columns]), _row(["---"] * (len(columns) + 2))]
     names = run_names(sweep, trials)
     room = _LENGTH - used - len("\n".join(lines))

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ringray.base.redaction import plain, public_spec, without_credentials
-from ringray.lab.trial import machine_load
+from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow, record_line
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def finite(metrics: dict[str, float]) -> dict[str, float]:
 def run_metrics(metrics: dict[str, float]) -> dict[str, float]:
     """What a child run is given: ``finite``, with what the machine did under ``system/``, which
     MLflow shows in a section of its own."""
+    load = of_group("load")
     return {
-        f"system/{name}" if name in machine_load.NAMES else name: value
-        for name, value in finite(metrics).items()
+        f"system/{name}" if name in load else name: value for name, value in finite(metrics).items()
     }
 
 
@@ -162,11 +162,11 @@ def summary_metrics(trials: Iterable[TrialRow]) -> dict[str, float]:
     for trial in ended:
         totals[f"trials_{trial.status}"] += 1.0
     found = [finite(trial.metrics) for trial in ended if trial.status == "ok"]
-    if ratios := [metrics["ratio"] for metrics in found if "ratio" in metrics]:
-        totals["best_ratio"] = min(ratios)
-    for name in ("error_out", "error_dq", "error_dk", "error_dv"):
-        if errors := [metrics[name] for metrics in found if name in metrics]:
-            totals[f"worst_{name}"] = max(errors)
+    for name, metric in METRICS.items():
+        values = [metrics[name] for metrics in found if name in metrics]
+        if metric.extreme and values:
+            least = metric.less_is_better == (metric.extreme == "best")
+            totals[f"{metric.extreme}_{name}"] = min(values) if least else max(values)
     return totals
 
 

@@ -16,26 +16,44 @@ import os
 import time
 from contextlib import suppress
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# How the values of several ranks become one.
-NAMES: dict[str, Callable[[Sequence[float]], float]] = {
-    "cpu_percent": mean,
-    "host_cpu_percent": max,
-    "rss_bytes": max,
-    "gpu_percent": mean,
-    "gpu_power_watts": mean,
-    "gpu_clock_mhz": min,
-    "gpu_memory_bytes": max,
-    "gpu_celsius": max,
+
+class Load(NamedTuple):
+    """A reading of the machine. ``ranks``: how several ranks' values become one; ``now``: reads it
+    from NVML and a device's handle when the trial has ended."""
+
+    unit: str
+    ranks: Callable[[Sequence[float]], float]
+    now: Callable[[Any, Any], float] | None = None
+
+
+LOADS: dict[str, Load] = {
+    "cpu_percent": Load("%", mean),  # of one core, by the rank
+    "host_cpu_percent": Load("%", max),  # of all cores, by every process on the host
+    "rss_bytes": Load("bytes", max),  # resident memory of the rank's process
+    # Share of the last moments in which a kernel ran.
+    "gpu_percent": Load("%", mean, lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+    "gpu_power_watts": Load("W", mean),  # mean over the trial
+    # Clock of the SMs.
+    "gpu_clock_mhz": Load(
+        "MHz", min, lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
+    ),
+    # In use on the device, by all processes.
+    "gpu_memory_bytes": Load(
+        "bytes", max, lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used
+    ),
+    "gpu_celsius": Load(
+        "°C",
+        max,
+        lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    ),
 }
-"""``cpu_percent``: of one core, by the rank; ``host_cpu_percent``: of all cores, by everything that
-ran on the host; ``rss_bytes``: resident memory of the rank's process; ``gpu_percent``: of the last
-moments in which a kernel ran; ``gpu_power_watts``: mean; ``gpu_clock_mhz``: of the SMs;
-``gpu_memory_bytes``: taken on the device, by whomever."""
+"""The metrics of the machine, by name. To add one, give it a line here and, unless it has a
+``now``, set it in :meth:`Watch.stop`."""
 
 
 class Watch:
@@ -55,7 +73,7 @@ class Watch:
         self._began = time.perf_counter()
 
     def stop(self) -> dict[str, float]:
-        """By the names of :data:`NAMES`; what is not known here is left out."""
+        """Returns readings by the names of :data:`LOADS`, without those that this machine lacks."""
         wall = max(time.perf_counter() - self._began, 1e-9)
         host = (_host_seconds() - self._host) / wall / (os.cpu_count() or 1)
         found = {
@@ -69,15 +87,6 @@ class Watch:
                 found["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
             found |= self._gpu.now()
         return found
-
-
-def together(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The metrics of a trial from its ranks'; one that some rank lacks is left out."""
-    return {
-        name: float(merge([rank[name] for rank in ranks]))
-        for name, merge in NAMES.items()
-        if ranks and all(name in rank for rank in ranks)
-    }
 
 
 def _host_seconds() -> float:
@@ -122,16 +131,10 @@ class _Gpu:
         return None
 
     def now(self) -> dict[str, float]:
-        """What the device tells of this moment."""
-        nvml, handle = self._nvml, self._handle
-        readings: dict[str, Callable[[], float]] = {
-            "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-            "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "gpu_memory_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-            "gpu_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        }
+        """Returns the device's present readings."""
         found: dict[str, float] = {}
-        for name, read in readings.items():
-            with suppress(nvml.NVMLError):
-                found[name] = float(read())
+        for name, load in LOADS.items():
+            if load.now is not None:
+                with suppress(self._nvml.NVMLError):
+                    found[name] = float(load.now(self._nvml, self._handle))
         return found

@@ -107,11 +107,13 @@ def spans_and_tapes_carry_what_was_sent(rank: int, size: int) -> None:
         point, report = measured(name, backward)
         used = METER.since(before)
         by_span = [sum(s.sent for s in report.spans), sum(s.received for s in report.spans)]
-        assert by_span[0] == report.sent_bytes == sum(hop.sent for hop in report.hops), name
+        assert (
+            by_span[0] == report.values["sent_bytes"][0] == sum(hop.sent for hop in report.hops)
+        ), name
         # Each repeat is a pass and its tape.
         runs = point.config.warmup + 2 * point.config.repeats
         assert used.messages == report.messages * runs, name
-        assert used.sent_bytes == report.sent_bytes * runs, name
+        assert used.sent_bytes == report.values["sent_bytes"][0] * runs, name
         # Each hop that transfers was timed alone too, and nothing else was.
         transfers = {s.hop for s in report.spans if s.kind == "transfer"}
         assert {hop.name for hop in report.hops if hop.transfer > 0} == transfers, name
@@ -124,14 +126,13 @@ def spans_and_tapes_carry_what_was_sent(rank: int, size: int) -> None:
 
 def a_report_is_complete(rank: int, size: int) -> None:
     _, report = measured("ring", "planned")
-    for times in (
-        report.seconds, report.compute_seconds, report.transfer_seconds, report.wait_seconds,
-    ):  # fmt: skip
+    values = [report.values[name] for name in ("compute_ms", "transfer_ms", "wait_ms")]
+    for times in (report.seconds, *values):
         assert len(times) == REPEATS
         assert all(time > 0 for time in times)
     assert any(  # the spans are those of one repeat
-        total(report.spans, "compute") == compute and total(report.spans, "wait") == wait
-        for compute, wait in zip(report.compute_seconds, report.wait_seconds, strict=True)
+        (total(report.spans, "compute") * 1e3, total(report.spans, "wait") * 1e3) == (compute, wait)
+        for compute, _, wait in zip(*values, strict=True)
     )
     assert all(0 <= s.began <= s.ended <= max(report.seconds) for s in report.spans)
 

@@ -13,6 +13,7 @@ from ringray.lab.trial import machine_load
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.machine_load import Watch
 from ringray.lab.trial.measurement import RankReport, summarise
+from ringray.lab.trial.metrics import of_group
 from tests.support.tracking_store import config
 
 
@@ -108,12 +109,14 @@ def test_ranks_become_one() -> None:
         {"cpu_percent": 90.0, "host_cpu_percent": 80.0, "rss_bytes": 5.0, "gpu_clock_mhz": 1700.0},
         {"cpu_percent": 70.0, "host_cpu_percent": 95.0, "rss_bytes": 9.0},
     ]
-    assert machine_load.together(ranks) == {
+    reports = [
+        RankReport(
+            rank, [0.1], values={"wait_ms": [0.0]} | {name: [one] for name, one in load.items()}
+        )
+        for rank, load in enumerate(ranks)
+    ]
+    metrics, _ = summarise(TrialConfig.from_dict(config(0)), 10**9, reports)
+    assert {name: metrics[name] for name in of_group("load") if name in metrics} == {
         "cpu_percent": 80.0, "host_cpu_percent": 95.0, "rss_bytes": 9.0,
     }  # fmt: skip
-    reports = [RankReport(rank, seconds=[0.1], wait_seconds=[0.0], usage=u) for rank, u in
-               enumerate(ranks)]  # fmt: skip
-    metrics, _ = summarise(TrialConfig.from_dict(config(0)), 10**9, reports)
-    assert metrics["host_cpu_percent"] == 95.0
     assert metrics["median_ms"] == 100.0
-    assert machine_load.together([]) == {}

@@ -17,6 +17,7 @@ from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, peak_memory, quantile, summarise, verdict
+from ringray.lab.trial.outcome import Outcome
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -42,9 +43,17 @@ def test_quantile_interpolates() -> None:
 
 def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
     reports = [
-        RankReport(0, [1, 2, 3, 4, 5], [0.1, 0.2, 0.3, 0.4, 0.5], [1, 4, 8, 8, 1], 100, 1, 5 * MIB),
-        RankReport(1, [2, 1, 4, 1, 1], [0.9, 0.9, 0.1, 0.1, 0.1], [], 50, 1, 7 * MIB),
-    ]
+        RankReport(
+            0, [1, 2, 3, 4, 5], [1, 4, 8, 8, 1],
+            {"wait_ms": [100, 200, 300, 400, 500], "sent_bytes": [100],
+             "peak_memory_bytes": [5 * MIB]},
+        ),
+        RankReport(
+            1, [2, 1, 4, 1, 1], [],
+            {"wait_ms": [900, 900, 100, 100, 100], "sent_bytes": [50],
+             "peak_memory_bytes": [7 * MIB]},
+        ),
+    ]  # fmt: skip
     metrics, samples = summarise(config(batch=3), 10**13, reports)
     assert samples == {
         "ms": [2e3, 2e3, 4e3, 4e3, 5e3],
@@ -54,20 +63,37 @@ def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
     assert metrics == {
         "median_ms": 4e3, "p20_ms": 2e3, "p80_ms": pytest.approx(4.2e3),
         "tflops": 2.5, "tflops_per_rank": 1.25, "tokens_per_s": 3 * 64 / 4,
-        "wait_ms": pytest.approx(300),
+        "wait_ms": 300,
         "baseline_ms": 4e3, "ratio": 0.5,  # of the pairs; that of the medians would be 1
         "sent_bytes": 150, "peak_memory_bytes": 7 * MIB,
     }  # fmt: skip
 
 
 def test_what_was_not_measured_is_left_out() -> None:
-    metrics, samples = summarise(config(), 1, [RankReport(0, errors={"out": 0.5}), RankReport(1)])
+    reports = [RankReport(rank, values={"sent_bytes": [0]}) for rank in range(2)]
+    reports[0].errors = {"out": 0.5}
+    metrics, samples = summarise(config(), 1, reports)
     assert metrics == {"sent_bytes": 0, "error_out": 0.5}
     assert samples == {}
     metrics, samples = summarise(
-        config(), 1, [RankReport(0, [1.0], [0.0]), RankReport(1, [1.0], [0.0])]
+        config(), 1, [RankReport(rank, [1.0], [], {"wait_ms": [0.0]}) for rank in range(2)]
     )
     assert not {"ratio", "baseline_ms", "peak_memory_bytes"} & (metrics.keys() | samples.keys())
+
+
+def test_a_second_visit_adds_its_repeats() -> None:
+    def visit(ms: float, wait: float, peak: int) -> RankReport:
+        values = {"wait_ms": [wait], "sent_bytes": [8], "peak_memory_bytes": [peak]}
+        return RankReport(0, [ms / 1e3], [], values)
+
+    point = config()
+    metrics, samples = summarise(point, 1, [visit(10.0, 1.0, 7)])
+    before = Outcome("ok", metrics=metrics, samples=samples)
+    metrics, samples = summarise(point, 1, [visit(20.0, 4.0, 5)], before)
+    assert samples == {"ms": [10.0, 20.0]}
+    assert (metrics["repeats"], metrics["median_ms"]) == (2, 15.0)
+    assert (metrics["wait_ms"], metrics["peak_memory_bytes"]) == (2.5, 7)
+    assert metrics["sent_bytes"] == 8
 
 
 @pytest.mark.parametrize("share", [1.001, math.inf, math.nan])

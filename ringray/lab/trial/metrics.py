@@ -1,0 +1,124 @@
+"""Metrics: the numbers in a trial's record, one table for all that measure, compare or show them.
+
+To add one to a trial, let the kind put its values into ``RankReport.values`` under its name and
+give it a line here. Readings of the machine are declared in ``machine_load`` instead. The order of
+the table is the order of columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ringray.lab.trial.machine_load import LOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Group = Literal["time", "memory", "traffic", "baseline", "overlap", "error", "load"]
+Table = Literal["results", "live", "mlflow", "tuned"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a trial: its unit, how it comes about, how it is compared and where it is shown.
+
+    ``unit``: "" for counts, "ratio" and "share" for quotients. ``group``: the part of a trial that
+    yields it; a kind names the groups that it measures. ``ranks``: how the medians of the ranks'
+    values become one number; None where it is computed in ``measurement``. ``visits``: how several
+    visits to one trial become one number. ``median_of``: the samples that it is the median of.
+    ``exact``: equal in every repeat. ``predicted``: the field of the cost model that stands for it
+    in a search. ``objective``: whether ``search.objectives`` may name it. ``heading``: of its
+    column; ``upto``: the metric that ends the range that the column shows; ``beside``: the metric
+    without which the column is left out; ``tables``: where it has a column. ``extreme``: which of
+    all trials the sweep's own run reports.
+    """
+
+    name: str
+    unit: str
+    group: Group
+    less_is_better: bool = True
+    ranks: Callable[[Sequence[float]], float] | None = None
+    visits: Literal["last", "max", "mean"] = "last"
+    median_of: str = ""
+    exact: bool = False
+    predicted: str = ""
+    objective: bool = True
+    heading: str = ""
+    upto: str = ""
+    beside: str = ""
+    tables: tuple[Table, ...] = ()
+    extreme: Literal["best", "worst", ""] = ""
+
+
+def _metrics() -> Iterator[Metric]:
+    for tensor in ("out", "dq", "dk", "dv"):
+        yield Metric(
+            f"error_{tensor}", "", "error",
+            heading=f"error {tensor}", tables=("results", "mlflow"), extreme="worst",
+        )  # fmt: skip
+    yield Metric(
+        "median_ms", "ms", "time", median_of="ms", predicted="time_ms",
+        heading="median ms", tables=("results", "live", "mlflow", "tuned"),
+    )  # fmt: skip
+    yield Metric(
+        "p20_ms", "ms", "time", predicted="time_ms",
+        heading="p20–p80 ms", upto="p80_ms", tables=("results", "live", "tuned"),
+    )  # fmt: skip
+    yield Metric("p80_ms", "ms", "time", predicted="time_ms", tables=("tuned",))
+    yield Metric(
+        "baseline_ms", "ms", "baseline", median_of="baseline_ms",
+        heading="baseline ms", tables=("results",),
+    )  # fmt: skip
+    yield Metric(
+        "ratio", "ratio", "baseline", median_of="ratio", predicted="time_ms", extreme="best",
+        heading="ratio", tables=("results", "live", "mlflow", "tuned"),
+    )  # fmt: skip
+    yield Metric(
+        "tflops", "TFLOP/s", "time", less_is_better=False, predicted="time_ms",
+        heading="TFLOP/s", tables=("results", "live", "mlflow", "tuned"),
+    )  # fmt: skip
+    yield Metric("tflops_per_rank", "TFLOP/s", "time", less_is_better=False, predicted="time_ms")
+    yield Metric(
+        "tokens_per_s", "tokens/s", "time", less_is_better=False, predicted="time_ms",
+        tables=("mlflow",),
+    )  # fmt: skip
+    yield Metric(
+        "compute_ms", "ms", "overlap", ranks=max, heading="compute ms", tables=("results",)
+    )
+    yield Metric(
+        "transfer_ms", "ms", "overlap", ranks=max, heading="transfer ms", tables=("results",)
+    )
+    yield Metric(
+        "wait_ms", "ms", "time", ranks=max, visits="mean",
+        heading="wait ms", beside="transfer_ms", tables=("results",),
+    )  # fmt: skip
+    yield Metric(
+        "hidden", "share", "overlap", less_is_better=False,
+        heading="hidden", beside="transfer_ms", tables=("results",),
+    )  # fmt: skip
+    yield Metric(
+        "peak_memory_bytes", "bytes", "memory", ranks=max, visits="max", exact=True,
+        predicted="peak_memory_bytes", heading="peak MiB",
+        tables=("results", "live", "mlflow", "tuned"),
+    )  # fmt: skip
+    yield Metric(
+        "sent_bytes", "bytes", "traffic", ranks=sum, exact=True, predicted="sent_bytes",
+        heading="sent MiB", tables=("results", "live"),
+    )  # fmt: skip
+    yield Metric("repeats", "", "time", less_is_better=False, objective=False, tables=("tuned",))
+    for name, load in LOADS.items():
+        yield Metric(name, load.unit, "load", ranks=load.ranks, objective=False)
+
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _metrics()}
+
+
+def columns(table: Table) -> list[Metric]:
+    """Returns the metrics that have a column in ``table``."""
+    return [metric for metric in METRICS.values() if table in metric.tables]
+
+
+def of_group(group: Group) -> list[str]:
+    """Returns the names of a group's metrics."""
+    return [metric.name for metric in METRICS.values() if metric.group == group]
