@@ -31,12 +31,14 @@ from typing import Any
 import psutil
 import yaml
 
+from ringray.lab.cluster import ray_private
+from ringray.lab.cluster.capacity import HEAD
+
 CONFIG = Path(__file__).with_name("local-autoscaling.yaml")
 HOST = "127.0.0.1"
 # Ray turns the loopback's address into one that others can reach, for head, nodes and clients,
 # unless it thinks that it can have no cluster.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-HEAD = "node:__internal_head__"  # the resource by which Ray marks its head node
 START_S = 60.0  # for the head to answer
 STOP_S = 10.0  # for its processes to end by themselves
 EMPTY_S = 120.0  # for all nodes to be gone, beyond what the configuration lets them idle
@@ -107,17 +109,11 @@ class Local:
 
     def look(self) -> tuple[int, int] | None:
         """Live nodes beside the head, and placement groups that wait; None if nobody answers."""
-        from ray._raylet import GcsClient
-        from ray.core.generated import autoscaler_pb2
-
-        if not _listens(self.address):
+        reply = ray_private.cluster_status(self.address, 2) if _listens(self.address) else None
+        if reply is None:
             return None
-        try:
-            answer = GcsClient(address=self.address).get_cluster_status(timeout_s=2)
-        except Exception:  # of many types while it starts or ends
-            return None
-        state = autoscaler_pb2.GetClusterStatusReply.FromString(answer).cluster_resource_state
-        alive = [node for node in state.node_states if node.status != autoscaler_pb2.DEAD]
+        state = reply.cluster_resource_state
+        alive = [node for node in state.node_states if node.status != ray_private.DEAD]
         heads = sum(HEAD in node.total_resources for node in alive)
         waiting = len(state.pending_gang_resource_requests)
         return (len(alive) - heads, waiting) if heads else None

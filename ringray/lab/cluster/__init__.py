@@ -1,11 +1,13 @@
 """Ray clusters: connection, capacity, waiting and jobs.
 
-connect         a connection to a cluster, or a local one
-access          tokens, and why a cluster refuses
-capacity        what a cluster offers
-autoscaler      what a cluster may grow to
+capacity        the nodes that a cluster has or can grow to
+fit             the rings that fit on them
+connect         the connection to a cluster, or a local Ray
+access          tokens and versions: why a cluster refuses
+autoscaler      the nodes that Ray's autoscaler can start
 placement_wait  waiting for a placement group
 jobs            a sweep as a Ray job
 job_server      the job server's HTTP API
-job_package     the files that a job needs
+job_package     the files of a job
+ray_private     every use of Ray's private API
 """

@@ -1,4 +1,4 @@
-"""Why a Ray cluster does not let this process in, in words: its token, its versions, its port.
+"""Access to a Ray cluster: explains why it refuses a connection: token, versions or port.
 
 Ray itself tries for half a minute with a wrong token and then says that it cannot connect.
 """
@@ -10,8 +10,9 @@ import re
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import TOKENS
+from ringray.lab.cluster import ray_private
 
-CALL_S = 5.0
+CALL_S = 5.0  # seconds for the call
 WAY_IN = (
     "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's token or RAY_AUTH_TOKEN_PATH to "
     "a file that holds it (default ~/.ray/auth_token)"
@@ -19,26 +20,23 @@ WAY_IN = (
 
 
 def use_given_token() -> None:
-    """Whoever gives a token means it to be used; before Ray is imported, which reads it once."""
+    """Turns token authentication on if a token is given. Call it before importing Ray, which reads
+    the mode once."""
     if "RAY_AUTH_MODE" not in os.environ and any(name in os.environ for name in TOKENS):
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
 def check(address: str) -> None:
-    """One call to the GCS at ``address``, HOST:PORT.
+    """Checks with one call that the GCS at ``address``, HOST:PORT, lets this process in.
 
     Raises:
-        PlaceError: it refuses the token, or is none.
+        PlaceError: it refuses the token, or is not a GCS.
     """
     import grpc
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
     from ray.exceptions import AuthenticationError
 
     try:
-        channel = init_grpc_channel(address)
-        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
-        stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=CALL_S)
+        ray_private.check_alive(address, CALL_S)
     except AuthenticationError as error:
         raise PlaceError(no_token(address, error.message)) from None
     except grpc.RpcError as error:
@@ -47,14 +45,14 @@ def check(address: str) -> None:
             raise PlaceError(refused_token(address)) from None
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
             raise PlaceError(
-                f"what answers at {address} is no Ray: {said[:200]}; expected HOST:PORT of a "
+                f"the server at {address} is not Ray: {said[:200]}; expected HOST:PORT of a "
                 "cluster's GCS, by default port 6379 (`ringray submit` takes a dashboard's URL)"
             ) from None
-        # Whatever else it is, Ray will meet it and say so.
+        # Ray meets any other error again and reports it.
 
 
 def refused_token(place: str) -> str:
-    """What to say when a cluster refused the token that it was sent, or sent none."""
+    """Returns the message for a cluster that refused the token, or got none."""
     mode = os.environ.get("RAY_AUTH_MODE")
     if mode != "token":
         why = f"RAY_AUTH_MODE is {mode or 'not set'}"
@@ -64,12 +62,12 @@ def refused_token(place: str) -> str:
 
 
 def no_token(place: str, message: str) -> str:
-    """What to say when there is no token to send; ``message`` is Ray's."""
+    """Returns the message for a missing token; ``message`` is Ray's."""
     return f"no token for the Ray at {place}: {message.split('. ')[0].rstrip('.')}; {WAY_IN}"
 
 
 def reason(error: BaseException) -> str:
-    """Why Ray did not let this process in, in a line if it is a mismatch of versions."""
+    """Explains why Ray refused this process, in one line for a mismatch of versions."""
     text = str(error)
     found = re.findall(r"^ +Ray: (\S+)\n +Python: (\S+)$", text, re.MULTILINE)
     if "Version mismatch" in text and len(found) == 2:

@@ -1,13 +1,15 @@
-"""What Ray's autoscaler can start, and what it is about to.
+"""Ray's autoscaler: the nodes that it can start, and those that it is starting.
 
-Its configuration is no part of Ray's API. It is read where it lies: in the file that the
-autoscaler's process on the head was started with, or in the RayCluster of KubeRay. Where neither
-can be read, its verdict over one placement group is what is left: ``standing``.
+Ray's API does not give the autoscaler's configuration. It is read from the file that the process on
+the head was started with, or from the RayCluster of KubeRay. If neither can be read, only its
+decision on one placement group is known: ``standing``.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,28 +20,28 @@ import ray.util.client
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ringray.lab.cluster import capacity
+from ringray.lab.cluster import capacity, ray_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ringray.lab.cluster.capacity import Capacity
 
-ASK_S = 30.0  # for a task on the head to say what it knows; a new process there takes seconds
-_RPC_S = 5  # for one answer of Ray's control plane
+ASK_S = 30.0  # seconds for a task on the head to answer; a new process there takes some
+_RPC_S = 5  # seconds for one answer of Ray's control plane
 
 
 @dataclass(frozen=True)
 class AutoscalerConfig:
-    """What is known of an autoscaler. ``source``: ``config``; ``none``: there is none, nodes are
-    added by hand; ``unknown``: there may be one."""
+    """An autoscaler's configuration. ``source``: ``config`` if it was read; ``none`` if there is no
+    autoscaler and nodes are added by hand; ``unknown`` if there may be one."""
 
     source: Literal["config", "none", "unknown"]
     config: Mapping[str, Any] | None = None
 
 
 def reach(present: Capacity) -> Capacity | None:
-    """The nodes that the connected cluster can come to have; None where that cannot be known."""
+    """Returns the nodes that the connected cluster can grow to; None if that cannot be known."""
     found = _ask()
     if found.source == "none":
         return present
@@ -47,8 +49,8 @@ def reach(present: Capacity) -> Capacity | None:
 
 
 def _ask() -> AutoscalerConfig:
-    """Looks on this machine, and if the head is another one, there."""
-    if ray.util.client.ray.is_connected():  # a client is told nothing of the control plane
+    """Looks on this machine and, if the head is another one, there."""
+    if ray.util.client.ray.is_connected():  # a client cannot ask the control plane
         return AutoscalerConfig("unknown")
     port = _gcs_address().rpartition(":")[2]
     found = look(port)
@@ -67,7 +69,7 @@ def _ask() -> AutoscalerConfig:
 
 
 def look(port: str) -> AutoscalerConfig:
-    """What this machine tells of the autoscaler of the Ray whose control plane is at ``port``."""
+    """Looks on this machine for the autoscaler of the Ray whose control plane is at ``port``."""
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
@@ -88,44 +90,33 @@ def look(port: str) -> AutoscalerConfig:
 def _of_file(path: Path) -> AutoscalerConfig:
     import yaml
 
-    try:
+    with suppress(OSError, ValueError, yaml.YAMLError):
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return AutoscalerConfig("unknown")
-    return (
-        AutoscalerConfig("config", config)
-        if isinstance(config, dict)
-        else AutoscalerConfig("unknown")
-    )
+        if isinstance(config, dict):
+            return AutoscalerConfig("config", config)
+    return AutoscalerConfig("unknown")
 
 
 def _of_kubernetes() -> AutoscalerConfig:
-    """The RayCluster that this pod belongs to. KubeRay names it in the environment, and lets the
-    head's service account read it when it runs the autoscaler beside the head."""
+    """Reads the RayCluster of this pod. KubeRay names it in the environment, and lets the head's
+    service account read it if the autoscaler runs beside the head."""
     name, space = os.environ.get("RAY_CLUSTER_NAME"), os.environ.get("RAY_CLUSTER_NAMESPACE")
     if not (name and space and "KUBERNETES_SERVICE_HOST" in os.environ):
         return AutoscalerConfig("unknown")
     try:
-        from ray.autoscaler._private.kuberay import autoscaling_config, node_provider
-
-        client = node_provider.KubernetesHttpApiClient(namespace=space)
-        resource = client.get(f"rayclusters/{name}")
-        if not resource["spec"].get("enableInTreeAutoscaling"):
-            return AutoscalerConfig("none")
-        return AutoscalerConfig(
-            "config", autoscaling_config._derive_autoscaling_config_from_ray_cr(resource)
-        )
+        config = ray_private.kuberay_config(name, space)
     except Exception:  # no right to read it, or a Ray that keeps it elsewhere
         return AutoscalerConfig("unknown")
+    return AutoscalerConfig("none" if config is None else "config", config)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a waiting placement group stands with the autoscaler.
+    """The autoscaler's decision on a waiting placement group.
 
-    ``starting``: nodes on their way, by type; ``failed``: types that could not be started -> why;
-    ``refused``: the autoscaler finds no nodes for the group; ``busy``: others use the cluster;
-    ``version``: of the cluster's state that it has seen, which grows with each of its rounds.
+    ``starting``: number of nodes that start, by type; ``failed``: the reason by type that could not
+    be started; ``refused``: the autoscaler finds no nodes for the group; ``busy``: other work uses
+    the cluster; ``version``: of the cluster's state that it used, which grows with each round.
     """
 
     starting: Mapping[str, int]
@@ -141,33 +132,22 @@ class Standing:
 
 
 def standing(group: str) -> Standing | None:
-    """What the autoscaler says of placement group ``group`` (its id, in hex); None without one.
+    """Returns what the autoscaler says of placement group ``group`` (its id, in hex); None without
+    an autoscaler.
 
     Autoscaler v1 reports nothing here, and neither does v2 before its first round.
     """
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.core.generated import autoscaler_pb2
-
-    try:
-        answer = GcsClient(address=_gcs_address()).get_cluster_status(timeout_s=_RPC_S)
-    except Exception:  # of many types; whoever waits for the group goes on without
-        return None
-    reply = autoscaler_pb2.GetClusterStatusReply.FromString(answer)
-    return _standing(reply, group)
+    reply = ray_private.cluster_status(_gcs_address(), _RPC_S)
+    return None if reply is None else _standing(reply, group)
 
 
 def _standing(reply: Any, group: str) -> Standing | None:
     state = reply.autoscaling_state
     if not state.last_seen_cluster_resource_state_version:
         return None
-    starting: dict[str, int] = {}
+    starting = Counter(instance.ray_node_type_name for instance in state.pending_instances)
     for request in state.pending_instance_requests:
-        starting[request.ray_node_type_name] = (
-            starting.get(request.ray_node_type_name, 0) + request.count
-        )
-    for instance in state.pending_instances:
-        name = instance.ray_node_type_name
-        starting[name] = starting.get(name, 0) + 1
+        starting[request.ray_node_type_name] += request.count
     return Standing(
         starting=starting,
         failed={one.ray_node_type_name: one.reason for one in state.failed_instance_requests},

@@ -1,7 +1,7 @@
-"""What nodes a cluster has or can come to have, and which rings fit on them. Plain data, no ray.
+"""The nodes that a cluster has or can grow to, and the rings that fit on them. Plain data, no ray.
 
-The ranks of a ring are alike, so that whether they fit is a count: how many a node of each group
-holds, times the nodes that there can be.
+The ranks of a ring are alike, so a count tells whether they fit: ranks that a node of each group
+holds, times the nodes of the group.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 HEAD = "node:__internal_head__"  # the resource by which Ray marks its head node
-_TOLD = ("CPU", "GPU")  # resources that messages name
+_SHOWN = ("CPU", "GPU")  # resources that messages show
 _ROUNDING = 1e-6  # resources may be fractions
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What every rank of a ring needs. ``device``: cpu or cuda; ``bundle``: Ray resources;
-    ``memory``: bytes that it may use beyond what it starts with, None without a limit."""
+    """The needs of each rank of a ring. ``device``: cpu or cuda; ``bundle``: Ray resources;
+    ``memory``: bytes that it may use beyond its usage at the start, None without a limit."""
 
     device: str
     strategy: str
@@ -31,9 +31,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes that are alike: what each has, and how many of them there can be (None: any number).
+    """Nodes that are alike: the resources of each, and the most that there can be (None: no limit).
 
-    ``head``: the cluster's head node, which no limit on workers counts.
+    ``head``: the cluster's head node, which a limit on workers does not count.
     """
 
     name: str
@@ -42,12 +42,12 @@ class NodeGroup:
     head: bool = False
 
     def ranks(self, bundle: Mapping[str, float]) -> int:
-        """Ranks with a bundle each that one such node holds."""
+        """Returns how many ranks, with a bundle each, one such node holds."""
         shares = [self.resources.get(name, 0.0) / need for name, need in bundle.items() if need > 0]
         return int(min(shares) + _ROUNDING) if shares else 0
 
     def __str__(self) -> str:
-        has = [f"{self.resources[name]:g} {name}" for name in _TOLD if self.resources.get(name)]
+        has = [f"{self.resources[name]:g} {name}" for name in _SHOWN if self.resources.get(name)]
         many = "any number of" if self.most is None else f"{self.most} ×"
         return f"{many} {self.name} ({', '.join(has) or 'no CPU, no GPU'})"
 
@@ -60,13 +60,13 @@ class Capacity:
     most: int | None = None
 
     def has(self, name: str) -> bool:
-        """Whether a node can have a whole one of a resource."""
+        """Whether a node can have at least 1 of a resource."""
         return any(
             group.resources.get(name, 0.0) >= 1 and self._can_be(group) for group in self.groups
         )
 
     def ranks(self, bundle: Mapping[str, float], strategy: str = "PACK") -> float:
-        """The largest ring whose ranks each find their bundle; infinite without a limit.
+        """Returns the size of the largest ring that fits; infinite without a limit.
 
         Args:
             bundle: Ray resources of one rank.
@@ -81,7 +81,7 @@ class Capacity:
             return max((ranks for ranks, _ in holding), default=0)
         if strategy == "STRICT_SPREAD":
             holding = [(1, group) for _, group in holding]
-        # Where workers are limited, those that hold the most are the ones to have.
+        # If workers are limited, those that hold the most ranks come first.
         holding.sort(key=lambda one: -one[0])
         left = math.inf if self.most is None else self.most
         found = 0.0
@@ -98,9 +98,9 @@ class Capacity:
 
     def __str__(self) -> str:
         there = [group for group in self.groups if self._can_be(group)]
-        # A head that holds no rank is worth a word only where there is nothing else.
-        told = [group for group in there if not group.head or group.resources.get("CPU")] or there
-        text = ", ".join(map(str, told)) or "no nodes"
+        # A head that holds no rank is shown only if there is nothing else.
+        shown = [group for group in there if not group.head or group.resources.get("CPU")] or there
+        text = ", ".join(map(str, shown)) or "no nodes"
         limits = [group.most for group in there if not group.head]
         if self.most is not None and (None in limits or sum(filter(None, limits)) > self.most):
             text += f", at most {self.most} workers in all"
@@ -108,28 +108,28 @@ class Capacity:
 
 
 def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Capacity:
-    """What ``ray.nodes()`` says there is: nodes with the same resources are one group."""
+    """Makes the capacity of ``ray.nodes()``: nodes with the same resources are one group."""
     counts: dict[tuple[bool, tuple[float, ...]], int] = {}
     for node in nodes:
         if node["Alive"]:
             resources = node["Resources"]
-            has = tuple(float(resources.get(name, 0.0)) for name in _TOLD)
+            has = tuple(float(resources.get(name, 0.0)) for name in _SHOWN)
             kind = (HEAD in resources, has)
             counts[kind] = counts.get(kind, 0) + 1
     return Capacity(
         tuple(
-            NodeGroup("head" if head else "node", dict(zip(_TOLD, has, strict=True)), n, head)
+            NodeGroup("head" if head else "node", dict(zip(_SHOWN, has, strict=True)), n, head)
             for (head, has), n in counts.items()
         )
     )
 
 
 def of_config(config: Mapping[str, Any], present: Capacity) -> Capacity:
-    """What an autoscaler's configuration lets it start, and the head that there is.
+    """Makes the capacity of an autoscaler's configuration and the present head.
 
     Args:
         config: as the autoscaler reads it: the YAML of ``ray up``, or a RayCluster in that form.
-        present: the nodes that there are. The head counts with what it really has.
+        present: the present nodes; the head counts with its real resources.
     """
     limit = config.get("max_workers")
     types: Mapping[str, Any] = config.get("available_node_types") or {}

@@ -1,8 +1,8 @@
-"""What travels with a job: both packages as they are imported here, and the spec. No torch, no ray.
+"""The files of a job: both packages as this process imports them, and the spec. No torch, no ray.
 
-The folder that is sent looks like a checkout (``ringray/``, ``kernels/ringray_kernels/``) whether
-ringray is imported from one or was installed, so one runtime environment serves both. Nothing else
-of a checkout is sent: no ``.git``, no environment, no results.
+The folder has the form of a checkout (``ringray/``, ``kernels/ringray_kernels/``) whether ringray
+is imported from one or was installed, so one runtime environment serves both. Nothing else of a
+checkout is sent: no ``.git``, no virtual environment, no results.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Shipment:
 
 
 def _left_here(folder: str, names: list[str]) -> list[str]:
-    """All but Python source and the folders that hold it: keys and notes that somebody keeps beside
-    it are nobody's business. Nor are folders that a link leads to."""
+    """Names the files that are not sent: all but Python source and its folders, so that keys and
+    notes beside the source stay here, and folders behind links."""
     kept = []
     for name in names:
         path = Path(folder, name)
@@ -50,8 +50,8 @@ def _left_here(folder: str, names: list[str]) -> list[str]:
 
 @contextmanager
 def packed(spec: Spec) -> Iterator[Shipment]:
-    """The source that this process runs, and ``spec`` under its own file name, until the block
-    ends."""
+    """Yields a folder with this process's source and ``spec`` under its own file name, and removes
+    it when the block ends."""
     with tempfile.TemporaryDirectory(prefix="ringray-job-") as made:
         folder = Path(made)
         for package in provenance.packages():

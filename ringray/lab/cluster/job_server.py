@@ -1,4 +1,4 @@
-"""Ray's job server at a head's dashboard: its address, its answers, and in words its refusals."""
+"""Ray's job server at a head's dashboard: its address, and messages for its refusals."""
 
 from __future__ import annotations
 
@@ -14,27 +14,22 @@ from urllib.parse import urlsplit
 
 from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import shown
-from ringray.lab.cluster import access
+from ringray.lab.cluster import access, ray_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROBE_S = 5.0  # for the address to answer
-CALL_S = 60.0  # for one request; an upload is one
+PROBE_S = 5.0  # seconds for the address to answer
+CALL_S = 60.0  # seconds for one request; an upload is one
 _EXAMPLE = "http://HOST:8265, the dashboard of the cluster's head"
 _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-_TALKERS = (  # of each upload and each connection
-    "ray.dashboard.modules.dashboard_sdk",
-    "ray.dashboard.modules.job.sdk",
-    "ray._private.runtime_env.packaging",
-)
 
 
 def address(given: str | None) -> str:
-    """The job server's URL: ``given``, else what Ray's own variables say.
+    """Returns the job server's URL: ``given``, else that of Ray's own variables.
 
     Raises:
-        UserError: there is none, or it is no URL of a dashboard.
+        UserError: there is none, or it is not the URL of a dashboard.
     """
     url = given
     for name in _ADDRESSES:
@@ -50,7 +45,7 @@ def address(given: str | None) -> str:
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         if "@" in parts.netloc:
             raise UserError(
-                f"--address {shown(url)}: a password has no place in it; RAY_AUTH_TOKEN or "
+                f"--address {shown(url)}: a password is not allowed here; RAY_AUTH_TOKEN or "
                 "RAY_AUTH_TOKEN_PATH holds the cluster's token"
             )
     except ValueError:
@@ -61,23 +56,24 @@ def address(given: str | None) -> str:
 
 
 def connect(url: str) -> Any:
-    """Ray's ``JobSubmissionClient`` for ``url``, checked to be answered and let in.
+    """Returns Ray's ``JobSubmissionClient`` for ``url``, after a first successful call.
 
     Raises:
-        PlaceError: nobody answers, or not Ray; the token is missing or wrong; Ray there is too old.
+        PlaceError: no server answers, or not Ray; the token is missing or wrong; Ray there is too
+            old.
     """
     _probe(url)
     access.use_given_token()
     from ray.job_submission import JobSubmissionClient
 
-    for name in _TALKERS:
+    for name in ray_private.JOB_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
 
     class Client(JobSubmissionClient):
         def _do_request(self, *arguments: Any, **options: Any) -> Any:
             return super()._do_request(*arguments, **{"timeout": CALL_S, **options})
 
-    # Ray would prefer its variables to the address that it is given.
+    # Ray prefers its variables to the address given.
     aside = {name: os.environ.pop(name) for name in _ADDRESSES if name in os.environ}
     try:
         with answering(url):
@@ -95,21 +91,21 @@ def answering(url: str) -> Iterator[None]:
         yield
     except AuthenticationError as error:
         raise PlaceError(_unauthenticated(url, error.message)) from None
-    except OSError as error:  # requests' errors are
-        raise PlaceError(f"the Ray at {url} does not answer any more: {error}") from error
+    except OSError as error:  # base class of requests' errors
+        raise PlaceError(f"the Ray at {url} no longer answers: {error}") from error
     except RuntimeError as error:
         raise PlaceError(f"the Ray at {url} refuses: {_last_line(error)}") from error
 
 
 def _probe(url: str) -> None:
-    """PlaceError unless Ray's dashboard answers; Ray's client itself would wait for ever."""
+    """Raises PlaceError unless Ray's dashboard answers; Ray's client itself waits without limit."""
     try:
         with urllib.request.urlopen(f"{url}/api/version", timeout=PROBE_S) as answer:
             found = json.loads(answer.read(1 << 16))
         if not isinstance(found, dict) or "ray_version" not in found:
-            raise ValueError("it answers as something else")
+            raise ValueError("its answer has no ray_version")
     except urllib.error.HTTPError as error:
-        if error.code not in (401, 403):  # who is let in is asked with the token
+        if error.code not in (401, 403):  # the client asks again, with the token
             raise PlaceError(_unknown(url, f"HTTP status {error.code}")) from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
@@ -122,7 +118,7 @@ def _probe(url: str) -> None:
 
 
 def _unknown(url: str, why: str) -> str:
-    return f"what answers at {url} is no Ray dashboard: {why}; expected {_EXAMPLE}"
+    return f"the server at {url} is not a Ray dashboard: {why}; expected {_EXAMPLE}"
 
 
 def _unauthenticated(url: str, message: str) -> str:
@@ -132,6 +128,6 @@ def _unauthenticated(url: str, message: str) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """A server's refusal is a whole traceback; its last line says what it is."""
+    """Returns the reason in a server's refusal, the last line of a traceback."""
     lines = [line.strip(" .") for line in str(error).splitlines() if line.strip(" .")]
     return lines[-1] if lines else type(error).__name__

@@ -1,8 +1,8 @@
-"""A sweep as a Ray job: what it is called, how it is sent once, followed, stopped, and how it ends.
+"""A sweep as a Ray job: its name, how it is sent once, followed and stopped, and how it ends.
 
-A job of a sweep is named by the sweep's digest and an attempt, and Ray accepts a name once. So two
-submits at the same moment make one job, and whoever comes second follows it. The durable truth is
-the store on the head, as it is for ``ringray run``: a further attempt continues from there.
+A job is named by the sweep's digest and an attempt, and Ray accepts a name once. So two submits at
+the same moment make one job, and the second one follows it. Results are in the store on the head,
+as for ``ringray run``: a further attempt continues from there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ringray.base.errors import PlaceError, UserError
 from ringray.lab.cluster.job_server import answering
 from ringray.lab.kinds import KINDS
 from ringray.lab.spec.model import NAME
+from ringray.lab.trial.selection import selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,26 +27,26 @@ if TYPE_CHECKING:
     from ringray.lab.cluster.job_package import Shipment
     from ringray.lab.plan.plan import Plan
 
-STOP_WAIT_S = 60  # for a sweep to end by itself, before Ray kills its driver
-# cluster/runtime_env.yaml says the same to `ray job submit`.
+STOP_WAIT_S = 60  # seconds for a sweep to end by itself before Ray kills its driver
+# cluster/runtime_env.yaml has the same for `ray job submit`.
 RUNTIME_ENV: dict[str, Any] = {
     "env_vars": {"PYTHONPATH": "kernels", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}
 }
 INTERRUPTED = 130
-POLL_S = 0.5
-LOST_S = 60.0  # without an answer, before a follower gives up
+POLL_S = 0.5  # seconds between two looks at a job
+LOST_S = 60.0  # seconds without an answer before a follower gives up
 _ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9][0-9]{0,8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_TRIES = 5  # of submitting while others do the same
+_TRIES = 5  # attempts to submit while other processes do the same
 _ENDED = ("SUCCEEDED", "STOPPED", "FAILED")
 _KILLED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
 _WORDS = {0: "complete", 1: "failed", 2: "refused", INTERRUPTED: "interrupted"}
-_NO_COMMAND = (126, 127)  # what a shell says of a command that it cannot start
+_NO_COMMAND = (126, 127)  # exit codes of a shell that cannot start a command
 
 
 @dataclass(frozen=True)
 class Job:
-    """One attempt at a sweep on a cluster, as Ray's job server tells of it.
+    """One attempt at a sweep on a cluster, as Ray's job server reports it.
 
     ``digest`` and ``name`` are the sweep's, ``code`` is the digest of the source that it runs;
     ``status``, ``exit_code``, ``error`` and ``message`` are Ray's.
@@ -67,7 +68,7 @@ class Job:
 
     @property
     def obstacle(self) -> str | None:
-        """Why it ended without coming to run the sweep, or None."""
+        """The reason if it ended before it ran the sweep, else None."""
         if self.status != "FAILED":
             return None
         if self.exit_code in _NO_COMMAND:
@@ -80,7 +81,7 @@ class Job:
         return None
 
     def ending(self) -> tuple[int, str]:
-        """The exit code of the sweep, and in words how the job ended."""
+        """Returns the exit code of the sweep and how the job ended, in words."""
         assert self.ended
         if self.obstacle is not None:
             return 2, f"could not start: {self.obstacle}"
@@ -91,14 +92,14 @@ class Job:
             return INTERRUPTED, "its driver was killed"
         if code in _WORDS:
             return code, _WORDS[code]
-        if code < 0 or code > 128:  # as subprocess says it, as a shell does
+        if code < 0 or code > 128:  # as subprocess or a shell reports a signal
             number = -code if code < 0 else code - 128
             return INTERRUPTED, f"its driver was killed by signal {number}"
         return 1, f"failed with exit code {code}"
 
 
 class Jobs:
-    """The jobs of ringray on one cluster. ``client`` is Ray's ``JobSubmissionClient``.
+    """ringray's jobs on one cluster. ``client`` is Ray's ``JobSubmissionClient``.
 
     Every method raises PlaceError when the job server does not answer or refuses.
     """
@@ -108,14 +109,14 @@ class Jobs:
         self.url = url
 
     def all(self) -> list[Job]:
-        """Every job that ``submit`` made here, the oldest attempt of a sweep first."""
+        """Returns every job that ``submit`` made here, the oldest attempt of a sweep first."""
         with answering(self.url):
             listed = self._client.list_jobs()
         found = [job for job in map(_job, listed) if job is not None]
         return sorted(found, key=lambda job: (job.name, job.digest, job.attempt))
 
     def get(self, job: Job) -> Job:
-        """The job as it stands now."""
+        """Returns the current state of a job."""
         with answering(self.url):
             details = self._client.get_job_info(job.id)
         now = _job(details)
@@ -123,11 +124,11 @@ class Jobs:
         return now
 
     def submit(self, plan: Plan, shipment: Shipment, store: str | None = None) -> tuple[Job, bool]:
-        """The running job of the sweep, and whether this call started it.
+        """Returns the running job of the sweep, and whether this call started it.
 
         Args:
-            shipment: what is sent if there is no job yet.
-            store: the store file there; None is the default store of the head.
+            shipment: the source to send if there is no job yet.
+            store: the store file there; by default the store of the head.
         """
         for _ in range(_TRIES):
             known = [job for job in self.all() if job.digest == plan.digest]
@@ -147,8 +148,8 @@ class Jobs:
         )
 
     def _send(self, job: Job, kind: str, shipment: Shipment, store: str | None) -> bool:
-        """False when another job has the name."""
-        verb = "tune" if KINDS[kind].tunes else "run"  # who tunes on a cluster wants it kept there
+        """Submits the job; False if another job has the name."""
+        verb = "tune" if KINDS[kind].tunes else "run"  # tuned choices are kept on the cluster
         command = ["python", "-m", "ringray", verb, shipment.spec]
         command += ["--store", store] if store else []
         with answering(self.url):
@@ -167,16 +168,14 @@ class Jobs:
         return True
 
     def find(self, selector: str) -> Job:
-        """The running job, or one that has ended, of the sweep of that name or whose digest begins
-        so (4 digits or more).
+        """Returns the running job, else the last one, of a sweep by name or start of its digest.
 
         Raises:
             UserError: there is none, or several such sweeps run.
         """
         jobs = self.all()
-        found = [job for job in jobs if job.name == selector]
-        if not found and re.fullmatch(r"[0-9a-f]{4,64}", selector.lower()):
-            found = [job for job in jobs if job.digest.startswith(selector.lower())]
+        digests = selected(selector, [(job.name, job.digest) for job in jobs])
+        found = [job for job in jobs if job.digest in digests]
         if not found:
             names = sorted({job.name for job in jobs if not job.ended})
             known = f"running there: {', '.join(names)}" if names else "no sweep runs there"
@@ -188,22 +187,20 @@ class Jobs:
         return running[-1] if running else found[-1]
 
     def stop(self, job: Job) -> Job:
-        """End a job as Ctrl-C ends a sweep, so that it can be resumed; returns when it has."""
+        """Stops a job as Ctrl-C stops a sweep, so that it can be resumed; waits for its end."""
         until = time.monotonic() + STOP_WAIT_S + LOST_S
         with answering(self.url):
             self._client.stop_job(job.id)
         while not (job := self.get(job)).ended:
             if time.monotonic() > until:
-                raise PlaceError(
-                    f"job {job.id} at {self.url} has been told to stop and does not: {job.message}"
-                )
+                raise PlaceError(f"job {job.id} at {self.url} does not stop: {job.message}")
             time.sleep(POLL_S)
         return job
 
     def follow(self, job: Job, write: Callable[[str], None]) -> Job:
-        """Hand on the job's output from its beginning, as it is written, until the job has ended.
+        """Passes the job's output to ``write`` from its beginning until the job has ended.
 
-        A connection that breaks is made again; what was written is not repeated.
+        Connects again if the connection breaks; output that was written is not repeated.
         """
         heard = time.monotonic()
         seen = 0
@@ -218,7 +215,7 @@ class Jobs:
                 if time.monotonic() - heard > LOST_S:
                     raise PlaceError(
                         f"no answer from {self.url} for {LOST_S:.0f} s, where job {job.id} may "
-                        f"well go on: {error}"
+                        f"still run: {error}"
                     ) from error
             else:
                 heard = time.monotonic()
@@ -236,7 +233,7 @@ class _Lost(Exception):
 
 
 async def _tail(client: Any, id: str, seen: int, write: Callable[[str], None]) -> int:
-    """Writes the log from its ``seen``-th character on; how many there were when it ended."""
+    """Writes the log from character ``seen`` on; returns its length when it ended."""
     at = 0
     chunks = client.tail_job_logs(id)
     while True:
@@ -244,7 +241,7 @@ async def _tail(client: Any, id: str, seen: int, write: Callable[[str], None]) -
             text = await anext(chunks)
         except StopAsyncIteration:
             return max(seen, at)
-        except Exception as error:  # of Ray, of aiohttp and of the system
+        except Exception as error:  # from Ray, aiohttp and the system
             raise _Lost(max(seen, at), error) from error
         at += len(text)
         if at > seen:
@@ -253,8 +250,8 @@ async def _tail(client: Any, id: str, seen: int, write: Callable[[str], None]) -
 
 
 def _job(details: Any) -> Job | None:
-    """None for a job that ``submit`` did not make. Whoever may use the cluster can write anything
-    there."""
+    """Parses Ray's answer; None for a job that ``submit`` did not make. Any user of the cluster can
+    put any metadata there."""
     metadata = details.metadata if isinstance(details.metadata, dict) else {}
     match = _ID.fullmatch(details.submission_id or "")
     sweep, name = str(metadata.get("sweep", "")), str(metadata.get("name", ""))

@@ -1,4 +1,4 @@
-"""Waiting for the place of a ring: for other work to end, or for the nodes of a growing cluster."""
+"""Waiting for the place of a ring: until other work ends, or a growing cluster has the nodes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
     from ringray.lab.cluster.autoscaler import Standing
 
-POLL_S = 1  # seconds between two looks; Ray waits in whole ones
-QUIET_S = 2.0  # a wait that is over by then is not worth a word
-NEVER_S = 8.0  # for how long the autoscaler has to refuse before it is believed
+POLL_S = 1  # seconds between two looks, a whole number for Ray
+QUIET_S = 2.0  # seconds before a wait is reported
+NEVER_S = 8.0  # seconds for which the autoscaler has to refuse a group
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How to wait. ``seconds``: at most; ``note``: told why, whenever that changes; ``certain``:
-    that the cluster can have the nodes is known, so that a refusal can only be for now; ``stop``:
-    set, from any thread, when nobody needs it any more."""
+    """Limits of a wait. ``seconds``: at most; ``note``: is told the reason whenever it changes;
+    ``certain``: the cluster can have the nodes, so that a refusal is temporary; ``stop``: is set,
+    from any thread, when the place is not needed any more."""
 
     seconds: float
     note: Callable[[str], None] = print
@@ -35,10 +35,10 @@ class Patience:
 
 
 def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience) -> None:
-    """Until the placement group ``group``, of ``ranks`` times ``bundle``, has its place.
+    """Waits until the placement group ``group``, ``ranks`` times ``bundle``, has its place.
 
     Raises:
-        PlaceError: it has none after ``patience``, or the autoscaler says that it never will.
+        PlaceError: it has none after ``patience``, or the autoscaler refuses it for good.
         StoppedError: it is not needed any more.
     """
     began = time.monotonic()
@@ -81,15 +81,15 @@ def _coming(standing: Standing | None) -> str:
 
 
 class _Doubt:
-    """Since when the autoscaler refuses a group for a reason that time alone does not mend."""
+    """The time since which the autoscaler refuses a group although no other work is in its way."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._version = 0
 
     def grown(self, standing: Standing | None, now: float) -> bool:
-        """Whether the refusal is to be believed: nothing else uses the cluster, nothing is on its
-        way, and the autoscaler has said so again some time later."""
+        """Whether the refusal is final: no other work uses the cluster, no node starts, and the
+        autoscaler refused again ``NEVER_S`` later."""
         if standing is None or not standing.refused or standing.busy or standing.starting:
             self._since = None
             return False

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ringray.lab.cluster.connect import Cluster
+    from ringray.lab.cluster.fit import Cluster
     from ringray.lab.driver.observer import Observer, Tracking
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.store.store import Store

@@ -26,7 +26,7 @@ from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, Status
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ringray.lab.cluster.connect import Cluster
+    from ringray.lab.cluster.fit import Cluster
     from ringray.lab.driver.observer import Observer, Summary
     from ringray.lab.driver.schedule import Schedule, Work
     from ringray.lab.plan.plan import Plan, Trial

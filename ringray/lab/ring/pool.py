@@ -20,7 +20,7 @@ from ringray.lab.trial.faults import Nodes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ringray.lab.cluster.connect import Cluster
+    from ringray.lab.cluster.fit import Cluster
     from ringray.lab.spec.model import Spec
     from ringray.lab.trial.config import TrialConfig
 

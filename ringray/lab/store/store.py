@@ -8,7 +8,6 @@ names the file and the way out.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
 import time
@@ -43,6 +42,7 @@ from ringray.lab.trial.outcome import (
     SWEEP_STATUSES,
     Tracked,
 )
+from ringray.lab.trial.selection import selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -235,17 +235,17 @@ class Store:
         Raises:
             UserError: there is none, or a prefix fits several; says which there are.
         """
-        found = self._sweeps("WHERE name = ? ORDER BY turn DESC LIMIT 1", selector)
-        if not found and re.fullmatch(r"[0-9a-f]{4,64}", selector.lower()):
-            prefix = selector.lower()
-            # 'g' follows every hexadecimal digit.
-            found = self._sweeps("WHERE digest >= ? AND digest < ?", prefix, prefix + "g")
+        with self._read() as db:
+            known = db.execute("SELECT name, digest FROM sweeps ORDER BY turn DESC").fetchall()
+        names = list(dict.fromkeys(name for name, _ in known))
+        digests = selected(selector, known)[: 1 if selector in names else None]
+        found = [row for digest in digests for row in self._sweeps("WHERE digest = ?", digest)]
         if len(found) == 1:
             return found[0]
         if found:
             several = ", ".join(f"{row.digest[:12]} ({row.name})" for row in found)
             raise UserError(f"sweep {selector!r} is not unique: {several}; give more digits")
-        raise UserError(f"there is no sweep {selector!r} in {self.path}; {self._known(selector)}")
+        raise UserError(f"there is no sweep {selector!r} in {self.path}; {_known(names, selector)}")
 
     def knows(self, digest: str) -> bool:
         """Whether the sweep was ever begun here."""
@@ -341,11 +341,11 @@ class Store:
         with self._read() as db:
             return trial_rows(db, self._environments, condition, digest, *values)
 
-    def _known(self, selector: str) -> str:
-        names = list(dict.fromkeys(row.name for row in self.sweeps()))
-        if not names:
-            return "the store is empty, `ringray run SPEC` fills it"
-        if hint := suggestion(selector, names):
-            return hint
-        more = ", ..." if len(names) > 10 else ""
-        return f"it knows {', '.join(names[:10])}{more}"
+
+def _known(names: list[str], selector: str) -> str:
+    if not names:
+        return "the store is empty, `ringray run SPEC` fills it"
+    if hint := suggestion(selector, names):
+        return hint
+    more = ", ..." if len(names) > 10 else ""
+    return f"it knows {', '.join(names[:10])}{more}"

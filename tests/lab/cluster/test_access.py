@@ -72,7 +72,7 @@ def test_what_answers_may_be_no_ray() -> None:
 
         threading.Thread(target=answer, daemon=True).start()
         port = server.getsockname()[1]
-        with pytest.raises(PlaceError, match=f"what answers at 127.0.0.1:{port} is no Ray"):
+        with pytest.raises(PlaceError, match=f"the server at 127.0.0.1:{port} is not Ray"):
             access.check(f"127.0.0.1:{port}")
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from ringray.lab.cluster import capacity
 from ringray.lab.cluster.capacity import HEAD, Capacity, NodeGroup
-from ringray.lab.cluster.connect import Cluster
+from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
 from tests.support.place import REPOSITORY

@@ -67,9 +67,9 @@ def answer() -> Iterator[Callable[[int, Any], str]]:
 @pytest.mark.parametrize(
     ("status", "said", "match"),
     [
-        (404, {}, "is no Ray dashboard: HTTP status 404"),
-        (200, b"<html>", "is no Ray dashboard"),
-        (200, {"version": "4"}, "is no Ray dashboard: it answers as something else"),
+        (404, {}, "is not a Ray dashboard: HTTP status 404"),
+        (200, b"<html>", "is not a Ray dashboard"),
+        (200, {"version": "4"}, "is not a Ray dashboard: its answer has no ray_version"),
         (200, {"ray_version": "1.8.0"}, "Ray version 1.8.0 is running on the cluster"),
     ],
 )

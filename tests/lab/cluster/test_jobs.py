@@ -230,5 +230,5 @@ def test_a_head_that_is_gone_is_given_up(
     job, _ = submit(here)
     monkeypatch.setattr(jobs, "LOST_S", 0.0)
     server.logs = [["a\n"], *([OSError("no route")] for _ in range(3))]
-    with pytest.raises(PlaceError, match=f"no answer from {URL} .* {job.id} may well go on"):
+    with pytest.raises(PlaceError, match=f"no answer from {URL} .* {job.id} may still run"):
         here.follow(job, lambda text: None)

@@ -9,7 +9,7 @@ import pytest
 
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
-from ringray.lab.cluster.connect import Cluster
+from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import studies as result
 from ringray.lab.driver.run import _refusals
 from ringray.lab.plan import cost_model, plan

@@ -14,7 +14,7 @@ from ringray.base import provenance
 from ringray.base.errors import StoppedError
 from ringray.lab.cluster import connect
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
-from ringray.lab.cluster.connect import Cluster
+from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import trials
 from ringray.lab.driver.observer import Summary
 from ringray.lab.driver.run import _info, run

@@ -11,7 +11,7 @@ import torch
 import ringray
 from ringray.base.errors import SpecError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
-from ringray.lab.cluster.connect import Cluster
+from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan, pruning
 from ringray.lab.report import words
 from ringray.lab.spec import model as spec

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from ringray.lab.cluster.capacity import Capacity, NodeGroup, Placement
-from ringray.lab.cluster.connect import Cluster
+from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.plan import plan
 from ringray.lab.ring.group import ActorRing

@@ -10,7 +10,7 @@ import pytest
 
 from ringray.base.errors import StoppedError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
-from ringray.lab.cluster.connect import Cluster
+from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan
 from ringray.lab.ring import pool
 from ringray.lab.ring.pool import RingPool

@@ -1,0 +1,103 @@
+"""Which rings fit on a cluster, and why others do not."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ringray.lab.cluster.capacity import Placement, of_nodes
+from ringray.lab.plan.pruning import Reason, unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ringray.lab.cluster.capacity import Capacity
+    from ringray.lab.trial.config import TrialConfig
+
+
+class Cluster:
+    """A connected Ray.
+
+    ``local``: started by this process, for this process alone; ``present``: its nodes; ``reach``:
+    returns the nodes that it can grow to, None if that cannot be known. It is called once, and only
+    if ``present`` does not answer the question.
+    """
+
+    def __init__(
+        self, local: bool, present: Capacity, reach: Callable[[], Capacity | None] | None = None
+    ) -> None:
+        self.local = local
+        self.present = present
+        self._ask = reach or (lambda: present)
+
+    @cached_property
+    def reach(self) -> Capacity | None:
+        """The nodes that there can be; None if that cannot be known."""
+        return self._ask()
+
+    def device(self, wanted: str) -> str:
+        """Returns cpu or cuda; ``auto`` means GPUs if there are any, or can be."""
+        if wanted != "auto":
+            return wanted
+        if self.present.has("GPU"):
+            return "cuda"
+        return "cuda" if self.reach is not None and self.reach.has("GPU") else "cpu"
+
+    def placement(self, config: TrialConfig) -> Placement:
+        """Returns the needs of each rank of the trial's ring."""
+        device = self.device(config.device)
+        # On the embedded Ray ranks may share cores: CPU rings are for trying things out.
+        cpus = 1.0 if self.local or device == "cuda" else float(config.threads)
+        bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
+        return Placement(device, config.placement.replace("-", "_").upper(), bundle)
+
+    def certain(self, config: TrialConfig) -> bool:
+        """Whether the trial's ring is known to find a place in the end."""
+        return self._here(config) or self.reach is not None
+
+    def exact(self, config: TrialConfig) -> bool:
+        """Whether a ring must not have more ranks than the trial: idle GPUs cost, and so do nodes
+        that a cluster would give back."""
+        return self.device(config.device) == "cuda" or self.reach != self.present
+
+    def spare(self, config: TrialConfig, without: Iterable[str]) -> bool:
+        """Whether the trial's ring fits on the present nodes without some (Ray's ids)."""
+        import ray
+
+        left = set(without)
+        there = of_nodes(node for node in ray.nodes() if node["NodeID"] not in left)
+        return self._largest(there, config) >= config.ring_size
+
+    def refusal(self, config: TrialConfig) -> Reason | None:
+        """Returns the reason if the trial can never run here, else None."""
+        if not self._here(config):
+            offer = self.reach
+            if offer is not None and self._largest(offer, config) < config.ring_size:
+                return self._too_much(offer, config)
+        return unfit(config, self.device(config.device))
+
+    def _here(self, config: TrialConfig) -> bool:
+        return self._largest(self.present, config) >= config.ring_size
+
+    def _largest(self, offer: Capacity, config: TrialConfig) -> float:
+        placement = self.placement(config)
+        return offer.ranks(dict(placement.bundle), placement.strategy)
+
+    def _too_much(self, offer: Capacity, config: TrialConfig) -> Reason:
+        placement, size = self.placement(config), config.ring_size
+        where = "this machine can hold" if self.local else "the cluster can offer"
+        if placement.device == "cuda" and not offer.has("GPU"):
+            return Reason(
+                "ring.device",
+                f"cuda needs GPUs, {where} none: {offer}; take device: cpu, or name another "
+                "cluster: --address",
+            )
+        need = " and ".join(f"{amount * size:g} {name}s" for name, amount in placement.bundle)
+        how = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}
+        largest = self._largest(offer, config)
+        return Reason(
+            "ring.size",
+            f"a ring of {size} needs {need}{how.get(placement.strategy, '')}, {where} "
+            f"{f'rings of up to {largest:g}' if largest else 'no such rank'}: {offer}; "
+            "shrink ring.size, or name a larger cluster: --address",
+        )

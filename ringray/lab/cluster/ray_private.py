@@ -1,0 +1,87 @@
+"""Ray's private API: every use of it, so that a new version of Ray is checked against one file."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def check_alive(address: str, timeout_s: float) -> None:
+    """Calls the GCS at ``address``, HOST:PORT; raises ``grpc.RpcError`` or AuthenticationError."""
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(init_grpc_channel(address))
+    stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=timeout_s)
+
+
+def cluster_status(address: str, timeout_s: float) -> Any | None:
+    """Returns the GCS's ``GetClusterStatusReply`` with the state of nodes and autoscaler, or None
+    if it does not answer."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated import autoscaler_pb2
+
+    try:
+        answer = GcsClient(address=address).get_cluster_status(timeout_s=timeout_s)
+    except Exception:  # of many types while Ray starts or ends
+        return None
+    return autoscaler_pb2.GetClusterStatusReply.FromString(answer)
+
+
+def kuberay_config(name: str, namespace: str) -> dict[str, Any] | None:
+    """Returns the autoscaler's configuration in a RayCluster, None if it has no autoscaler.
+
+    Raises errors of many types, as without the right to read it.
+    """
+    from ray.autoscaler._private.kuberay import autoscaling_config, node_provider
+
+    client = node_provider.KubernetesHttpApiClient(namespace=namespace)
+    resource = client.get(f"rayclusters/{name}")
+    if not resource["spec"].get("enableInTreeAutoscaling"):
+        return None
+    config: dict[str, Any] = autoscaling_config._derive_autoscaling_config_from_ray_cr(resource)
+    return config
+
+
+def reload_config() -> None:
+    """Makes an imported Ray read its environment variables again."""
+    from ray._raylet import Config  # type: ignore[attr-defined]
+
+    Config.initialize("")
+
+
+def kill_without_grace() -> None:
+    """Makes ``ray.shutdown`` kill the processes of this embedded Ray at once: Ray waits a second
+    for each to react to SIGTERM."""
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is not None:
+        end = node.kill_all_processes
+        node.kill_all_processes = lambda **how: end(**how | {"allow_graceful": False})
+
+
+@contextlib.contextmanager
+def without_cluster() -> Iterator[None]:
+    """Makes this process's Ray keep the loopback's address, as on systems without clusters; the
+    variable RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, which Ray reads at import, does so for others."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+DEAD = 2  # status of a node that has ended, in a reply of cluster_status
+# Loggers that report each upload and each connection of Ray's job client.
+JOB_LOGGERS = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
