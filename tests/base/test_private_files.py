@@ -19,7 +19,7 @@ from ringray.base.private_files import create_home, home
 from ringray.lab.store import traces
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
-from ringray.lab.tracking import tracker
+from ringray.lab.tracking import worker
 from ringray.lab.trial.outcome import part_of_a_path
 from ringray.tuning import table as tuned
 from tests.tuning.test_tuned import entry
@@ -61,7 +61,7 @@ def fill() -> None:
         assert {one.name for one in home().iterdir()} >= {"store.db", "store.db-wal"}
         place.check(place.resolve_uri(None))
         place.artifact_root("sqlite:///x")
-        tracker._log_path(DIGEST)
+        worker.log_path(DIGEST)
         traces.write(traces.path_of(DIGEST, "k"), [])
         tuned.add([entry()])
         assert_closed(home())
@@ -110,7 +110,7 @@ def test_links_that_wait_are_not_followed(tmp_path: Path, own_home: Path) -> Non
     (home() / "logs").mkdir(parents=True)
     (home() / "logs" / f"tracking-{DIGEST[:12]}.log").symlink_to(victim)
     with pytest.raises(PlaceError, match="cannot be written"):
-        tracker._log_path(DIGEST)
+        worker.log_path(DIGEST)
     (home() / "tuned").mkdir()
     (home() / "tuned" / ".local.json.lock").symlink_to(victim)
     with pytest.raises(UserError):
@@ -131,7 +131,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     "text", ["../x", "a/b", "", ".", "..", "a\x00", "x" * 65, "a b", "é", "a'"]
 )
 def test_digests_and_keys_are_no_paths(text: str) -> None:
-    for use in (part_of_a_path, tracker._log_path, lambda one: traces.path_of(DIGEST, one)):
+    for use in (part_of_a_path, worker.log_path, lambda one: traces.path_of(DIGEST, one)):
         with pytest.raises(PlaceError, match="store is damaged"):
             use(text)
 
@@ -211,14 +211,13 @@ def test_the_tracking_process_has_no_token_of_ray(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "feedface" * 8)
-    prepared = tracker.Prepared(DIGEST)
+    started = worker.Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
     try:
-        assert prepared._process
-        environment = Path(f"/proc/{prepared._process.pid}/environ").read_bytes()
+        environment = Path(f"/proc/{started.process.pid}/environ").read_bytes()
         assert b"RINGRAY_HOME=" in environment
         assert b"feedface" not in environment
     finally:
-        prepared.close()
+        started.end(0.0)
 
 
 # What an imported table may hold

@@ -22,7 +22,7 @@ from ringray.lab.tracking.mlflow_record import (
     spec_yaml,
     trial_tags,
 )
-from ringray.lab.tracking.process import brief
+from ringray.lab.tracking.worker import brief
 from ringray.lab.trial.outcome import Outcome, TrialRow
 from tests.support import small_spec, store_rows
 

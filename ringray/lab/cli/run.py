@@ -169,18 +169,16 @@ def _tracking(
 
     place = plan.spec.tracking
     settled = tracker.settled(store, plan.digest, place.uri)
-    try:
-        location.check(tracker.resolve_uri(place.uri))
-    except PlaceError as error:
-        if settled is None:
-            raise
-        why = str(error).partition(";")[0]
-        note(f"{why}; the sweep goes on, `ringray sync {plan.spec.name}` writes what is missing")
-    prepared = tracker.Prepared(plan.digest)
-    closing.callback(prepared.close)
-    return lambda: tracker.Tracker.start(
-        store.path, plan.digest, place.uri, place.experiment, prepared, settled
-    )
+    if settled:
+        try:
+            location.check(tracker.resolve_uri(place.uri))
+        except PlaceError as error:
+            why = str(error).partition(";")[0]
+            missing = f"`ringray sync {plan.spec.name}` writes what is missing"
+            note(f"{why}; the sweep goes on, {missing}")
+    made = tracker.Tracker(store.path, plan.digest, place.uri, place.experiment, settled)
+    closing.callback(made.close)
+    return made.start
 
 
 def _json_path(given: str | None) -> Path | None:

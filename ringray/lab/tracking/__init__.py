@@ -2,9 +2,9 @@
 
 tracker        the driver's side
 process        the tracking process
-channel        messages between the two
+worker         a process that imports MLflow, and the connection to it
 projection     runs, metrics and artifacts
-mlflow_record  names, params, tags and tables
+mlflow_record  params, tags and tables
 description    the parent run's page
 location       which MLflow store
 archive        rows kept in MLflow, read back

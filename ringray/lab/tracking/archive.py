@@ -22,10 +22,16 @@ from ringray.lab.trial.outcome import STATUSES, Kept, SweepInfo, SweepRow, Trial
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment, Run
+    from mlflow.store.entities import PagedList
+
 _Record = TypeVar("_Record")
+_Item = TypeVar("_Item")
 
 SWEEP_TAG = "mlflow.ringray.sweep"
 TRIAL_TAG = "mlflow.ringray.trial"
+_PAGE = 1000
 _PIECE = 4900  # characters: older servers take 5000 per tag
 _MOST = 64 << 20  # bytes of one record, unpacked: whoever may write tags may write a bomb
 
@@ -92,3 +98,33 @@ def _unpacked(tags: Mapping[str, str], name: str) -> Any:
         return json.loads(content) if reader.eof else None
     except (KeyError, ValueError, RecursionError, zlib.error):
         return None
+
+
+def runs_of(client: MlflowClient, experiments: list[str], condition: str) -> list[Run]:
+    """Returns all runs of the experiments that match an MLflow filter, the oldest first."""
+    return _all(
+        lambda token: client.search_runs(
+            experiments,
+            filter_string=condition,
+            max_results=_PAGE,
+            order_by=["attributes.start_time ASC"],
+            page_token=token,
+        )
+    )
+
+
+def experiments_of(client: MlflowClient) -> list[str]:
+    """Returns the ids of all experiments."""
+    found: list[Experiment] = _all(
+        lambda token: client.search_experiments(max_results=_PAGE, page_token=token)
+    )
+    return [str(one.experiment_id) for one in found]
+
+
+def _all(search: Callable[[str | None], PagedList[_Item]]) -> list[_Item]:
+    page = search(None)
+    found = list(page)
+    while page.token:
+        page = search(page.token)
+        found += page
+    return found

@@ -1,23 +1,16 @@
 """The process that writes a sweep to MLflow while its driver measures.
 
-It runs at the lowest priority, so that it does not disturb what is measured, and outlives its
-driver just long enough to write what the store holds. It is started and spoken to by
-:class:`ringray.lab.tracking.tracker.Tracker`, in JSON lines:
+It runs at the lowest priority, so that it does not disturb measurements, and outlives its driver
+just long enough to write what the store holds. Its driver, a
+:class:`ringray.lab.tracking.tracker.Tracker`, exchanges these messages with it:
 
-    stdin   {"store": ..., "digest": ..., "uri": ..., "experiment": ..., "artifacts": ...,
-             "driver": pid or null, "settled": null or [experiment_id, run_id],
-             "request": seconds for one call}
-    stdout  {"ready": true, "experiment_id": ..., "run_id": ...}     or {"error": ...}
-    stdin   {"finish": true, "timeout": seconds, "patience": seconds}
-    stdout  {"written": n, "pending": n, "error": ... or null, "experiment_id": ..., "run_id": ...}
+    driver   path of the store, digest, URI, experiment, Tracked or None
+    process  Tracked when MLflow has accepted the sweep, else an error
+    driver   seconds to finish in, and how many of them with failures only
+    process  Tracked and SyncState
 
-``settled`` is where MLflow has taken the sweep before: then ready is said without asking it, and
-that it is down now is an outage like any other. After that answer it draws the figures, and ends.
-
-The end of stdin means finish too, and then nobody is told. So does SIGTERM, unless the driver says
-so itself within moments: whoever stops a whole job signals both. MLflow may be down for hours in
-between: it is tried again, the trials wait in the store. When it still fails at the end, the
-process gives up after ``patience`` seconds of failure or ``timeout`` seconds in all.
+If the driver sends a Tracked, MLflow has accepted the sweep before: then the first answer does not
+wait for MLflow, and an outage at the start is treated like any other.
 """
 
 from __future__ import annotations
@@ -30,315 +23,306 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from enum import Enum, auto
+from itertools import count, islice
+from math import inf
+from typing import TYPE_CHECKING
 
 from ringray.base.errors import PlaceError
+from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.channel import Channel, brief, log, take_channel
+from ringray.lab.tracking.location import artifact_root
+from ringray.lab.tracking.worker import REQUEST_TIMEOUT, brief, connection_to_driver, log, receive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
 
     from ringray.lab.tracking.projection import Projection
-    from ringray.lab.trial.outcome import TrialRow
+    from ringray.lab.trial.outcome import Tracked, TrialRow
 
 POLL_S = 0.25
 SUMMARY_S = 60.0
-BACKOFF_S = (0.25, 10.0)
-# When the driver is gone nobody waits for us, and `ringray sync` can do what is left.
-ORPHAN_TIMEOUT_S = 120.0
-ORPHAN_PATIENCE_S = 15.0
+PAUSE_S = (0.25, 10.0)  # between tries
+# When the driver is gone nothing waits for this process, and `ringray sync` can do the rest.
+ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S = 120.0, 15.0
 TERMINATED_S = 3.0  # for the driver to say how the sweep ended
+DYING_S = 1.0  # from the end of a killed driver's connection until it is seen to be dead
 LEASE_WAIT_S = 30.0
-# A server does several things at once, and most of a call to it is waiting.
+# A server handles several calls at once, and most of a call to it is waiting.
 WRITERS = 4
 
 
+class State(Enum):
+    """The states of a session, which moves down this list."""
+
+    FOLLOWING = auto()  # writes each trial that ends, until told to finish or the driver is gone
+    DRAINING = auto()  # writes the rest, until nothing is left or time is up
+    CONCLUDING = auto()  # ends the parent run and writes its tables; skipped if MLflow is down
+    DRAWING = auto()  # writes the figures, for which the driver does not wait; skipped likewise
+    ENDED = auto()
+
+
 class Session:
-    """The loop: tail the store, write each change, until told to finish."""
+    """Writes the changes of the store to MLflow, in the states of :class:`State`.
+
+    MLflow may be down for hours: calls are repeated, and the trials wait in the store.
+    """
 
     def __init__(
         self,
         store: Store,
         digest: str,
         projection: Projection,
-        channel: Channel,
-        opened: bool = True,
+        driver: Connection,
         writers: int = 1,
-        request_s: int = 10,
+        opened: bool = True,
     ) -> None:
-        self._request_s = request_s  # for one call, as long as there is no hurry
-        self._opened = opened
-        self._writers = writers
-        self._store = store
-        self._digest = digest
+        self._store, self._digest, self._driver = store, digest, driver
         self._projection = projection
-        self._channel = channel
-        self._backlog: dict[str, TrialRow] = {}
+        self._pool, self._writers = ThreadPoolExecutor(writers, "write"), writers
         self._cursor = 0
-        self._unread = True
+        self._backlog: dict[str, TrialRow] = {}
         self._done: set[str] = set()
-        self._summarised = time.monotonic()
-        self._changed = False
-        self._deadline: float | None = None  # set when told to finish
-        self._asked = False
-        self._patience = ORPHAN_PATIENCE_S
+        self._summary_due = inf
+        # After a failed call, which was refused or whose answer was lost, MLflow is asked what it
+        # holds before the next one.
+        self._sure, self._was_unsure = opened, False
+        self._errors: dict[str, str] = {}  # of actions that failed and have not succeeded since
         self._failing_since: float | None = None
-        self._failed = False  # ever: an answer may have been lost, and come too late to be seen
-        self._pool = ThreadPoolExecutor(writers, "write")
-        self._answers = True  # whether MLflow itself works, when single calls fail
-        self._retry_at = 0.0
-        self._delay = BACKOFF_S[0]
-        self.error: str | None = None
-        self.terminated: float | None = None  # when SIGTERM came, on time.monotonic
+        self._request_s = float(os.environ.get(REQUEST_TIMEOUT, "10"))
+        self._deadline = self._patience = inf  # set when told to finish
+        self._asked = False  # whether the driver waits for an answer
+        self._terminated = inf
 
-    def run(self) -> None:
-        """Returns when everything is written, or given up."""
-        plan_logged = self._attempt(self._projection.log_plan)
-        while True:
-            self._listen(0.0 if self._backlog and self._ready() else POLL_S)
-            self._tail()
-            if self._backlog and self._ready():
-                self._attempt(self._write_some)
-            elif self._changed and time.monotonic() - self._summarised > SUMMARY_S:
-                self._attempt(self._summarise)
-            drained = not self._backlog and not self._unread
-            if self._deadline is not None and (drained or self._given_up()):
-                break
-        stuck = None if drained else self.error
-        # A trial that MLflow refuses for itself does not keep the parent run from its end.
-        if drained or self._answers:
-            self._retry_at = 0.0
-            self._conclude(plan_logged)
-        self.error = self.error or stuck
-        if self._asked:
-            where = self._projection
-            self._channel.send(
-                {
-                    "written": len(self._done),
-                    "pending": len(self._backlog),
-                    "error": self.error,
-                    "experiment_id": where.experiment_id,
-                    "run_id": where.run_id,
-                }
-            )
-        # Last, and not waited for with the answer: no trial is missing without them.
-        if drained or self._answers:
-            self._retry_at = 0.0
-            self._insist(self._projection.log_figures, tries=2)
+    def run(self) -> bool:
+        """Goes through the states; returns whether MLflow has everything."""
+        steps = {
+            State.FOLLOWING: self._follow,
+            State.DRAINING: self._drain,
+            State.CONCLUDING: self._conclude,
+            State.DRAWING: self._draw,
+        }
+        state = State.FOLLOWING
+        self._insist(self._projection.log_plan, tries=1)
+        while state is not State.ENDED:
+            state = steps[state]()
+        return not self._errors
 
     def terminate(self, *_: object) -> None:
-        """SIGTERM came."""
-        self.terminated = self.terminated or time.monotonic()
+        """Handles SIGTERM. Stopping a whole job signals the driver as well, which may still say how
+        the sweep ended."""
+        self._terminated = min(self._terminated, time.monotonic())
 
-    def _listen(self, timeout: float) -> None:
-        if self._deadline is not None:
-            # Nothing more is expected; only give a failing server time to come back.
-            time.sleep(0.0 if self._ready() else min(timeout, 0.05))
-            return
-        message = self._channel.receive(timeout)
-        if message and message.get("finish"):
-            self._asked = True
-            self._finish(message["timeout"], message["patience"])
-        elif self._channel.closed or self._abandoned():
-            self._finish(ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S)
+    def _follow(self) -> State:
+        self._wait(0.0 if self._backlog else POLL_S)
+        if self._deadline < inf:
+            return State.DRAINING
+        if self._backlog:
+            self._insist(self._write_some)
+        elif time.monotonic() > self._summary_due:
+            self._summary_due = inf
+            self._insist(self._projection.summarise, tries=1)
+        return State.FOLLOWING
 
-    def _abandoned(self) -> bool:
-        return self.terminated is not None and time.monotonic() > self.terminated + TERMINATED_S
+    def _drain(self) -> State:
+        if self._tail() and not self._backlog:
+            return State.CONCLUDING
+        if self._time_left() > 0:
+            if self._backlog:
+                self._insist(self._write_some)
+            else:
+                time.sleep(POLL_S)
+            return State.DRAINING
+        # A trial that MLflow refuses for itself does not keep the parent run from its end.
+        if self._sure or self._attempt(self._projection.refresh):
+            return State.CONCLUDING
+        self._answer()
+        return State.ENDED
 
-    def _finish(self, timeout: float, patience: float) -> None:
-        self._deadline = time.monotonic() + timeout
-        self._patience = patience
-        # Whoever waits for the end learns at once whether MLflow answers now.
-        self._failing_since, self._retry_at, self._delay = None, 0.0, BACKOFF_S[0]
-
-    def _tail(self) -> None:
-        try:
-            rows, self._cursor = self._store.changed_since(self._digest, self._cursor)
-        except PlaceError as error:
-            self._unread, self.error = True, brief(error)
-            self._failing_since = self._failing_since or time.monotonic()
-            return
-        self._unread = False
-        for row in rows:
-            self._backlog[row.key] = row
-            self._done.discard(row.key)
-
-    def _write_some(self) -> None:
-        batch = list(islice(self._backlog.items(), self._writers))
-        # To the end of the queue first: a trial that MLflow refuses must not block the others.
-        for key, row in batch:
-            del self._backlog[key]
-            self._backlog[key] = row
-        failed: Exception | None = None
-        for (key, _), written in zip(batch, self._write(row for _, row in batch), strict=True):
-            if isinstance(written, Exception):
-                failed = failed or written
-                continue
-            self._changed |= written
-            del self._backlog[key]
-            self._done.add(key)
-        if failed:
-            raise failed
-
-    def _write(self, rows: Iterable[TrialRow]) -> list[bool | Exception]:
-        """All of them, whatever becomes of one; no call is under way afterwards."""
-
-        def one(row: TrialRow) -> bool | Exception:
-            try:
-                return self._projection.write(row)
-            except Exception as error:  # see _attempt
-                return error
-
-        if self._writers == 1:
-            return [one(row) for row in rows]
-        return list(self._pool.map(one, rows))
-
-    def _open(self) -> None:
-        self._answers = False
-        self._projection.open()
-        self._opened = self._answers = True
-
-    def _summarise(self) -> None:
-        self._summarised, self._changed = time.monotonic(), False
-        self._projection.summarise()
-
-    def _conclude(self, plan_logged: bool) -> None:
-        self._await_driver()
-        if self._failed:
+    def _conclude(self) -> State:
+        until = time.monotonic() + DYING_S
+        while not self._asked and self._store.owner(self._digest) and time.monotonic() < until:
+            time.sleep(0.02)
+        if self._was_unsure:  # a call may have been done after its answer was given up
             self._insist(self._projection.refresh, tries=2)
         self._insist(self._projection.summarise)
         self._insist(self._projection.close)
         # Files may lie elsewhere (S3, a proxy) and fail for good while the runs are all right:
         # they come last and are tried twice.
-        if not plan_logged:
+        if "log_plan" in self._errors:
             self._insist(self._projection.log_plan, tries=2)
         self._insist(self._projection.log_results, tries=2)
+        self._answer()
+        return State.DRAWING
 
-    def _insist(self, action: Callable[[], None], tries: int = 1000) -> None:
-        for _ in range(tries):
-            while not self._ready():
-                time.sleep(0.02)
-            if self._attempt(action) or self._given_up():
+    def _draw(self) -> State:
+        self._insist(self._projection.log_figures, tries=2)
+        return State.ENDED
+
+    def _answer(self) -> None:
+        error = next(reversed(self._errors.values()), None)
+        if self._asked:
+            state = SyncState(len(self._done), len(self._backlog), error)
+            with suppress(OSError):  # the driver is gone
+                self._driver.send((self._projection.place, state))
+
+    def _tail(self) -> bool:
+        """Reads the changes of the store into the backlog; returns False if it cannot be read."""
+        try:
+            rows, self._cursor = self._store.changed_since(self._digest, self._cursor)
+        except PlaceError as error:
+            self._errors["store"] = brief(error)
+            return False
+        self._errors.pop("store", None)
+        for row in rows:
+            self._backlog[row.key] = row
+            self._done.discard(row.key)
+        return True
+
+    def _write_some(self) -> None:
+        batch = dict(islice(self._backlog.items(), self._writers))
+        calls = {key: self._pool.submit(self._projection.write, row) for key, row in batch.items()}
+        failures = {key: call.exception() for key, call in calls.items()}  # waits for all of them
+        for key, row in batch.items():
+            del self._backlog[key]
+            if failures[key]:
+                # To the end of the queue: a trial that MLflow refuses must not block the others.
+                self._backlog[key] = row
+            else:
+                self._done.add(key)
+                if calls[key].result():
+                    self._summary_due = min(self._summary_due, time.monotonic() + SUMMARY_S)
+        for failure in filter(None, failures.values()):
+            raise failure
+
+    def _insist(self, action: Callable[[], object], tries: int | None = None) -> None:
+        """Repeats ``action`` until it succeeds, ``tries`` are used up or time is up.
+
+        Not a library's retries: a message from the driver ends a pause and shortens the next ones.
+        """
+        for number in count(1):
+            if self._attempt(action) or number == tries or self._time_left() <= 0:
                 return
+            failing = time.monotonic() - (self._failing_since or 0.0)
+            self._wait(min(max(failing, PAUSE_S[0]), PAUSE_S[1]))
 
-    def _await_driver(self) -> None:
-        """A killed driver's pipes close a moment before it is seen to be dead."""
-        until = time.monotonic() + 1.0
-        while self._channel.closed and time.monotonic() < until:
-            if self._store.owner(self._digest) is None:
-                return
-            time.sleep(0.02)
-
-    def _ready(self) -> bool:
-        return time.monotonic() >= self._retry_at
-
-    def _given_up(self) -> bool:
-        now = time.monotonic()
-        failing = 0.0 if self._failing_since is None else now - self._failing_since
-        return self._deadline is not None and (now > self._deadline or failing > self._patience)
-
-    def _attempt(self, action: Callable[[], None]) -> bool:
-        """Does ``action``, or notes the failure and when to try again.
+    def _attempt(self, action: Callable[[], object]) -> bool:
+        """Does ``action`` once; returns whether it succeeded.
 
         Everything is caught: whatever MLflow, its database or the network raise, a sweep of days
         must not lose its tracking to it.
         """
-        if not self._ready():
-            return False
-        if self._deadline is not None:
-            left = int(self._deadline - time.monotonic())
-            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(min(max(left, 1), self._request_s))
+        seconds = min(max(self._deadline - time.monotonic(), 1.0), self._request_s)
+        os.environ[REQUEST_TIMEOUT] = str(int(seconds))
+        name = action.__name__
+        self._errors.pop(name, None)
         try:
-            if not self._opened:
-                self._open()
-            elif self._failing_since is not None:
-                # The answer to the call that failed may have been lost, not the call.
-                self._answers = False
+            if not self._sure:
                 self._projection.refresh()
-                self._answers = True
+            self._sure = True
             action()
         except Exception as error:
-            now = time.monotonic()
-            self._failing_since, self._failed = self._failing_since or now, True
-            self._retry_at, self._delay = now + self._delay, min(2 * self._delay, BACKOFF_S[1])
-            self.error = brief(error)
-            log(f"{self.error}; again in {self._retry_at - now:.1f} s\n{traceback.format_exc()}")
+            self._sure, self._was_unsure = False, True
+            self._failing_since = self._failing_since or time.monotonic()
+            self._errors[name] = brief(error)
+            log(f"{name}: {self._errors[name]}\n{traceback.format_exc()}")
             return False
-        self._failing_since, self._delay, self.error = None, BACKOFF_S[0], None
+        self._failing_since = None
+        return True
+
+    def _time_left(self) -> float:
+        """Returns the seconds until this session gives up."""
+        since = inf if self._failing_since is None else self._failing_since
+        return min(self._deadline, since + self._patience) - time.monotonic()
+
+    def _wait(self, seconds: float) -> None:
+        """Waits, listening to the driver and reading the store; returns when told to finish."""
+        until = time.monotonic() + seconds
+        told = False
+        while not told:
+            left = min(until - time.monotonic(), self._time_left())
+            told = self._listen(min(max(left, 0.0), POLL_S))
+            self._tail()
+            if left <= POLL_S:
+                return
+
+    def _listen(self, timeout: float) -> bool:
+        """Waits ``timeout`` seconds for the end of the sweep; returns whether it has come now."""
+        if self._deadline < inf:
+            time.sleep(timeout)
+            return False
+        try:
+            order = receive(self._driver, timeout)
+            orphaned = time.monotonic() > self._terminated + TERMINATED_S
+        except EOFError:
+            order, orphaned = None, True
+        if order is None and not orphaned:
+            return False
+        self._asked = order is not None
+        timeout, self._patience = order or (ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S)
+        self._deadline = time.monotonic() + timeout
+        # The driver, which waits for the end, learns at once whether MLflow answers now.
+        self._failing_since = None
         return True
 
 
 def main() -> int:
-    """Speaks the protocol above; exit 0 when everything was written."""
-    channel = take_channel()
+    """Exchanges the messages above; returns 0 when everything was written."""
+    driver = connection_to_driver()
     os.nice(19)
     os.umask(0o077)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_ahead("ringray.lab.tracking.projection")
-    while (settings := channel.receive(60.0)) is None:
-        if channel.closed:  # a driver that did not get so far as to begin the sweep
-            return 1
     with ExitStack() as stack:
         try:
-            store = stack.enter_context(Store(settings["store"], create=False))
-            _lease(stack, store, settings["digest"], settings["driver"])
-            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(settings["request"])
-            projection = _project(store, settings)
-            settled = settings.get("settled")
-            if settled:
-                projection.experiment_id, projection.run_id = settled
-            else:
-                projection.open()
+            session = _open(stack, driver, *driver.recv())
+        except EOFError:  # the driver did not get so far as to begin the sweep
+            return 1
         except Exception as error:
             log(traceback.format_exc())
-            channel.send({"error": brief(error)})
+            driver.send(brief(error))
             return 1
-        writers = WRITERS if settings["uri"].lower().startswith("http") else 1
-        session = Session(
-            store,
-            settings["digest"],
-            projection,
-            channel,
-            opened=not settled,
-            writers=writers,
-            request_s=settings["request"],
-        )
         signal.signal(signal.SIGTERM, session.terminate)
-        channel.send(
-            {"ready": True, "experiment_id": projection.experiment_id, "run_id": projection.run_id}
-        )
-        # In time that is nobody's: the driver is starting its ranks now.
+        # While nothing waits for it: the driver is starting its ranks now.
         _import_ahead("ringray.lab.report.figures.style")
-        session.run()
-        return 0 if session.error is None else 1
+        return 0 if session.run() else 1
 
 
 def _import_ahead(module: str) -> None:
-    """So that it is there when it is needed; what is wrong with it is said then."""
+    """Imports ``module`` before it is needed; an error in it is reported when it is needed."""
     with suppress(Exception):
         importlib.import_module(module)
 
 
-def _project(store: Store, settings: dict[str, Any]) -> Projection:
+def _open(
+    stack: ExitStack,
+    driver: Connection,
+    path: str,
+    digest: str,
+    uri: str,
+    experiment: str,
+    settled: Tracked | None,
+) -> Session:
+    """Returns a session that MLflow has accepted, and tells the driver."""
     from ringray.lab.tracking.projection import Projection
 
-    return Projection(
-        store,
-        settings["digest"],
-        settings["uri"],
-        settings["experiment"],
-        settings["artifacts"],
-    )
+    store = stack.enter_context(Store(path, create=False))
+    _lease(stack, store, digest)
+    projection = Projection(store, digest, uri, experiment, artifact_root(uri), settled)
+    if not settled:
+        projection.refresh()
+    driver.send(projection.place)
+    writers = WRITERS if uri.lower().startswith("http") else 1
+    return Session(store, digest, projection, driver, writers, opened=not settled)
 
 
-def _lease(stack: ExitStack, store: Store, digest: str, our_driver: int | None) -> None:
-    """One tracker per sweep. That of a driver that was just killed is given time to end."""
+def _lease(stack: ExitStack, store: Store, digest: str) -> None:
+    """Takes the lease of the only tracker of a sweep; waits for that of a killed driver to end."""
     until = time.monotonic() + LEASE_WAIT_S
     while True:
-        driver = store.owner(digest)
-        foreign = driver is not None and driver.pid != our_driver
+        owner = store.owner(digest)
+        foreign = owner is not None and owner.pid != os.getppid()
         try:
             stack.enter_context(store.lease(digest, role="tracker"))
             return

@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
@@ -32,11 +32,13 @@ from ringray.base.redaction import without_credentials
 from ringray.lab.report.figures import pictures
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
-from ringray.lab.tracking.archive import TRIAL_TAG, sweep_tags, trial_tags
+from ringray.lab.tracking.archive import TRIAL_TAG, runs_of, sweep_tags, trial_tags
 from ringray.lab.tracking.description import FIGURES, RunPlace, note
 from ringray.lab.trial.outcome import UNASKED, Tracked, part_of_a_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ringray.lab.store.store import Store
     from ringray.lab.trial.outcome import TrialRow
 
@@ -49,7 +51,7 @@ _CHILD_STATUS = {
     "timeout": "FAILED",
 }
 _PARENT_STATUS = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-_PAGE = 1000
+_NOTE = "mlflow.note.content"
 _PRUNED = 36  # runs of pruned points
 
 
@@ -64,66 +66,52 @@ class _Child:
 class Projection:
     """Writes one sweep of ``store`` into one experiment.
 
-    Several threads may write different trials; everything else is for one.
+    Several threads may call :meth:`write` with different trials; everything else is for one.
+
+    Args:
+        artifacts: where a new experiment keeps its files; None lets the server decide.
+        settled: where MLflow has taken the sweep before.
     """
 
     def __init__(
-        self, store: Store, digest: str, uri: str, experiment: str, artifacts: str | None
+        self,
+        store: Store,
+        digest: str,
+        uri: str,
+        experiment: str,
+        artifacts: str | None,
+        settled: Tracked | None = None,
     ) -> None:
         self._store = store
         self._digest = digest
         self._client = MlflowClient(tracking_uri=uri)
-        self._uri = uri
         self._experiment = experiment
         self._artifacts = artifacts
         self._sweep = store.find(digest)
         self._names: dict[str, str] = {}
         self._children: dict[str, _Child] = {}
         self._known_metrics: dict[str, float] = {}
-        self._known_params: set[str] = set()
         self._figures: tuple[str, ...] = ()
         self._lock = threading.Lock()  # of what is known of the children
-        self.experiment_id = ""
-        self.run_id = ""
-
-    def open(self) -> None:
-        """Finds or makes the experiment and the parent run, and learns what is there."""
-        self.experiment_id = self._find_experiment()
-        trials = self._store.trials(self._digest)
-        self._names = show.run_names(self._sweep, trials)
-        self.refresh()
-        constants = show.params(show.constant_fields(trials))
-        self._client.log_batch(
-            self.run_id,
-            params=[
-                Param(name, value)
-                for name, value in constants.items()
-                # Params are write-once; on other hardware `device: auto` may mean another value.
-                if name not in self._known_params
-            ],
-            tags=[RunTag(name, value) for name, value in self._sweep_tags().items()],
-        )
-        self._client.update_run(self.run_id, status="RUNNING")
-        # Whoever continues the sweep need not ask again whether the place is right.
-        place = Tracked(without_credentials(self._uri), self.experiment_id, self.run_id)
-        with suppress(PlaceError):
-            self._store.accepted(self._digest, place)
+        self._opened = False
+        self.place = settled or Tracked(without_credentials(uri), "", "")
 
     def refresh(self) -> None:
-        """Learns anew what MLflow holds; where a call's answer was lost, mends the doubles."""
+        """Learns what MLflow holds, and opens the parent run the first time.
+
+        Where the answer to a call was lost, it deletes the runs that were made twice.
+        """
+        if not self._opened:
+            self.place = self.place._replace(experiment_id=self._find_experiment())
         parents, children = self._search()
         # A parent that has children wins over one whose creation was answered too late.
         uses = [child.data.tags.get("mlflow.parentRunId") for child in children]
         parents.sort(key=lambda run: (-uses.count(run.info.run_id), run.info.start_time))
         for double in parents[1:]:
             self._client.delete_run(double.info.run_id)
-        if parents:
-            self.run_id = parents[0].info.run_id
-            self._known_metrics = dict(parents[0].data.metrics)
-            self._known_params = set(parents[0].data.params)
-        else:
-            self.run_id = self._create_parent()
-            self._known_metrics, self._known_params = {}, set()
+        parent = parents[0] if parents else self._create_parent()
+        self.place = self.place._replace(run_id=parent.info.run_id)
+        self._known_metrics = dict(parent.data.metrics)
         self._children = {}
         # The best of each key comes last: ended ones, and of these the newest.
         children.sort(key=lambda run: (run.info.status in _ENDED, run.info.start_time))
@@ -132,10 +120,26 @@ class Projection:
             if double is not None:
                 self._client.delete_run(double.run_id)
             self._adopt(run)
+        if not self._opened:
+            self._begin(known_params=set(parent.data.params))
+            self._opened = True
+
+    def _begin(self, known_params: set[str]) -> None:
+        """Brings the parent run's params and tags up to now and marks it as running."""
+        constants = show.params(show.constant_fields(self._store.trials(self._digest)))
+        self._client.log_batch(
+            self.place.run_id,
+            # Params are write-once; on other hardware `device: auto` may mean another value.
+            params=[Param(*one) for one in constants.items() if one[0] not in known_params],
+            tags=[RunTag(*one) for one in self._sweep_tags().items()],
+        )
+        self._client.update_run(self.place.run_id, status="RUNNING")
+        # A driver that continues the sweep need not ask again whether the place is right.
+        with suppress(PlaceError):
+            self._store.accepted(self._digest, self.place)
 
     def write(self, trial: TrialRow) -> bool:
-        """Makes the trial's child run what the store says; False when it was so already, or when
-        the trial has none."""
+        """Brings the trial's child run up to now; returns False if there was nothing to write."""
         record = show.record_digest(trial)
         with self._lock:
             child = self._children.get(trial.key)
@@ -150,13 +154,9 @@ class Projection:
         # Clocks may be set back while a trial runs; MLflow takes the difference for its duration.
         ended = _milliseconds(max(trial.started or 0.0, trial.ended or 0.0) or None)
         if child is None:
-            tags = show.trial_tags(self._sweep, trial, self.run_id) | _user()
-            run = self._client.create_run(
-                self.experiment_id,
-                start_time=_milliseconds(trial.started),
-                tags=tags | trial_tags(trial, self._store.sequence(self._digest, trial.key)),
-                run_name=name,
-            )
+            tags = show.trial_tags(self._sweep, trial, self.place.run_id)
+            tags |= trial_tags(trial, self._store.sequence(self._digest, trial.key))
+            run = self._create_run(name, trial.started, tags)
             child = _Child(run.info.run_id, record, False, trial.status == "pruned")
             self._children[trial.key] = child
         # The same key, value, time and step again is one metric to MLflow: safe to repeat.
@@ -180,66 +180,65 @@ class Projection:
         """Brings the parent run's counts, best figures and description up to now."""
         trials = self._store.trials(self._digest)
         metrics = show.summary_metrics(trials)
-        now = int(time.time() * 1000)
+        now = _milliseconds(None)
         # Of one metric MLflow shows the value of the last step, and only then of the last moment:
         # a clock that was set back changes nothing.
         step = self._store.sequence(self._digest)
+        changed = metrics.items() - self._known_metrics.items()
         self._client.log_batch(
-            self.run_id,
-            metrics=[
-                Metric(name, value, now, step)
-                for name, value in metrics.items()
-                if self._known_metrics.get(name) != value
-            ],
-            tags=[RunTag("mlflow.note.content", note(self._sweep, trials, self._place()))],
+            self.place.run_id,
+            metrics=[Metric(name, value, now, step) for name, value in changed],
+            tags=[RunTag(_NOTE, self._note(trials))],
         )
         self._known_metrics.update(metrics)
 
     def log_plan(self) -> None:
-        """The artifacts that are known at the start."""
+        """Writes the artifacts that are known at the start."""
         trials = self._store.trials(self._digest)
-        self._client.log_text(self.run_id, show.spec_yaml(self._sweep), "spec.yaml")
-        self._client.log_text(self.run_id, show.plan_json(self._sweep, trials), "plan.json")
+        self._log_text(show.spec_yaml(self._sweep), "spec.yaml")
+        self._log_text(show.plan_json(self._sweep, trials), "plan.json")
 
     def log_results(self) -> None:
-        """The result tables; MLflow shows ``results_table.json`` as a table of its own."""
+        """Writes the result tables; MLflow shows ``results_table.json`` as a table."""
         trials = self._store.trials(self._digest)
         columns, rows = show.results_table(self._sweep, trials)
-        table = json.dumps({"columns": columns, "data": rows})
-        log = self._client.log_text
-        log(self.run_id, show.results_csv(columns, rows), "results.csv")
-        log(self.run_id, show.results_json(self._sweep, trials), "results.json")
-        log(self.run_id, table, show.TABLE)
-        self._client.set_tag(
-            self.run_id,
-            "mlflow.loggedArtifacts",
-            json.dumps([{"path": show.TABLE, "type": "table"}]),
-        )
+        self._log_text(show.results_csv(columns, rows), "results.csv")
+        self._log_text(show.results_json(self._sweep, trials), "results.json")
+        self._log_text(json.dumps({"columns": columns, "data": rows}), show.TABLE)
+        shown = json.dumps([{"path": show.TABLE, "type": "table"}])
+        self._client.set_tag(self.place.run_id, "mlflow.loggedArtifacts", shown)
 
     def log_figures(self) -> None:
-        """The figures, and the description that shows them."""
+        """Writes the figures, and the description that shows them."""
         trials = self._store.trials(self._digest)
         with tempfile.TemporaryDirectory() as folder:
-            names = []
-            for name, png in pictures(trials):
+            drawn = dict(pictures(trials))
+            for name, png in drawn.items():
                 (Path(folder) / f"{name}.png").write_bytes(png)
-                names.append(name)
-            if not names:
-                return
-            self._client.log_artifacts(self.run_id, folder, FIGURES)
-        self._figures = tuple(names)
-        text = note(self._sweep, trials, self._place())
-        self._client.set_tag(self.run_id, "mlflow.note.content", text)
+            if drawn:
+                self._client.log_artifacts(self.place.run_id, folder, FIGURES)
+                self._figures = tuple(drawn)
+                self._client.set_tag(self.place.run_id, _NOTE, self._note(trials))
 
     def close(self) -> None:
-        """Ends the parent run as the sweep ended; one that nobody drives any more was killed."""
+        """Ends the parent run as the sweep ended: killed, if no driver says otherwise."""
         sweep = self._store.find(self._digest)
         if sweep.status == "running" and self._store.owner(self._digest):
             return
-        status = _PARENT_STATUS.get(sweep.status, "KILLED")
+        ends = [trial.ended for trial in self._store.trials(self._digest) if trial.ended]
         self._client.set_terminated(
-            self.run_id, status=status, end_time=_milliseconds(self._last_end())
+            self.place.run_id,
+            status=_PARENT_STATUS.get(sweep.status, "KILLED"),
+            end_time=_milliseconds(max(ends, default=None)),
         )
+
+    def _note(self, trials: Sequence[TrialRow]) -> str:
+        children = {key: child.run_id for key, child in self._children.items()}
+        place = RunPlace(self.place.experiment_id, self.place.run_id, children, self._figures)
+        return note(self._sweep, trials, place)
+
+    def _log_text(self, text: str, name: str) -> None:
+        self._client.log_text(self.place.run_id, text, name)
 
     def _sweep_tags(self) -> dict[str, str]:
         return show.sweep_tags(self._sweep) | sweep_tags(self._sweep)
@@ -255,31 +254,22 @@ class Projection:
             return True
         return sum(one.pruned for one in self._children.values()) < _PRUNED
 
-    def _place(self) -> RunPlace:
-        children = {key: child.run_id for key, child in self._children.items()}
-        return RunPlace(self.experiment_id, self.run_id, children, self._figures)
-
     def _name(self, key: str) -> str:
         if key not in self._names:  # a search adds trials as it goes
             self._names = show.run_names(self._sweep, self._store.trials(self._digest))
         return self._names.get(key, key)
 
-    def _last_end(self) -> float | None:
-        ends = [trial.ended for trial in self._store.trials(self._digest) if trial.ended]
-        return max(ends, default=None)
-
     def _find_experiment(self) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
         if found is None:
             try:
-                return str(
-                    self._client.create_experiment(
-                        self._experiment,
-                        artifact_location=self._artifacts,
-                        # So that the pages are those of runs and metrics and not of chats.
-                        tags={"mlflow.experimentKind": "custom_model_development"},
-                    )
+                made = self._client.create_experiment(
+                    self._experiment,
+                    artifact_location=self._artifacts,
+                    # So that the pages are those of runs and metrics and not of chats.
+                    tags={"mlflow.experimentKind": "custom_model_development"},
                 )
+                return str(made)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -291,44 +281,30 @@ class Projection:
             )
         return str(found.experiment_id)
 
-    def _create_parent(self) -> str:
-        run = self._client.create_run(
-            self.experiment_id,
-            start_time=_milliseconds(self._sweep.created),
-            tags=self._sweep_tags() | _user(),
-            run_name=self._sweep.name,
+    def _create_parent(self) -> Run:
+        return self._create_run(self._sweep.name, self._sweep.created, self._sweep_tags())
+
+    def _create_run(self, name: str, started: float | None, tags: dict[str, str]) -> Run:
+        with suppress(OSError, KeyError):  # a container's user need not have a name
+            tags = tags | {"mlflow.user": getpass.getuser()}
+        return self._client.create_run(
+            self.place.experiment_id, _milliseconds(started), tags, run_name=name
         )
-        return str(run.info.run_id)
 
     def _search(self) -> tuple[list[Run], list[Run]]:
-        parents: list[Run] = []
-        children: list[Run] = []
-        token: str | None = None
-        while True:
-            page = self._client.search_runs(
-                [self.experiment_id],
-                filter_string=f"tags.`ringray.sweep` = '{part_of_a_path(self._digest)}'",
-                max_results=_PAGE,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
-            )
-            for run in page:
-                tags: dict[str, Any] = run.data.tags
-                if tags.get("ringray.role") == "sweep":
-                    parents.append(run)
-                elif "ringray.key" in tags:
-                    children.append(run)
-            token = page.token
-            if not token:
-                return parents, children
+        """Returns the parent runs and the child runs of this sweep, the oldest first."""
+        of_sweep = f"tags.`ringray.sweep` = '{part_of_a_path(self._digest)}'"
+        found = runs_of(self._client, [self.place.experiment_id], of_sweep)
+        parents = [run for run in found if run.data.tags.get("ringray.role") == "sweep"]
+        return parents, [run for run in found if "ringray.key" in run.data.tags]
 
     def _adopt(self, run: Run) -> None:
         tags = run.data.tags
-        if tags.get("mlflow.parentRunId") != self.run_id:
-            self._client.set_tag(run.info.run_id, "mlflow.parentRunId", self.run_id)
+        if tags.get("mlflow.parentRunId") != self.place.run_id:
+            self._client.set_tag(run.info.run_id, "mlflow.parentRunId", self.place.run_id)
         self._children[tags["ringray.key"]] = _Child(
             run.info.run_id,
-            # A run that an earlier version wrote lacks what a store is rebuilt from.
+            # A run that an earlier version wrote lacks the tag that a store is rebuilt from.
             tags.get("ringray.record", "") if TRIAL_TAG in tags else "",
             run.info.status in _ENDED,
             tags.get("ringray.status") == "pruned",
@@ -337,10 +313,3 @@ class Projection:
 
 def _milliseconds(seconds: float | None) -> int:
     return int((time.time() if seconds is None else seconds) * 1000)
-
-
-def _user() -> dict[str, str]:
-    try:
-        return {"mlflow.user": getpass.getuser()}
-    except (OSError, KeyError):
-        return {}  # a container's user need not have a name

@@ -1,23 +1,32 @@
-"""A sweep that the store lost, taken back from MLflow: the side of whoever asks.
+"""A sweep that the store lost, taken back from MLflow: ``resume --from-mlflow``.
 
-MLflow is imported by a process of its own (:mod:`ringray.lab.tracking.restore_process`).
+:func:`restore` starts this module as a process of its own, which alone imports MLflow. It sends
+path of the store, selector and URI; the process answers with a :class:`Restored` or an error.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringray.base.errors import UserError
-from ringray.lab.tracking.location import cannot_be_used
-from ringray.lab.tracking.tracker import UNHURRIED_S, Prepared, checked, end
+from ringray.base.redaction import without_credentials
+from ringray.lab.store.store import Store
+from ringray.lab.tracking.archive import experiments_of, runs_of, sweep_of, trial_of
+from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
+from ringray.lab.tracking.tracker import UNHURRIED_S
+from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+    from ringray.lab.trial.outcome import Kept, SweepInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(NamedTuple):
     """A sweep that MLflow has. ``added``: trials that the store lacked; ``unreadable``: runs there
     from which no trial can be rebuilt."""
 
@@ -28,28 +37,98 @@ class Restored:
 
 
 def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.0) -> Restored:
-    """Adds to the store what it lacks of a sweep (name, or the start of its digest) and MLflow has.
+    """Adds to the store the trials of a sweep (name, or start of its digest) that only MLflow has.
 
     Raises:
         PlaceError: MLflow cannot be used, or gave no answer.
         UserError: it has no such sweep, or several, or cannot rebuild it.
     """
-    resolved = checked(uri, UNHURRIED_S)
-    settings = {
-        "store": str(store_path),
-        "sweep": sweep,
-        "uri": resolved,
-        "request": int(UNHURRIED_S),
-    }
-    prepared = Prepared("restore", "ringray.lab.tracking.restore_process")
-    process, channel = prepared.take()
+    resolved = resolve_uri(uri)
+    check(resolved, UNHURRIED_S)
+    worker = Worker("restore", __name__, UNHURRIED_S)
     try:
-        channel.send(settings)
-        answer = channel.receive(timeout)
+        worker.send((store_path, sweep, resolved))
+        answer = worker.receive(timeout)
+    except EOFError:
+        answer = None
     finally:
-        end(process, patience=2.0)
+        worker.end()
     if answer is None:
-        raise cannot_be_used(resolved, f"it gave no answer (see {prepared.log_path})")
-    if "error" in answer:
-        raise UserError(answer["error"])
-    return Restored(answer["digest"], answer["name"], answer["added"], answer["unreadable"])
+        raise cannot_be_used(resolved, f"it gave no answer (see {worker.log_path})")
+    if isinstance(answer, str):
+        raise UserError(answer)
+    return Restored(*answer)
+
+
+def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Restored:
+    """Adds the sweep and its ended trials, and changes nothing that the store has.
+
+    Raises:
+        UserError: MLflow has no such sweep, several that fit, or one that cannot be rebuilt.
+    """
+    experiments = experiments_of(client)
+    parents = runs_of(client, experiments, "tags.`ringray.role` = 'sweep'")
+    sweep, created = _choose(parents, selector, without_credentials(uri))
+    runs = runs_of(client, experiments, f"tags.`ringray.sweep` = '{sweep.digest}'")
+    kept: dict[str, Kept] = {}
+    children = {run.data.tags["ringray.key"] for run in runs if "ringray.key" in run.data.tags}
+    for run in runs:
+        one = trial_of(run.data.tags)
+        # Of doubles (an answer that was lost) the later recording counts.
+        if one and (one.trial.key not in kept or one.seq > kept[one.trial.key].seq):
+            kept[one.trial.key] = one
+    added = store.restore(sweep, created, sorted(kept.values(), key=lambda one: one.seq))
+    return Restored(sweep.digest, sweep.name, added, len(children - set(kept)))
+
+
+def _choose(parents: list[Run], selector: str, where: str) -> tuple[SweepInfo, float]:
+    """Returns the newest sweep of that name, or the one whose digest begins so."""
+    found = []
+    for run in sorted(parents, key=lambda run: -(run.info.start_time or 0)):
+        sweep = sweep_of(run.data.tags)
+        name = sweep[0].name if sweep else run.info.run_name
+        found.append((name, run.data.tags.get("ringray.sweep", ""), sweep))
+    matches = [one for one in found if one[0] == selector]
+    if not matches and len(selector) >= 4:
+        matches = [one for one in found if one[1].startswith(selector.lower())]
+        digests = list(dict.fromkeys(digest[:12] for _, digest, _ in matches))
+        if len(digests) > 1:
+            raise UserError(
+                f"sweep {selector!r} is not unique at {where}: {', '.join(digests)}; "
+                "give more digits"
+            )
+    if not matches:
+        known = ", ".join(sorted({name for name, _, _ in found})[:10]) or "none of ringray's"
+        raise UserError(
+            f"there is no sweep {selector!r} in MLflow at {where}, which has {known}; "
+            "MLFLOW_TRACKING_URI names another place"
+        )
+    for _, _, sweep in matches:
+        if sweep:
+            return sweep
+    raise UserError(
+        f"sweep {selector!r} at {where} cannot be rebuilt: its parent run lacks the tags that hold "
+        "it (another version of ringray wrote it, or its tags were changed); start anew: "
+        "`ringray run SPEC`"
+    )
+
+
+def main() -> int:
+    """Answers one request of :func:`restore`; returns 0 if nothing failed."""
+    from mlflow import MlflowClient
+
+    driver = connection_to_driver()
+    try:
+        path, selector, uri = driver.recv()
+        with Store(path, create=False) as store:
+            answer = tuple(rebuild(MlflowClient(tracking_uri=uri), store, selector, uri))
+    except Exception as error:  # whatever MLflow, its database or the network raise
+        log(traceback.format_exc())
+        driver.send(brief(error))
+        return 1
+    driver.send(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -54,7 +54,7 @@ def test_in_the_middle(store: Store, server: Server, proxy: Proxy, fault: str) -
     name = f"middle-{fault}"
     begin(store, trials(COUNT))
     with store.lease(DIGEST):
-        tracker = Tracker.start(store.path, DIGEST, proxy.uri, name)
+        tracker = Tracker(store.path, DIGEST, proxy.uri, name).start()
         tracker.wait_ready()
         _record(store, range(4))
         wait_for(lambda: len(runs(server.uri, name)[1]) == 4, 60, 0.5)
@@ -78,7 +78,7 @@ def test_at_the_end(store: Store, server: Server, proxy: Proxy, fault: str) -> N
     name = f"end-{fault}"
     begin(store, trials(COUNT))
     with store.lease(DIGEST):
-        tracker = Tracker.start(store.path, DIGEST, proxy.uri, name)
+        tracker = Tracker(store.path, DIGEST, proxy.uri, name).start()
         tracker.wait_ready()
         proxy.fail(fault)
         _record(store, range(COUNT))
@@ -86,7 +86,7 @@ def test_at_the_end(store: Store, server: Server, proxy: Proxy, fault: str) -> N
         state = tracker.finish(4.0)
     assert state.pending > 0
     assert state.error
-    assert tracker._process.poll() is not None
+    assert tracker._worker.process.poll() is not None
     proxy.delay.set()
     assert sync(store.path, DIGEST, server.uri, name) == SyncState(COUNT, 0, None)
     check_complete(store, server.uri, name)
@@ -103,14 +103,14 @@ def test_at_the_start(
     # A sweep that nobody has taken yet: told before anything starts.
     if fault in ("500", "reset", "lost", "late"):
         with pytest.raises(PlaceError, match="no MLflow server answers"):
-            Tracker.start(store.path, DIGEST, proxy.uri, name)
+            Tracker(store.path, DIGEST, proxy.uri, name).start()
     else:
         with pytest.raises(PlaceError, match="cannot be used"):
-            Tracker.start(store.path, DIGEST, proxy.uri, name).wait_ready()
+            Tracker(store.path, DIGEST, proxy.uri, name).start().wait_ready()
     assert tracking.settled(store, DIGEST, proxy.uri) is None
     proxy.fail(None)
     with store.lease(DIGEST):
-        first = Tracker.start(store.path, DIGEST, proxy.uri, name)
+        first = Tracker(store.path, DIGEST, proxy.uri, name).start()
         first.wait_ready()
         _record(store, range(4))
         store.finish(DIGEST, "interrupted")
@@ -122,9 +122,9 @@ def test_at_the_start(
     proxy.fail(fault)
     begin(store, trials(COUNT))
     with store.lease(DIGEST):
-        tracker = Tracker.start(store.path, DIGEST, proxy.uri, name, settled=settled)
+        tracker = Tracker(store.path, DIGEST, proxy.uri, name, settled=settled).start()
         tracker.wait_ready()
-        assert tracker.run_id == first.run_id
+        assert tracker.place.run_id == first.place.run_id
         _record(store, range(4, COUNT))
         wait_for(lambda: proxy.met > 0, 60)
         proxy.fail(None)

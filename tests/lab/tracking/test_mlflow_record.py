@@ -1,10 +1,9 @@
-"""What MLflow is shown and where it may be: names, notes and tables, addresses, and the channel."""
+"""What MLflow is shown and where it may be: names, notes and tables, and addresses."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import socket
 from dataclasses import replace
@@ -19,7 +18,6 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking import description
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking import mlflow_record as show
-from ringray.lab.tracking.channel import Channel
 from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.outcome import TrialRow
 from tests.support.figure_rows import row as drawn_row
@@ -222,20 +220,3 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
         deaf.listen()
         with pytest.raises(PlaceError, match="timed out"):
             place.check(f"http://127.0.0.1:{deaf.getsockname()[1]}")
-
-
-def test_the_channel_keeps_lines_together() -> None:
-    read, write = os.pipe()
-    channel = Channel(read, write)
-    assert channel.receive(0.01) is None
-    assert not channel.closed
-    os.write(write, b'noise\n[1]\n{"a": 1}\n{"b"')
-    assert channel.receive(1) == {"a": 1}
-    assert channel.receive(0.01) is None
-    os.write(write, b": 2}\n")
-    assert channel.receive(1) == {"b": 2}
-    os.close(write)
-    assert channel.receive(1) is None
-    assert channel.closed
-    os.close(read)
-    assert not Channel(read, write).send({})

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from ringray.base.errors import PlaceError
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.channel import Channel
 from ringray.lab.tracking.tracker import SyncState, Tracker, sync
-from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import Tracked, TrialRow
 from tests.support.tracking_servers import Server, sqlite_server
 from tests.support.tracking_store import (
     DIGEST,
@@ -35,7 +33,7 @@ from tests.support.tracking_store import (
 class FakeMLflow:
     """Stands for the projection: refuses some keys, or everything, or every file."""
 
-    experiment_id, run_id = "1", "r"
+    place = Tracked("sqlite://", "1", "r")
 
     def __init__(self, refused: set[str], files: bool = True) -> None:
         self.refused, self.files, self.up = refused, files, True
@@ -71,35 +69,28 @@ class FakeMLflow:
     log_figures = log_plan
 
 
-def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1) -> dict[str, Any]:
+def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1) -> SyncState:
     from ringray.lab.tracking.process import Session
 
-    (commands, told), (answers, said) = os.pipe(), os.pipe()
-    with Store(tmp_path / "s.db") as store:
+    ours, theirs = Pipe()
+    with ours, theirs, Store(tmp_path / "s.db") as store:
         begin(store, trials(4))
         for index, trial in enumerate(trials(4)):
             store.record(DIGEST, trial.key, outcome(index))
-        Channel(-1, told).send({"finish": True, "timeout": 20.0, "patience": patience})
-        session = Session(
-            store,
-            DIGEST,
-            fake,  # type: ignore[arg-type]
-            Channel(commands, said),
-            writers=writers,
-        )
+        ours.send((20.0, patience))
+        session = Session(store, DIGEST, fake, theirs, writers)  # type: ignore[arg-type]
         session.run()
-    message = Channel(answers, -1).receive(1)
-    for end in (commands, told, answers, said):
-        os.close(end)
-    assert message
-    return message
+        assert ours.poll(1)
+        place, state = ours.recv()
+    assert place == fake.place
+    assert isinstance(state, SyncState)
+    return state
 
 
 def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
     fake = FakeMLflow({f"{1:016x}"})
-    message = _session(tmp_path, fake, patience=0.3)
-    assert (message["written"], message["pending"]) == (3, 1)
-    assert message["error"] == "ValueError: refused"
+    state = _session(tmp_path, fake, patience=0.3)
+    assert state == SyncState(3, 1, "ValueError: refused")
     assert fake.closed == 1
 
 
@@ -122,27 +113,24 @@ class Crowd(FakeMLflow):
 
 def test_a_server_is_given_several_trials_at_once(tmp_path: Path) -> None:
     fake = Crowd()
-    message = _session(tmp_path, fake, patience=5.0, writers=4)
-    assert (message["written"], message["pending"], message["error"]) == (4, 0, None)
+    assert _session(tmp_path, fake, patience=5.0, writers=4) == SyncState(4, 0, None)
     assert sorted(fake.written) == [trial.key for trial in trials(4)]
     assert fake.closed == 1
 
 
 def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> None:
     fake = FakeMLflow(set(), files=False)
-    message = _session(tmp_path, fake, patience=15.0)
+    state = _session(tmp_path, fake, patience=15.0)
     assert fake.tried == 2, "tried once more, and not for all of its patience"
-    assert (message["written"], message["pending"]) == (4, 0)
-    assert "no bucket" in message["error"]
+    assert state == SyncState(4, 0, "OSError: no bucket")
     assert fake.closed == 1
 
 
 def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
     fake = FakeMLflow(set())
     fake.up = False
-    message = _session(tmp_path, fake, patience=0.3)
-    assert (message["written"], message["pending"]) == (0, 4)
-    assert message["error"] == "ConnectionError: down at http://***@host"
+    state = _session(tmp_path, fake, patience=0.3)
+    assert state == SyncState(0, 4, "ConnectionError: down at http://***@host")
     assert fake.closed == 0
 
 
@@ -163,10 +151,10 @@ def test_a_server_that_goes_away_and_comes_back(
 ) -> None:
     planned = trials(40)
     begin(store, planned)
-    tracker = Tracker.start(store.path, DIGEST, server.uri, "quick")
+    tracker = Tracker(store.path, DIGEST, server.uri, "quick").start()
     tracker.wait_ready()
     assert tracker.ui_command == (
-        f"{server.uri}/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}"
+        f"{server.uri}/#/experiments/{tracker.place.experiment_id}/runs/{tracker.place.run_id}"
     )
     for index, trial in enumerate(planned[:20]):
         store.record(DIGEST, trial.key, outcome(index))
@@ -200,7 +188,7 @@ def test_a_server_that_goes_away_and_comes_back(
 def test_an_outage_in_the_middle_is_caught_up(store: Store, server: Server) -> None:
     planned = trials(10)
     begin(store, planned)
-    tracker = Tracker.start(store.path, DIGEST, server.uri, "quick")
+    tracker = Tracker(store.path, DIGEST, server.uri, "quick").start()
     tracker.wait_ready()
     server.stop()
     for index, trial in enumerate(planned):

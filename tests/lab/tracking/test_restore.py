@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from ringray.base.errors import UserError
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive as kept
 from ringray.lab.tracking import location as place
-from ringray.lab.tracking.restore import Restored, restore
+from ringray.lab.tracking.restore import Restored, rebuild, restore
 from ringray.lab.trial.outcome import UNASKED, UNKNOWN, Outcome, SweepInfo
 from tests.support.tracking_store import DIGEST, ENVIRONMENT, begin, client, outcome, runs, trials
 
@@ -22,15 +21,13 @@ def _project(store: Store, experiment: str = "quick", digest: str = DIGEST) -> N
     from ringray.lab.tracking.projection import Projection
 
     projection = Projection(store, digest, place.resolve_uri(None), experiment, None)
-    projection.open()
+    projection.refresh()
     for row in store.changed_since(digest, 0)[0]:
         projection.write(row)
     projection.summarise()
 
 
-def _rebuilt(path: Path, selector: str = "quick") -> dict[str, Any]:
-    from ringray.lab.tracking.restore_process import restore as rebuild
-
+def _rebuilt(path: Path, selector: str = "quick") -> Restored:
     with Store(path) as fresh:
         return rebuild(client(), fresh, selector, place.resolve_uri(None))
 
@@ -52,9 +49,7 @@ def test_everything_comes_back(store: Store, tmp_path: Path) -> None:
     _measured(store)
     _project(store)
     path = tmp_path / "new.db"
-    assert _rebuilt(path) == {
-        "digest": DIGEST, "name": "quick", "added": 7, "unreadable": 0,
-    }  # fmt: skip
+    assert _rebuilt(path) == Restored(DIGEST, "quick", added=7, unreadable=0)
     with Store(path) as fresh:
         old, new = store.find("quick"), fresh.find("quick")
         assert replace(new, status=old.status, updated=old.updated, total=8) == old
@@ -67,7 +62,7 @@ def test_everything_comes_back(store: Store, tmp_path: Path) -> None:
     with Store(path) as fresh:
         fresh.record(DIGEST, trials(8)[1].key, outcome(1, "ok", shift=50.0))
         newer = fresh.trials(DIGEST)
-    assert _rebuilt(path, DIGEST[:6])["added"] == 0
+    assert _rebuilt(path, DIGEST[:6]).added == 0
     with Store(path) as fresh:
         assert fresh.trials(DIGEST) == newer
 
@@ -89,14 +84,14 @@ def test_only_what_is_missing_is_added(store: Store, tmp_path: Path) -> None:
     with Store(path) as fresh:
         nameless = SweepInfo(DIGEST, "lost-cafe", UNKNOWN, {}, "", {})  # as recover leaves it
         fresh.restore(nameless, 0.0, [])
-    assert _rebuilt(path)["added"] == 7
+    assert _rebuilt(path).added == 7
     with Store(path) as fresh:
         assert fresh.find("quick").source == store.find("quick").source
     path = tmp_path / "other.db"
     with Store(path) as fresh:
         begin(fresh, trials(8))
         fresh.record(DIGEST, trials(8)[2].key, outcome(2, "ok", shift=9.0))
-    assert _rebuilt(path)["added"] == 6
+    assert _rebuilt(path).added == 6
     with Store(path) as fresh:
         assert fresh.find("quick").counts == {"ok": 4, "oom": 1, "timeout": 1, "pruned": 1}
 
@@ -112,7 +107,7 @@ def test_a_run_that_was_tampered_with_is_measured_again(store: Store, tmp_path: 
     mlflow.delete_tag(ids[3], kept.TRIAL_TAG)
     mlflow.delete_run(ids[4])
     found = _rebuilt(tmp_path / "new.db")
-    assert (found["added"], found["unreadable"]) == (2, 4)
+    assert (found.added, found.unreadable) == (2, 4)
 
 
 def test_what_is_not_there_is_said(store: Store, tmp_path: Path) -> None:
@@ -128,7 +123,7 @@ def test_what_is_not_there_is_said(store: Store, tmp_path: Path) -> None:
         _rebuilt(path, "quack")
     with pytest.raises(UserError, match=r"'cafe' is not unique .*give more digits"):
         _rebuilt(path, "cafe")
-    assert _rebuilt(path, "CAFE1")["name"] == "another"
+    assert _rebuilt(path, "CAFE1").name == "another"
     (parent,), _ = runs()
     client().delete_tag(parent.info.run_id, kept.SWEEP_TAG)
     with pytest.raises(UserError, match=r"'cafec' .* cannot be rebuilt: its parent run lacks"):
@@ -137,7 +132,7 @@ def test_what_is_not_there_is_said(store: Store, tmp_path: Path) -> None:
         _rebuilt(path, "quick")
     # Its tracker or a sync puts that right.
     _project(store)
-    assert _rebuilt(path, "quick")["added"] == 7
+    assert _rebuilt(path, "quick").added == 7
 
 
 def test_points_that_never_ran_have_no_runs_beyond_the_first(store: Store) -> None:

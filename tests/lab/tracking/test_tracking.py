@@ -18,7 +18,8 @@ import pytest
 from ringray.base.errors import PlaceError
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
-from ringray.lab.tracking.tracker import Prepared, SyncState, Tracker, sync
+from ringray.lab.tracking.tracker import SyncState, Tracker, sync
+from ringray.lab.tracking.worker import Worker
 from tests.support.tracking_store import (
     DIGEST,
     begin,
@@ -36,7 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None:
     planned = trials(6, pruned=(5,))
     begin(store, planned)
-    tracker = Tracker.start(store.path, DIGEST, None, "quick")
+    tracker = Tracker(store.path, DIGEST, None, "quick").start()
     tracker.wait_ready()
     assert psutil.Process(tracker.pid).nice() == 19
     assert os.getsid(tracker.pid) == tracker.pid, "Ctrl-C in the terminal must not reach it"
@@ -84,10 +85,10 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
 
 
 def test_a_process_started_ahead_is_the_one_that_writes(store: Store) -> None:
-    prepared = Prepared(DIGEST)
+    tracker = Tracker(store.path, DIGEST, None, "quick")
     begin(store, trials(2))
-    tracker = Tracker.start(store.path, DIGEST, None, "quick", prepared)
-    prepared.close()  # nothing of it is left to end
+    tracker.start()
+    tracker.close()  # too late to end it
     tracker.wait_ready()
     store.record(DIGEST, trials(2)[0].key, outcome(0))
     store.finish(DIGEST, "complete")
@@ -99,17 +100,26 @@ def test_a_process_started_ahead_is_the_one_that_writes(store: Store) -> None:
     assert not psutil.pid_exists(tracker.pid)
 
 
-def test_a_process_started_ahead_ends_when_no_sweep_begins() -> None:
-    unused, orphan = Prepared(DIGEST), Prepared(DIGEST)
-    process, channel = orphan.take()
+def test_a_process_started_ahead_ends_when_no_sweep_begins(store: Store) -> None:
+    unused = Tracker(store.path, DIGEST, None, "quick")
     unused.close()
     unused.close()
-    assert process.stdin
-    process.stdin.close()  # as the end of the driver does
-    assert process.wait(30) == 1
-    assert channel.receive(5) is None
-    assert process.stdout
-    process.stdout.close()
+    assert not psutil.pid_exists(unused.pid)
+    orphan = Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
+    # The connection closes, as at the end of the driver.
+    assert orphan.end(patience=30.0) == "exit code 1"
+
+
+def test_the_end_of_a_process_is_noticed(store: Store) -> None:
+    worker = Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
+    assert worker.receive(0.01) is None
+    os.kill(worker.process.pid, signal.SIGKILL)
+    with pytest.raises(EOFError):
+        worker.receive(30.0)
+    worker.send("nobody reads this")
+    with pytest.raises(EOFError):
+        worker.receive(30.0)
+    assert worker.end() == "SIGKILL"
 
 
 def _child_count(store: Store) -> int:
@@ -126,11 +136,11 @@ def test_a_tracker_killed_at_any_moment_doubles_nothing(store: Store) -> None:
     for index, trial in enumerate(planned):
         store.record(DIGEST, trial.key, outcome(index))
     for reached in (1, 20):
-        killed = Tracker.start(store.path, DIGEST, None, "quick")
+        killed = Tracker(store.path, DIGEST, None, "quick").start()
         wait_for(lambda reached=reached: _child_count(store) > reached)
         os.kill(killed.pid, signal.SIGKILL)
-        killed._end()
-    tracker = Tracker.start(store.path, DIGEST, None, "quick")
+        killed._worker.end()
+    tracker = Tracker(store.path, DIGEST, None, "quick").start()
     tracker.wait_ready()
     wait_for(lambda: _child_count(store) > 40)
     os.kill(tracker.pid, signal.SIGKILL)
@@ -148,7 +158,7 @@ _DRIVER = """
     from ringray.lab.tracking.tracker import Tracker
     digest = sys.argv[2]
     with Store(sys.argv[1]) as store, store.lease(digest):
-        tracker = Tracker.start(store.path, digest, None, "quick")
+        tracker = Tracker(store.path, digest, None, "quick").start()
         for row in store.trials(digest)[:5]:
             store.record(digest, row.key, Outcome("ok", None, {"median_ms": 1.0}, started=1.0))
         tracker.wait_ready()
@@ -173,7 +183,7 @@ def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -
     # The sweep goes on while the first tracker is still writing: the second waits for it.
     with store.lease(DIGEST):
         begin(store, planned)
-        tracker = Tracker.start(store.path, DIGEST, None, "quick")
+        tracker = Tracker(store.path, DIGEST, None, "quick").start()
         tracker.wait_ready()
         with suppress(psutil.NoSuchProcess):  # it has let go of the sweep, and is about to end
             psutil.Process(pid).wait(timeout=30)
@@ -201,12 +211,12 @@ def test_the_parent_of_a_driver_that_is_gone_was_killed(store: Store) -> None:
 def test_a_tracker_told_to_stop_writes_what_there_is(store: Store) -> None:
     begin(store, trials(2))
     with store.lease(DIGEST):
-        tracker = Tracker.start(store.path, DIGEST, None, "quick")
+        tracker = Tracker(store.path, DIGEST, None, "quick").start()
         tracker.wait_ready()
         store.record(DIGEST, trials(2)[0].key, outcome(0))
         os.kill(tracker.pid, signal.SIGINT)
         os.kill(tracker.pid, signal.SIGTERM)
-        assert tracker._process.wait(10) == 0
+        assert tracker._worker.process.wait(10) == 0
         check_complete(store)
         # The next one goes on from there.
         store.record(DIGEST, trials(2)[1].key, outcome(1))
@@ -219,7 +229,7 @@ def test_a_deleted_experiment_is_refused_before_anything_runs(store: Store) -> N
     mlflow = client()
     mlflow.delete_experiment(mlflow.create_experiment("quick"))
     begin(store, trials(1))
-    tracker = Tracker.start(store.path, DIGEST, None, "quick")
+    tracker = Tracker(store.path, DIGEST, None, "quick").start()
     with pytest.raises(PlaceError, match=r"'quick' is in MLflow's trash; restore it"):
         tracker.wait_ready()
     assert not psutil.pid_exists(tracker.pid)
@@ -234,10 +244,11 @@ def test_doubles_are_mended(store: Store) -> None:
     rows = store.trials(DIGEST)
     uri = place.resolve_uri(None)
     first, second = (Projection(store, DIGEST, uri, "quick", None) for _ in range(2))
-    first.open()
+    first.refresh()
     first.write(rows[0])
-    second.open()
-    second.run_id = second._create_parent()  # as if the answer to a first call had been lost
+    second.refresh()
+    # As if the answer to a first call had been lost.
+    second.place = second.place._replace(run_id=second._create_parent().info.run_id)
     second._children.clear()
     for each in rows:
         second.write(each)
@@ -253,7 +264,7 @@ def test_two_hundred_trials(store: Store, capsys: pytest.CaptureFixture[str]) ->
     begin(store, planned)
     spent = [_children_cpu()]
     begun = time.monotonic()
-    tracker = Tracker.start(store.path, DIGEST, None, "quick")
+    tracker = Tracker(store.path, DIGEST, None, "quick").start()
     tracker.wait_ready()
     ready = time.monotonic() - begun
     cpu_ready = sum(psutil.Process(tracker.pid).cpu_times()[:2])
@@ -265,7 +276,7 @@ def test_two_hundred_trials(store: Store, capsys: pytest.CaptureFixture[str]) ->
     wall = time.monotonic() - begun
     spent.append(_children_cpu())
     begun = time.monotonic()
-    again = Tracker.start(store.path, DIGEST, None, "quick")
+    again = Tracker(store.path, DIGEST, None, "quick").start()
     again.wait_ready()
     ready_again = time.monotonic() - begun
     again.finish()

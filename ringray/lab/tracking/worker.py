@@ -1,0 +1,146 @@
+"""A process that imports MLflow in place of its driver, and the connection between the two.
+
+MLflow takes seconds to import and competes with measurements, so that it runs in processes of its
+own, with a log of their own. Driver and process exchange messages over a pair of connected sockets:
+each side notices at once when the other has died, and no message is large enough to block its
+sender.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from ringray.base import private_files, provenance
+from ringray.base.errors import PlaceError, RingrayError
+from ringray.base.redaction import TOKENS, hidden, shown
+from ringray.lab.trial.outcome import part_of_a_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REQUEST_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # the variable with the seconds for one call
+_LOG_BYTES = 1 << 20
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # MLflow's own retries take minutes and would hide an outage; the process retries by itself.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+class Worker:
+    """The driver's end: a process that runs ``module`` and writes the log of ``name``. MLflow may
+    take ``request_s`` seconds for each answer to it."""
+
+    def __init__(self, name: str, module: str, request_s: float) -> None:
+        self.log_path = log_path(name)
+        paths = [str(provenance.packages()[0].parent), os.environ.get("PYTHONPATH", "")]
+        # The process does not speak to Ray and gets no token.
+        environment = {key: value for key, value in os.environ.items() if key not in TOKENS}
+        environment |= _ENVIRONMENT
+        environment[REQUEST_TIMEOUT] = str(int(request_s))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self._connection, its_end = Pipe()
+        with its_end, self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                # -P: the working directory is the user's and not a place to import from. Every
+                # user of the machine can read the arguments: they hold nothing secret.
+                [sys.executable, "-P", "-W", "ignore", "-m", module, str(its_end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[its_end.fileno()],
+                env=environment,
+                # Ctrl-C in the terminal is for the driver; the process must still finish.
+                start_new_session=True,
+            )
+
+    def send(self, message: object) -> None:
+        """Sends ``message``; if the process has ended, the next :meth:`receive` raises."""
+        with suppress(OSError):
+            self._connection.send(message)
+
+    def receive(self, timeout: float) -> Any:
+        """Returns the next message, or None if none comes within ``timeout`` seconds.
+
+        Raises:
+            EOFError: the process has ended.
+        """
+        return receive(self._connection, timeout)
+
+    def end(self, patience: float = 2.0) -> str:
+        """Kills the process unless it ends within ``patience`` seconds; returns how it ended."""
+        self._connection.close()
+        try:
+            code = self.process.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def connection_to_driver() -> Connection:
+    """Returns the other end, in the process that :class:`Worker` started."""
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    return Connection(descriptor)
+
+
+def receive(connection: Connection, timeout: float) -> Any:
+    """Returns the next message, or None if none comes within ``timeout`` seconds.
+
+    Raises:
+        EOFError: the other side has ended.
+    """
+    try:
+        return connection.recv() if connection.poll(timeout) else None
+    except OSError as error:  # reset: it ended before it had read everything
+        raise EOFError from error
+
+
+def log_path(name: str) -> Path:
+    """Creates the log of the process if needed, and truncates a large one.
+
+    Raises:
+        PlaceError: it cannot be written.
+    """
+    folder = private_files.create_home() / "logs"
+    path = folder / f"tracking-{part_of_a_path(name)[:12]}.log"
+    try:
+        private_files.folder(folder)
+        private_files.create(path)
+        if path.stat().st_size > _LOG_BYTES:
+            os.truncate(path, 0)
+    except OSError as error:
+        raise PlaceError(
+            f"the log {path} cannot be written: {error.strerror}; set RINGRAY_HOME to a folder "
+            "that you may write to"
+        ) from error
+    return path
+
+
+def log(text: str) -> None:
+    """Writes ``text`` to the log, which is the standard error of the process."""
+    with suppress(OSError):  # a full disk must not stop the process
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), hidden(text), file=sys.stderr, flush=True)
+
+
+def brief(error: BaseException) -> str:
+    """Returns an error as one line for the user, without credentials."""
+    kind = type(error).__name__
+    first = (str(error).strip() or kind).splitlines()[0]
+    if not isinstance(error, RingrayError) and kind not in ("MlflowException", first):
+        first = f"{kind}: {first}"
+    return shown(first)[:500]
