@@ -53,8 +53,8 @@ LEASE_WAIT_S = 30.0
 WRITERS = 4
 
 
-class State(Enum):
-    """The states of a session, which moves down this list."""
+class Phase(Enum):
+    """The phases of a session, which moves down this list."""
 
     FOLLOWING = auto()  # writes each trial that ends, until told to finish or the driver is gone
     DRAINING = auto()  # writes the rest, until nothing is left or time is up
@@ -64,7 +64,7 @@ class State(Enum):
 
 
 class Session:
-    """Writes the changes of the store to MLflow, in the states of :class:`State`.
+    """Writes the changes of the store to MLflow, in the phases of :class:`Phase`.
 
     MLflow may be down for hours: calls are repeated, and the trials wait in the store.
     """
@@ -96,17 +96,17 @@ class Session:
         self._terminated = inf
 
     def run(self) -> bool:
-        """Goes through the states; returns whether MLflow has everything."""
+        """Goes through the phases; returns whether MLflow has everything."""
         steps = {
-            State.FOLLOWING: self._follow,
-            State.DRAINING: self._drain,
-            State.CONCLUDING: self._conclude,
-            State.DRAWING: self._draw,
+            Phase.FOLLOWING: self._follow,
+            Phase.DRAINING: self._drain,
+            Phase.CONCLUDING: self._conclude,
+            Phase.DRAWING: self._draw,
         }
-        state = State.FOLLOWING
+        phase = Phase.FOLLOWING
         self._insist(self._projection.log_plan, tries=1)
-        while state is not State.ENDED:
-            state = steps[state]()
+        while phase is not Phase.ENDED:
+            phase = steps[phase]()
         return not self._errors
 
     def terminate(self, *_: object) -> None:
@@ -114,33 +114,33 @@ class Session:
         the sweep ended."""
         self._terminated = min(self._terminated, time.monotonic())
 
-    def _follow(self) -> State:
+    def _follow(self) -> Phase:
         self._wait(0.0 if self._backlog else POLL_S)
         if self._deadline < inf:
-            return State.DRAINING
+            return Phase.DRAINING
         if self._backlog:
             self._insist(self._write_some)
         elif time.monotonic() > self._summary_due:
             self._summary_due = inf
             self._insist(self._projection.summarise, tries=1)
-        return State.FOLLOWING
+        return Phase.FOLLOWING
 
-    def _drain(self) -> State:
+    def _drain(self) -> Phase:
         if self._tail() and not self._backlog:
-            return State.CONCLUDING
+            return Phase.CONCLUDING
         if self._time_left() > 0:
             if self._backlog:
                 self._insist(self._write_some)
             else:
                 time.sleep(POLL_S)
-            return State.DRAINING
+            return Phase.DRAINING
         # A trial that MLflow refuses for itself does not keep the parent run from its end.
         if self._sure or self._attempt(self._projection.refresh):
-            return State.CONCLUDING
+            return Phase.CONCLUDING
         self._answer()
-        return State.ENDED
+        return Phase.ENDED
 
-    def _conclude(self) -> State:
+    def _conclude(self) -> Phase:
         until = time.monotonic() + DYING_S
         while not self._asked and self._store.owner(self._digest) and time.monotonic() < until:
             time.sleep(0.02)
@@ -154,11 +154,11 @@ class Session:
             self._insist(self._projection.log_plan, tries=2)
         self._insist(self._projection.log_results, tries=2)
         self._answer()
-        return State.DRAWING
+        return Phase.DRAWING
 
-    def _draw(self) -> State:
+    def _draw(self) -> Phase:
         self._insist(self._projection.log_figures, tries=2)
-        return State.ENDED
+        return Phase.ENDED
 
     def _answer(self) -> None:
         error = next(reversed(self._errors.values()), None)
