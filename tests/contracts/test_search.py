@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringray.lab.search import METHODS, Candidate, SearchSettings, Told
-from ringray.lab.search.base import nondominated
+from ringray.lab.search.base import layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -176,10 +176,19 @@ def test_of_several_objectives_it_measures_more_than_one_compromise(name: str) -
 
     machine = play(name, candidates(cost, objectives=2), Machine(cost, objectives=2), budget=0.35)
     points = [machine.point(key) for key in machine.samples]
-    front = nondominated([(cost(*point), float(point[2])) for point in points])
-    assert len({points[i][2] for i in front}) >= 2
+    front = next(layers(points, lambda point: (cost(*point), float(point[2]))))
+    assert len({point[2] for point in front}) >= 2
     best = min(cost(*point) for point in points)
     assert best <= 1.1 * cost(2, 0, 2)
+
+
+def test_layers_are_fronts_of_what_is_left() -> None:
+    points = [(3.0, 1.0), (1.0, 3.0), (2.0, 2.0), (2.0, 2.0), (3.0, 3.0), (4.0, 1.0)]
+    assert list(layers(points, lambda point: point)) == [
+        [(1.0, 3.0), (2.0, 2.0), (2.0, 2.0), (3.0, 1.0)], [(3.0, 3.0), (4.0, 1.0)],
+    ]  # fmt: skip
+    assert list(layers("badc", lambda name: (float(ord(name) // 98),))) == [["a"], ["b", "d", "c"]]
+    assert list(layers([], lambda point: (0.0,))) == []
 
 
 def test_halving_spends_nothing_on_what_is_surely_worse() -> None:

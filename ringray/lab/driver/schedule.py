@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import Candidate, SearchSettings, Told, nondominated, score
+from ringray.lab.search.base import Candidate, SearchSettings, Told, layers, score
 from ringray.lab.trial.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ def outcome_of(
     most = max(often.values(), default=0)
     finalists = [key for key in scores if 2 * often[key] >= most]
     among = list(scores) if len(objectives) > 1 else finalists
-    front = [among[i] for i in nondominated([scores[key] for key in among])]
+    front = next(layers(among, scores.__getitem__), [])
     return StudyResult(
         tuple(trials),
         min(finalists, key=lambda key: scores[key], default=None),
-        tuple(sorted(front, key=lambda key: scores[key])),
+        tuple(front),
         tuple(trial.key for trial in trials if trial.key not in results),
         sum(_counted(results[trial.key]) for trial in trials if trial.key in results),
     )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ringray.lab.trial.metrics import METRICS
 
+T = TypeVar("T")
+Scores = tuple[float, ...]
 NOISE = 0.1  # relative spread of one run, as long as nothing was measured twice
 _SURE = 2.0  # standard errors on each side of a score
 
@@ -84,32 +86,35 @@ def score(metric: str, value: float) -> float:
     return value if METRICS[metric].less_is_better else -value
 
 
-def by_prediction(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The likely best first: layer by layer of points that no other dominates, each in the order of
-    the first objective. Points of equal prediction stay in the plan's order."""
-    ordered: list[Candidate] = []
-    left = list(candidates)
+def layers(items: Iterable[T], scores: Callable[[T], Scores]) -> Iterator[list[T]]:
+    """Yields the Pareto front of ``items``, then the front of the rest, and so on.
+
+    An item is in the front if no other is at least as good in all scores and better in one. Each
+    layer is sorted by its scores; items of equal scores keep their order.
+    """
+    left = [(scores(item), item) for item in items]
     while left:
-        front = set(nondominated([c.predicted for c in left]))
-        layer = [c for i, c in enumerate(left) if i in front]
-        ordered += sorted(layer, key=lambda c: c.predicted)
-        left = [c for i, c in enumerate(left) if i not in front]
-    return ordered
+        least = min(score for score, _ in left)
+        if len(least) == 1:
+            front: set[Scores] = {least}
+        else:
+            known = {score for score, _ in left}
+            front = {
+                one
+                for one in known
+                if not any(
+                    other != one and all(a <= b for a, b in zip(other, one, strict=True))
+                    for other in known
+                )
+            }
+        layer = [pair for pair in left if pair[0] in front]
+        yield [item for _, item in sorted(layer, key=lambda pair: pair[0])]
+        left = [pair for pair in left if pair[0] not in front]
 
 
-def nondominated(scores: Sequence[tuple[float, ...]]) -> list[int]:
-    """Indices of the Pareto front: no other is at least as good in all and better in one."""
-    if scores and len(scores[0]) == 1:
-        least = min(scores)
-        return [i for i, one in enumerate(scores) if one == least]
-    return [
-        i
-        for i, one in enumerate(scores)
-        if not any(
-            other != one and all(a <= b for a, b in zip(other, one, strict=True))
-            for other in scores
-        )
-    ]
+def ranked(items: Iterable[T], scores: Callable[[T], Scores]) -> list[T]:
+    """Returns ``items`` layer by layer, the best first."""
+    return [item for layer in layers(items, scores) for item in layer]
 
 
 def spread(told: Sequence[Told]) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ringray.lab.search.base import Ask, Method, by_prediction, contenders, nondominated
+from ringray.lab.search.base import Ask, Method, contenders, ranked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,23 +30,28 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     reserve = settings.warmup + settings.repeats - rungs[0] if len(rungs) > 1 else 0
     price = settings.warmup + rungs[0]
     first = min(len(candidates), max(1, (left - reserve) // price))
-    asks = [Ask(one.key, rungs[0]) for one in by_prediction(candidates)[:first]]
+    asks = [Ask(one.key, rungs[0]) for one in ranked(candidates, lambda one: one.predicted)[:first]]
     had: dict[str, int] = {}
     known: dict[str, Told] = {}
+
+    def scores(key: str) -> tuple[float, ...]:
+        return known[key].scores or ()
+
     while asks:
         left -= sum(settings.warmup + ask.repeats - had.get(ask.key, 0) for ask in asks)
         had |= {ask.key: ask.repeats for ask in asks}
         known |= yield asks
-        ranked = _ranked([key for key in had if known[key].scores is not None], known)
-        full = any(had[key] == settings.repeats for key in ranked)
+        able = [key for key in had if known[key].scores is not None]
+        best = ranked(contenders(able, known), scores)
+        full = any(had[key] == settings.repeats for key in best)
         asks, spent = [], 0 if full else reserve
-        for key in [key for key in ranked if had[key] < settings.repeats][:_WIDTH]:
+        for key in [key for key in best if had[key] < settings.repeats][:_WIDTH]:
             repeats = rungs[rungs.index(had[key]) + 1]
             spent += settings.warmup + repeats - had[key]
             if spent <= left:
                 asks.append(Ask(key, repeats, repeats == settings.repeats))
-        if not asks and not full and ranked:
-            asks = [Ask(ranked[0], settings.repeats, True)]
+        if not asks and not full and best:
+            asks = [Ask(best[0], settings.repeats, True)]
 
 
 def _rungs(repeats: int) -> list[int]:
@@ -55,19 +60,6 @@ def _rungs(repeats: int) -> list[int]:
     while rungs[0] > 1:
         rungs.insert(0, (rungs[0] + 1) // 2)
     return rungs
-
-
-def _ranked(keys: Sequence[str], known: dict[str, Told]) -> list[str]:
-    """Those that may be the best, the likely best first: layer by layer of points that no other
-    dominates, each in the order of the first objective."""
-    able = contenders(keys, known)
-    ranked: list[str] = []
-    while able:
-        scores = [known[key].scores or () for key in able]
-        front = [able[i] for i in nondominated(scores)]
-        ranked += sorted(front, key=lambda key: known[key].scores or ())
-        able = [key for key in able if key not in front]
-    return ranked
 
 
 METHOD = Method(search, "all points a few times, the better ones more often", ("budget",))

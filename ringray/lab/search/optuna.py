@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ringray.lab.search.base import Ask, Method, by_prediction, nondominated
+from ringray.lab.search.base import Ask, Method, ranked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,10 +45,11 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     kept_back = finalists * (settings.warmup + settings.repeats - sketch)
     rounds = (settings.runs(len(candidates)) - kept_back) // (settings.warmup + sketch)
     rounds = min(max(1, rounds), len(candidates))
-    for candidate in by_prediction(candidates)[: -(-rounds // 4)]:
+    likely = ranked(candidates, lambda one: one.predicted)
+    for candidate in likely[: -(-rounds // 4)]:
         study.enqueue_trial({name: _label(value) for name, value in candidate.choices})
     known: dict[str, Told] = {}
-    drawn = iter(by_prediction(candidates))
+    drawn = iter(likely)
     while len(known) < rounds:
         proposed = _propose(study, space, by_labels, known)
         if proposed is None:
@@ -59,7 +60,8 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
         told = (yield [Ask(candidate.key, sketch)])[candidate.key]
         known[candidate.key] = told
         _tell(study, trial, told.scores)
-    best = _best(known, finalists)
+    able = [key for key, told in known.items() if told.scores is not None]
+    best = ranked(able, lambda key: known[key].scores or ())[:finalists]
     if best and sketch < settings.repeats:
         yield [Ask(key, settings.repeats, together=True) for key in best]
 
@@ -84,17 +86,6 @@ def _tell(study: Any, trial: Any, scores: tuple[float, ...] | None) -> None:
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     else:
         study.tell(trial, list(scores))
-
-
-def _best(known: dict[str, Told], most: int) -> list[str]:
-    left = [key for key, told in known.items() if told.scores is not None]
-    best: list[str] = []
-    while left and len(best) < most:
-        front = [left[i] for i in nondominated([known[key].scores or () for key in left])]
-        front.sort(key=lambda key: known[key].scores or ())
-        best += front[: most - len(best)]
-        left = [key for key in left if key not in front]
-    return best
 
 
 def _label(value: Any) -> str | int | float | bool | None:

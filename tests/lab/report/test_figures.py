@@ -96,8 +96,6 @@ def test_speed_up_is_one_over_the_ratio() -> None:
 def test_the_front_is_what_nothing_beats() -> None:
     places = [(10, 50), (20, 30), (20, 40), (30, 30), (40, 10), (50, 11), (10, 60)]
     rows = [row(i, timed(ms, mib), transport=f"t{i}") for i, (ms, mib) in enumerate(places)]
-    best = pareto.front(data.points(rows))
-    assert [point.config["transport"] for point in best] == ["t0", "t1", "t4"]
     drawn = pareto.draw(data.points(rows))
     assert drawn is not None
     assert {text.get_text() for text in drawn.axes[0].texts} == {"t0", "t1", "t4"}

@@ -6,24 +6,14 @@ from typing import TYPE_CHECKING
 
 from ringray.base.units import MIB
 from ringray.lab.report.figures import data, style
+from ringray.lab.search.base import layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringray.base.units import MIB
-from ringray.lab.report.figures.data import FigurePoint
+    from ringray.lab.report.figures.data import FigurePoint
 
 MAX_NAMES = 6  # per panel; the front's ends and what lies evenly between them
-
-
-def front(points: Sequence[FigurePoint]) -> list[FigurePoint]:
-    """The points that no other is at least as good as in both and better in one, fastest first."""
-    ordered = sorted(points, key=lambda p: (p.metrics["median_ms"], p.metrics["peak_memory_bytes"]))
-    kept: list[FigurePoint] = []
-    for point in ordered:
-        if not kept or point.metrics["peak_memory_bytes"] < kept[-1].metrics["peak_memory_bytes"]:
-            kept.append(point)
-    return kept
 
 
 def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
@@ -39,7 +29,7 @@ def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
             panels, "Time against peak memory, lower left is better", left_out
         )
         for panel, one in zip(panels, axes, strict=True):
-            best = front(panel.points)
+            best = next(layers(panel.points, _scores))
             others = [point for point in panel.points if point not in best]
             if others:
                 one.scatter(*_places(others), color="#bbbbbb", s=22, label="beaten by another")
@@ -53,6 +43,10 @@ def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
             one.set_ylabel("peak memory per rank (MiB)")
         style.legend(figure, axes)
     return figure
+
+
+def _scores(point: FigurePoint) -> tuple[float, float]:
+    return point.metrics["median_ms"], point.metrics["peak_memory_bytes"]
 
 
 def _places(points: Sequence[FigurePoint]) -> tuple[list[float], list[float]]:
