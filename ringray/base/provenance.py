@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ringray.base import source_digest
 from ringray.base.units import GIB
 
 PROVENANCE = "ringray-source.json"  # beside source that was sent without its repository
@@ -33,7 +34,7 @@ def describe() -> dict[str, Any]:
 
     Keys: ``hardware`` (cpu, cores that this process may use, memory_bytes, gpus), ``os``,
     ``python``, ``versions`` (None where a package is absent), ``git`` (commit and dirty, or None
-    outside a checkout), ``code`` (:func:`code_digest`) and ``kernels`` (:func:`kernel_digest`).
+    outside a checkout), ``code`` (:func:`code_digest`) and ``kernels`` (:func:`measured_digest`).
     The host name is left out on purpose: it identifies people and no measurement depends on it.
     """
     return {
@@ -43,7 +44,7 @@ def describe() -> dict[str, Any]:
         "versions": versions(),
         "git": git_state(),
         "code": code_digest(),
-        "kernels": kernel_digest(),
+        "kernels": measured_digest(),
     }
 
 
@@ -72,14 +73,14 @@ def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """sha256 (hex) over the names and contents of all Python files of both packages."""
-    return _tree_digest(packages())
+    """Returns :func:`ringray.base.source_digest.code_digest` of both packages."""
+    return source_digest.code_digest(packages())
 
 
 @lru_cache(maxsize=1)
-def kernel_digest() -> str:
-    """sha256 (hex) over the Python files of ``ringray_kernels`` alone."""
-    return _tree_digest(_kernel_package())
+def measured_digest() -> str:
+    """Returns :func:`ringray.base.source_digest.measured_digest` of both packages."""
+    return source_digest.measured_digest(packages())
 
 
 @lru_cache(maxsize=1)
@@ -174,18 +175,6 @@ def _kernel_package() -> tuple[Path, ...]:
     return (Path(next(iter(spec.submodule_search_locations))),)
 
 
-def _tree_digest(packages: tuple[Path, ...]) -> str:
-    total = hashlib.sha256()
-    for package in packages:
-        files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
-        for name in sorted(files):
-            content = files[name].read_bytes()
-            # The length keeps two files from being mistaken for one with both contents.
-            total.update(f"{package.name}/{name}\0{len(content)}\0".encode())
-            total.update(content)
-    return total.hexdigest()
-
-
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -206,17 +195,17 @@ def _usable_cores() -> int:
 
 
 def _gpu_names() -> list[str]:
-    if not shutil.which("nvidia-smi"):
+    """Returns the names that NVIDIA's driver has for the GPUs; empty without a working driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no such package or library, or a driver that fails: torch has no GPU either
         return []
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        # A driver without a device, or a wedged one: torch would not see a GPU either.
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
         return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    finally:
+        pynvml.nvmlShutdown()

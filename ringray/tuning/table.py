@@ -131,7 +131,7 @@ def here(device: str = "cpu") -> Place:
     versions = provenance.versions()
     kind = "cpu" if device == "cpu" else "cuda"
     name = f"{machine['cpu']}, {machine['cores']} cores" if kind == "cpu" else device
-    kernels = provenance.kernel_digest()
+    kernels = provenance.measured_digest()
     return Place(name, kernels, versions["torch"], versions["triton"], kind)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from ringray.base import provenance
@@ -55,18 +56,6 @@ def test_a_point_is_its_config_kernels_hardware_and_versions() -> None:
     assert len(points) == 6
 
 
-def test_the_code_digest_sees_names_and_contents(tmp_path: Path) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    digests = []
-    for name, content in (("a.py", "x"), ("a.py", "y"), ("b.py", ""), ("c.txt", "")):
-        (package / name).write_text(content)
-        digests.append(provenance._tree_digest((package,)))
-    assert len(set(digests)) == 3
-    assert digests[2] == digests[3]
-    assert provenance._tree_digest(()) != digests[0]
-
-
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if not shutil.which("git"):
@@ -112,13 +101,30 @@ def test_a_package_below_someone_elses_checkout_has_no_commit(
     assert provenance.git_state() is None
 
 
-def test_a_broken_nvidia_smi_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho NVIDIA X; echo NVIDIA X\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert provenance._gpu_names() == ["NVIDIA X", "NVIDIA X"]
-    program.write_text("#!/bin/sh\necho failed; exit 9\n")
+def test_gpus_are_named_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda i: i)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: f"NVIDIA {handle}")
+    assert provenance._gpu_names() == ["NVIDIA 0", "NVIDIA 1"]
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetName"])
+def test_a_broken_driver_means_no_gpu(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda i: i)
+    monkeypatch.setattr(pynvml, call, fail)
+    assert provenance._gpu_names() == []
+
+
+def test_no_package_for_the_driver_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert provenance._gpu_names() == []
 
 

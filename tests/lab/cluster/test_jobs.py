@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from ringray.base import provenance
+from ringray.base import provenance, source_digest
 from ringray.base.errors import PlaceError
 from ringray.lab import cli
 from ringray.lab.cluster import job_package, jobs
@@ -55,7 +55,7 @@ def test_the_first_submit_sends_the_source_and_the_spec(server: Server, here: Jo
 def test_what_is_sent_is_what_runs_here(small: str) -> None:
     with job_package.packed(spec.load(small)) as shipment:
         packages = (shipment.folder / "ringray", shipment.folder / "kernels" / "ringray_kernels")
-        assert provenance._tree_digest(packages) == provenance.code_digest()
+        assert source_digest.code_digest(packages) == provenance.code_digest()
         assert shipment.spec == "spec/small.yaml"
         assert (shipment.folder / shipment.spec).read_text() == SMALL
         assert provenance._provenance(shipment.folder) == provenance.git_state()
