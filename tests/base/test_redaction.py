@@ -190,7 +190,7 @@ def test_a_password_in_a_spec_goes_no_further_than_the_store(
     assert parse(sent[0]).digest == made.digest
     assert main(["submit", str(spec), "--address", "http://127.0.0.1:9"]) == 2
     said = capsys.readouterr().err
-    assert "tracking.uri: holds a password" in said
+    assert "tracking.uri: has a password" in said
     assert SECRET not in said
 
 

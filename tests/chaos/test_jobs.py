@@ -151,7 +151,7 @@ def test_detached_attached_and_stopped(head: Head) -> None:
     leaver.send_signal(signal.SIGINT)
     left = head.place.end(leaver)
     assert left.code == 130, left.err
-    assert "goes on" in left.out
+    assert "continues" in left.out
     assert left.err == ""
     stopped = head.place.run("stop", "stopped", "--address", head.url)
     assert stopped.code == 0, stopped.err

@@ -1,4 +1,4 @@
-"""``doctor``: what this machine (or a cluster) can run, what is missing and how to get it."""
+"""``doctor``: reports what this machine or a cluster can run, and how to get missing parts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ringray.base import private_files, provenance, units
 from ringray.base.errors import RingrayError
 from ringray.base.redaction import shown
+from ringray.lab.cli.options import ADDRESS, options
 from ringray.lab.cluster.connect import local_ranks
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ class Finding:
     said: str
 
 
+@options(ADDRESS)
 def doctor(arguments: argparse.Namespace) -> int:
-    """Prints a line per finding; 0 if the quickstart can run, else 1."""
+    """Prints a line per finding; returns 0 if the quickstart can run, else 1."""
     verdicts = []
     for finding in _findings(arguments.address):
         print(shown(f"{finding.verdict:<8}{finding.what:<10}{finding.said}"), flush=True)
@@ -75,8 +77,8 @@ def _findings(address: str | None) -> Iterator[Finding]:
 
 
 def probe(*what: str) -> dict[str, Any]:
-    """What ``ringray.lab.cli.probe`` found, with an ``error`` where it could not be found."""
-    # What this process imports from, that one does: a checkout is often not installed.
+    """Returns the answer of ``ringray.lab.cli.probe``, or an ``error``."""
+    # The same paths as in this process: a checkout is often not installed.
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
         done = subprocess.run(
@@ -112,9 +114,11 @@ def _package(name: str, found: dict[str, Any], way_out: str) -> Finding:
     version = found["version"]
     if name in LEAST and _numbers(version) < LEAST[name]:
         least = ".".join(map(str, LEAST[name]))
-        return Finding("missing", name, f"{version} is too old, {least} is the least; {way_out}")
+        return Finding(
+            "missing", name, f"{version} is too old, expected {least} or newer; {way_out}"
+        )
     if version.partition("+")[0] != TRIED[name]:
-        return Finding("note", name, f"{version}; tried with {TRIED[name]}")
+        return Finding("note", name, f"{version}; tested with {TRIED[name]}")
     return Finding("ok", name, version)
 
 
@@ -137,7 +141,7 @@ def _memory() -> Finding:
     memory = psutil.virtual_memory()
     said = f"{units.memory(memory.total)}, {units.memory(memory.available)} free"
     if memory.available < _QUICKSTART_MEMORY:
-        said += f"; the quickstart wants {units.memory(_QUICKSTART_MEMORY)}"
+        said += f"; the quickstart needs {units.memory(_QUICKSTART_MEMORY)}"
         return Finding("note", "memory", said)
     return Finding("ok", "memory", said)
 
@@ -159,7 +163,7 @@ def _gloo(torch: dict[str, Any]) -> Iterator[Finding]:
     if torch["gloo"] is None:
         yield Finding("ok", "gloo", "a group forms over the loopback")
     else:
-        hint = "the machine's name must resolve: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
+        hint = "the host name must resolve: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
         yield Finding("missing", "gloo", f"{torch['gloo']}; {hint}")
 
 
@@ -169,7 +173,7 @@ def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
     usable = [name for name, why in backends.items() if why is None and name not in interpreted]
     if backends:
         verdict: Literal["ok", "missing"] = "ok" if usable else "missing"
-        said = ", ".join(usable) or "none computes here"
+        said = ", ".join(usable) or "none works here"
         chosen = f"; auto is {torch['auto']}" if "auto" in torch else ""
         yield Finding(verdict, "backends", said + chosen)
     if interpreted and backends.get("triton") is None:
@@ -198,7 +202,7 @@ def _home() -> Iterator[Finding]:
     free = shutil.disk_usage(path).free
     said = f"{path}, {units.memory(free)} free"
     if others:
-        said += f"; others may write there, and so replace what is in it: chmod go-w {path}"
+        said += f"; other users may write there and replace its files: chmod go-w {path}"
     yield Finding("ok" if free >= _DISK and not others else "note", "home", said)
 
 
@@ -206,7 +210,7 @@ def _rings(cores: int, gpus: int) -> Finding:
     most = local_ranks()
     said = f"up to {units.plural(most, 'rank')} on the CPU"
     if most > cores:
-        said += f", of which {cores} without sharing a core"
+        said += f", {cores} of them without sharing a core"
     if gpus:
         said = f"up to {units.plural(gpus, 'rank')} on GPUs, {said}"
     return Finding("ok" if most >= 2 else "missing", "rings", said)

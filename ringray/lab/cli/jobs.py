@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError
 from ringray.base.redaction import has_password, plain
+from ringray.lab.cli.options import DASHBOARD, SPEC, Option, options
 from ringray.lab.cluster import job_package, job_server
 from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
 from ringray.lab.plan.plan import build
@@ -19,12 +20,20 @@ if TYPE_CHECKING:
     import argparse
 
 
+@options(
+    SPEC,
+    DASHBOARD,
+    Option("--detach", action="store_true", help="return when the cluster has it; do not follow"),
+    Option(
+        "--store", metavar="F", help="store file on the head (default: RINGRAY_HOME/store.db there)"
+    ),
+)
 def submit(arguments: argparse.Namespace) -> int:
-    """Sends a sweep to a cluster, unless it runs there, and follows it; exits as the sweep does."""
+    """Sends a sweep to a cluster, unless it runs there, and follows it; returns its exit code."""
     plan = build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
     if has_password(plan.spec.tracking.uri or ""):
         raise SpecError(
-            "holds a password, which would lie on the cluster for everybody who may read its jobs; "
+            "has a password, which every user who may read the cluster's jobs could read; "
             "set MLFLOW_TRACKING_URI on the head instead",
             path=plan.spec.path,
             line=plan.spec.line_of("tracking.uri"),
@@ -42,7 +51,7 @@ def submit(arguments: argparse.Namespace) -> int:
         print(f"{called}: job {job.id} runs already at {url}")
         if job.code != provenance.code_digest():
             print(
-                "it runs other source than is here; to run this: "
+                "it runs different source; to run this one: "
                 f"`ringray stop {plan.digest[:12]} --address {url}`, then submit again"
             )
     if arguments.detach:
@@ -53,15 +62,18 @@ def submit(arguments: argparse.Namespace) -> int:
     try:
         job = here.follow(job, _write)
     except KeyboardInterrupt:
-        print(f"\ndetached; job {job.id} goes on")
+        print(f"\ndetached; job {job.id} continues")
         print(f"follow: {again}")
         print(f"stop:   ringray stop {plan.spec.name} --address {url}")
         return INTERRUPTED
     return _end(job, again)
 
 
+@options(
+    Option("sweep", metavar="SWEEP", help="name, the start of its digest, or its spec"), DASHBOARD
+)
 def stop(arguments: argparse.Namespace) -> int:
-    """Ends the running job of a sweep; what it measured is kept, and it can be resumed."""
+    """Ends the running job of a sweep; its results are kept, and it can be resumed."""
     selector = arguments.sweep
     if Path(selector).suffix in (".yaml", ".yml"):
         selector = specs.load(selector).digest
@@ -79,12 +91,12 @@ def stop(arguments: argparse.Namespace) -> int:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(plain(text))  # a job may write what it likes
+    sys.stdout.write(plain(text))  # a job may write control characters
     sys.stdout.flush()
 
 
 def _end(job: Job, again: str) -> int:
-    """Says how a job ended; the exit code."""
+    """Prints how a job ended; returns the exit code."""
     code, how = job.ending()
     if job.obstacle is not None:
         raise PlaceError(f"job {job.id} {how}")
@@ -92,5 +104,5 @@ def _end(job: Job, again: str) -> int:
     if code == INTERRUPTED:
         print(f"to continue it: {again}")
     elif code == 1:
-        print(f"to try again what failed: {again}")
+        print(f"to repeat the failed trials: {again}")
     return code

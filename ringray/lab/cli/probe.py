@@ -1,7 +1,7 @@
-"""What one heavy package can do here, found out in a process of its own: ``doctor`` starts it.
+"""The test of one heavy package, in a process of its own that ``doctor`` starts.
 
 ``python -m ringray.lab.cli.probe torch|ray|mlflow|cluster [ADDRESS]`` prints one JSON object as its
-last line. A package that is broken may end the process or hang; ``doctor`` sees that from outside.
+last line. A broken package may end the process or hang, which ``doctor`` reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def torch_() -> dict[str, Any]:
-    """Version, GPUs, whether gloo forms a group, which backends compute here and which is auto."""
+    """Reports version, GPUs, whether gloo forms a group, usable backends and the one of auto."""
     import torch
     import torch.distributed as dist
 
@@ -33,9 +33,9 @@ def torch_() -> dict[str, Any]:
             dist.all_reduce(one)
             dist.destroy_process_group()
         found["gloo"] = None if one.item() == 1 else "a sum over one rank came out wrong"
-    except Exception as error:  # whatever it is, it is what the user must see
+    except Exception as error:  # of any type: the user must see it
         found["gloo"] = f"{type(error).__name__}: {error}"
-    if not devices:  # as ranks on a CPU do; nothing has imported triton yet
+    if not devices:  # as ranks on a CPU do, before triton is imported
         os.environ["TRITON_INTERPRET"] = "1"
     q = torch.zeros(1, 1, 1, 16, device="cuda" if devices else "cpu")
     for name in BACKENDS:
@@ -46,19 +46,19 @@ def torch_() -> dict[str, Any]:
                 found["interpreted"] = getattr(backend, "INTERPRETED", False)
         except Exception as error:
             found["backends"][name] = f"{type(error).__name__}: {error}"
-    with contextlib.suppress(Exception):  # told above, backend by backend
+    with contextlib.suppress(Exception):  # reported above for each backend
         found["auto"] = api.resolve_backend("auto", q)
     return found
 
 
 def package(name: str) -> dict[str, Any]:
-    """That a package can be imported, and its version."""
+    """Imports a package and reports its version."""
     module = __import__(name)
     return {"version": module.__version__}
 
 
 def cluster(address: str) -> dict[str, Any]:
-    """What a running Ray cluster has."""
+    """Reports the nodes and resources of a running Ray cluster."""
     import ray
 
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
@@ -69,7 +69,7 @@ def cluster(address: str) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """Prints what was found, or why nothing could be."""
+    """Prints the report, or the error."""
     try:
         if argv[0] == "torch":
             found = torch_()
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
             found = cluster(argv[1])
         else:
             found = package(argv[0])
-    except Exception as error:  # the report is the purpose
+    except Exception as error:  # of any type: it is the report
         found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     print(json.dumps(found), flush=True)
     return 0

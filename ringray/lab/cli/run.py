@@ -7,19 +7,28 @@ import statistics
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from ringray.base import units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
-from ringray.lab.cli.store import doubted, open_store, print_hops, print_results, say
+from ringray.lab.cli.options import (
+    ADDRESS,
+    JSON,
+    NO_TRACKING,
+    SPEC,
+    STORE,
+    SWEEP,
+    Option,
+    options,
+)
+from ringray.lab.cli.store import open_store, print_hops, print_results, say
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import build
 from ringray.lab.report import words
 from ringray.lab.report.live import observer
 from ringray.lab.search import METHODS
 from ringray.lab.spec import model as specs
-from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.outcome import UNKNOWN
 
 if TYPE_CHECKING:
@@ -31,19 +40,29 @@ if TYPE_CHECKING:
     from ringray.lab.driver.observer import Summary
     from ringray.lab.plan.plan import Plan
     from ringray.lab.spec.model import Spec
+    from ringray.lab.store.store import Store
     from ringray.lab.tracking.tracker import Tracker
     from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 
+@options(SPEC, ADDRESS, STORE, JSON, NO_TRACKING)
 def run(arguments: argparse.Namespace) -> int:
-    """Measures the trials of a spec that the store has no result of."""
+    """Measures the trials of a spec that have no result in the store."""
     plan = build(specs.load(arguments.spec))
-    with doubted(Store(arguments.store or default_path())) as store:
+    with open_store(arguments.store, create=True) as store:
         return execute(plan, store, arguments)
 
 
+@options(
+    SWEEP,
+    ADDRESS,
+    STORE,
+    JSON,
+    NO_TRACKING,
+    Option("--from-mlflow", action="store_true", help="first restore missing trials from MLflow"),
+)
 def resume(arguments: argparse.Namespace) -> int:
-    """Measures what a sweep in the store still lacks; of a search, keeps what it has found."""
+    """Measures the missing trials of a sweep in the store; of a search, keeps the best points."""
     if arguments.from_mlflow:
         return _resume_from_mlflow(arguments)
     with open_store(arguments.store) as store:
@@ -51,15 +70,15 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
-    """Takes what the store lacks of a sweep from MLflow, then continues it."""
+    """Restores the trials that the store lacks from MLflow, then continues the sweep."""
     from ringray.lab.tracking.restore import restore
 
-    with doubted(Store(arguments.store or default_path())) as store:
+    with open_store(arguments.store, create=True) as store:
         try:
             known = store.find(arguments.sweep)
         except PlaceError:
             raise
-        except UserError:  # the whole of it is lost
+        except UserError:  # the store has nothing of it
             found = restore(store.path, arguments.sweep, None)
         else:
             with store.lease(known.digest):
@@ -68,8 +87,8 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
         said = f"{units.plural(found.added, 'trial')} taken from MLflow"
         if found.unreadable:
             said += f"; {found.unreadable} there cannot be read and will be measured again"
-        screen = sys.stderr if arguments.json == "-" else sys.stdout
-        print(f"{shown(found.name)} ({found.digest[:12]}): {said}", file=screen, flush=True)
+        called = f"{shown(found.name)} ({found.digest[:12]})"
+        print(f"{called}: {said}", file=_screen(arguments), flush=True)
         return _go_on(store, found.digest, arguments)
 
 
@@ -81,19 +100,19 @@ def _go_on(store: Store, sweep: str, arguments: argparse.Namespace) -> int:
 
 
 def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
-    """Runs a tuning plan and keeps the best point of each problem; the exit code."""
+    """Runs a tuning plan and keeps the best point of each problem; returns the exit code."""
     from ringray.tuning import table as tuned
 
-    tuned.table()  # a broken one is said before hours are spent
+    tuned.table()  # reports a broken table before hours of measuring
     code = execute(plan, store, arguments)
     if code == 130:
         return code
     from ringray.lab.driver import studies
 
     found = studies.entries(plan, store.trials(plan.digest))
-    screen = sys.stderr if arguments.json == "-" else sys.stdout
+    screen = _screen(arguments)
     if not found:
-        print("tuned:  nothing, for no point could be measured", file=screen)
+        print("tuned:  nothing, because no point could be measured", file=screen)
         return code or 1
     path = tuned.add(found)
     print(f"tuned:  {units.plural(len(found), 'choice')} in {path}", file=screen)
@@ -101,34 +120,33 @@ def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
 
 
 def stored_spec(sweep: SweepRow) -> Spec:
-    """The spec that a sweep was begun with.
+    """Returns the spec that a sweep was started with.
 
     Raises:
-        UserError: this version of ringray reads it as another sweep, or not at all.
+        UserError: this version of ringray reads it as another sweep, or cannot read it.
     """
     if sweep.kind == UNKNOWN:
         raise UserError(
             f"the spec of sweep {sweep.name} was lost with a damaged store: `ringray run` with "
-            "that spec takes up what was saved, or --from-mlflow asks MLflow for it"
+            "that spec takes up the saved trials, or --from-mlflow restores it"
         )
-    # Defaults may have changed since; the stored meaning has them all filled in (JSON is YAML).
+    # Defaults may have changed since; the stored fields include them (JSON is YAML).
     for text in (sweep.source, json.dumps(sweep.spec, indent=2)):
         with suppress(SpecError):
             spec = specs.parse(text, f"<{sweep.name} in the store>")
             if spec.digest == sweep.digest:
                 return spec
     raise UserError(
-        f"sweep {sweep.name} ({sweep.digest[:12]}) was begun by another version of ringray, "
-        "to which its spec meant something else; use that one, or start anew: `ringray run SPEC`"
+        f"sweep {sweep.name} ({sweep.digest[:12]}) was started by another version of "
+        "ringray, which reads its spec differently; use that one, or start again: "
+        "`ringray run SPEC`"
     )
 
 
 def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
-    """Runs a plan and prints its summary; the exit code."""
-    to_stdout = arguments.json == "-"
+    """Runs a plan and prints its summary; returns the exit code."""
     json_path = _json_path(arguments.json)
-    # With --json - stdout carries the records and nothing else.
-    screen = sys.stderr if to_stdout else sys.stdout
+    screen = _screen(arguments)
     with ExitStack() as closing:
         view = observer(screen)
         closing.callback(view.close)
@@ -150,7 +168,7 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
 
         _print_summary(tables.console(screen), plan, store, summary, arguments)
     except BrokenPipeError:
-        if not to_stdout:
+        if arguments.json != "-":
             raise
     return summary.exit_code
 
@@ -158,12 +176,12 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
 def _tracking(
     plan: Plan, store: Store, closing: ExitStack, note: Callable[[str], None]
 ) -> Callable[[], Tracker]:
-    """What starts the sweep's tracking process; ``closing`` ends it if that is never called.
+    """Returns a function that starts tracking in a process prepared here, which ``closing`` ends.
 
-    A place that has taken this sweep before and does not answer now is only noted.
+    If MLflow has this sweep already and does not answer now, a note says so.
 
     Raises:
-        PlaceError: MLflow cannot be used; before Ray starts, which takes seconds.
+        PlaceError: MLflow cannot be used.
     """
     from ringray.lab.tracking import location, tracker
 
@@ -181,8 +199,13 @@ def _tracking(
     return made.start
 
 
+def _screen(arguments: argparse.Namespace) -> TextIO:
+    """Returns stdout; with ``--json -`` stdout has the records alone, and messages go to stderr."""
+    return sys.stderr if arguments.json == "-" else sys.stdout
+
+
 def _json_path(given: str | None) -> Path | None:
-    """Where the driver appends; UserError before anything runs if it cannot."""
+    """Returns the file to which the driver appends; UserError if it cannot."""
     if given is None:
         return None
     if given == "-":
@@ -198,7 +221,7 @@ def _json_path(given: str | None) -> Path | None:
 
 
 def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over: bool) -> None:
-    """What a search has found."""
+    """Prints the best points of a search."""
     if not KINDS[plan.spec.kind].tunes and METHODS[plan.spec.search.method].exhaustive:
         return
     from ringray.lab.driver import studies
@@ -246,12 +269,12 @@ def _print_summary(
             "below 1 the ring is faster",
         )
     if any("error_out" in row.metrics for row in trials):
-        say(console, "error: share of the budget, 2 × flash SDPA's own error; up to 1 is right")
+        say(console, "error: share of the budget, 2 × the error of flash SDPA; up to 1 passes")
     if any("hidden" in row.metrics for row in trials):
-        say(console, "hidden: share of the transfers' own time for which no rank had to wait")
+        say(console, "hidden: share of the transfer time during which no rank waited")
     if len(summary.gaps_ms) >= 10:
         gap = statistics.median(summary.gaps_ms)
-        say(console, f"driver: {gap:.1f} ms between two trials on a warm ring (median)")
+        say(console, f"driver: {gap:.1f} ms between two trials on a running ring (median)")
     say(console, f"store:  {store.path}")
     if arguments.json and arguments.json != "-":
         say(console, f"json:   {arguments.json}")
@@ -260,6 +283,6 @@ def _print_summary(
     if summary.tracking:
         say(console, f"        {summary.tracking}; `ringray sync {plan.spec.name}` writes them")
     if not trials:
-        say(console, "interrupted before anything was recorded; run it again to start")
+        say(console, "interrupted before the first record; run it again to start")
     elif summary.interrupted or pending:
         say(console, f"continue with: ringray resume {plan.spec.name}{option}")

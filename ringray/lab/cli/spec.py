@@ -1,4 +1,4 @@
-"""``validate``, ``plan`` and ``schema``: what a spec says. Import neither torch nor ray."""
+"""``validate``, ``plan`` and ``schema``: the content of a spec. Import neither torch nor ray."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
+from ringray.lab.cli.options import ALL, SPEC, Option, options
 from ringray.lab.plan.plan import build, trial_dict
 from ringray.lab.report import words
 from ringray.lab.spec import model as specs
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
     from ringray.lab.plan.plan import Plan
 
-_ROWS = 60  # of a table, unless all are asked for
+_ROWS = 60  # rows of a table without --all
 
 
+@options(SPEC)
 def validate(arguments: argparse.Namespace) -> int:
-    """Checks a spec and its plan; two lines when both are right."""
+    """Checks a spec and its plan; prints two lines if both are valid."""
     plan = _built(arguments)
     spec = plan.spec
     print(f"{arguments.spec}: {spec.name} ({spec.kind}) is valid, sweep {plan.digest[:12]}")
@@ -32,8 +34,9 @@ def validate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@options(SPEC, Option("--json", metavar="F", help="write JSON to F; - is stdout"), ALL)
 def plan(arguments: argparse.Namespace) -> int:
-    """Prints what the trials of a spec compute and what they are predicted to cost."""
+    """Prints the trials of a spec and their predicted cost."""
     made = _built(arguments)
     if arguments.json == "-":
         json.dump(_as_json(made), sys.stdout, indent=1)

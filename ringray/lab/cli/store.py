@@ -1,4 +1,4 @@
-"""``list``, ``status``, ``sync`` and ``recover``: what the store knows."""
+"""``list``, ``status``, ``sync`` and ``recover``: the content of the store."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
+from ringray.lab.cli.options import ALL, STORE, SWEEP, options
 from ringray.lab.report import words
 from ringray.lab.store.store import Store, default_path
 
@@ -20,42 +21,39 @@ if TYPE_CHECKING:
 
     from ringray.lab.trial.outcome import SweepRow, TrialRow
 
-ROWS = 40  # of a results table, unless all are asked for
+ROWS = 40  # rows of a results table without --all
 
 
-def open_store(given: str | None) -> Store:
-    """The store that is named, or the default one, which must exist.
+def open_store(given: str | None, create: bool = False) -> Store:
+    """Opens the named store or the default one, and warns if part of it seems to be missing.
 
     Raises:
         PlaceError: it cannot be used.
-        UserError: nothing was ever run.
+        UserError: the default store does not exist, and ``create`` is not set.
     """
     path = Path(given) if given else default_path()
-    if given is None and not path.exists():
+    if given is None and not create and not path.exists():
         raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
-    return doubted(Store(path, create=False))
-
-
-def doubted(store: Store) -> Store:
-    """The store, with a warning where something of it seems to be missing."""
+    store = Store(path, create)
     if store.doubt:
         print(f"ringray: warning: {store.doubt}", file=sys.stderr, flush=True)
     return store
 
 
 def as_it_stands(store: Store, sweep: SweepRow) -> SweepRow:
-    """The sweep with the status that its driver would give it, had it not been killed."""
+    """Returns the sweep with the status interrupted if its driver was killed."""
     if sweep.status == "running" and store.owner(sweep.digest) is None:
         return replace(sweep, status="interrupted")
     return sweep
 
 
+@options(STORE)
 def sweeps(arguments: argparse.Namespace) -> int:
     """Lists the sweeps, the newest first."""
     path = Path(arguments.store) if arguments.store else default_path()
     rows: list[SweepRow] = []
     if arguments.store or path.exists():
-        with doubted(Store(path, create=False)) as store:
+        with open_store(arguments.store) as store:
             rows = [as_it_stands(store, row) for row in store.sweeps()]
     if not rows:
         print(f"no sweeps in {path} yet; `ringray run experiments/quickstart.yaml` makes one")
@@ -66,8 +64,9 @@ def sweeps(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@options(SWEEP, STORE, ALL)
 def status(arguments: argparse.Namespace) -> int:
-    """Prints where a sweep stands and how its trials ended."""
+    """Prints the state of a sweep and the results of its trials."""
     with open_store(arguments.store) as store:
         sweep = as_it_stands(store, store.find(arguments.sweep))
         trials = store.trials(sweep.digest)
@@ -98,8 +97,8 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def print_results(console: Console, trials: list[TrialRow], *, everything: bool, more: str) -> None:
-    """The constants and the table of what is not pruned, replicas as one; ``more`` shows the rest,
-    trial by trial."""
+    """Prints the constants and the results of trials that are not pruned, replicas as one; ``more``
+    is the command that shows each trial."""
     from ringray.lab.report import replicas, tables
 
     rows = [row for row in trials if row.status != "pruned"]
@@ -115,7 +114,7 @@ def print_results(console: Console, trials: list[TrialRow], *, everything: bool,
     tables.show(tables.results_table(shown, fields), console)
     if len(shown) < len(rows):
         hidden = units.plural(len(rows) - len(shown), "point")
-        say(console, f"... and {hidden} more that tell less ({more})")
+        say(console, f"... {hidden} hidden ({more})")
     elif len(rows) < measured:
         say(console, f"medians over the replicas of each point, {measured} trials ({more})")
 
@@ -123,7 +122,7 @@ def print_results(console: Console, trials: list[TrialRow], *, everything: bool,
 def print_hops(
     console: Console, digest: str, trials: list[TrialRow], *, everything: bool, more: str
 ) -> None:
-    """The table of hops, if any trial measured them, and where the traces are."""
+    """Prints the table of hops if a trial measured them, and the folder of the traces."""
     from ringray.lab.report import hops, tables
     from ringray.lab.store.traces import folder_of
 
@@ -140,18 +139,19 @@ def print_hops(
     console.print()
     say(
         console,
-        "largest time of any rank; transfer: with nothing computed beside it, wait: in the pass",
+        "largest time of any rank; transfer: without computation beside it, wait: in the pass",
     )
     say(console, f"traces: {folder_of(digest)} (https://ui.perfetto.dev opens them)")
 
 
 def say(console: Console, text: str) -> None:
-    """A line of plain text, never cut."""
+    """Prints a line of plain text, never cut."""
     console.print(shown(text), markup=False, soft_wrap=True)
 
 
+@options(SWEEP, STORE)
 def sync(arguments: argparse.Namespace) -> int:
-    """Writes to MLflow what it lacks of a sweep."""
+    """Writes the trials of a sweep to MLflow that it lacks."""
     with open_store(arguments.store) as store:
         sweep = store.find(arguments.sweep)
         path = store.path
@@ -164,12 +164,13 @@ def sync(arguments: argparse.Namespace) -> int:
     written = units.plural(state.written, "trial")
     print(f"{sweep.name}: {written} in MLflow, {state.pending} missing")
     if state.error or state.pending:
-        raise UserError(f"MLflow does not have all of it: {state.error or 'it gave no answer'}")
+        raise UserError(f"MLflow lacks some of it: {state.error or 'it gave no answer'}")
     return 0
 
 
+@options(STORE)
 def recover(arguments: argparse.Namespace) -> int:
-    """Saves what can be read of a damaged store."""
+    """Saves the readable part of a damaged store."""
     from ringray.lab.store.recover import recover as mend
 
     path = Path(arguments.store) if arguments.store else default_path()
@@ -177,7 +178,7 @@ def recover(arguments: argparse.Namespace) -> int:
     if result.kept is None:
         print(f"{path} is not damaged; nothing was done")
         return 0
-    print(f"{path} was damaged and is kept as {result.kept.name}; in its place is what was read:")
+    print(f"{path} was damaged and is kept as {result.kept.name}; the new store has:")
     for sweep in result.sweeps:
         lost = f"; lost: {units.plural(len(sweep.lost), 'ended trial')}" if sweep.lost else ""
         saved = f"{units.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended{lost}"
@@ -185,9 +186,9 @@ def recover(arguments: argparse.Namespace) -> int:
         for key in sweep.lost[:ROWS]:
             print(f"    lost: {shown(key)}")
         if sweep.nameless:
-            print("    its name and spec are lost: `ringray run` with its spec takes it up")
+            print("    its name and spec are lost: `ringray run` with its spec continues it")
     print(
-        "`ringray resume SWEEP` measures what is missing, `ringray resume SWEEP --from-mlflow` "
-        "takes it from MLflow"
+        "`ringray resume SWEEP` measures the missing trials, `ringray resume SWEEP --from-mlflow` "
+        "restores them from MLflow"
     )
     return 0

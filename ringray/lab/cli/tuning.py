@@ -1,4 +1,4 @@
-"""``tune``: a search whose results are kept; ``tuned``: what has been kept."""
+"""``tune``: a search that keeps its best points; ``tuned``: the choices that are kept."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ringray.base import units
 from ringray.base.errors import SpecError, UserError
+from ringray.lab.cli.options import ADDRESS, JSON, NO_TRACKING, SPEC, STORE, Option, options
 from ringray.lab.cli.run import search
-from ringray.lab.cli.store import doubted
+from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import build
 from ringray.lab.spec import model as specs
-from ringray.lab.store.store import Store, default_path
 from ringray.tuning import table as tuned
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from ringray.tuning.table import Entry
 
 
+@options(SPEC, ADDRESS, STORE, JSON, NO_TRACKING)
 def tune(arguments: argparse.Namespace) -> int:
-    """Runs a tuning spec, and keeps the best point of each problem for what leaves it open."""
+    """Runs a tuning spec, and keeps the best point of each problem for later calls."""
     plan = build(specs.load(arguments.spec))
     if not KINDS[plan.spec.kind].tunes:
         tuning = ", ".join(name for name, kind in KINDS.items() if kind.tunes)
@@ -34,10 +35,16 @@ def tune(arguments: argparse.Namespace) -> int:
             line=plan.spec.line_of("kind"),
             field="kind",
         )
-    with doubted(Store(arguments.store or default_path())) as store:
+    with open_store(arguments.store, create=True) as store:
         return search(plan, store, arguments)
 
 
+@options(
+    (
+        Option("--export", metavar="F", help="write all of them to F"),
+        Option("--import", metavar="F", dest="take", help="add those in F"),
+    )
+)
 def show(arguments: argparse.Namespace) -> int:
     """Lists, exports or imports tuned choices."""
     if arguments.take is not None:
@@ -86,7 +93,7 @@ def _print(entries: list[Entry]) -> None:
 
 
 def _usable(place: tuned.Place, here: tuned.Place) -> str:
-    """Whether an entry is used here; which GPUs a cluster has is not known here."""
+    """Returns whether an entry is used here, as far as known without the cluster's GPUs."""
     if replace(here, hardware=place.hardware, device=place.device) != place:
         return "no: other kernels or versions"
     if place.device == "cuda":

@@ -59,7 +59,7 @@ def test_doctor_is_content_where_the_quickstart_can_run(
         ),
         (
             {"torch": {"version": "2.4.0", "gpus": [], "gloo": None, "backends": {}}},
-            "missing torch     2.4.0 is too old, 2.11 is the least",
+            "missing torch     2.4.0 is too old, expected 2.11 or newer",
         ),
         (
             {"torch": {"version": "2.13.0", "gpus": [], "gloo": "no route", "backends": {}}},

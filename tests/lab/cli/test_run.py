@@ -99,7 +99,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     monkeypatch.setattr("ringray.lab.driver.run.run", interrupted)
     recorded = False
     assert cli.main(["run", small]) == 130
-    assert "interrupted before anything was recorded" in capsys.readouterr().out
+    assert "interrupted before the first record" in capsys.readouterr().out
     recorded = True
     assert cli.main(["run", small, "--store", str(home / "other.db")]) == 130
     out = capsys.readouterr().out

@@ -22,7 +22,7 @@ def test_submit_follows_and_exits_as_the_sweep(
 ) -> None:
     for status, code, last in (
         ("SUCCEEDED", 0, "complete\n"),
-        ("FAILED", 1, f"to try again what failed: ringray submit {small} --address {URL}\n"),
+        ("FAILED", 1, f"to repeat the failed trials: ringray submit {small} --address {URL}\n"),
         ("FAILED", 2, "refused\n"),
         ("FAILED", 130, f"to continue it: ringray submit {small} --address {URL}\n"),
     ):
@@ -56,10 +56,10 @@ def test_detach_says_how_to_go_on(
     assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
     out = capsys.readouterr().out
     assert f"job ringray-{SHORT}-1 runs already" in out
-    assert "other source" not in out
+    assert "different source" not in out
     next(iter(server.jobs.values())).metadata["code"] = "0" * 64
     assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
-    assert "it runs other source than is here" in capsys.readouterr().out
+    assert "it runs different source" in capsys.readouterr().out
 
 
 def test_ctrl_c_detaches(server: Server, small: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_ctrl_c_detaches(server: Server, small: str, capsys: pytest.CaptureFixtu
 
     server.logs = [["a\n", interrupt]]
     assert cli.main(["submit", small, "--address", URL]) == 130
-    assert f"detached; job ringray-{SHORT}-1 goes on" in capsys.readouterr().out
+    assert f"detached; job ringray-{SHORT}-1 continues" in capsys.readouterr().out
     assert server.stops == []
 
 
