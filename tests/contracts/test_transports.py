@@ -19,10 +19,10 @@ from ringray import transport
 from ringray.comm.ring import METER
 from ringray.lab.plan import cost_model
 from ringray.lab.trial.measurement import peak_memory
-from ringray.partition import PARTITIONS, padded_length
+from ringray.partition import PARTITIONS
 from ringray.traffic import walk
-from ringray.traffic.geometry import Mask
 from tests.support import ring_checks
+from tests.support.point import point
 from tests.support.ranks import HEAD_DIM, Case, on_ring
 
 if TYPE_CHECKING:
@@ -68,13 +68,15 @@ def cases(size: int, *, whole: bool) -> Iterator[Case]:
 
 def planned(case: Case, size: int, *, backward: bool) -> cost_model.Cost:
     """What the planner says; ``walk.Unwalkable`` where it says that it cannot be."""
-    shape = cost_model.Shape(
-        size, 1, case.batch, case.heads, case.kv_heads, HEAD_DIM, _spoken(case.dtype), backward,
-        case.transport, case.backward,
+    documents = case.cu and tuple(b - a for a, b in itertools.pairwise(case.cu))
+    config = point(
+        ring_size=size, seq_len=case.seq_len, batch=case.batch, heads=case.heads,
+        kv_heads=case.kv_heads, head_dim=HEAD_DIM, dtype=_spoken(case.dtype), causal=case.causal,
+        window=case.window, documents=documents,
+        direction="forward+backward" if backward else "forward", partition=case.partition,
+        transport=case.transport, backward=case.backward,
     )  # fmt: skip
-    padded = padded_length(case.partition, case.seq_len, size)
-    mask = Mask(case.seq_len, case.causal, case.window, case.cu)
-    return cost_model.predict(case.partition, padded, mask, shape, cost_model.cpu(2))
+    return cost_model.predict(config, cost_model.cpu(2))
 
 
 def _spoken(dtype: torch.dtype) -> str:
@@ -176,8 +178,11 @@ def memory(rank: int, size: int) -> None:
         live = (4 if backward else 3) * q.numel() * q.element_size()
         peak = torch.tensor(live + peak_memory(work, torch.device("cpu")))
         dist.all_reduce(peak, dist.ReduceOp.MAX)
-        shape = cost_model.Shape(size, 1, 1, heads, heads, 64, "float32", backward, name)
-        said = cost_model.predict("zigzag", seq_len, Mask(seq_len), shape, cost_model.cpu(2))
+        config = point(
+            ring_size=size, seq_len=seq_len, heads=heads, transport=name,
+            direction="forward+backward" if backward else "forward",
+        )  # fmt: skip
+        said = cost_model.predict(config, cost_model.cpu(2))
         assert said.peak_memory_bytes == pytest.approx(int(peak), rel=0.06), (name, backward)
 
 

@@ -16,6 +16,7 @@ from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout, Mask
 from ringray_kernels.intervals import count_visible, intervals, visible_range
 from tests.support.brute_force import blocks, masks, problems, rows, seen
+from tests.support.point import point
 
 
 def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
@@ -74,16 +75,16 @@ def test_intervals_cover_each_visible_pair_exactly_once(
 @pytest.mark.parametrize("causal", [True, False])
 def test_flops_are_exact(causal: bool) -> None:
     """4 D per visible pair and head forward, 2.5 times that backward."""
-    mask = Mask(61, causal, 9 if causal else None, (0, 20, 61))
-    shape = cost_model.Shape(3, 1, 2, 4, 2, 16, "float32", True)
-    pairs = int(seen(mask, 66).sum())
+    config = point(
+        ring_size=3, seq_len=61, batch=2, heads=4, kv_heads=2, head_dim=16, causal=causal,
+        window=9 if causal else None, documents=(20, 41),
+    )  # fmt: skip
+    pairs = int(seen(config.mask, 66).sum())
     for name in PARTITIONS:
-        padded = padded_length(name, 61, 3)
-        cost = cost_model.predict(name, padded, mask, shape, cost_model.cpu(2))
+        both = replace(config, partition=name)
+        cost = cost_model.predict(both, cost_model.cpu(2))
         assert cost.flops == pairs * 4 * 16 * 4 * 2 * 7 // 2
-        forward = cost_model.predict(
-            name, padded, mask, replace(shape, backward=False), cost_model.cpu(2)
-        )
+        forward = cost_model.predict(replace(both, direction="forward"), cost_model.cpu(2))
         assert forward.flops == pairs * 4 * 16 * 4 * 2
 
 

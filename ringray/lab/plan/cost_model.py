@@ -1,9 +1,8 @@
-"""What a trial costs before it runs: exact FLOPs and bytes, predicted memory and time.
+"""Predicted cost of a trial: exact FLOPs and bytes, predicted memory and time.
 
-FLOPs and traffic are counted, not estimated: they come from the same tables that the ring executes.
-Memory adds up what is live at each step (``peak_memory``). Time is the only guess: the work of
-each step over a rate, or its transfers over a bandwidth, whichever is longer. Imports neither torch
-nor ray.
+FLOPs and traffic are counted from the same tables that the ring executes. Memory adds up the live
+tensors of each step (``peak_memory``). Time is a guess: at each step the longer of work over a rate
+and transfers over a bandwidth. Imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -18,45 +17,42 @@ from ringray.lab.plan import peak_memory
 from ringray.lab.plan.peak_memory import Sizes
 from ringray.traffic import occupancy, walk
 from ringray.traffic.geometry import Layout
-from ringray.traffic.routes import KEPT
 from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ringray.traffic.geometry import Mask
+    from ringray.lab.trial.config import TrialConfig
     from ringray.traffic.occupancy import Walked
     from ringray.transport import Exchange
 
-BACKWARD_FLOPS = 2.5  # five matrix products against two
+BACKWARD_FLOPS = 2.5  # over those of forward: five matrix products against two
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Rates of one rank. ``flops``: FLOP/s by dtype that fused attention reaches, forward.
-
-    ``backward``: backward's rate as a share of forward's. ``bandwidth``: bytes/s between
-    neighbours, ``latency``: seconds per hop, both as the ring sees them.
-    """
+    """Rates of one rank. ``flops``: FLOP/s of fused attention by dtype, forward; ``backward``: rate
+    of the backward pass over that. ``bandwidth``: bytes/s between neighbours; ``latency``: seconds
+    per hop."""
 
     name: str
     flops: Mapping[str, float]
     backward: float
     bandwidth: float
     latency: float
-    cores: int | None = None  # shared by all ranks; None where each rank has a device of its own
+    cores: int | None = None  # shared by all ranks; None if each rank has a device of its own
 
 
 def cpu(cores: int) -> Hardware:
-    """A CPU, per thread: what ATen's flash attention reached on one core of an AMD EPYC with
-    AVX-512 (fp32 and bf16 85 GFLOP/s, head dim 64), gloo over loopback."""
+    """Returns the rates of a CPU, per thread: ATen's flash attention on one core of an AMD EPYC
+    with AVX-512 (fp32 and bf16 85 GFLOP/s, head dim 64), gloo over loopback."""
     flops = {"float32": 85e9, "bfloat16": 83e9, "float16": 35e9}
     return Hardware("cpu", flops, 0.8, 1.5e9, 5e-4, cores)
 
 
 def interpreter(hardware: Hardware) -> Hardware:
-    """``hardware`` with Triton's interpreter on it, per rank: what it reached on one core of an AMD
-    EPYC, 15 to 65 MFLOP/s for head dims 16 to 128, in all types."""
+    """Returns ``hardware`` with the rate of Triton's interpreter, per rank: 15 to 65 MFLOP/s on one
+    core of an AMD EPYC for head dims 16 to 128, in all types."""
     return replace(hardware, flops=dict.fromkeys(DTYPES, 40e6))
 
 
@@ -68,7 +64,7 @@ CUDA = Hardware(
 
 
 class Cost(NamedTuple):
-    """What one trial costs.
+    """Cost of one trial.
 
     ``flops``: all ranks, one pass as timed. ``sent_bytes``, ``messages``: all ranks, exact.
     ``peak_memory_bytes``: the largest rank's tensors, its inputs included. ``time_ms``: critical
@@ -83,84 +79,77 @@ class Cost(NamedTuple):
     balance: float
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of one trial; see ``ringray.lab.spec.model.Problem`` for their meaning."""
-
-    ranks: int
-    threads: int
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-    backward: bool
-    transport: str = "ring"
-    walk_back: str = "auto"
-
-
-def predict(partition: str, padded: int, mask: Mask, shape: Shape, hardware: Hardware) -> Cost:
-    """The cost of one trial of ``shape`` on a ring of ``hardware``.
+def predict(config: TrialConfig, hardware: Hardware) -> Cost:
+    """Returns the cost of ``config``, which has no ``auto``, on a ring of ``hardware``.
 
     Raises:
         ValueError: the transport does not fit the ring and heads, or the walk back is impossible.
     """
-    exchange = transport.plan(shape.transport, shape.ranks, shape.heads, shape.kv_heads)
+    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
     fold = exchange.fold
-    layout = Layout(partition, padded, shape.ranks // fold, fold)
-    itemsize = DTYPES[shape.dtype].itemsize
-    ranges = layout.ranges(0)
-    sizes = Sizes(
-        batch=shape.batch,
-        heads=shape.heads // fold,
-        kv_heads=shape.kv_heads // fold,
-        head_dim=shape.head_dim,
-        rows=layout.rows,
-        itemsize=itemsize,
-        threads=shape.threads,
-        fused_on_cpu=hardware.name == "cpu",
-        runs=len(ranges) if ranges[0].step == 1 else 1,
-        triangular=mask.causal,
-    )
-    row_costs = walk.costs(itemsize, sizes.batch, sizes.heads, sizes.kv_heads, sizes.head_dim)
-    backward = walk.resolve_backward(shape.walk_back, shape.transport, walks=exchange.walks)
-    walks = walk.choose(layout, mask, exchange.routes, backward, row_costs)
-    passes: list[tuple[walk.Traffic, walk.Pass, walk.Weights]] = [
-        (walks.forward, "forward", row_costs.forward)
-    ]
-    if shape.backward:
-        passes.append((walks.backward, "backward", walks.backward_weights))
-
-    pair_flops = 4 * shape.head_dim * shape.heads * shape.batch
+    walks = choose_walks(config, exchange)
+    sizes = _sizes(config, exchange, on_cpu=hardware.name == "cpu")
     visible = walks.forward.visible
-    total_visible = int(visible.sum())
+    pair_flops = 4 * config.head_dim * config.heads * config.batch
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
-    flops = sent_bytes = messages = 0
-    seconds = 0.0
+    flops, seconds = 0, 0.0
+    exchanged = _heads_for_rows(config, fold)
+    sent_bytes, messages = exchanged.sent_bytes, exchanged.messages
     tables: list[Walked] = []
-    for moved, which, weights in passes:
-        factor = 1.0 if which == "forward" else BACKWARD_FLOPS
-        flops += int(factor * 2) * total_visible * pair_flops // 2
-        sent = moved.sent(which)
-        sent_bytes += sent.bytes(weights) * fold
+    passes: tuple[walk.Pass, ...] = ("forward", "backward")
+    for which in passes[: 1 + config.has_backward]:
+        backward = which == "backward"
+        moved = walks.backward if backward else walks.forward
+        weights = walks.backward_weights if backward else walks.weights.forward
+        factor, speed = (BACKWARD_FLOPS, hardware.backward) if backward else (1.0, 1.0)
+        flops += int(factor * 2) * int(visible.sum()) * pair_flops // 2
+        sent_bytes += moved.sent(which).bytes(weights) * fold
         messages += walks.tensors(which) * groups * fold
-        rate = _rate(shape, hardware) * (1.0 if which == "forward" else hardware.backward)
-        tables.append(occupancy.walked(moved, layout.rows, backward=which == "backward"))
-        seconds += _critical_path(
-            tables[-1], pair_flops / fold * factor / rate, weights, hardware, groups
-        )
-    exchanged = _heads_for_rows(shape, itemsize, fold, padded)
-    sent_bytes += exchanged.sent_bytes
-    messages += exchanged.messages
-    seconds += exchanged.sent_bytes / shape.ranks / hardware.bandwidth
+        table = occupancy.walked(moved, sizes.rows, backward=backward)
+        pair_seconds = pair_flops / fold * factor / (_rate(config, hardware) * speed)
+        seconds += _critical_path(table, pair_seconds, weights, hardware, groups)
+        tables.append(table)
+    seconds += exchanged.sent_bytes / config.ring_size / hardware.bandwidth
     work = walks.forward.route.by_rank(visible).sum(1)
     return Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=_peak_memory(sizes, exchange, walks, tables, mask),
+        peak_memory_bytes=peak_memory.peak(sizes, exchange, walks, tables),
         time_ms=seconds * 1e3,
         balance=float(work.mean() / work.max()),
+    )
+
+
+def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:
+    """Returns the walks of both passes; raises Unwalkable if the one back is impossible."""
+    fold = exchange.fold
+    heads, kv_heads = config.heads // fold, config.kv_heads // fold
+    itemsize = DTYPES[config.dtype].itemsize
+    costs = walk.costs(itemsize, config.batch, heads, kv_heads, config.head_dim)
+    backward = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
+    return walk.choose(_layout(config, fold), config.mask, exchange.routes, backward, costs)
+
+
+def _layout(config: TrialConfig, fold: int) -> Layout:
+    return Layout(config.partition, config.padded, config.ring_size // fold, fold)
+
+
+def _sizes(config: TrialConfig, exchange: Exchange, *, on_cpu: bool) -> Sizes:
+    layout = _layout(config, exchange.fold)
+    ranges = layout.ranges(0)
+    return Sizes(
+        batch=config.batch,
+        heads=config.heads // exchange.fold,
+        kv_heads=config.kv_heads // exchange.fold,
+        head_dim=config.head_dim,
+        rows=layout.rows,
+        itemsize=DTYPES[config.dtype].itemsize,
+        threads=config.threads,
+        fused_on_cpu=on_cpu,
+        runs=len(ranges) if ranges[0].step == 1 else 1,
+        triangular=config.causal,
+        plain=config.window is None and config.documents is None,
     )
 
 
@@ -169,32 +158,32 @@ class _Moved(NamedTuple):
     messages: int
 
 
-def _heads_for_rows(shape: Shape, itemsize: int, fold: int, padded: int) -> _Moved:
-    """What all ranks send when ``fold`` of them exchange heads for rows and back again: Q, K, V
-    there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype."""
-    query = shape.batch * shape.heads * shape.head_dim * padded * itemsize
-    key = shape.batch * shape.kv_heads * shape.head_dim * padded * itemsize
-    lse = shape.batch * shape.heads * padded * walk.FP32
-    moved, tensors = 2 * query + 2 * key + lse, 5
-    if shape.backward:
-        moved, tensors = moved + 2 * query + 2 * key, tensors + 4
-    return _Moved(moved * (fold - 1) // fold, tensors * shape.ranks * (fold - 1))
+def _heads_for_rows(config: TrialConfig, fold: int) -> _Moved:
+    """Counts the exchange of heads for rows among ``fold`` ranks, and back: Q, K, V there, out and
+    lse back; in backward dO there, dQ, dK and dV back, in their own dtype."""
+    rows = config.batch * config.padded
+    elements = 2 * (config.heads + config.kv_heads) * config.head_dim * rows  # Q, out, K, V
+    there_and_back = elements * DTYPES[config.dtype].itemsize
+    moved, tensors = there_and_back + config.heads * rows * walk.FP32, 5
+    if config.has_backward:
+        moved, tensors = moved + there_and_back, tensors + 4
+    return _Moved(moved * (fold - 1) // fold, tensors * config.ring_size * (fold - 1))
 
 
-def _rate(shape: Shape, hardware: Hardware) -> float:
-    """FLOP/s of one rank; ranks that share cores share their rate."""
-    rate = hardware.flops[shape.dtype]
+def _rate(config: TrialConfig, hardware: Hardware) -> float:
+    """Returns FLOP/s of one rank; ranks that share cores share their rate."""
+    rate = hardware.flops[config.dtype]
     if hardware.cores is None:
         return rate
-    return rate * min(shape.threads, hardware.cores / shape.ranks)
+    return rate * min(config.threads, hardware.cores / config.ring_size)
 
 
 def _critical_path(
     tables: Walked, seconds_per_pair: float, weights: walk.Weights, hardware: Hardware, groups: int
 ) -> float:
-    """Seconds of the slowest rank: at each step it computes while the next step's rows arrive.
+    """Returns seconds of the slowest rank, which computes while the rows of its next step arrive.
 
-    ``groups``: of heads, each of which walks for itself; then one computes while the next arrives.
+    With several ``groups`` of heads, each walks for itself and one computes while the next arrives.
     """
     compute = tables.visible * seconds_per_pair
     arriving = tables.chunks_in * weights.chunk + tables.sums_in * weights.sums
@@ -203,36 +192,3 @@ def _critical_path(
         return float(np.maximum(compute, transfer).sum(1).max())
     computing, moving = compute.sum(1), transfer.sum(1)
     return float((np.maximum(computing, moving) + moving / groups).max())
-
-
-def _peak_memory(
-    sizes: Sizes, exchange: Exchange, walks: walk.Walks, tables: list[Walked], mask: Mask
-) -> int:
-    """Bytes of the largest rank's tensors, its inputs included. ``tables``: one per pass."""
-    backward = len(tables) > 1
-    if exchange.heads_at_once is not None:
-        peaks = peak_memory.gathered_peaks(
-            sizes, walks.forward, exchange.heads_at_once, backward=backward
-        )
-    else:
-        plain = mask.window is None and mask.documents is None
-        peaks = peak_memory.walked_peaks(
-            sizes,
-            walks,
-            tables[0],
-            tables[1] if backward else None,
-            merges=walks.forward.route.ranks > 1 or not plain,
-            kept_rows=_kept_rows(walks) if backward else 0,
-        )
-    if exchange.fold > 1:
-        peaks = peak_memory.folded_peaks(sizes, peaks, exchange.fold, backward=backward)
-    return int(max(peaks))
-
-
-def _kept_rows(walks: walk.Walks) -> int:
-    """Rows of K/V that a rank keeps between the passes beside its own: what came last."""
-    if not any(lane.source == KEPT for lane in walks.backward.route.lanes):
-        return 0
-    last = [lane.stop - 1 for lane in walks.forward.route.lanes]
-    rows = np.maximum(walks.forward.held[1] - walks.forward.held[0], 0)[:, last]
-    return int(rows.max(0).sum())

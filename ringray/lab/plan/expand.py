@@ -1,4 +1,4 @@
-"""What a tuning spec leaves open: every strategy that fits the ring and the heads, every cut."""
+"""The search space of a spec: each combination of swept values, and what a tuning kind adds."""
 
 from __future__ import annotations
 
@@ -7,27 +7,77 @@ from typing import TYPE_CHECKING, Any
 
 from ringray import transport as transports
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan import kernel_cuts
+from ringray.lab.plan import kernel_cuts, limits
+from ringray.lab.trial.config import TrialConfig
 from ringray.partition import PARTITIONS
 from ringray.traffic import walk
 from ringray.tuning import table as tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ringray.lab.spec.model import Spec
 
 _TWO_DIMENSIONS = ("hybrid", "double-ring")
 _ONLY_NAMED = ("staged",)  # for ranks that have no other way
 
+_SWEPT = {
+    "ring": ("size", "threads"),
+    "problem": (
+        "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "causal", "window",
+        "documents", "direction",
+    ),
+    "strategy": ("transport", "backward", "backend", "blocks", "partition"),
+}  # fmt: skip
+# Section, field and config field, slowest first: trials that share a ring follow each other.
+AXES = tuple(
+    (section, field, "ring_size" if field == "size" else field)
+    for section, fields in _SWEPT.items()
+    for field in fields
+)
 
-def points(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:
-    """What one point of a sweep stands for, as values of the fields that it leaves open: in
-    ``strategy-tune`` those that are ``auto``, in ``kernel-tune`` no blocks. Elsewhere it stays
-    open, to be looked up. ``device``: cpu or cuda."""
+
+def expand(spec: Spec, device: str) -> list[TrialConfig]:
+    """Returns the points of ``spec`` on ``device`` (cpu or cuda), each once, in running order.
+
+    Raises:
+        SpecError: too many points or documents.
+    """
+    limits.check_sweep(spec, [(*axis[:2], spec.sweep(*axis[:2])) for axis in AXES])
+    return limits.check_points(spec, _points(spec, device))
+
+
+def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
+    axes: dict[str, Sequence[Any]] = {}
+    for section, field, name in AXES:
+        if section == "strategy":
+            # The strategies of one problem take turns, replica by replica: a machine drifts.
+            axes.setdefault("replica", range(spec.measure.replicas))
+        axes[name] = spec.sweep(section, field)
+    baseline = spec.measure.baseline
+    constant: dict[str, Any] = {
+        "device": spec.ring.device,
+        "placement": spec.ring.placement,
+        "warmup": spec.measure.warmup,
+        "repeats": spec.measure.repeats,
+        "seed": spec.measure.seed,
+        "baseline": baseline.name if baseline else None,
+        "baseline_threads": baseline.threads if baseline else None,
+    }
+    for point in itertools.product(*axes.values()):
+        chosen: dict[str, Any] = dict(zip(axes, point, strict=True))
+        chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
+        chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
+        for searched in _searched(spec.kind, chosen, device):
+            yield TrialConfig(**(chosen | searched), **constant)
+
+
+def _searched(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:
+    """Yields the values of the fields that a tuning kind searches at one point of the sweep."""
     if KINDS[kind].ranks_alone:
-        alone = {"ring_size": 1, **tuned.DEFAULTS}
         given = chosen["blocks"]
         for cut in kernel_cuts.cuts(chosen, device) if given is None else [given]:
-            yield {**alone, "blocks": cut}
+            yield {"ring_size": 1, **tuned.DEFAULTS, "blocks": cut}
     elif KINDS[kind].tunes:
         yield from _strategies(chosen)
     else:
@@ -35,20 +85,22 @@ def points(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dict[s
 
 
 def _strategies(chosen: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    open_fields = {
+    both = chosen["direction"] == "forward+backward"
+    choices = {
         "partition": list(PARTITIONS),
-        "transport": _transports(chosen["ring_size"], chosen["heads"], chosen["kv_heads"]),
-        "backward": _walks(chosen),
+        "transport": _transports(chosen),
+        "backward": list(walk.BACKWARDS) if both else ["planned"],
     }
-    names = [name for name in open_fields if chosen[name] == "auto"]
-    for values in itertools.product(*(open_fields[name] for name in names)):
-        strategy = dict(zip(names, values, strict=True))
-        if strategy.get("backward", "planned") == "planned" or _walk({**chosen, **strategy}):
-            yield strategy
+    left_open = [name for name in choices if chosen[name] == "auto"]
+    for values in itertools.product(*(choices[name] for name in left_open)):
+        found = dict(zip(left_open, values, strict=True))
+        if found.get("backward", "planned") == "planned" or _walks({**chosen, **found}):
+            yield found
 
 
-def _transports(ranks: int, heads: int, kv_heads: int) -> list[str]:
-    """By name; those with two dimensions in every way in which they multiply out."""
+def _transports(chosen: Mapping[str, Any]) -> list[str]:
+    """Returns the transports that fit the ring, those with a number once for each that fits."""
+    ranks, heads, kv_heads = chosen["ring_size"], chosen["heads"], chosen["kv_heads"]
     found = []
     for name in transports.TRANSPORTS:
         if name in _ONLY_NAMED:
@@ -60,14 +112,10 @@ def _transports(ranks: int, heads: int, kv_heads: int) -> list[str]:
     return found
 
 
-def _walk(chosen: Mapping[str, Any]) -> bool:
-    """Whether the transport has chunks that walk, so that there are several ways back."""
+def _walks(chosen: Mapping[str, Any]) -> bool:
+    """Tells whether the transport has several ways back, which needs chunks that walk."""
     heads, kv_heads = chosen["heads"], chosen["kv_heads"]
     try:
         return transports.plan(chosen["transport"], chosen["ring_size"], heads, kv_heads).walks
     except ValueError:
         return False
-
-
-def _walks(chosen: Mapping[str, Any]) -> list[str]:
-    return list(walk.BACKWARDS) if chosen["direction"] == "forward+backward" else ["planned"]

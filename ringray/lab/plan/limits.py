@@ -1,6 +1,7 @@
-"""How large a plan may be: a spec of a few lines can ask for more points than there are seconds.
+"""Limits of a plan: its size, and whether its search fits what its trials measure.
 
-What is counted is known before anything of that size is made. Imports neither torch nor ray.
+A spec of a few lines can ask for more points than can be planned; the counts are checked before
+anything of that size is made. Imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ringray.base.errors import SpecError
+from ringray.lab.kinds import KINDS
+from ringray.lab.search import METHODS
+from ringray.lab.trial.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,29 +22,30 @@ if TYPE_CHECKING:
 MOST_POINTS = 100_000
 MOST_DOCUMENTS = 20_000_000  # boundaries of documents, of all points
 MOST_WORK = 4_000_000_000  # elements of the planner's tables; 20 million take about a second
-_TABLES = 16  # of ranks x ranks, that a geometry has beside those of its documents
+_TABLES = 16  # tables of ranks x ranks of a geometry, beside those of its documents
 _PIECES = 4  # pairs of ranges that two ranks have, each of every document
 
 
-def check_sweep(spec: Spec, values: Sequence[tuple[str, str, Sequence[Any]]]) -> None:
-    """``values``: section, field and swept values of each axis.
+def check_sweep(spec: Spec, axes: Sequence[tuple[str, str, Sequence[Any]]]) -> None:
+    """Checks the number of points; ``axes``: section, field and values of each swept field.
 
     Raises:
         SpecError: together with the replicas they are too many points.
     """
     replicas = spec.measure.replicas
-    count = replicas * math.prod(len(given) for _, _, given in values)
+    count = replicas * math.prod(len(values) for _, _, values in axes)
     if count > MOST_POINTS:
-        section, field, longest = max(values, key=lambda axis: len(axis[2]))
+        section, field, longest = max(axes, key=lambda axis: len(axis[2]))
         where = "measure.replicas" if replicas >= len(longest) else f"{section}.{field}"
-        raise _error(spec, where, f"{count:,} points", f"{MOST_POINTS:,}; sweep fewer values")
+        message = f"{count:,} points, a plan has at most {MOST_POINTS:,}; sweep fewer values"
+        raise spec.error(where, message)
 
 
 def check_points(spec: Spec, configs: Iterable[TrialConfig]) -> list[TrialConfig]:
-    """``configs``, no two of them equal.
+    """Returns ``configs`` without duplicates (kv_heads null and its value are one point).
 
     Raises:
-        SpecError: a search adds too many, or their documents are too many.
+        SpecError: a search adds too many points, or their documents are too many.
     """
     found: dict[TrialConfig, None] = {}
     documents = 0
@@ -50,37 +54,71 @@ def check_points(spec: Spec, configs: Iterable[TrialConfig]) -> list[TrialConfig
         documents += _documents(config)
         if len(found) > MOST_POINTS:
             most = f"{MOST_POINTS:,}; leave less open"
-            raise _error(spec, "strategy.transport", f"more than {MOST_POINTS:,} points", most)
+            message = f"more than {MOST_POINTS:,} points, a plan has at most {most}"
+            raise spec.error("strategy.transport", message)
         if documents > MOST_DOCUMENTS:
             most = f"{MOST_DOCUMENTS:,} in all points together"
-            raise _error(spec, "problem.documents", "too many documents", most)
+            message = f"too many documents, a plan has at most {most}"
+            raise spec.error("problem.documents", message)
     return list(found)
 
 
 def check_work(spec: Spec, geometries: Iterable[TrialConfig]) -> None:
-    """``geometries``: one point of each that is to be worked out.
+    """Checks the work of predicting costs; ``geometries``: one point of each geometry.
 
     Raises:
-        SpecError: that would take minutes, or hours.
+        SpecError: it would take longer than a minute or two.
     """
     work = 0
     for config in geometries:
         work += config.ring_size**2 * (_TABLES + _PIECES * _documents(config))
         if work > MOST_WORK:
-            raise _error(
-                spec,
+            raise spec.error(
                 "problem.documents" if spec.problem.documents is not None else "ring.size",
-                "too many lengths, ranks and documents to plan",
-                "what a minute or two can work out; make several specs of it",
+                "too many lengths, ranks and documents to plan, a plan has at most what a minute "
+                "or two can work out; make several specs of it",
             )
 
 
 def _documents(config: TrialConfig) -> int:
     given = config.documents
-    return 0 if given is None else given if isinstance(given, int) else len(given)
+    return len(given) if isinstance(given, tuple) else given or 0
 
 
-def _error(spec: Spec, field: str, got: str, most: str) -> SpecError:
-    return SpecError(
-        f"{got}, a plan has at most {most}", path=spec.path, line=spec.line_of(field), field=field
-    )
+def check_search(spec: Spec) -> None:
+    """Checks that the search fits its method, the kind and the metrics of the trials.
+
+    Raises:
+        SpecError: an option that the method does not take, a kind that cannot be searched, or an
+            objective that its trials do not measure.
+    """
+
+    def refuse(field: str, value: object, expected: str) -> None:
+        raise spec.error(field, f"got {value!r}, expected {expected}")
+
+    search, kind, method = spec.search, KINDS[spec.kind], METHODS[spec.search.method]
+    for name in ("budget", "seed"):
+        value = getattr(search, name)
+        if value is not None and name not in method.options:
+            takes = ", ".join(sorted(method.options)) or "none"
+            refuse(f"search.{name}", value, f"no {name}: {search.method} takes {takes}")
+    if not kind.searchable:
+        if method.exhaustive:
+            return
+        kinds = ", ".join(name for name, one in KINDS.items() if one.searchable)
+        expected = f"grid, for kind {spec.kind} measures every point ({kinds} can be searched)"
+        refuse("search.method", search.method, expected)
+    if not method.exhaustive and spec.measure.replicas > 1:
+        expected = f"1 with search.method {search.method}, which repeats the better points"
+        refuse("measure.replicas", spec.measure.replicas, expected)
+    if kind.ranks_alone and len(sizes := spec.sweep("ring", "size")) > 1:
+        expected = "one number: how many ranks measure side by side, each alone"
+        refuse("ring.size", list(sizes), expected)
+    groups = set(kind.measures)
+    groups -= set() if spec.measure.warmup else {"memory"}
+    groups -= set() if spec.measure.baseline else {"baseline"}
+    measured = [one.name for one in METRICS.values() if one.objective and one.group in groups]
+    for objective in search.objectives:
+        if objective not in measured:
+            expected = f"a metric that its trials measure: {', '.join(measured)}"
+            refuse("search.objectives", objective, expected)

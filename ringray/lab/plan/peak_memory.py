@@ -1,7 +1,7 @@
 """Peak memory of one rank, from the same tables that the ring executes.
 
-To what a rank has at each step (``occupancy``) come the shard, the accumulators and what one
-fused call allocates. Imports numpy only.
+Adds the shard, the accumulators and the temporaries of one fused call to the rows that a rank has
+at each step (``occupancy``). Imports numpy only.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ringray.traffic.routes import KEPT
 from ringray.traffic.walk import FP32
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from ringray.traffic.occupancy import Walked
     from ringray.traffic.routes import Route
     from ringray.traffic.walk import Traffic, Walks
+    from ringray.transport import Exchange
 
     Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
-
 
 CALL_ELEMENTS = 1 << 19  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
 _KEYS_PER_BLOCK = 512  # of ATen's CPU kernel
@@ -31,10 +33,11 @@ _PACKING = {256: 900, 64: 420, 32: 420}  # rows of fp32 that its bf16 backward n
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one rank computes with: heads after any exchange of them, ``rows`` of its own.
+    """Sizes of one rank's computation: heads after any exchange of them, ``rows`` of its own.
 
-    ``runs``: into how many blocks of neighbouring positions the rows fall; 1 also where they are
-    evenly spaced. ``triangular``: a rank's own rows see its own keys up to themselves.
+    ``runs``: number of blocks of neighbouring positions that the rows form, 1 also if they are
+    evenly spaced. ``triangular``: a rank's own rows see its own keys up to themselves. ``plain``:
+    neither window nor documents.
     """
 
     batch: int
@@ -47,10 +50,11 @@ class Sizes:
     fused_on_cpu: bool
     runs: int = 1
     triangular: bool = True
+    plain: bool = True
 
     @property
     def narrow(self) -> bool:
-        """Results are other tensors than their fp32 accumulators."""
+        """Whether results are other tensors than their fp32 accumulators."""
         return self.itemsize != FP32
 
     @property
@@ -64,13 +68,13 @@ class Sizes:
         return self.batch * self.kv_heads * self.head_dim
 
     @property
-    def query(self) -> int:
-        """Elements of Q."""
-        return self.query_row * self.rows
+    def out(self) -> int:
+        """Bytes of Q, out or dO."""
+        return self.query_row * self.rows * self.itemsize
 
     @property
     def lse(self) -> int:
-        """Bytes of lse."""
+        """Bytes of lse, and of delta."""
         return self.batch * self.heads * self.rows * FP32
 
     @property
@@ -79,17 +83,19 @@ class Sizes:
         return (self.query_row + 2 * self.key_row) * self.rows * self.itemsize
 
     @property
-    def gradients(self) -> int:
-        """Bytes of dQ, dK and dV in fp32."""
-        return (self.query_row + 2 * self.key_row) * self.rows * FP32
+    def narrowed(self) -> int:
+        """Bytes of dQ, dK and dV in the dtype of the inputs, beside their accumulators."""
+        return self.inputs if self.narrow else 0
 
-    @property
-    def delta(self) -> int:
-        """Bytes that rowsum(dO * O) takes: the product in fp32, and both factors if narrower."""
-        return self.query * FP32 * (3 if self.narrow else 1)
+    def backward(self, during: float) -> float:
+        """Bytes of a backward pass that needs ``during`` beside inputs, out, dO, lse and fp32
+        gradients, or delta's product in fp32 and both its factors if they are narrower."""
+        product = self.query_row * self.rows * FP32 * (3 if self.narrow else 1)
+        gradients = (self.query_row + 2 * self.key_row) * self.rows * FP32
+        return self.inputs + 2 * self.out + self.lse + max(product, gradients + during)
 
     def share(self, queries: Floats, keys: Floats, most: float = 1.0) -> Floats:
-        """The part of all heads that one fused call takes, at most ``most`` of them."""
+        """Share of all heads that one fused call takes, at most ``most``."""
         if not self.fused_on_cpu:
             return np.full_like(queries, most)
         entries = self.batch * self.kv_heads
@@ -98,7 +104,7 @@ class Sizes:
         return np.minimum(most, np.maximum(1, CALL_ELEMENTS // per_entry) / entries)
 
     def scratch(self, queries: Floats, keys: Floats, buffers: int) -> Floats:
-        """Bytes that ATen's CPU kernel allocates for its threads; ``buffers``: of scores."""
+        """Bytes that ATen's CPU kernel allocates for its threads, with ``buffers`` of scores."""
         if not self.fused_on_cpu:
             return np.zeros_like(queries)
         block = np.where(queries >= 768, 256, np.where(queries >= 192, 64, 32))
@@ -111,24 +117,43 @@ class Sizes:
         return needed
 
 
-def forward_call(
+class Peaks(NamedTuple):
+    """Bytes of the largest rank in each pass."""
+
+    forward: float
+    backward: float
+
+
+def peak(sizes: Sizes, exchange: Exchange, walks: Walks, tables: Sequence[Walked]) -> int:
+    """Returns bytes of the largest rank's tensors, inputs included; ``tables``: one per pass."""
+    if exchange.heads_at_once is not None:
+        peaks = _gathered(sizes, walks.forward, exchange.heads_at_once)
+    else:
+        back = _walked_backward(sizes, walks, tables[1]) if len(tables) > 1 else 0.0
+        peaks = Peaks(_walked_forward(sizes, walks.forward, tables[0]), back)
+    if exchange.fold > 1:
+        peaks = _folded(sizes, peaks, exchange.fold)
+    return int(max(peaks[: len(tables)]))
+
+
+def _forward_call(
     sizes: Sizes, queries: Floats, keys: Floats, merges: bool | NDArray[np.bool_] = True
 ) -> Floats:
-    """Bytes of forward calls' temporaries: the output, and then that in fp32 to be merged."""
+    """Bytes of a forward call's temporaries: the output, and that in fp32 if it is merged."""
     part = sizes.share(queries, keys) * sizes.query_row * queries
     merging = FP32 * part * merges if sizes.narrow else 0
     called = part * sizes.itemsize + np.maximum(merging, sizes.scratch(queries, keys, 1))
     return np.where((queries > 0) & (keys > 0), called, 0.0)
 
 
-def backward_call(sizes: Sizes, queries: Floats, keys: Floats, most: float = 1.0) -> Floats:
-    """Bytes of backward calls' temporaries: gradients, those of K and V for each query head; and
-    meanwhile a copy of dO where heads share keys, or afterwards one of them in fp32 to be added."""
+def _backward_call(sizes: Sizes, queries: Floats, keys: Floats, most: float = 1.0) -> Floats:
+    """Bytes of a backward call's temporaries: the gradients, those of K and V per query head; and a
+    copy of dO if heads share keys, or afterwards one gradient in fp32 that is added."""
     share = sizes.share(queries, keys, most)
     part = share * sizes.query_row
-    adding = (
-        FP32 * np.maximum(part * queries, share * sizes.key_row * keys) if sizes.narrow else 0.0
-    )
+    adding: Floats | float = 0.0
+    if sizes.narrow:
+        adding = FP32 * np.maximum(part * queries, share * sizes.key_row * keys)
     copies = sizes.fused_on_cpu and sizes.heads > sizes.kv_heads
     copied = part * queries * sizes.itemsize if copies else 0.0
     called = part * (queries + 2 * keys) * sizes.itemsize + np.maximum(
@@ -137,26 +162,27 @@ def backward_call(sizes: Sizes, queries: Floats, keys: Floats, most: float = 1.0
     return np.where((queries > 0) & (keys > 0), called, 0.0)
 
 
-class _Calls(NamedTuple):
-    """Rows of the largest fused call of each visit, ``[rank, visit]``."""
+def _needed(moved: Traffic) -> Floats:
+    """Rows that each visit computes with, ``[rank, visit]``."""
+    rows = np.maximum(moved.need[1] - moved.need[0], 0)
+    return moved.route.by_rank(rows).astype(np.float64)
 
-    queries: Floats
-    keys: Floats
 
+def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Floats, Floats]:
+    """Query and key rows of the largest fused call of each visit, ``[rank, visit]``.
 
-def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> _Calls:
-    """Where rows fall into blocks, two of them see each other wholly or not at all, so visible
-    pairs over needed rows of one side are the rows of the other."""
-    route = moved.route
-    need = route.by_rank(np.maximum(moved.need[1] - moved.need[0], 0)).astype(np.float64)
-    visible = route.by_rank(moved.visible)
+    Two blocks of neighbouring positions see each other wholly or not at all, so visible pairs over
+    the needed rows of one side are the rows of the other.
+    """
+    need = _needed(moved)
+    visible = moved.route.by_rank(moved.visible)
     rows = float(sizes.rows)
     other = np.full_like(need, rows)
     if sizes.runs > 1:
         np.divide(visible, need, out=other, where=need > 0)
     other[:, 0] = rows  # all rows of a rank see its own keys, up to themselves or all of them
     other = np.ceil(np.minimum(other, rows))
-    return _Calls(need, other) if queries_travel else _Calls(other, need)
+    return (need, other) if queries_travel else (other, need)
 
 
 def _largest(values: Floats, route: Route) -> Floats:
@@ -170,64 +196,57 @@ def _largest(values: Floats, route: Route) -> Floats:
     return placed
 
 
-class Peaks(NamedTuple):
-    """Bytes of the largest rank, in each pass."""
-
-    forward: float
-    backward: float
-
-
-def walked_peaks(
-    sizes: Sizes, walks: Walks, there: Walked, back: Walked | None, *, merges: bool, kept_rows: int
-) -> Peaks:
-    """Where chunks walk. ``there``, ``back``: both passes' tables. ``merges``: the output is put
-    together in fp32. ``kept_rows``: of K/V, kept from the forward pass for the backward one."""
-    itemsize, narrow = sizes.itemsize, sizes.narrow
-    key_bytes = 2 * sizes.key_row * itemsize
-    route = walks.forward.route
-    calls = _calls(sizes, walks.forward, queries_travel=False)
+def _walked_forward(sizes: Sizes, moved: Traffic, table: Walked) -> float:
+    """Peak of the forward pass of chunks that walk."""
+    route = moved.route
     later = np.arange(len(route.step)) > 0  # the own chunk comes first and is not merged
-    called = forward_call(sizes, *calls, merges=later)
-    computing = _largest(called, route)
-    held = there.chunks * key_bytes
-    out = sizes.query * (FP32 if merges else itemsize)
+    calls = _calls(sizes, moved, queries_travel=False)
+    computing = _largest(_forward_call(sizes, *calls, merges=later), route)
+    held = table.chunks * (2 * sizes.key_row * sizes.itemsize)
     busy = (held + computing).max()
-    if merges and narrow:
-        computes = there.visible > 0
+    merges = route.ranks > 1 or not sizes.plain  # the output is put together in fp32
+    if merges and sizes.narrow:
+        computes = table.visible > 0
         last = computes.shape[1] - 1 - computes[:, ::-1].argmax(1)
-        busy = max(busy, held[np.arange(len(held)), last].max() + sizes.query * itemsize)
-    forward = sizes.inputs + out + sizes.lse + busy
-    if back is None:
-        return Peaks(float(forward), 0.0)
-    weights = walks.backward_weights
+        busy = max(busy, held[np.arange(len(held)), last].max() + sizes.out)
+    out = sizes.query_row * sizes.rows * FP32 if merges else sizes.out
+    return float(sizes.inputs + out + sizes.lse + busy)
+
+
+def _walked_backward(sizes: Sizes, walks: Walks, table: Walked) -> float:
+    """Peak of the backward pass of chunks that walk."""
     queries_travel = walks.travelling == "queries"
-    calls = _calls(sizes, walks.backward, queries_travel=queries_travel)
-    called = backward_call(sizes, *calls)
-    if route.ranks > 1 and sizes.kv_heads > 1:  # the own chunk is computed in two halves
-        called[:, 0] = backward_call(sizes, calls.queries[:, 0], calls.keys[:, 0], 0.5)
+    queries, keys = _calls(sizes, walks.backward, queries_travel=queries_travel)
+    called = _backward_call(sizes, queries, keys)
+    if walks.forward.route.ranks > 1 and sizes.kv_heads > 1:  # the own chunk in two halves
+        called[:, 0] = _backward_call(sizes, queries[:, 0], keys[:, 0], 0.5)
     if queries_travel and sizes.fused_on_cpu:
         # Away from its owner a row has no output: a stand-in is made, in fp32 like all operands.
-        wide = replace(sizes, itemsize=FP32)
-        needed = np.maximum(walks.backward.need[1] - walks.backward.need[0], 0)
-        rows = walks.backward.route.by_rank(needed)
-        stand_in = sizes.query_row * rows * FP32
-        operands = (2 * sizes.query_row * rows + 2 * sizes.key_row * sizes.rows) * FP32
-        away = backward_call(wide, *calls) + stand_in + (operands if narrow else 0)
+        rows = _needed(walks.backward)
+        away = _backward_call(replace(sizes, itemsize=FP32), queries, keys)
+        away += sizes.query_row * rows * FP32
+        if sizes.narrow:
+            away += (2 * sizes.query_row * rows + 2 * sizes.key_row * sizes.rows) * FP32
         called[:, 1:] = np.where(rows > 0, away, 0.0)[:, 1:]
-    moving = back.chunks * weights.chunk + back.sums * weights.sums
-    computing = _largest(called, walks.backward.route)
-    kept = sizes.inputs + 2 * sizes.query * itemsize + sizes.lse + kept_rows * key_bytes
-    results = sizes.inputs if narrow else 0
-    during = (moving + computing).max() + sizes.lse  # delta is as large as lse
-    return Peaks(
-        float(forward),
-        float(kept + max(sizes.delta, sizes.gradients + max(during, results))),
-    )
+    weights = walks.backward_weights
+    moving = table.chunks * weights.chunk + table.sums * weights.sums
+    busy = (moving + _largest(called, walks.backward.route)).max() + sizes.lse  # lse: of delta
+    kept = _kept_rows(walks) * 2 * sizes.key_row * sizes.itemsize
+    return float(kept + sizes.backward(max(busy, sizes.narrowed)))
 
 
-def gathered_peaks(sizes: Sizes, moved: Traffic, heads_at_once: int, *, backward: bool) -> Peaks:
-    """Where a few K/V heads are gathered from all ranks at once."""
-    rows, narrow, itemsize = sizes.rows, sizes.narrow, sizes.itemsize
+def _kept_rows(walks: Walks) -> int:
+    """Rows of K/V that a rank keeps between the passes: the last that it received."""
+    if not any(lane.source == KEPT for lane in walks.backward.route.lanes):
+        return 0
+    last = [lane.stop - 1 for lane in walks.forward.route.lanes]
+    rows = np.maximum(walks.forward.held[1] - walks.forward.held[0], 0)[:, last]
+    return int(rows.max(0).sum())
+
+
+def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> Peaks:
+    """Peaks of an exchange that gathers a few K/V heads from all ranks at once."""
+    rows = sizes.rows
     given = moved.chunk_rows
     received = moved.route.by_rank(given).sum(1)
     packed = np.where(given < rows, given, 0).sum(1)
@@ -235,50 +254,41 @@ def gathered_peaks(sizes: Sizes, moved: Traffic, heads_at_once: int, *, backward
     group = replace(sizes, kv_heads=count, heads=sizes.heads * count // sizes.kv_heads)
     row = 2 * group.key_row  # elements of a gathered position
     next_too = sizes.kv_heads > count
-    joined = (received + rows) * row * itemsize
-    coming = (received + packed) * row * itemsize
+    joined = (received + rows) * row * sizes.itemsize
+    coming = (received + packed) * row * sizes.itemsize
     queries = np.full(len(received), np.ceil(rows / sizes.runs if sizes.triangular else rows))
     keys = (received + rows).astype(np.float64)
-    ended = np.full_like(queries, group.query * itemsize if narrow else 0)
     # All keys before a block of rows in one call, and then the block itself, to be merged.
     calls = np.maximum(
-        forward_call(group, queries, keys, merges=False), forward_call(group, queries, queries)
+        _forward_call(group, queries, keys, merges=False), _forward_call(group, queries, queries)
     )
-    state = group.query * FP32 + np.maximum(calls, ended)
-    computing = joined + coming * next_too + state
-    base = sizes.inputs + sizes.query * itemsize + sizes.lse
-    forward = base + max((coming + joined).max(), computing.max())
-    if not backward:
-        return Peaks(float(forward), 0.0)
+    state = group.query_row * rows * FP32 + np.maximum(calls, group.out if group.narrow else 0)
+    busy = np.maximum(coming + joined, joined + coming * next_too + state)
+    forward = sizes.inputs + sizes.out + sizes.lse + busy.max()
     sums = (received + rows) * row * FP32
     shares = (received + given.sum(1) + rows) * row * FP32
-    computing = joined + coming * next_too + sums + backward_call(group, queries, keys)
+    computing = joined + coming * next_too + sums + _backward_call(group, queries, keys)
     busy = np.maximum(computing + shares * next_too, sums + shares + coming * next_too)
-    kept = sizes.inputs + 2 * sizes.query * itemsize + sizes.lse
-    results = sizes.inputs if narrow else 0
-    during = max(busy.max() + sizes.lse, results)
-    return Peaks(float(forward), float(kept + max(sizes.delta, sizes.gradients + during)))
+    backward = sizes.backward(max(busy.max() + sizes.lse, sizes.narrowed))
+    return Peaks(float(forward), float(backward))
 
 
-def folded_peaks(sizes: Sizes, inside: Peaks, fold: int, *, backward: bool) -> Peaks:
-    """With an exchange of heads around it. ``sizes``, ``inside``: of what is computed with the
-    joined rows, whose tensors are as large as this rank's own before."""
-    itemsize, inputs = sizes.itemsize, sizes.inputs
+def _folded(sizes: Sizes, inside: Peaks, fold: int) -> Peaks:
+    """Peaks with an exchange of heads for rows around ``inside``, whose tensors are as large as
+    this rank's own before."""
+    inputs, out = sizes.inputs, sizes.out
     away = (fold - 1) / fold
     packed = away if sizes.batch > 1 else 0.0  # one batch entry's heads lie together
-    out = sizes.query * itemsize
     results = out + sizes.lse
     forward = max(
         inputs * (1 + away + packed) + out,
         inputs + inside.forward,
         2 * inputs + results + max(results * (1 + away), results + out),
     )
-    if not backward:
-        return Peaks(forward, 0.0)
     # The caller's out and dO are other tensors than those that are computed with.
     kept = inputs + 2 * out
-    narrowing = sizes.gradients + inputs if sizes.narrow else 0
+    gradients = (sizes.query_row + 2 * sizes.key_row) * sizes.rows * FP32
+    narrowing = gradients + inputs if sizes.narrow else 0
     leaving = max(narrowing, inputs * (2 + away))
-    return Peaks(
-        forward, max(kept + inside.backward, kept + inputs + 2 * out + sizes.lse + leaving)
-    )
+    backward = kept + max(inside.backward, inputs + 2 * out + sizes.lse + leaving)
+    return Peaks(forward, backward)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ringray import transport
 from ringray.lab.kinds import KINDS
+from ringray.lab.plan.cost_model import choose_walks
 from ringray.traffic import geometry, walk
 from ringray_kernels.backends import PREFERRED
 from ringray_kernels.config import TARGETS, Blocks, Kernel, Problem, supports
@@ -85,19 +86,15 @@ def _too_large(config: TrialConfig) -> Reason | None:
 
 
 def _unsendable(config: TrialConfig) -> Reason | None:
-    """A transport that ring and heads do not allow, or a walk back that it or the mask forbids."""
+    """Prunes a transport that does not fit ring and heads, and an impossible walk back."""
     try:
         exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
     except ValueError as error:
         return Reason("strategy.transport", str(error))
     try:
         back = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
-        if back == "reverse":  # a forward pass alone goes the way that leads back, too
-            layout = geometry.Layout(
-                config.partition, config.padded, config.ring_size // exchange.fold, exchange.fold
-            )
-            costs = walk.costs(DTYPES[config.dtype].itemsize, config.batch, 1, 1, config.head_dim)
-            walk.choose(layout, config.mask, exchange.routes, back, costs)
+        if back == "reverse":  # the mask may forbid it, and the forward pass alone needs it too
+            choose_walks(config, exchange)
     except walk.Unwalkable as error:
         return Reason("strategy.backward", str(error))
     return None

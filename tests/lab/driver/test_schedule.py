@@ -227,9 +227,9 @@ def test_of_several_objectives_there_is_a_front() -> None:
     [
         ("search: {method: halving, seed: 3}", "search.seed", "no seed: halving takes budget"),
         ("search: {budget: 0.5}", "search.budget", "no budget: grid takes none"),
-        ("search: {objectives: [hidden]}", "search.objectives", "what its trials measure"),
+        ("search: {objectives: [hidden]}", "search.objectives", "a metric that its trials measure"),
         ("search: {method: random, objectives: ratio}\nmeasure: {baseline: null}",
-         "search.objectives", "what its trials measure"),
+         "search.objectives", "a metric that its trials measure"),
         ("search: random\n", "search", "expected"),
         ("search: {method: random}\nmeasure: {replicas: 2}", "measure.replicas", "expected 1"),
         ("search: {budget: 2}", "search.budget", "above 0, at most 1"),

@@ -11,8 +11,8 @@ import ringray
 from ringray.lab.plan import cost_model
 from ringray.lab.plan import peak_memory as memory
 from ringray.lab.trial.measurement import peak_memory
-from ringray.traffic.geometry import Mask
 from ringray_kernels.backends import aten
+from tests.support.point import point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,7 @@ def test_memory_of_one_rank_is_near_its_prediction(
 
     live = sum(x.numel() * x.element_size() for x in [*leaves, *([dout] if backward else [])])
     measured = live + peak_memory(work, torch.device("cpu"))
-    shape = cost_model.Shape(1, 1, 1, 8, kv_heads, 64, dtype, backward)
-    cost = cost_model.predict("zigzag", 2048, Mask(2048), shape, cost_model.cpu(1))
+    direction = "forward+backward" if backward else "forward"
+    config = point(seq_len=2048, kv_heads=kv_heads, dtype=dtype, direction=direction)
+    cost = cost_model.predict(config, cost_model.cpu(1))
     assert cost.peak_memory_bytes == pytest.approx(measured, rel=0.1)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ringray.base import units
-from ringray.lab.plan import plan
+from ringray.lab.plan import expand, plan
 from ringray.lab.report import replicas, tables, words
 from ringray.lab.report.board import Board
 from ringray.lab.trial.outcome import Outcome, SweepRow, TrialRow
@@ -51,7 +51,7 @@ def test_a_label_names_what_does_not_explain_itself() -> None:
 
 
 def test_every_config_field_that_can_vary_has_a_head() -> None:
-    assert {name for _, _, name in plan.AXES} == set(words.HEADS)
+    assert {name for _, _, name in expand.AXES} == set(words.HEADS)
 
 
 # The board
