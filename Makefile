@@ -11,9 +11,12 @@ STAMP := .venv/.installed
 # Twice quiet: errors only.
 PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q --durations=10
+# Days since 1970: `make chaos` runs another part of the large sets of cases each day.
+TURN ?= $(shell echo $$(( $$(date -u +%s) / 86400 )))
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart autoscaling test lint format chaos campaign soak mutants audit screenshots clean
+.PHONY: help setup quickstart autoscaling test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -46,9 +49,18 @@ autoscaling: $(STAMP) ## measure rings on a cluster that grows and shrinks on th
 test: $(STAMP) ## run the quick tests
 	@$(PYTEST) tests -m "not slow and not chaos and not gpu"
 
+# Tests that kill processes mostly wait, so two files of them run at a time; then the slow ones.
 # pytest ends with 5 when nothing is selected.
-chaos: $(STAMP) ## run the slow tests and those that kill processes
-	@$(PYTEST) tests -m "(chaos or slow) and not gpu" || test $$? -eq 5
+#   TURN=20779 make chaos     the cases of that day again
+#   WORKERS=0 make chaos      one test at a time
+chaos: $(STAMP) ## run the slow tests and those that kill processes; of large sets a part per day
+	@echo "turn $(TURN); to run the same cases again: make TURN=$(TURN) chaos"
+	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "chaos and not gpu" \
+	  -n $(WORKERS) --dist loadfile || test $$? -eq 5
+	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "slow and not chaos and not gpu" || test $$? -eq 5
+
+exhaustive: $(STAMP) ## run all cases of the large sets
+	@$(PYTEST) tests -m "rotating and not gpu"
 
 #   SEED=7 make campaign      the faults of that seed again
 campaign: $(STAMP) ## break real sweeps 200 times at random moments (about an hour)
@@ -56,6 +68,10 @@ campaign: $(STAMP) ## break real sweeps 200 times at random moments (about an ho
 
 soak: $(STAMP) ## measure 5,000 trials and see that nothing grows
 	@$(BIN)/python -m tests.chaos.soak --trials 5000
+
+#   SEED=7 make fuzz          other specs
+fuzz: $(STAMP) ## load and plan 10,000 generated specs (two minutes of CPU time)
+	@$(BIN)/python -m tests.fuzz.runner $(or $(SEED),20261121) 0-9999
 
 #   ONLY=ring- make mutants      those whose names contain it; SLICE=3/8 every eighth one
 mutants: $(STAMP) ## change the product in small wrong ways and see that tests fail

@@ -1,8 +1,13 @@
-"""What all tests share: nothing a test does touches the home of the person who runs it."""
+"""Fixtures of all tests, which keep the home of the person who runs them untouched; turns.
+
+Tests marked ``rotating(n)`` are cases of one large set. With ``RINGRAY_TURN`` (a whole number) set,
+one in ``n`` of them runs, a different one each turn; without it all run.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +16,40 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+TURN = os.environ.get("RINGRAY_TURN")
+
 # Before anything imports triton: without a GPU its kernels run in the interpreter.
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_report_header() -> str:
+    if TURN is None:
+        return "RINGRAY_TURN is not set: all rotating tests"
+    return f"RINGRAY_TURN={TURN}: a part of the rotating tests"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the rotating tests whose turn it is not."""
+    if TURN is None:
+        return
+    places = Counter[str]()
+    resting = []
+    for item in items:
+        mark = item.get_closest_marker("rotating")
+        if mark is None:
+            continue
+        function = item.nodeid.partition("[")[0]
+        if (places[function] - int(TURN)) % mark.args[0]:
+            resting.append(item)
+        places[function] += 1
+    config.hook.pytest_deselected(items=resting)
+    items[:] = [item for item in items if item not in set(resting)]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ringray_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A private $RINGRAY_HOME for the session; no tracking server or cluster of the caller."""
+    """A private $RINGRAY_HOME for the session, without the caller's tracking server or cluster."""
     home = tmp_path_factory.mktemp("ringray-home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGRAY_HOME", str(home))

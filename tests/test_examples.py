@@ -92,6 +92,5 @@ def models_page(rank: int, size: int) -> None:
         exec(compile(block, "docs/models.md", "exec"), names)
 
 
-def test_the_models_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_the_models_page_runs() -> None:
     on_ring(2, (models_page,))

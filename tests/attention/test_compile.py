@@ -25,8 +25,7 @@ COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+def nothing_compiled() -> None:
     torch._dynamo.reset()
 
 

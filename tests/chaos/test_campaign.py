@@ -19,9 +19,10 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
 def test_faults_at_random_moments(tmp_path: Path) -> None:
-    seed = int(os.environ.get("RINGRAY_CHAOS_SEED", "20261121"))
+    """One disturbed sweep, another one each turn."""
+    seed = int(os.environ.get("RINGRAY_CHAOS_SEED", os.environ.get("RINGRAY_TURN", "20261121")))
     with world(tmp_path) as of:
-        sweeps = campaign.run(of, seed, itertools.count(), faults=6)
+        sweeps = campaign.run(of, seed, itertools.count(), faults=campaign.PER_SWEEP)
     print(f"\nseed {seed}\n{campaign.summary(sweeps)}")
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -43,26 +44,23 @@ TRAFFIC_MASKS = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
-
-
 def names(size: int) -> tuple[str, ...]:
     return (*transport.TRANSPORTS, *NUMBERED[size])
 
 
-def cases(size: int, *, whole: bool) -> Iterator[Case]:
-    """All transports × masks × partitions; the ways back and dtypes take turns, or all meet all."""
+def cases(size: int, mask: dict[str, Any] | None = None) -> Iterator[Case]:
+    """All transports × partitions with one mask, every way back and every dtype; or with all masks,
+    where the ways back and dtypes take turns."""
     heads, kv_heads = HEADS[size]
-    every = itertools.product(ring_checks.MASKS, PARTITIONS, names(size))
-    for turn, (mask, partition, name) in enumerate(every):
-        backwards = BACKWARDS[1:] if whole else (BACKWARDS[turn % 4],)
-        dtypes = ring_checks.DTYPES if whole else (ring_checks.DTYPES[turn % 3],)
+    masks = ring_checks.MASKS if mask is None else (mask,)
+    every = itertools.product(masks, PARTITIONS, names(size))
+    for turn, (one, partition, name) in enumerate(every):
+        backwards = BACKWARDS[1:] if mask is not None else (BACKWARDS[turn % 4],)
+        dtypes = ring_checks.DTYPES if mask is not None else (ring_checks.DTYPES[turn % 3],)
         for backward, dtype in itertools.product(backwards, dtypes):
             yield Case(
                 partition, dtype, transport=name, backward=backward, heads=heads,
-                kv_heads=kv_heads, **mask,
+                kv_heads=kv_heads, **one,
             )  # fmt: skip
 
 
@@ -91,19 +89,11 @@ def walkable(case: Case, size: int) -> bool:
     return True
 
 
-def exact(rank: int, size: int) -> None:
-    _exact(rank, size, whole=False)
-
-
-def everything_exact(rank: int, size: int) -> None:
-    _exact(rank, size, whole=True)
-
-
-def _exact(rank: int, size: int, *, whole: bool) -> None:
+def exact(rank: int, size: int, mask: dict[str, Any] | None = None) -> None:
     """Out, lse and gradients within the budget, whatever padding holds."""
     truths: dict[tuple[object, ...], ring_checks.Truth] = {}
     refused = 0
-    for case in cases(size, whole=whole):
+    for case in cases(size, mask):
         if not walkable(case, size):
             refused += 1
             q, k, v, _ = case.shards()
@@ -227,8 +217,7 @@ def test_rings(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_memory(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KINETO_LOG_LEVEL", "5")  # the profiler reports its own start
+def test_memory(size: int) -> None:
     on_ring(size, (memory,))
 
 
@@ -237,11 +226,19 @@ def test_a_ring_of_eight() -> None:
     on_ring(8, (traffic, refusals))
 
 
+# In this order, one case in seven is a ring of each size, each with another mask.
 @pytest.mark.slow
+@pytest.mark.rotating(7)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_everything_by_everything(size: int) -> None:
-    on_ring(size, (everything_exact, repeatable))
+@pytest.mark.parametrize("mask", ring_checks.MASKS, ids=str)
+def test_everything_by_everything(mask: dict[str, Any], size: int) -> None:
+    on_ring(size, (partial(exact, mask=mask),))
+
+
+@pytest.mark.slow
+def test_a_ring_of_eight_is_repeatable() -> None:
+    on_ring(8, (repeatable,))
 
 
 def test_alone_every_transport_is_attention() -> None:

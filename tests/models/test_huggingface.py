@@ -22,8 +22,7 @@ EVERY = (
 
 
 @pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_rings(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
 

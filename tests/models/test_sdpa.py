@@ -22,11 +22,6 @@ EVERY = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
-
-
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)

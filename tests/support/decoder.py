@@ -120,9 +120,13 @@ class Trainer:
         return losses
 
 
-@lru_cache(maxsize=1)
 def alone() -> dist.ProcessGroup:
     """A group of this rank only. All ranks call it at the same point."""
+    return _alone_in(dist.group.WORLD)
+
+
+@lru_cache(maxsize=1)
+def _alone_in(ring: dist.ProcessGroup) -> dist.ProcessGroup:
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     return groups[dist.get_rank()]
 

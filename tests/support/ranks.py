@@ -1,27 +1,38 @@
 """Real rings for tests: processes in a gloo group, and one call of the op on them.
 
-Starting processes costs seconds, so each ring is started once and does all its checks. A check is
-a function ``(rank, size)``; whatever it raises fails the test that started the ring.
+A process takes seconds to import torch, so the processes are kept from one ring to the next; each
+ring is a process group of its own. A check is a function ``(rank, size)``; whatever it raises fails
+the test that started the ring.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
+import importlib
+import multiprocessing
+import os
+import random
+import sys
 import tempfile
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import ringray
 from ringray_kernels import testing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
 
     from torch import Tensor
 
@@ -31,16 +42,99 @@ if TYPE_CHECKING:
 
 NAN = float("nan")
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
+KEPT = 4  # processes that wait for the next ring
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # sizes are tiny, and threads only wait when the machine is busy
+    "KINETO_LOG_LEVEL": "5",  # the profiler reports its own start
+}
+
+
+class Worker(NamedTuple):
+    """A process that is a rank of one ring after another."""
+
+    process: SpawnProcess
+    connection: Connection[Any, Any]
+
+
+_workers: list[Worker] = []
 
 
 def on_ring(size: int, checks: Sequence[Check]) -> None:
     """Runs the checks on every rank of a ring of ``size`` processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, args=(size, folder, tuple(checks)), nprocs=size)
+    while len(_workers) < size:
+        _workers.append(_started())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for rank, worker in enumerate(_workers[:size]):
+                worker.connection.send((rank, size, folder, tuple(checks)))
+            waiting = {worker.connection for worker in _workers[:size]}
+            while waiting:
+                for answered in wait(list(waiting)):
+                    failure = answered.recv()  # EOFError where the process has died
+                    if failure is not None:
+                        raise AssertionError(failure)
+                    waiting.remove(answered)
+    except BaseException:
+        _end(0)  # the other ranks may wait for one that has failed
+        raise
+    _end(KEPT)
+
+
+def _started() -> Worker:
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    try:
+        process = context.Process(target=_work, args=(theirs,))
+        process.start()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+    theirs.close()
+    return Worker(process, ours)
+
+
+def _end(kept: int) -> None:
+    """Ends all processes but the first ``kept``."""
+    for worker in _workers[kept:]:
+        worker.process.kill()
+        worker.process.join()
+        worker.connection.close()
+    del _workers[kept:]
+
+
+atexit.register(_end, 0)  # before multiprocessing waits for them, which it was told to earlier
+
+
+def _work(connection: Connection[Any, Any]) -> None:
+    torch.set_num_threads(1)
+    while True:
+        try:
+            rank, size, folder, checks = connection.recv()
+        except EOFError:  # the tests have ended
+            return
+        _as_new()
+        try:
+            _rank(rank, size, folder, checks)
+        except Exception:
+            connection.send(traceback.format_exc())
+            return
+        connection.send(None)
+
+
+def _as_new() -> None:
+    """Undoes what earlier rings may have left: every rank draws the same numbers again."""
+    random.seed(0)
+    torch.manual_seed(0)
+    if "torch._dynamo" in sys.modules:
+        importlib.import_module("torch._dynamo").reset()
+    gc.collect()
 
 
 def _rank(rank: int, size: int, folder: str, checks: tuple[Check, ...]) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=(Path(folder) / "store").as_uri(), rank=rank, world_size=size,
         timeout=timedelta(seconds=120),
@@ -51,11 +145,15 @@ def _rank(rank: int, size: int, folder: str, checks: tuple[Check, ...]) -> None:
                 check(rank, size)
             except Exception as error:
                 raise AssertionError(
-                    f"{check.__name__} on rank {rank} of {size}:\n{traceback.format_exc()}"
+                    f"{_name(check)} on rank {rank} of {size}:\n{traceback.format_exc()}"
                 ) from error
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _name(check: Check) -> str:
+    return repr(check) if isinstance(check, partial) else getattr(check, "__name__", repr(check))
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,7 @@ def blocks_disagree(rank: int, size: int) -> None:
 
 
 @interpreter
-def test_a_ring_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
+def test_a_ring_of_two() -> None:
     on_ring(2, (within_budget, blocks_disagree))
 
 

@@ -49,6 +49,7 @@ def _record(store: Store, indices: range) -> None:
         store.record(DIGEST, trials(COUNT)[index].key, outcome(index))
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_in_the_middle(store: Store, server: Server, proxy: Proxy, fault: str) -> None:
     name = f"middle-{fault}"
@@ -73,6 +74,7 @@ def test_in_the_middle(store: Store, server: Server, proxy: Proxy, fault: str) -
     check_complete(store, server.uri, name)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_at_the_end(store: Store, server: Server, proxy: Proxy, fault: str) -> None:
     name = f"end-{fault}"
@@ -92,6 +94,7 @@ def test_at_the_end(store: Store, server: Server, proxy: Proxy, fault: str) -> N
     check_complete(store, server.uri, name)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_at_the_start(
     store: Store, server: Server, proxy: Proxy, fault: str, monkeypatch: pytest.MonkeyPatch
