@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 
 from ringray.lab.plan import plan
-from ringray.lab.report import live
 from ringray.lab.spec import model as spec
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
@@ -20,7 +19,6 @@ kind: latency
 problem: {seq_len: [2048, 8192], heads: 2, dtype: float32, direction: [forward, forward+backward]}
 strategy: {partition: [contiguous, striped, zigzag, zigzag-token]}
 """
-UTF8, ASCII = live._glyphs("utf-8"), live._glyphs("ascii")
 
 
 def planned(text: str = TEXT) -> plan.Plan:
@@ -43,14 +41,29 @@ def row(trial: plan.Trial, ended: Outcome | None) -> TrialRow:
     )  # fmt: skip
 
 
-def console(width: int = 120, height: int = 40, terminal: bool = True) -> Console:
+class Screen(io.StringIO):
+    """A terminal with an encoding of its own."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+
+def console(
+    width: int = 120, height: int = 40, terminal: bool = True, encoding: str = "utf-8"
+) -> Console:
     return Console(
-        file=io.StringIO(), record=True, width=width, height=height, force_terminal=terminal
-    )
+        file=Screen(encoding), record=True, width=width, height=height, force_terminal=terminal,
+        color_system=None,
+    )  # fmt: skip
 
 
-def printed(renderable: Any, width: int = 120) -> str:
-    to = console(width)
+def printed(renderable: Any, width: int = 120, encoding: str = "utf-8") -> str:
+    to = console(width, encoding=encoding)
     to.print(renderable)
     return to.export_text()
 

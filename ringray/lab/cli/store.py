@@ -123,19 +123,16 @@ def print_hops(
     console: Console, digest: str, trials: list[TrialRow], *, everything: bool, more: str
 ) -> None:
     """Prints the table of hops if a trial measured them, and the folder of the traces."""
-    from ringray.lab.report import hops, tables
+    from ringray.lab.report import tables
     from ringray.lab.store.traces import folder_of
 
-    rows = hops.measured(trials)
-    if not rows:
+    shown, hidden = tables.with_hops(trials, sys.maxsize if everything else ROWS)
+    if not shown:
         return
-    shown = rows if everything else hops.at_most(rows, ROWS)
     console.print()
-    tables.show(hops.hops_table(digest, shown), console)
-    if len(shown) < len(rows):
-        say(
-            console, f"... and the hops of {units.plural(len(rows) - len(shown), 'trial')} ({more})"
-        )
+    tables.show(tables.hops_table(digest, shown), console)
+    if hidden:
+        say(console, f"... and the hops of {units.plural(hidden, 'trial')} ({more})")
     console.print()
     say(
         console,

@@ -1,14 +1,16 @@
-"""The state of a running sweep, as the views show it. Prints nothing and imports no rich."""
+"""State of a running sweep, as the views show it. Prints nothing and does not import rich."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.replicas import by_point, together
+from ringray.lab.trial.metrics import METRICS, of_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
-_FIXED_S = 0.05  # of wall time that a trial costs beside what it computes
+_FIXED_S = 0.05  # wall time of a trial beside its computation, seconds
+_TOLD = ("median_ms", "p20_ms", "baseline_ms", "ratio", "hidden")  # in the line of a trial
 
 
 @dataclass
@@ -30,27 +33,22 @@ class BoardGroup:
     @property
     def status(self) -> str | None:
         """The worst status of the replicas that ended, None before the first."""
-        found = {result.status for result in self.ended.values()}
-        for status in ("failed", "timeout", "oom", "ok", "pruned"):
-            if status in found:
-                return status
-        return None
+        worst = ("failed", "timeout", "oom", "ok", "pruned", None)
+        return min((one.status for one in self.ended.values()), key=worst.index, default=None)
 
     @property
     def reason(self) -> str | None:
-        """Why it did not end well."""
-        for result in self.ended.values():
-            if result.status == self.status and result.reason:
-                return result.reason
-        return None
+        """The reason of that status, None without one."""
+        reasons = (one.reason for one in self.ended.values() if one.status == self.status)
+        return next(filter(None, reasons), None)
 
     def metrics(self) -> dict[str, float]:
-        """Each metric's median over the replicas that are ok; the widest spread."""
+        """Returns the metrics of the replicas that are ok as one."""
         return together([one.metrics for one in self.ended.values() if one.status == "ok"])
 
 
 class Board:
-    """A plan and what has become of each of its trials.
+    """A plan and the outcome of each of its trials so far.
 
     ``done``: trials that an earlier run of the sweep has measured, by key.
     """
@@ -61,6 +59,7 @@ class Board:
         runnable = plan.runnable
         configs = {trial.key: trial.config.as_dict() for trial in runnable}
         self.fields = words.varying(configs.values())
+        self._labels = words.names(configs, plan.spec.name)
         self.groups: list[BoardGroup] = []
         self._group_of: dict[str, BoardGroup] = {}
         for same in by_point(runnable, lambda trial: configs[trial.key]):
@@ -86,22 +85,20 @@ class Board:
         self._measured = 0.0
 
     def group(self, trial: Trial) -> BoardGroup:
-        """The row that shows ``trial``."""
+        """Returns the row that shows ``trial``."""
         return self._group_of[trial.key]
 
     def label(self, trial: Trial) -> str:
-        """What tells ``trial`` from the others."""
-        text = words.label(trial.config.as_dict(), self.fields) or self.plan.spec.name
-        replicas = self.plan.spec.measure.replicas
-        return f"{text} #{trial.config.replica + 1}" if replicas > 1 else text
+        """Returns a name of ``trial`` in this sweep."""
+        return self._labels[trial.key]
 
     def start(self, trial: Trial, attempt: int) -> None:
-        """``trial`` is about to be measured."""
+        """Notes that ``trial`` is being measured."""
         self.current, self.attempt = trial, attempt
         self._started_at = time.monotonic()
 
     def end(self, trial: Trial, outcome: Outcome) -> int:
-        """``trial`` has ended; returns how many have."""
+        """Notes that ``trial`` has ended; returns the number of ended trials."""
         group = self._group_of.get(trial.key)
         if group is not None:
             if trial.key not in group.ended:
@@ -115,7 +112,7 @@ class Board:
         return self.done
 
     def stop(self) -> None:
-        """The sweep has ended: the clock stands."""
+        """Stops the clock at the end of the sweep."""
         self._ended = time.monotonic()
         self.current = None
 
@@ -127,21 +124,19 @@ class Board:
     @property
     def counts(self) -> dict[str, int]:
         """Trials by status."""
-        found: dict[str, int] = {"pruned": self.pruned} if self.pruned else {}
+        found: Counter[str] = Counter({"pruned": self.pruned} if self.pruned else {})
         for group in self.groups:
-            for result in group.ended.values():
-                if result.status is not None:
-                    found[result.status] = found.get(result.status, 0) + 1
+            found.update(one.status for one in group.ended.values() if one.status is not None)
         return found
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the sweep was shown first."""
+        """Seconds since the board was made, until the end of the sweep."""
         return (self._ended or time.monotonic()) - self._began
 
     @property
     def remaining_s(self) -> float | None:
-        """A guess: predicted work that waits, at the pace of that which is done. None at first."""
+        """Estimate of the seconds left: the predicted work at the pace so far; None at first."""
         if not self._measured:
             return None
         return self._waiting * self._spent / self._measured
@@ -154,7 +149,7 @@ def _weight(trial: Trial) -> float:
 
 
 def trial_line(board: Board, trial: Trial, outcome: Outcome) -> str:
-    """``[ 3/16] zigzag 8192 forward  ok  12.3 ms (12.1-12.9)  sdpa 13.0 ms  ratio 0.95``."""
+    """Writes ``[ 3/16] zigzag 8192 forward  ok  12.3 ms (12.1-12.9)  sdpa 13.0 ms  ratio 0.95``."""
     total = str(board.total)
     place = f"[{board.done:>{len(total)}}/{total}]"
     return f"{place} {board.label(trial)}  {outcome.status}  {_details(outcome, trial)}".rstrip()
@@ -162,20 +157,18 @@ def trial_line(board: Board, trial: Trial, outcome: Outcome) -> str:
 
 def _details(outcome: Outcome, trial: Trial) -> str:
     metrics = outcome.metrics
+    texts = {name: words.metric(METRICS[name], metrics) for name in _TOLD if name in metrics}
     said = []
-    if "median_ms" in metrics:
-        spread = ""
-        if "p20_ms" in metrics and "p80_ms" in metrics:
-            spread = f" ({units.digits(metrics['p20_ms'])}-{units.digits(metrics['p80_ms'])})"
-        said.append(f"{units.digits(metrics['median_ms'])} ms{spread}")
-    if "baseline_ms" in metrics:
-        said.append(f"{trial.config.baseline} {units.digits(metrics['baseline_ms'])} ms")
-    if "ratio" in metrics:
-        said.append(f"ratio {units.ratio(metrics['ratio'])}")
-    if "hidden" in metrics:
-        said.append(f"{units.share(metrics['hidden'])} of its transfers hidden")
-    worst = worst_error(metrics)
-    if worst is not None:
+    if "median_ms" in texts:
+        spread = f" ({texts['p20_ms'].replace('–', '-')})" if "p20_ms" in texts else ""
+        said.append(f"{texts['median_ms']} ms{spread}")
+    if "baseline_ms" in texts:
+        said.append(f"{trial.config.baseline} {texts['baseline_ms']} ms")
+    if "ratio" in texts:
+        said.append(f"ratio {texts['ratio']}")
+    if "hidden" in texts:
+        said.append(f"{texts['hidden']} of its transfers hidden")
+    if (worst := worst_error(metrics)) is not None:
         said.append(f"worst error {units.digits(worst)} of its budget")
     if outcome.attempts > 1:
         said.append(f"{outcome.attempts} attempts")
@@ -185,6 +178,6 @@ def _details(outcome: Outcome, trial: Trial) -> str:
 
 
 def worst_error(metrics: Mapping[str, float]) -> float | None:
-    """The largest share of its error budget that a tensor takes; None where none was compared."""
-    shares = [value for name, value in metrics.items() if name.startswith("error_")]
+    """Returns the largest share of its error budget that a tensor takes; None without errors."""
+    shares = [metrics[name] for name in of_group("error") if name in metrics]
     return max(shares, default=None)

@@ -1,8 +1,7 @@
-"""A sweep while it runs: a table that is redrawn on a terminal, plain lines otherwise.
+"""Views of a running sweep: a table that is redrawn on a terminal, plain lines elsewhere.
 
-Both are observers of the driver (``Observer``). The table is drawn when something
-has changed and never by a clock, at most ``REFRESH_HZ`` times a second: it runs on the cores that
-are being measured.
+Both are observers of the driver (``Observer``). The table is drawn on events, not by a clock, and
+at most ``REFRESH_HZ`` times a second, because it runs on the cores that are being measured.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from ringray.base import units
 from ringray.base.redaction import shown
 from ringray.lab.report import words
 from ringray.lab.report.board import Board, BoardGroup, trial_line, worst_error
+from ringray.lab.trial.metrics import columns
 from ringray.lab.trial.outcome import UNASKED
 
 if TYPE_CHECKING:
@@ -24,21 +24,25 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
     from rich.table import Table
-    from rich.text import Text
 
     from ringray.lab.driver.observer import Summary
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
 REFRESH_HZ = 4.0
-_BAR = 10  # cells
-_BAR_WIDTH = 80  # of the terminal; a narrower one gets no bars
-_BAR_TOP = 2.0  # the ratio at which the bar is full
-_AROUND = 9  # lines that are no rows: header, column heads, counts, notes, air
+_BAR = 10  # width of a bar, cells
+_BAR_WIDTH = 80  # least width of a terminal that gets bars, cells
+_BAR_TOP = 2.0  # ratio at which a bar is full
+_AROUND = 9  # lines around the rows: header, column heads, counts, notes, space
+_MARKS = {
+    "ok": ("✓", "+"), "oom": ("▲", "M"), "timeout": ("◷", "T"), "failed": ("✗", "x"),
+    "running": ("▶", ">"), "pending": ("·", "."),
+}  # fmt: skip
+"""Marks of a row by status, in UTF-8 and in ASCII."""
 
 
 def observer(file: TextIO | None = None) -> LiveTable | PlainLines:
-    """The live table where ``file`` (stdout) is a terminal that can move its cursor, else lines."""
+    """Returns a live table for a terminal with a cursor, plain lines for any other ``file``."""
     file = file or sys.stdout
     if file.isatty():
         from ringray.lab.report.tables import console
@@ -50,7 +54,7 @@ def observer(file: TextIO | None = None) -> LiveTable | PlainLines:
 
 
 class PlainLines:
-    """One line per event. A reader that goes away does not end the sweep."""
+    """One line per event. A reader that closes the pipe does not end the sweep."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file: TextIO | None = file or sys.stdout
@@ -82,7 +86,7 @@ class PlainLines:
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
         assert self._board is not None
         self._board.end(trial, outcome)
-        # Those that are pruned were told of at the start, those left out are in the summary.
+        # The first lines count the pruned trials, the summary those that a search left out.
         if trial.pruned is None and outcome.reason != UNASKED:
             self._line(trial_line(self._board, trial, outcome))
 
@@ -91,7 +95,7 @@ class PlainLines:
             self._board.stop()
 
     def close(self) -> None:
-        """Nothing to take down."""
+        """Does nothing."""
 
     def _line(self, text: str) -> None:
         if self._file is None:
@@ -109,7 +113,6 @@ class LiveTable:
         from rich.live import Live
 
         self._console = console
-        self._glyphs = _glyphs(console.encoding)
         self._board: Board | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._lock = threading.RLock()
@@ -140,7 +143,7 @@ class LiveTable:
         assert self._board is not None
         with self._lock:
             self._board.end(trial, outcome)
-            # The next trial mostly starts at once, and what is drawn then holds both.
+            # The next trial usually starts at once; one drawing shows both.
             self._later(1 / REFRESH_HZ)
 
     def sweep_ended(self, summary: Summary) -> None:
@@ -149,14 +152,14 @@ class LiveTable:
         self.close()
 
     def close(self) -> None:
-        """Takes the table down, also after an error; the summary follows it."""
+        """Removes the table, also after an error; the summary follows it."""
         with self._lock:
             self._cancel()
             if self._live.is_started:
                 self._live.stop()
 
     def _changed(self) -> None:
-        """Draws now, or as soon as the rate allows: a long trial must not hide the last change."""
+        """Draws now or as soon as the rate allows, so that a long trial does not hide a change."""
         with self._lock:
             wait = self._drawn + 1 / REFRESH_HZ - time.monotonic()
             if wait <= 0:
@@ -182,33 +185,25 @@ class LiveTable:
                 return
             self._drawn = time.monotonic()
             rows = max(3, self._console.height - _AROUND)
-            self._live.update(render(self._board, rows, self._console, self._glyphs), refresh=True)
+            self._live.update(render(self._board, rows, self._console), refresh=True)
 
 
-def _glyphs(encoding: str) -> dict[str, str]:
-    if encoding.lower().startswith("utf"):
-        return {
-            "ok": "✓", "oom": "▲", "timeout": "◷", "failed": "✗", "running": "▶", "pending": "·",
-            "bar": "█", "half": "▌", "rest": "─",
-        }  # fmt: skip
-    return {
-        "ok": "+", "oom": "M", "timeout": "T", "failed": "x", "running": ">", "pending": ".",
-        "bar": "#", "half": "=", "rest": "-",
-    }  # fmt: skip
-
-
-def render(board: Board, rows: int, to: Console, glyphs: Mapping[str, str]) -> RenderableType:
-    """The whole view: header, at most ``rows`` rows, counts."""
+def render(board: Board, rows: int, to: Console) -> RenderableType:
+    """Returns the whole view: header, at most ``rows`` rows, counts."""
     from rich.console import Group as Lines
     from rich.text import Text
 
-    shown, hidden = _visible(board, rows)
-    parts: list[RenderableType] = [_header(board), Text(""), _rows(board, shown, to, glyphs)]
-    waiting = board.total - board.done
-    line = words.counts(board.counts, waiting)
-    if hidden:
+    shown = _visible(board, rows)
+    line = words.counts(board.counts, board.total - board.done)
+    if hidden := len(board.groups) - len(shown):
         line += f"   ({hidden} rows not shown)"
-    parts += [Text(""), Text(line, "bright_black")]
+    parts = [
+        _header(board),
+        Text(""),
+        _rows(board, shown, to),
+        Text(""),
+        Text(line, "bright_black"),
+    ]
     if board.note:
         parts.append(Text(board.note, "bright_black", no_wrap=True, overflow="ellipsis"))
     return Lines(*parts)
@@ -232,102 +227,81 @@ def _header(board: Board) -> RenderableType:
     return heading(parts)
 
 
-def _visible(board: Board, rows: int) -> tuple[list[BoardGroup], int]:
-    """The rows around the running trial: mostly what has ended, and what comes next."""
+def _visible(board: Board, rows: int) -> list[BoardGroup]:
+    """Returns ``rows`` rows around the running trial, a quarter of them after it."""
     groups = board.groups
-    if len(groups) <= rows:
-        return groups, 0
     at = board.group(board.current) if board.current is not None else board.last
     focus = next((index for index, group in enumerate(groups) if group is at), 0)
     ahead = max(1, rows // 4)
-    first = min(max(0, focus + ahead + 1 - rows), len(groups) - rows)
-    return groups[first : first + rows], len(groups) - rows
+    first = max(0, min(focus + ahead + 1 - rows, len(groups) - rows))
+    return groups[first : first + rows]
 
 
-def _rows(board: Board, shown: list[BoardGroup], to: Console, glyphs: Mapping[str, str]) -> Table:
-    from ringray.lab.report.tables import bare_table, fit, justify
+def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
+    from rich.text import Text
 
-    correctness = any(
-        worst_error(result.metrics) is not None
-        for group in shown
-        for result in group.ended.values()
-    )
-    compared = board.plan.spec.measure.baseline
-    table = bare_table()
-    table.add_column("", width=1)
-    for name in board.fields or ("partition",):
-        table.add_column(words.HEADS[name], justify=justify(name), no_wrap=True)
-    heads = ["median ms", "p20–p80"]
-    heads += ["worst error"] if correctness else []
-    heads += [f"vs {compared.name}"] if compared else []
-    heads += ["TFLOP/s", "peak MiB", "sent MiB"]
-    for head in heads:
-        numeric = not head.startswith("vs ")
-        table.add_column(head, justify="right" if numeric else "left", no_wrap=True)
+    from ringray.lab.report.tables import STYLES, bare_table, fit
+
+    fields = board.fields or ("partition",)
+    results = [result for group in shown for result in group.ended.values()]
+    errors = any(worst_error(result.metrics) is not None for result in results)
+    compared, bars = board.plan.spec.measure.baseline, to.width >= _BAR_WIDTH
+    headings = ["worst error"] if errors else []
+    for metric in columns("live"):
+        if metric.group != "baseline":
+            headings.append(metric.heading)
+        elif compared:
+            headings += [f"vs {compared.name}", *([""] if bars else [])]
+    table = bare_table("", *(words.HEADS[name] for name in fields), *headings)
+    ascii_only = not to.encoding.lower().startswith("utf")
     for group in shown:
-        table.add_row(*_row(board, group, glyphs, heads, bars=to.width >= _BAR_WIDTH))
+        running = board.current is not None and board.group(board.current) is group
+        status = "running" if running else group.status or "pending"
+        quiet = "bright_black" if status == "pending" else "bold" if running else ""
+        cells: list[RenderableType] = _metric_cells(group, errors, compared is not None, bars)
+        if not cells:
+            attempt = f"attempt {board.attempt}" if board.attempt > 1 else "measuring"
+            said = attempt if running else group.status or ""
+            cells = [Text(said, STYLES[status])]
+        table.add_row(
+            Text(_MARKS[status][ascii_only] if status in _MARKS else "-", STYLES[status]),
+            *(Text(words.value(name, group.config.get(name)), quiet) for name in fields),
+            *cells,
+        )
     fit(table, to)
     return table
 
 
-def _row(
-    board: Board, group: BoardGroup, glyphs: Mapping[str, str], heads: list[str], bars: bool
+def _metric_cells(
+    group: BoardGroup, errors: bool, compared: bool, bars: bool
 ) -> list[RenderableType]:
+    """Returns the cells of a row's metrics; none where nothing is measured yet."""
+    from rich.progress_bar import ProgressBar
     from rich.text import Text
 
-    from ringray.lab.report.tables import STYLES, ratio_style
+    from ringray.lab.report.tables import metric_cell
 
-    running = board.current is not None and board.group(board.current) is group
-    status = "running" if running else group.status or "pending"
-    quiet = "bright_black" if status == "pending" else "bold" if running else ""
-    cells: list[RenderableType] = [Text(glyphs.get(status, "-"), STYLES[status])]
-    cells += [
-        Text(words.value(name, group.config.get(name)), quiet)
-        for name in board.fields or ("partition",)
-    ]
     metrics = group.metrics()
     if not metrics:
-        said = ""
-        if running:
-            said = f"attempt {board.attempt}" if board.attempt > 1 else "measuring"
-        elif group.status is not None:
-            said = group.status
-        return [*cells, Text(said, STYLES[status]), *(Text("") for _ in heads[1:])]
-    replicas = f" ×{len(group.ended)}" if len(group.keys) > 1 else ""
-    spread = ""
-    if "p20_ms" in metrics and "p80_ms" in metrics:
-        spread = f"{units.digits(metrics['p20_ms'])}–{units.digits(metrics['p80_ms'])}"
-    median = units.digits(metrics.get("median_ms")) + replicas
-    cells += [Text(median, "bold"), Text(spread, "bright_black")]
-    for head in heads[2:]:
-        if head == "worst error":
-            worst = worst_error(metrics)
-            right = worst is not None and worst <= 1
-            cells.append(Text(units.digits(worst), "green" if right else "bold red"))
-        elif head.startswith("vs "):
-            ratio = metrics.get("ratio")
-            text = Text(f"{units.ratio(ratio):>5}", ratio_style(ratio) if ratio is not None else "")
-            if ratio is not None and bars:
-                text.append(" ")
-                text.append_text(_bar(ratio, glyphs, ratio_style(ratio)))
-            cells.append(text)
-        else:
-            cells.append(Text(_wide_cell(head, metrics)))
+        return []
+    cells: list[RenderableType] = []
+    if errors:
+        worst = worst_error(metrics)
+        right = worst is not None and worst <= 1
+        cells.append(Text(units.digits(worst), "green" if right else "bold red"))
+    for metric in columns("live"):
+        if metric.group != "baseline":
+            style = {"median_ms": "bold", "p20_ms": "bright_black"}.get(metric.name, "")
+            cell = metric_cell(metric, metrics, style)
+            if metric.name == "median_ms" and len(group.keys) > 1:
+                cell.append(f" ×{len(group.ended)}")
+            cells.append(cell)
+        elif compared:
+            cell = metric_cell(metric, metrics)
+            cells.append(cell)
+            if bars and metric.name in metrics:  # half a bar is the baseline's time
+                ratio = min(metrics[metric.name], _BAR_TOP)
+                cells.append(ProgressBar(_BAR_TOP, ratio, _BAR, False, "", cell.style, cell.style))
+            elif bars:
+                cells.append("")
     return cells
-
-
-def _wide_cell(head: str, metrics: Mapping[str, float]) -> str:
-    if head == "TFLOP/s":
-        return units.digits(metrics.get("tflops"))
-    return units.mib(metrics.get("peak_memory_bytes" if head == "peak MiB" else "sent_bytes"))
-
-
-def _bar(ratio: float, glyphs: Mapping[str, str], style: str) -> Text:
-    """A bar of the ring's time against the baseline's, which is half of the bar."""
-    from rich.text import Text
-
-    halves = round(2 * _BAR * min(ratio, _BAR_TOP) / _BAR_TOP)
-    full, half = divmod(halves, 2)
-    bar = Text(glyphs["bar"] * full + glyphs["half"] * half, style)
-    bar.append(glyphs["rest"] * (_BAR - full - half), "bright_black")
-    return bar

@@ -1,4 +1,4 @@
-"""Replicas of one point, seen as one measurement."""
+"""Replicas of one point as one measurement."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ringray.lab.trial.metrics import METRICS
+
 if TYPE_CHECKING:
     from ringray.lab.trial.outcome import TrialRow
 
 _T = TypeVar("_T")
-_WIDEST: dict[str, Callable[[Iterable[float]], float]] = {"p20_ms": min, "p80_ms": max}
 
 
 def by_point(of: Iterable[_T], config: Callable[[_T], Mapping[str, Any]]) -> list[list[_T]]:
-    """What differs in nothing but the replica, together; in the order of the first ones."""
+    """Groups items that differ in the replica only, in the order of the first of each group."""
     groups: dict[str, list[_T]] = {}
     for one in of:
         groups.setdefault(repr({**config(one), "replica": 0}), []).append(one)
@@ -24,21 +25,19 @@ def by_point(of: Iterable[_T], config: Callable[[_T], Mapping[str, Any]]) -> lis
 
 
 def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each metric's median over those that have it, finite; the widest spread."""
-    names = dict.fromkeys(name for one in metrics for name in one)
-    found = {
-        name: [one[name] for one in metrics if math.isfinite(one.get(name, math.nan))]
-        for name in names
-    }
+    """Returns one number for each metric: the median of its finite values, or the widest spread."""
+    found: dict[str, list[float]] = {}
+    for name, value in (item for one in metrics for item in one.items()):
+        if math.isfinite(value):
+            found.setdefault(name, []).append(value)
     return {
-        name: _WIDEST.get(name, statistics.median)(values)
+        name: METRICS[name].replicas(values) if name in METRICS else statistics.median(values)
         for name, values in found.items()
-        if values
     }
 
 
 def merged(rows: Iterable[TrialRow]) -> list[TrialRow]:
-    """A row for each point: its replicas that are ok as one. The others stay as they are."""
+    """Returns one row for the ok replicas of each point, and the other rows as they are."""
     made = []
     for same in by_point(rows, lambda row: row.config):
         measured = [row for row in same if row.status == "ok"]

@@ -1,4 +1,4 @@
-"""What searches have found: for each problem the best point, the front, and what it took."""
+"""Results of searches: for each problem the best point, the front and the runs that it took."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ringray.base import units
 from ringray.lab.driver.schedule import searched
 from ringray.lab.report import words
+from ringray.lab.trial.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
     from ringray.lab.plan.plan import Plan
     from ringray.lab.trial.outcome import TrialRow
 
-_UNITS = {"median_ms": "ms", "p20_ms": "ms", "p80_ms": "ms", "wait_ms": "ms"}
-_ROWS = 12  # of one front
+_ROWS = 12  # largest number of rows of a front
 
 
 def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[str]:
-    """One line for each study: its problem, the best point, how many runs it took of how many."""
+    """Writes a line for each study: its problem, the best point, the runs that it took."""
     by_key = {row.key: row for row in rows}
     said = []
     for study in found:
@@ -40,7 +40,7 @@ def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) ->
 
 
 def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[Table]:
-    """The Pareto front of each study, where there are several objectives."""
+    """Returns the Pareto front of each study, where there are several objectives."""
     from ringray.lab.report import tables
 
     objectives = plan.spec.search.objectives
@@ -49,10 +49,8 @@ def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -
     by_key = {row.key: row for row in rows}
     made = []
     for study in found:
-        table = tables.bare_table()
-        table.add_column(f"front of {_problem(plan, study)}", no_wrap=True)
-        for name in objectives:
-            table.add_column(name, justify="right", no_wrap=True)
+        title = f"front of {_problem(plan, study)}"
+        table = tables.bare_table(title, *objectives, left=[title])
         for key in study.front[:_ROWS]:
             cells = [_value(name, by_key[key], unit=False) for name in objectives]
             table.add_row(_choice(study, key), *cells)
@@ -76,6 +74,6 @@ def _choice(study: StudyResult, key: str) -> str:
 
 def _value(name: str, row: TrialRow, *, unit: bool = True) -> str:
     number = row.metrics.get(name)
-    if name.endswith("_bytes") and number is not None:
+    if METRICS[name].unit == "bytes" and number is not None:
         return units.memory(number)
-    return units.digits(number) + (f" {_UNITS.get(name, name)}" if unit else "")
+    return units.digits(number) + (f" {METRICS[name].unit or name}" if unit else "")

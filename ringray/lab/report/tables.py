@@ -1,10 +1,10 @@
-"""Tables of plans, results and sweeps, for terminals of any width and for pipes."""
+"""Tables of plans, results, hops and sweeps, for terminals of any width and for pipes."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,14 +15,18 @@ from rich.text import Text
 from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
+from ringray.lab.store.traces import path_of
+from ringray.lab.trial.measurement import HOP
+from ringray.lab.trial.metrics import METRICS, columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import TextIO
 
     from rich.console import RenderableType
 
     from ringray.lab.plan.plan import Trial
+    from ringray.lab.trial.metrics import Metric
     from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 STYLES = {
@@ -36,106 +40,79 @@ STYLES = {
     "interrupted": "yellow",
     "pending": "bright_black",
 }
-# What is left out where the terminal is narrow, the least needed first.
+# Columns that a narrow terminal leaves out, the least important first.
 _EXPENDABLE = (
-    "balance", "FLOPs", "sent", "sent MiB", "TFLOP/s", "peak MiB", "p20–p80 ms", "p20–p80",
+    "balance", "FLOPs", "sent",
+    *(one.heading for one in reversed(METRICS.values()) if one.heading and not one.essential),
     "#", "kind",
 )  # fmt: skip
 
 
 def console(file: TextIO | None = None) -> Console:
-    """For tables: a terminal's own width; in a pipe lines are as long as they must be."""
-    # Without markup: a name or a reason may hold brackets, and they are no instructions.
-    return Console(
-        file=file or sys.stdout, highlight=False, soft_wrap=False, emoji=False, markup=False
-    )
+    """Returns a console that prints brackets in names and reasons as they are."""
+    return Console(file=file or sys.stdout, highlight=False, emoji=False, markup=False)
 
 
 def show(table: Table, to: Console) -> None:
-    """Prints ``table``, on a terminal without its least needed columns where it would not fit."""
+    """Prints ``table``: whole lines to a pipe, only the columns that fit to a terminal."""
     if to.is_terminal:
         for column in table.columns:
             if column.header == "why":
                 column.max_width = max(20, to.width // 4)
         fit(table, to)
         to.print(table)
-        return
-    kept, to.width = to.width, max(_natural_width(table, to), to.width)
-    to.print(table)
-    to.width = kept
+    else:
+        kept, to.width = to.width, max(_natural_width(table, to), to.width)
+        to.print(table)
+        to.width = kept
 
 
 def fit(table: Table, to: Console) -> None:
-    """Takes the least needed columns out of ``table`` until it is as narrow as the terminal."""
-    for head in _EXPENDABLE:
+    """Removes the least important columns of ``table`` until it is as narrow as the terminal."""
+    for heading in _EXPENDABLE:
         if _natural_width(table, to) <= to.width:
             break
-        _drop(table, head)
+        table.columns = [column for column in table.columns if column.header != heading]
 
 
 def _natural_width(table: Table, to: Console) -> int:
     return Measurement.get(to, to.options.update(max_width=10_000), table).maximum
 
 
-def _drop(table: Table, head: str) -> None:
-    table.columns = [column for column in table.columns if str(column.header) != head]
-
-
-def bare_table() -> Table:
-    """A table with a line under its heads and no frame."""
-    return Table(
+def bare_table(*headings: str, left: Sequence[str] = ()) -> Table:
+    """Returns a table without a frame; its columns are aligned right, but for those in ``left``."""
+    table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),
         header_style="bold",
     )
-
-
-def _table(*columns: tuple[str, str]) -> Table:
-    table = bare_table()
-    for head, justify in columns:
+    for heading in headings:
         table.add_column(
-            head,
-            justify="right" if justify == "right" else "left",
-            no_wrap=head != "why",
-            overflow="fold" if head == "why" else "ellipsis",
+            heading,
+            justify="left" if heading in (*left, *words.TEXTS) else "right",
+            no_wrap=heading != "why",
+            overflow="fold" if heading == "why" else "ellipsis",
         )
     return table
 
 
-def justify(name: str) -> Literal["left", "right"]:
-    texts = ("partition", "transport", "dtype", "causal", "direction", "backward", "backend")
-    return "left" if name in texts else "right"
-
-
-def _field_columns(fields: Sequence[str]) -> list[tuple[str, str]]:
-    return [(words.HEADS[name], justify(name)) for name in fields]
-
-
-# Plans
-
-
 def plan_table(trials: Sequence[Trial]) -> Table:
-    """What each trial computes and what it is predicted to cost."""
+    """Returns what each trial computes and its predicted cost."""
     fields = words.varying(trial.config.as_dict() for trial in trials)
-    table = _table(
-        ("#", "right"),
-        *_field_columns(fields),
-        ("predicted", "right"),
-        ("memory/rank", "right"),
-        ("sent", "right"),
-        ("FLOPs", "right"),
-        ("balance", "right"),
-    )
+    table = bare_table(
+        "#", *(words.HEADS[name] for name in fields),
+        "predicted", "memory/rank", "sent", "FLOPs", "balance",
+    )  # fmt: skip
     for trial in trials:
         cost = trial.predicted
         assert cost is not None
-        config = trial.config.as_dict()
+        config, ms = trial.config.as_dict(), cost.time_ms
         table.add_row(
             str(trial.index + 1),
             *(words.value(name, config[name]) for name in fields),
-            units.duration(cost.time_ms / 1e3) if cost.time_ms >= 1e3 else _ms(cost.time_ms),
+            units.duration(ms / 1e3) if ms >= 1e3 else units.digits(ms, " ms"),
             units.memory(cost.peak_memory_bytes),
             units.memory(cost.sent_bytes),
             units.flops(cost.flops),
@@ -144,99 +121,51 @@ def plan_table(trials: Sequence[Trial]) -> Table:
     return table
 
 
-def _ms(milliseconds: float) -> str:
-    return units.digits(milliseconds, " ms")
-
-
-# Results
-
-
-class MetricColumn(NamedTuple):
-    """A column of results: its head, the metrics it needs, how it shows them."""
-
-    head: str
-    needs: str
-    show: Callable[[Mapping[str, float]], str]
-
-
-def _spread(metrics: Mapping[str, float]) -> str:
-    if "p20_ms" not in metrics or "p80_ms" not in metrics:
-        return units.digits(None)
-    return f"{units.digits(metrics['p20_ms'])}–{units.digits(metrics['p80_ms'])}"
-
-
-def _number(name: str) -> Callable[[Mapping[str, float]], str]:
-    return lambda metrics: units.digits(metrics.get(name))
-
-
-def _mib(name: str) -> Callable[[Mapping[str, float]], str]:
-    return lambda metrics: units.mib(metrics.get(name))
-
-
-METRICS = (
-    *(MetricColumn(f"error {name}", f"error_{name}", _number(f"error_{name}"))
-      for name in ("out", "dq", "dk", "dv")),
-    MetricColumn("median ms", "median_ms", _number("median_ms")),
-    MetricColumn("p20–p80 ms", "p20_ms", _spread),
-    MetricColumn("baseline ms", "baseline_ms", _number("baseline_ms")),
-    MetricColumn("ratio", "ratio", lambda metrics: units.ratio(metrics.get("ratio"))),
-    MetricColumn("TFLOP/s", "tflops", _number("tflops")),
-    MetricColumn("compute ms", "compute_ms", _number("compute_ms")),
-    MetricColumn("transfer ms", "transfer_ms", _number("transfer_ms")),
-    MetricColumn("wait ms", "transfer_ms", _number("wait_ms")),
-    MetricColumn("hidden", "transfer_ms", lambda metrics: units.share(metrics.get("hidden"))),
-    MetricColumn("peak MiB", "peak_memory_bytes", _mib("peak_memory_bytes")),
-    MetricColumn("sent MiB", "sent_bytes", _mib("sent_bytes")),
-)  # fmt: skip
-
-
 def results_table(rows: Sequence[TrialRow], fields: Sequence[str]) -> Table:
-    """How each trial ended. ``fields`` are the config fields to show.
+    """Returns how each trial ended, with the config fields ``fields``.
 
-    The fastest of those that solve the same problem is bold; columns that no trial has a number
-    for are left out, as is the reason where every trial is ok.
+    The fastest trial of each problem is bold. Columns without a number are left out, as is the
+    reason where every trial is ok.
     """
-    metrics = [one for one in METRICS if any(one.needs in row.metrics for row in rows)]
-    reasons = any(row.reason for row in rows)
-    table = _table(
-        ("#", "right"),
-        *_field_columns(fields),
-        ("status", "left"),
-        *((one.head, "right") for one in metrics),
-        *([("why", "left")] if reasons else []),
-    )
+    measured = {name for row in rows for name in row.metrics}
+    metrics = [one for one in columns("results") if (one.beside or one.name) in measured]
+    reasons = ["why"] if any(row.reason for row in rows) else []
+    table = bare_table(
+        "#", *(words.HEADS[name] for name in fields),
+        "status", *(one.heading for one in metrics), *reasons, left=("status", "why"),
+    )  # fmt: skip
     best = _fastest(rows)
     for row in rows:
         status = row.status or "pending"
+        styles = {"median_ms": "bold green"} if row.key in best else {}
         table.add_row(
             str(row.index + 1),
             *(words.value(name, row.config.get(name)) for name in fields),
             Text(status, STYLES[status]),
-            *(_cell(one, row, best) for one in metrics),
-            *([row.reason or ""] if reasons else []),
+            *(metric_cell(one, row.metrics, styles.get(one.name, "")) for one in metrics),
+            *[row.reason or "" for _ in reasons],
             style="bright_black" if status in ("pending", "pruned") else "",
         )
     return table
 
 
-def _cell(metric: MetricColumn, row: TrialRow, best: set[str]) -> Text:
-    style = ""
-    if metric.head == "median ms" and row.key in best:
-        style = "bold green"
-    elif metric.head == "ratio" and "ratio" in row.metrics:
-        style = ratio_style(row.metrics["ratio"])
-    elif metric.needs.startswith("error_") and row.metrics.get(metric.needs, 0.0) > 1:
+def metric_cell(metric: Metric, metrics: Mapping[str, float], style: str = "") -> Text:
+    """Returns a metric of a trial as a cell, red where it is bad."""
+    number = metrics.get(metric.name)
+    if metric.name == "ratio" and number is not None:
+        style = ratio_style(number)
+    elif metric.group == "error" and number is not None and number > 1:
         style = "bold red"
-    return Text(metric.show(row.metrics), style)
+    return Text(words.metric(metric, metrics), style)
 
 
 def ratio_style(ratio: float) -> str:
-    """Green where the ring is faster than what it is compared with, yellow where it is slower."""
+    """Returns green where the ring is faster than the baseline, yellow or red where it is not."""
     return "green" if ratio <= 1 else "yellow" if ratio <= 1.25 else "red"
 
 
 def _fastest(rows: Iterable[TrialRow]) -> set[str]:
-    """Keys of the trials that are fastest at their problem, where there is a choice."""
+    """Returns the keys of the trials that are the fastest of several at their problem."""
     by_problem: dict[str, list[TrialRow]] = {}
     for row in rows:
         if row.status == "ok" and "median_ms" in row.metrics:
@@ -250,9 +179,7 @@ def _fastest(rows: Iterable[TrialRow]) -> set[str]:
 
 
 def most_telling(rows: Sequence[TrialRow], limit: int) -> list[TrialRow]:
-    """At most ``limit`` rows: failures, then the largest errors or the fastest, in plan order."""
-    if len(rows) <= limit:
-        return list(rows)
+    """Selects failures, then the largest errors, then the fastest; returns them in plan order."""
 
     def rank(row: TrialRow) -> tuple[int, float]:
         if row.status in ("failed", "timeout", "oom"):
@@ -266,15 +193,46 @@ def most_telling(rows: Sequence[TrialRow], limit: int) -> list[TrialRow]:
     return sorted(sorted(rows, key=rank)[:limit], key=lambda row: row.index)
 
 
-# Sweeps
+def with_hops(rows: Sequence[TrialRow], limit: int) -> tuple[list[TrialRow], int]:
+    """Returns the first trials with at most ``limit`` measured hops in all, but at least one, and
+    how many further trials measured hops."""
+    found = [row for row in rows if any(name.startswith(HOP) for name in row.samples)]
+    shown: list[TrialRow] = []
+    for row in found:
+        limit -= sum(name.startswith(HOP) for name in row.samples)
+        if shown and limit < 0:
+            break
+        shown.append(row)
+    return shown, len(found) - len(shown)
+
+
+def hops_table(sweep: str, rows: Sequence[TrialRow]) -> Table:
+    """Returns a line for each hop; ``sweep`` is the sweep's digest. The first line of a trial has
+    its number and its trace."""
+    table = bare_table(
+        "#", "hop", "compute ms", "transfer ms", "wait ms", "sent MiB", "trace",
+        left=("hop", "trace"),
+    )  # fmt: skip
+    for row in rows:
+        trace = path_of(sweep, row.key)
+        number, file = str(row.index + 1), trace.name if trace.exists() else ""
+        for name in [name for name in row.samples if name.startswith(HOP)]:
+            *times, sent = row.samples[name]
+            table.add_row(
+                number,
+                name.removeprefix(HOP),
+                *(units.digits(time) if time else "" for time in times),
+                units.mib(sent) if sent else "",
+                file,
+            )
+            number = file = ""
+    return table
 
 
 def sweeps_table(sweeps: Sequence[SweepRow]) -> Table:
-    """What the store holds, the newest first."""
-    table = _table(
-        ("name", "left"), ("sweep", "left"), ("kind", "left"), ("status", "left"),
-        ("trials", "left"), ("when", "left"),
-    )  # fmt: skip
+    """Returns the sweeps of a store, one a line."""
+    headings = ("name", "sweep", "kind", "status", "trials", "when")
+    table = bare_table(*headings, left=headings)
     for sweep in sweeps:
         table.add_row(
             sweep.name,
@@ -288,10 +246,10 @@ def sweeps_table(sweeps: Sequence[SweepRow]) -> Table:
 
 
 def when(moment: float) -> str:
-    """A Unix time as local time."""
+    """Writes a Unix time as local time."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
 
 
 def heading(parts: Sequence[tuple[str, str]]) -> RenderableType:
-    """A line of styled parts with two spaces between them."""
+    """Returns a line of styled parts with two spaces between them."""
     return Text("  ").join(Text(text, style) for text, style in parts)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ringray.base.redaction import plain
-from ringray.base.units import ABSENT, plural
+from ringray.base.units import ABSENT, digits, mib, plural, ratio, share
+from ringray.lab.trial.outcome import STATUSES
 from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ringray.lab.plan.plan import Plan
+    from ringray.lab.trial.metrics import Metric
 
 # Column heads of config fields, in the order in which a person compares them.
 HEADS = {
@@ -41,6 +44,7 @@ PROBLEM = (
 STRATEGY = (
     "ring_size", "partition", "transport", "backward", "backend", "blocks", "threads",
 )  # fmt: skip
+TEXTS = ("partition", "transport", "dtype", "causal", "direction", "backward", "backend")
 # These explain themselves; the others are named in a label ("window 17").
 _PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend")
 _SHORT = {
@@ -60,7 +64,7 @@ def varying(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def value(name: str, given: Any) -> str:
-    """A config value as a table shows it."""
+    """Writes a config value as a table shows it."""
     if given is None:
         return "no" if name in ("window", "documents") else ABSENT
     if isinstance(given, bool):
@@ -73,93 +77,102 @@ def value(name: str, given: Any) -> str:
 
 
 def label(config: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """One line that tells a trial from the others of its sweep."""
+    """Names a trial by the values of ``fields``."""
     words = []
     for name in fields:
-        given = config.get(name)
-        if name in _PLAIN:
+        given: Any = config.get(name)
+        if name == "replica":
+            words.append(f"#{given + 1}")
+        elif name in _PLAIN:
             words.append(str(given))
         elif name == "causal":
             words.append("causal" if given else "full")
-        elif name in ("window", "documents"):
-            absent = f"no {name}"
-            words.append(absent if given is None else f"{HEADS[name]} {value(name, given)}")
+        elif name in ("window", "documents") and given is None:
+            words.append(f"no {name}")
         else:
-            words.append(f"{HEADS[name]} {value(name, given)}")
+            words.append(f"{HEADS.get(name, name)} {value(name, given)}")
     return " ".join(words)
 
 
-def constants(configs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """What all trials share, in a phrase: "ring of 2 on auto, 1 thread per rank, ..."."""
-    first = configs[0]
-    known = {name: value(name, first.get(name)) for name in HEADS if name not in fields}
-    said = []
-    if "ring_size" in known:
-        said.append(f"ring of {known['ring_size']}")
-    said.append(f"device {first['device']}")
-    if "threads" in known:
-        said.append(f"{plural(first['threads'], 'thread')} per rank")
-    if "seq_len" in known:
-        said.append(f"{first['seq_len']} tokens")
-    if "heads" in known and "head_dim" in known:
-        said.append(f"{known['heads']} heads × {known['head_dim']}")
-        known.pop("heads")
-        known.pop("head_dim")
-    said += [
-        f"{HEADS[name]} {known[name]}"
-        for name, usual in (("heads", None), ("head_dim", None), ("batch", 1))
-        if name in known and first[name] != usual
-    ]
-    if "kv_heads" in known and first["kv_heads"] != first["heads"]:
-        said.append(f"{known['kv_heads']} K/V heads")
-    if "dtype" in known:
-        said.append(first["dtype"])
-    if "causal" in known:
-        said.append("causal" if first["causal"] else "not causal")
-    said += [
-        f"{HEADS[name]} {known[name]}"
-        for name in ("window", "documents")
-        if name in known and first[name] is not None
-    ]
-    said += [first[name] for name in ("direction", "partition") if name in known]
-    said += [
-        f"{HEADS[name]} {known[name]}"
-        for name, usual in (
-            ("transport", "ring"), ("backward", "auto"), ("backend", "auto"), ("blocks", None),
+def names(configs: Mapping[str, Mapping[str, Any]], otherwise: str) -> dict[str, str]:
+    """Names the trials of a sweep, by key, by the fields that vary; ``otherwise`` where none do."""
+    fields = varying(configs.values())
+    replicas = len({config["replica"] for config in configs.values()}) > 1
+    return {
+        key: " ".join(
+            [
+                label(config, fields) or otherwise,
+                *([label(config, ["replica"])] if replicas else []),
+            ]
         )
-        if name in known and first[name] != usual
-    ]  # fmt: skip
-    return ", ".join(said)
+        for key, config in configs.items()
+    }
+
+
+def constants(configs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
+    """Writes the config values that all trials share: "ring of 2, device auto, ..."."""
+    first = configs[0]
+    together = not {"heads", "head_dim"} & set(fields)
+
+    def named(name: str, usual: Any = None) -> str:
+        return "" if first[name] == usual else f"{HEADS[name]} {value(name, first[name])}"
+
+    phrases = {
+        "ring_size": f"ring of {first['ring_size']}",
+        "device": f"device {first['device']}",
+        "threads": f"{plural(first['threads'], 'thread')} per rank",
+        "seq_len": f"{first['seq_len']} tokens",
+        "heads": f"{first['heads']} heads × {first['head_dim']}" if together else named("heads"),
+        "head_dim": "" if together else named("head_dim"),
+        "batch": named("batch", 1),
+        "kv_heads": f"{first['kv_heads']} K/V heads" * (first["kv_heads"] != first["heads"]),
+        "dtype": first["dtype"],
+        "causal": "causal" if first["causal"] else "not causal",
+        "window": named("window"),
+        "documents": named("documents"),
+        "direction": first["direction"],
+        "partition": first["partition"],
+        "transport": named("transport", "ring"),
+        "backward": named("backward", "auto"),
+        "backend": named("backend", "auto"),
+        "blocks": named("blocks"),
+    }
+    return ", ".join(text for name, text in phrases.items() if text and name not in fields)
 
 
 def measured(config: Mapping[str, Any]) -> str:
-    """How each point is measured: "1 warm-up, 5 repeats, beside SDPA with 2 threads"."""
+    """Writes how each point is measured: "1 warm-up, 5 repeats, beside SDPA with 2 threads"."""
     said = f"{config['warmup']} warm-up, {plural(config['repeats'], 'repeat')}"
     compared = baseline(config)
     return f"{said}, beside {compared}" if compared else said
 
 
 def baseline(config: Mapping[str, Any]) -> str | None:
-    """What a trial is compared with, or None."""
+    """Writes the baseline of a trial with its threads; None without a baseline."""
     if not config.get("baseline"):
         return None
     threads = config.get("baseline_threads")
     return config["baseline"].upper() + (f" with {plural(threads, 'thread')}" if threads else "")
 
 
+def metric(which: Metric, metrics: Mapping[str, float]) -> str:
+    """Writes a metric of a trial, or the range that it begins, in the unit of its column."""
+    ends = [which.name, which.upto] if which.upto else [which.name]
+    if any(name not in metrics for name in ends):
+        return ABSENT
+    write = {"bytes": mib, "ratio": ratio, "share": share}.get(which.unit, digits)
+    return "–".join(write(metrics[name]) for name in ends)
+
+
 def pruned(plan: Plan) -> list[str]:
-    """One line per reason, with the number of points that it prunes."""
-    found: dict[str, int] = {}
-    for trial in plan.trials:
-        if trial.pruned is not None:
-            found[str(trial.pruned)] = found.get(str(trial.pruned), 0) + 1
+    """Writes each reason of pruned points in a line, with their number."""
+    found = Counter(str(trial.pruned) for trial in plan.trials if trial.pruned is not None)
     return [f"{plural(count, 'point')} pruned: {why}" for why, count in found.items()]
 
 
 def counts(by_status: Mapping[str, int], pending: int = 0) -> str:
-    """``14 ok · 1 oom · 1 failed``, in the order of the statuses."""
-    order = ("ok", "oom", "pruned", "timeout", "failed")
-    known = [f"{by_status[name]:,} {name}" for name in order if by_status.get(name)]
+    """Writes trials by status: ``14 ok · 1 oom · 1 failed``."""
+    known = [f"{by_status[name]:,} {name}" for name in STATUSES if by_status.get(name)]
     if pending:
         known.append(f"{pending:,} pending")
     return " · ".join(known) or "nothing"

@@ -7,6 +7,7 @@ the table is the order of columns.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,58 +22,65 @@ Table = Literal["results", "live", "mlflow", "tuned"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a trial: its unit, how it comes about, how it is compared and where it is shown.
-
-    ``unit``: "" for counts, "ratio" and "share" for quotients. ``group``: the part of a trial that
-    yields it; a kind names the groups that it measures. ``ranks``: how the medians of the ranks'
-    values become one number; None where it is computed in ``measurement``. ``visits``: how several
-    visits to one trial become one number. ``median_of``: the samples that it is the median of.
-    ``exact``: equal in every repeat. ``predicted``: the field of the cost model that stands for it
-    in a search. ``objective``: whether ``search.objectives`` may name it. ``heading``: of its
-    column; ``upto``: the metric that ends the range that the column shows; ``beside``: the metric
-    without which the column is left out; ``tables``: where it has a column. ``extreme``: which of
-    all trials the sweep's own run reports.
-    """
+    """A number of a trial: how it comes about, how it is compared and where it is shown."""
 
     name: str
     unit: str
+    """"" for counts, ``ratio`` and ``share`` for quotients."""
     group: Group
+    """The part of a trial that yields it; a kind names the groups that it measures."""
     less_is_better: bool = True
     ranks: Callable[[Sequence[float]], float] | None = None
+    """How the medians of the ranks' values become one; None where ``measurement`` computes it."""
     visits: Literal["last", "max", "mean"] = "last"
+    """How several visits to one trial become one number."""
+    replicas: Callable[[Sequence[float]], float] = statistics.median
+    """How the replicas of a point become one number."""
     median_of: str = ""
+    """The samples that it is the median of."""
     exact: bool = False
+    """Whether it is equal in every repeat."""
     predicted: str = ""
+    """The field of the cost model that stands for it in a search."""
     objective: bool = True
+    """Whether ``search.objectives`` may name it."""
     heading: str = ""
+    """The heading of its column."""
     upto: str = ""
+    """The metric that ends the range that the column shows."""
     beside: str = ""
+    """The metric without which the column is left out."""
     tables: tuple[Table, ...] = ()
+    """The tables with such a column; ``mlflow``: the description of a sweep; ``tuned``: the tuned
+    choices, which keep the metric."""
+    essential: bool = False
+    """Whether a narrow terminal keeps the column."""
     extreme: Literal["best", "worst", ""] = ""
+    """The value of all trials that the sweep's run in MLflow reports."""
 
 
 def _metrics() -> Iterator[Metric]:
     for tensor in ("out", "dq", "dk", "dv"):
         yield Metric(
-            f"error_{tensor}", "", "error",
-            heading=f"error {tensor}", tables=("results", "mlflow"), extreme="worst",
+            f"error_{tensor}", "", "error", heading=f"error {tensor}",
+            tables=("results", "mlflow"), essential=True, extreme="worst",
         )  # fmt: skip
     yield Metric(
         "median_ms", "ms", "time", median_of="ms", predicted="time_ms",
-        heading="median ms", tables=("results", "live", "mlflow", "tuned"),
+        heading="median ms", essential=True, tables=("results", "live", "mlflow", "tuned"),
     )  # fmt: skip
     yield Metric(
-        "p20_ms", "ms", "time", predicted="time_ms",
+        "p20_ms", "ms", "time", predicted="time_ms", replicas=min,
         heading="p20–p80 ms", upto="p80_ms", tables=("results", "live", "tuned"),
     )  # fmt: skip
-    yield Metric("p80_ms", "ms", "time", predicted="time_ms", tables=("tuned",))
+    yield Metric("p80_ms", "ms", "time", predicted="time_ms", replicas=max, tables=("tuned",))
     yield Metric(
         "baseline_ms", "ms", "baseline", median_of="baseline_ms",
-        heading="baseline ms", tables=("results",),
+        heading="baseline ms", essential=True, tables=("results",),
     )  # fmt: skip
     yield Metric(
         "ratio", "ratio", "baseline", median_of="ratio", predicted="time_ms", extreme="best",
-        heading="ratio", tables=("results", "live", "mlflow", "tuned"),
+        heading="ratio", essential=True, tables=("results", "live", "mlflow", "tuned"),
     )  # fmt: skip
     yield Metric(
         "tflops", "TFLOP/s", "time", less_is_better=False, predicted="time_ms",
@@ -84,18 +92,30 @@ def _metrics() -> Iterator[Metric]:
         tables=("mlflow",),
     )  # fmt: skip
     yield Metric(
-        "compute_ms", "ms", "overlap", ranks=max, heading="compute ms", tables=("results",)
+        "compute_ms",
+        "ms",
+        "overlap",
+        ranks=max,
+        heading="compute ms",
+        essential=True,
+        tables=("results",),
     )
     yield Metric(
-        "transfer_ms", "ms", "overlap", ranks=max, heading="transfer ms", tables=("results",)
+        "transfer_ms",
+        "ms",
+        "overlap",
+        ranks=max,
+        heading="transfer ms",
+        essential=True,
+        tables=("results",),
     )
     yield Metric(
         "wait_ms", "ms", "time", ranks=max, visits="mean",
-        heading="wait ms", beside="transfer_ms", tables=("results",),
+        heading="wait ms", essential=True, beside="transfer_ms", tables=("results",),
     )  # fmt: skip
     yield Metric(
         "hidden", "share", "overlap", less_is_better=False,
-        heading="hidden", beside="transfer_ms", tables=("results",),
+        heading="hidden", essential=True, beside="transfer_ms", tables=("results",),
     )  # fmt: skip
     yield Metric(
         "peak_memory_bytes", "bytes", "memory", ranks=max, visits="max", exact=True,
