@@ -1,6 +1,6 @@
-"""What one rank does, for whoever asks.
+"""Observation of one rank.
 
-progress  the last sign of life of a rank
-timeline  spans of compute and transfer
+progress  phase and hop of the running trial
+timeline  spans of computation, transfers and waits
 hops      spans joined to hops; hidden and exposed communication
 """

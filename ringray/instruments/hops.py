@@ -1,4 +1,4 @@
-"""Spans of one pass and what is read off them. Plain data: no torch, so that the driver may use it.
+"""Spans of one pass, and the hops that they form. Plain data, without torch: the driver uses it.
 
 A *hop* is named by its pass and the step at which its transfers begin: ``forward, step 0``.
 """
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """What one rank did, or what was on its way, for a while.
+    """An interval of one rank's timeline.
 
-    ``kind``: ``compute``; ``transfer``, from when it was begun until it was waited for; ``wait``,
-    nothing to do until a transfer ended. ``label``: the chunks or heads that it is about.
-    ``began``, ``ended``: seconds since the timeline began. ``sent``, ``received``: bytes of the
-    transfer, else 0.
+    ``kind``: ``compute``; ``transfer``, from its start to the end of the wait for it; ``wait``,
+    idle until a transfer ended. ``label``: its chunks or heads. ``began``, ``ended``: seconds since
+    the timeline began. ``sent``, ``received``: bytes of a transfer, else 0.
     """
 
     kind: str
@@ -31,16 +30,15 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Returns the duration."""
         return self.ended - self.began
 
 
 class Hop(NamedTuple):
-    """One hop, of one rank or of all; times are seconds, medians over repeats.
+    """One hop of one rank or of all; times are seconds, medians over repeats.
 
-    ``began``: when it did first. ``compute``: computation at its step. ``transfer``: how long its
-    transfers take where nothing is computed. ``wait``: how long was waited for them in the pass.
-    ``sent``: bytes.
+    ``began``: of its first span. ``compute``: computation at its step. ``transfer``: its transfers
+    without computation. ``wait``: the wait for them in the pass. ``sent``: bytes.
     """
 
     name: str
@@ -52,12 +50,12 @@ class Hop(NamedTuple):
 
 
 def total(spans: Iterable[Span], kind: str) -> float:
-    """Seconds of all spans of a kind."""
+    """Returns the seconds of all spans of a kind."""
     return sum(span.seconds for span in spans if span.kind == kind)
 
 
 def hops(whole: Sequence[Sequence[Span]], alone: Sequence[Sequence[Span]]) -> list[Hop]:
-    """The hops of one rank, from its repeats of the pass and of its transfers alone."""
+    """Returns the hops of one rank, from repeats of the pass and of its transfers alone."""
     names = dict.fromkeys(span.hop for span in sorted(whole[0], key=lambda span: span.began))
 
     def median(repeats: Sequence[Sequence[Span]], name: str, kind: str) -> float:
@@ -79,34 +77,26 @@ def hops(whole: Sequence[Sequence[Span]], alone: Sequence[Sequence[Span]]) -> li
 
 
 def hidden(ranks: Iterable[Sequence[Hop]]) -> float | None:
-    """The share of the transfers' time in which their ranks did not wait for them, 0 to 1:
+    """Returns the share of the transfers' time in which their ranks did not wait for them:
     1 - sum(min(wait, transfer)) / sum(transfer), over the hops of all ranks; None without any.
 
-    What a rank waits beyond the time that the transfer takes alone, it waits for a rank that is
-    late: no network, however fast, would have spared it that.
+    A wait beyond the time that the transfer takes alone is a wait for a late rank, which a faster
+    network would not shorten.
     """
     found = [hop for one in ranks for hop in one]
     transfer = sum(hop.transfer for hop in found)
-    if not transfer:
-        return None
-    return 1 - sum(min(hop.wait, hop.transfer) for hop in found) / transfer
+    return 1 - sum(min(h.wait, h.transfer) for h in found) / transfer if transfer else None
 
 
 def merged(ranks: Iterable[Sequence[Hop]]) -> list[Hop]:
-    """The hops of a ring, in the order in which they begin: the largest times, the sum of bytes."""
+    """Returns the hops of a ring in order of their beginning: largest times, sums of bytes."""
     by_name: dict[str, list[Hop]] = {}
     for one in ranks:
         for hop in one:
             by_name.setdefault(hop.name, []).append(hop)
     found = [
-        Hop(
-            name,
-            min(hop.began for hop in same),
-            max(hop.compute for hop in same),
-            max(hop.transfer for hop in same),
-            max(hop.wait for hop in same),
-            sum(hop.sent for hop in same),
-        )
+        Hop(name, min(began), max(compute), max(transfer), max(wait), sum(sent))
         for name, same in by_name.items()
+        for _, began, compute, transfer, wait, sent in [zip(*same, strict=True)]
     ]
     return sorted(found, key=lambda hop: hop.began)

@@ -1,10 +1,10 @@
-"""When a rank computed, what was on its way meanwhile, and when it waited."""
+"""Timeline of a rank: computation, transfers and waits."""
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,16 +17,16 @@ Moment = float | torch.cuda.Event
 
 
 class Timeline:
-    """Spans of one rank. On CUDA moments are events of the current stream, so that nothing waits
-    for the device until ``spans`` is asked for."""
+    """Spans of one rank. On CUDA moments are events of the current stream, so that only ``spans``
+    waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._recorded: list[tuple[str, str, str, Moment, Moment, int, int]] = []
-        self._origin = self.begin()
+        self._origin: Any = self.begin()
 
     def begin(self) -> Moment:
-        """Now."""
+        """Returns the present moment."""
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -36,18 +36,18 @@ class Timeline:
     def end(
         self, kind: str, hop: str, label: str, began: Moment, sent: int = 0, received: int = 0
     ) -> None:
-        """Record a span from ``began`` until now; the rest is as in ``Span``."""
+        """Records a span from ``began`` until now; the other arguments are those of ``Span``."""
         self._recorded.append((kind, hop, label, began, self.begin(), sent, received))
 
     @contextmanager
     def span(self, kind: str, hop: str, label: str) -> Iterator[None]:
-        """Record what happens inside."""
+        """Records the block as a span."""
         began = self.begin()
         yield
         self.end(kind, hop, label, began)
 
     def spans(self) -> list[Span]:
-        """All spans in the order in which they ended."""
+        """Returns all spans in the order in which they ended."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return [
@@ -55,9 +55,7 @@ class Timeline:
             for kind, hop, label, began, ended, sent, received in self._recorded
         ]
 
-    def _since(self, moment: Moment) -> float:
-        if isinstance(moment, float):
-            assert isinstance(self._origin, float)
-            return moment - self._origin
-        assert not isinstance(self._origin, float)
-        return self._origin.elapsed_time(moment) / 1e3
+    def _since(self, moment: Any) -> float:
+        if self._device.type != "cuda":
+            return float(moment - self._origin)
+        return float(self._origin.elapsed_time(moment)) / 1e3

@@ -224,11 +224,11 @@ def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over:
     """Prints the best points of a search."""
     if not KINDS[plan.spec.kind].tunes and METHODS[plan.spec.search.method].exhaustive:
         return
-    from ringray.lab.driver import studies
+    from ringray.lab.driver import schedule
     from ringray.lab.report import studies as shown
     from ringray.lab.report import tables
 
-    found = studies.found(plan, trials, over=over)
+    found = schedule.found(plan, trials, over=over)
     for table in shown.fronts(plan, trials, found):
         tables.show(table, console)
         console.print()

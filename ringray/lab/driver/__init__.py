@@ -1,9 +1,9 @@
 """Measures the trials of a plan.
 
-run       the sweep: open, resume, measure, conclude
-trials    one trial on its ring, with retries
-schedule  which trial is next
-studies   what a search has found
-observer  who is told what happens
+run       the sweep: open, resume, announce, measure, conclude
+trials    one trial on its ring: attempts, retries, outcome
+schedule  the order of trials, as the search asks for them
+studies   results of searches, and the tuned choices that follow
+observer  interfaces to display and tracking; the summary
 signals   interruption
 """

@@ -1,4 +1,4 @@
-"""Who watches a sweep, and what is said of it when it has ended."""
+"""Interfaces to what watches a sweep, and the summary of its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Who watches a sweep; called from the driver's thread, between trials."""
+    """A display of a sweep; called from the driver's thread, between trials."""
 
     def sweep_started(
         self, plan: Plan, done: dict[str, TrialRow], environment: dict[str, Any]
@@ -24,7 +24,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SyncState:
-    """How tracking ended: trials in MLflow, trials still missing there, and why (or None)."""
+    """The end of tracking: trials in MLflow, trials still missing there, and why (or None)."""
 
     written: int
     pending: int
@@ -32,7 +32,7 @@ class SyncState:
 
 
 class Tracking(Protocol):
-    """What the driver needs of the process that projects the store into MLflow."""
+    """The process that projects the store into MLflow, as the driver needs it."""
 
     def wait_ready(self) -> None: ...
     def ask_to_finish(self, trials: int) -> None: ...
@@ -46,8 +46,8 @@ class Tracking(Protocol):
 
 @dataclass
 class Summary:
-    """How a sweep ended. ``counts``: trials by status, earlier runs included; ``gaps_ms``: from the
-    end of one trial to the dispatch of the next on a warm ring."""
+    """The end of a sweep. ``counts``: trials by status, earlier runs included; ``gaps_ms``: from
+    the end of one trial to the dispatch of the next on the same ring."""
 
     digest: str
     name: str
@@ -61,7 +61,8 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0: every trial ended as ok, oom or pruned; 1: some failed; 130: interrupted."""
+        """Returns 0 if every trial ended as ok, oom or pruned, 1 if some failed, 130 if
+        interrupted."""
         if self.interrupted:
             return 130
         return 1 if self.counts.get("failed", 0) + self.counts.get("timeout", 0) else 0

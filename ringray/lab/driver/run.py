@@ -1,14 +1,15 @@
-"""The driver: runs a plan's trials on warm rings, one after another, and records each as it ends.
+"""The driver: runs the trials of a plan one after another and records each as it ends.
 
-The store is the truth: a trial is recorded in one transaction when its ring has reported, before
-the next is dispatched, so a driver that dies loses at most the trial it was waiting for.
+The store is the truth. One transaction records a trial when its ring has reported, before the next
+is dispatched, so a driver that dies loses at most the trials that it was waiting for.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ringray.base import provenance
@@ -33,7 +34,7 @@ from ringray.lab.trial.outcome import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ringray.lab.cluster.fit import Cluster
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.store.store import Store
 
-MEASURED = ("ok", "oom")  # not measured again; a pruned one is, on a cluster that can hold it
 _ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
 
 
@@ -54,15 +54,15 @@ def run(
     tracking: Callable[[], Tracking] | None = None,
     json_path: Path | None = None,
 ) -> Summary:
-    """Run every trial of ``plan`` that the store does not hold yet.
+    """Runs every trial of ``plan`` that the store does not hold yet.
 
     Args:
-        store: where trials are recorded; a sweep that it knows is continued.
+        store: records the trials; a sweep that it knows is continued.
         address: a Ray cluster; None is RAY_ADDRESS, else an embedded local Ray.
         tracking: starts the process that projects the store into MLflow; called when the store
             knows the sweep.
-        json_path: JSON Lines, appended as trials end; of a sweep that is continued, what the file
-            lacks of earlier trials comes first.
+        json_path: JSON Lines, appended as trials end. Of a sweep that is continued, earlier trials
+            that the file lacks come first.
 
     Raises:
         PlaceError: the store, the tracking server or the cluster cannot be used; before any actor
@@ -70,155 +70,217 @@ def run(
         UserError: ``json_path`` cannot be written; before any actor starts.
     """
     began = time.monotonic()
-    described = provenance.describe()
-    sweep = SweepInfo(
-        plan.digest, plan.spec.name, plan.spec.kind, plan.spec.canonical(), plan.spec.source,
-        described,
-    )  # fmt: skip
-    lines = Lines(json_path, sweep)
-    summary = Summary(plan.digest, plan.spec.name)
-    tracker: Tracking | None = None
-
-    def conclude() -> None:
-        if tracker is not None and tracker.asked:
-            state = tracker.finish()
-            summary.ui_command = tracker.ui_command
-            if state.error or state.pending:
-                why = f": {state.error}" if state.error else ""
-                summary.tracking = f"{state.pending} trials are not in MLflow yet{why}"
-
+    sweep = Sweep(plan, store, observer, json_path)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         stack.enter_context(store.lease(plan.digest, note=observer.note))
-        stack.callback(conclude)  # when the ring and Ray have ended, which takes as long
-        known = store.knows(plan.digest)
-        earlier = {row.key: row for row in store.trials(plan.digest)} if known else {}
-        done = _measured(plan, earlier, described)
-        if known:
-            lines.catch_up(store.changed_since(plan.digest, 0)[0])
+        # Runs when the ring and Ray have ended: the tracker finishes its work meanwhile.
+        stack.callback(sweep.wait_for_tracking)
         try:
-            unasked = _unasked(store, plan, earlier)
-            left_out = _left_out(plan, done, unasked)
-            if left_out is None:
-                observer.note(f"connecting to {connect.name(address)}")
-            with signals.held():  # a Ray that is interrupted while it starts crashes at exit
-                to_measure = left_out is None
-                place = stack.enter_context(connect.connect(address)) if to_measure else None
-            refused = _refusals(plan, place) if place else left_out or {}
-            kept = {key: row.reason or "" for key, row in done.items() if row.status == "pruned"}
-            store.begin(sweep, [_info(trial, refused | kept) for trial in plan.trials])
-            try:
-                if tracking is not None:
-                    tracker = tracking()
-                    tracker.wait_ready()
-            except PlaceError:
-                if not known:
-                    store.forget(plan.digest)
-                raise
-            observer.sweep_started(plan, done, described)
-            for trial in plan.trials:
-                if trial.pruned is not None or trial.key in refused.keys() - done.keys():
-                    reason = refused.get(trial.key) or str(trial.pruned)
-                    outcome = Outcome("pruned", reason, point=trial.point(described))
-                    if trial.key not in earlier or earlier[trial.key].status != "pruned":
-                        lines.append(trial_row(trial, outcome))
-                    observer.trial_ended(trial, outcome)
-            if place is not None:
-                from ringray.lab.driver.trials import TrialRunner
-
-                session = TrialRunner(plan, store, observer, place, sweep, lines, summary)
-                stack.callback(session.close)
-                try:
-                    session.run(Schedule(plan, refused, done, unasked))
-                except PlaceError:  # no room for a ring, or for a record: what is measured is kept
-                    with suppress(PlaceError):
-                        store.finish(plan.digest, "interrupted")
-                    raise
+            resume, cluster = sweep.resume(address, signals, stack)
+            sweep.begin(resume, tracking)
+            sweep.announce(resume)
+            if cluster is not None:
+                sweep.measure(resume, cluster, stack)
         except KeyboardInterrupt:
-            summary.interrupted = True
-        if store.knows(plan.digest):
-            summary.counts = _counts(store, plan.digest)
-            store.finish(plan.digest, _ENDINGS[summary.exit_code])
-        if tracker is not None:
-            tracker.ask_to_finish(summary.measured)
-    summary.wall_s = time.monotonic() - began
-    observer.sweep_ended(summary)
-    return summary
+            sweep.summary.interrupted = True
+        sweep.conclude()
+    sweep.summary.wall_s = time.monotonic() - began
+    observer.sweep_ended(sweep.summary)
+    return sweep.summary
 
 
-def _info(trial: Trial, refused: dict[str, str]) -> TrialInfo:
-    pruned = str(trial.pruned) if trial.pruned else refused.get(trial.key)
-    return TrialInfo(trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), pruned)
+@dataclass(frozen=True)
+class Resume:
+    """The state of a sweep before its first trial runs. All mappings have trial keys.
+
+    ``rows``: what the store holds; ``done``: rows that stand; ``unasked``: points that a completed
+    search left out, None of any other; ``to_do``: whether a trial is left to measure; ``pruned``:
+    reasons of trials that are not measured.
+    """
+
+    plan: Plan
+    rows: Mapping[str, TrialRow]
+    done: Mapping[str, TrialRow]
+    unasked: frozenset[str] | None
+    to_do: bool
+    pruned: Mapping[str, str]
+
+    @classmethod
+    def of(cls, plan: Plan, store: Store, environment: dict[str, Any]) -> Resume:
+        """Returns what the plan and the store say, before a cluster is connected."""
+        rows = {row.key: row for row in store.trials(plan.digest)}
+        done = {
+            trial.key: rows[trial.key]
+            for trial in plan.runnable
+            if trial.key in rows and _stands(trial, rows[trial.key], plan, environment)
+        }
+        unasked = None
+        if rows and store.find(plan.digest).status in ("complete", "failed"):
+            unasked = frozenset(key for key, row in rows.items() if row.reason == UNASKED)
+        schedule = Schedule(plan, {}, done, unasked)
+        to_do = schedule.next() is not None
+        pruned = {trial.key: str(trial.pruned) for trial in plan.trials if trial.pruned}
+        if not to_do:
+            pruned |= {trial.key: UNASKED for trial in schedule.unasked()}
+        return cls(plan, rows, done, unasked, to_do, pruned)
+
+    def on(self, cluster: Cluster) -> Resume:
+        """Returns the same with the trials pruned that ``cluster`` can never run.
+
+        Raises:
+            PlaceError: it can run none of them.
+        """
+        return replace(self, pruned={**self.pruned, **_refusals(self.plan, cluster)})
+
+    def schedule(self) -> Schedule:
+        """Returns the search over the trials that are left."""
+        return Schedule(self.plan, self.pruned, self.done, self.unasked)
+
+    def infos(self) -> list[TrialInfo]:
+        """Returns all trials as the store takes them."""
+        kept = {key: row.reason or "" for key, row in self.done.items() if row.status == "pruned"}
+        reasons = {**self.pruned, **kept}
+        return [
+            TrialInfo(t.key, t.index, t.config.as_dict(), cost_dict(t), reasons.get(t.key))
+            for t in self.plan.trials
+        ]
 
 
-def _measured(
-    plan: Plan, rows: dict[str, TrialRow], described: dict[str, Any]
-) -> dict[str, TrialRow]:
-    """Trials that need not run: they ended well, with this code on this hardware."""
-    return {
-        trial.key: rows[trial.key]
-        for trial in plan.runnable
-        if trial.key in rows
-        and (
-            rows[trial.key].status in MEASURED
-            or (rows[trial.key].reason or "").startswith(NOT_TRIED)
+class Sweep:
+    """One run of a plan: what it records, where, and how it ends."""
+
+    def __init__(
+        self, plan: Plan, store: Store, observer: Observer, json_path: Path | None = None
+    ) -> None:
+        spec = plan.spec
+        self.plan, self.store, self.observer = plan, store, observer
+        self.info = SweepInfo(
+            plan.digest, spec.name, spec.kind, spec.canonical(), spec.source, provenance.describe()
         )
-        and rows[trial.key].point
-        == trial.point(described, (rows[trial.key].environment or {}).get("chosen"))
-        and not faults.stale(
-            (rows[trial.key].environment or {}).get("faults", ()), plan.spec.limits.rank_memory
+        self.summary = Summary(plan.digest, spec.name)
+        self._lines = Lines(json_path, self.info)
+        self._tracker: Tracking | None = None
+
+    def record(self, trial: Trial, outcome: Outcome) -> None:
+        """Records how a trial ended, in the store first."""
+        self.store.record(self.plan.digest, trial.key, outcome)
+        self._lines.append(trial_row(trial, outcome))
+        self.observer.trial_ended(trial, outcome)
+
+    def resume(
+        self, address: str | None, signals: Signals, stack: ExitStack
+    ) -> tuple[Resume, Cluster | None]:
+        """Returns what is left to do and the cluster for it, None if nothing is left."""
+        resume = Resume.of(self.plan, self.store, self.info.environment)
+        if resume.rows:
+            self._lines.catch_up(self.store.changed_since(self.plan.digest, 0)[0])
+        if not resume.to_do:
+            return resume, None
+        self.observer.note(f"connecting to {connect.name(address)}")
+        with signals.held():  # a Ray that is interrupted while it starts crashes at exit
+            cluster = stack.enter_context(connect.connect(address))
+        return resume.on(cluster), cluster
+
+    def begin(self, resume: Resume, tracking: Callable[[], Tracking] | None) -> None:
+        """Begins the sweep in the store and starts its tracking.
+
+        Raises:
+            PlaceError: the tracking server cannot be used; a new sweep is forgotten.
+        """
+        new = not self.store.knows(self.plan.digest)
+        self.store.begin(self.info, resume.infos())
+        try:
+            if tracking is not None:
+                self._tracker = tracking()
+                self._tracker.wait_ready()
+        except PlaceError:
+            if new:
+                self.store.forget(self.plan.digest)
+            raise
+
+    def announce(self, resume: Resume) -> None:
+        """Tells the observer what is known; trials that were pruned before get no second line."""
+        self.observer.sweep_started(self.plan, dict(resume.done), self.info.environment)
+        for trial in self.plan.trials:
+            if trial.key not in resume.pruned or trial.key in resume.done:
+                continue
+            point = trial.point(self.info.environment)
+            outcome = Outcome("pruned", resume.pruned[trial.key], point=point)
+            if trial.key not in resume.rows or resume.rows[trial.key].status != "pruned":
+                self._lines.append(trial_row(trial, outcome))
+            self.observer.trial_ended(trial, outcome)
+
+    def measure(self, resume: Resume, cluster: Cluster, stack: ExitStack) -> None:
+        """Measures the trials that are left; ``stack`` closes their rings.
+
+        Raises:
+            PlaceError: no room for a ring or for a record; what was measured is kept.
+        """
+        from ringray.lab.driver.trials import TrialRunner
+
+        runner = TrialRunner(self, cluster)
+        stack.callback(runner.close)
+        try:
+            runner.run(resume.schedule())
+        except PlaceError:
+            with suppress(PlaceError):
+                self.store.finish(self.plan.digest, "interrupted")
+            raise
+
+    def conclude(self) -> None:
+        """Records how the sweep ended, and asks the tracker to finish."""
+        digest = self.plan.digest
+        if self.store.knows(digest):
+            rows = self.store.trials(digest)
+            self.summary.counts = dict(Counter(row.status or "pending" for row in rows))
+            self.store.finish(digest, _ENDINGS[self.summary.exit_code])
+        if self._tracker is not None:
+            self._tracker.ask_to_finish(self.summary.measured)
+
+    def wait_for_tracking(self) -> None:
+        """Waits until the tracker has finished, if it was asked to."""
+        if self._tracker is None or not self._tracker.asked:
+            return
+        state = self._tracker.finish()
+        self.summary.ui_command = self._tracker.ui_command
+        if state.error or state.pending:
+            why = f": {state.error}" if state.error else ""
+            self.summary.tracking = f"{state.pending} trials are not in MLflow yet{why}"
+
+
+def _stands(trial: Trial, row: TrialRow, plan: Plan, environment: dict[str, Any]) -> bool:
+    """Tells whether a trial need not run: it ended well, with this code on this hardware.
+
+    A trial that a cluster refused is measured on one that can hold it.
+    """
+    own = row.environment or {}
+    return (
+        (row.status in ("ok", "oom") or (row.reason or "").startswith(NOT_TRIED))
+        and row.point == trial.point(environment, own.get("chosen"))
+        and not faults.stale(own.get("faults", ()), plan.spec.limits.rank_memory)
+    )
+
+
+def _refusals(plan: Plan, cluster: Cluster) -> dict[str, str]:
+    """Returns the trials that this cluster can never run, and why; PlaceError if it runs none."""
+    ranks_alone = KINDS[plan.spec.kind].ranks_alone
+    device, wrong = cluster.device(plan.spec.ring.device), None
+    if ranks_alone and device != plan.device:
+        wrong = Reason(
+            "ring.device",
+            f"got auto, which is {device} on this cluster and {plan.device} where the search was "
+            "planned; name it",
         )
-    }
-
-
-def _unasked(store: Store, plan: Plan, rows: dict[str, TrialRow]) -> set[str] | None:
-    """What a search that came to its end did not ask for; None of one that did not."""
-    if not rows or store.find(plan.digest).status not in ("complete", "failed"):
-        return None
-    return {key for key, row in rows.items() if row.reason == UNASKED}
-
-
-def _left_out(
-    plan: Plan, done: dict[str, TrialRow], unasked: set[str] | None
-) -> dict[str, str] | None:
-    """None if anything is to be measured; else what an ended search did not ask for, and why."""
-    schedule = Schedule(plan, {}, done, unasked)
-    if schedule.next() is not None:
-        return None
-    return {trial.key: UNASKED for trial in schedule.unasked()}
-
-
-def _refusals(plan: Plan, place: Cluster) -> dict[str, str]:
-    """Trials that this cluster can never run, and why; PlaceError if that is all of them."""
-    wrong = _planned_elsewhere(plan, place)
     # Ranks that work alone are placed one by one, and all of them at the same time.
-    alone = plan.spec.sweep("ring", "size")[0] if KINDS[plan.spec.kind].ranks_alone else None
-    refused = {}
-    for trial in plan.runnable:
-        config = replace(trial.config, ring_size=alone) if alone else trial.config
-        if (reason := wrong or place.refusal(config)) is not None:
-            refused[trial.key] = reason
+    size = {"ring_size": plan.spec.sweep("ring", "size")[0]} if ranks_alone else {}
+    found = {
+        trial.key: wrong or cluster.refusal(replace(trial.config, **size))
+        for trial in plan.runnable
+    }
+    refused = {key: reason for key, reason in found.items() if reason is not None}
     if len(refused) == len(plan.runnable):
         reason = next(iter(refused.values()))
         line = plan.spec.line_of(reason.field)
         raise PlaceError(f"{plan.spec.path}{f':{line}' if line else ''}: {reason}")
     return {key: str(reason) for key, reason in refused.items()}
-
-
-def _planned_elsewhere(plan: Plan, place: Cluster) -> Reason | None:
-    """Why ways of cutting that were laid out for one device are not tried on another."""
-    device = place.device(plan.spec.ring.device)
-    if not KINDS[plan.spec.kind].ranks_alone or device == plan.device:
-        return None
-    return Reason(
-        "ring.device",
-        f"got auto, which is {device} on this cluster and {plan.device} where the search was "
-        "planned; name it",
-    )
-
-
-def _counts(store: Store, digest: str) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for row in store.trials(digest):
-        counts[row.status or "pending"] = counts.get(row.status or "pending", 0) + 1
-    return counts

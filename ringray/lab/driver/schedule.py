@@ -1,39 +1,45 @@
-"""From a plan to measurements, by the spec's method of search: what is measured next.
+"""The order in which a plan's points are measured, as the spec's search method asks for them.
 
-A *study* is the search among the points of one problem on one size of ring: those that differ only
-in the fields that are searched. Studies follow each other in the plan's order. What the store
-already holds is told to the method instead of being measured, so a search that was cut off
-continues where it was.
+Studies follow each other in the plan's order. The method is told the results that the store already
+holds instead of measuring again, so an interrupted search continues where it was.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringray.lab.kinds import KINDS
-from ringray.lab.plan.kernel_cuts import kernel_of
+from ringray.lab.driver.studies import (
+    known,
+    outcome_of,
+    results,
+    runs_of,
+    score_of,
+    searched,
+    studies,
+)
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import Candidate, SearchSettings, Told, layers, score
+from ringray.lab.search.base import Candidate, SearchSettings
 from ringray.lab.trial.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from ringray.lab.driver.studies import StudyResult
     from ringray.lab.plan.cost_model import Cost
     from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.search.base import Ask, Search
+    from ringray.lab.search.base import Ask, Search, Told
     from ringray.lab.trial.config import TrialConfig
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
-_STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
-
 
 class Work(NamedTuple):
-    """Measure ``trial`` until it has ``repeats`` samples; ``before`` is what it has; ``together``:
-    where the rest of its round is measured."""
+    """A request to measure ``trial`` until it has ``repeats`` samples.
+
+    ``before``: what it has; ``together``: on the same ring as the rest of its round.
+    """
 
     trial: Trial
     repeats: int
@@ -42,88 +48,21 @@ class Work(NamedTuple):
 
     @property
     def config(self) -> TrialConfig:
-        """What a ring is to run: the repeats that are still lacking."""
-        had = _counted(self.before) if self.before is not None else 0
+        """Returns the config of the repeats that are still missing."""
+        had = runs_of(self.before) if self.before is not None else 0
         return replace(self.trial.config, repeats=self.repeats - had)
 
 
-@dataclass(frozen=True)
-class StudyResult:
-    """What a study found: keys of the best point by the first objective, of the Pareto front over
-    all (the best first) and of the points that were not measured; and how many runs it took."""
-
-    trials: tuple[Trial, ...]
-    best: str | None
-    front: tuple[str, ...]
-    unasked: tuple[str, ...]
-    runs: int
-
-
-def outcome_of(
-    trials: Sequence[Trial],
-    results: Mapping[str, Outcome | TrialRow],
-    objectives: Sequence[str],
-) -> StudyResult:
-    """What has been found among the ``trials`` of a study, by their ``results`` so far.
-
-    Who was measured often stands for itself; a lucky single run does not: the best is among those
-    with half as many runs as any. Replicas are one point, named by the middle one of them.
-    """
-    points: dict[str, list[Trial]] = {}
-    for trial in trials:
-        if trial.key in results:
-            points.setdefault(repr(replace(trial.config, replica=0)), []).append(trial)
-    scores: dict[str, tuple[float, ...]] = {}
-    often: dict[str, int] = {}
-    for same in points.values():
-        told = {t.key: score_of(results[t.key], objectives).scores for t in same}
-        known = sorted((one, key) for key, one in told.items() if one is not None)
-        if known:
-            columns = zip(*(one for one, _ in known), strict=True)
-            key = known[(len(known) - 1) // 2][1]
-            scores[key] = tuple(map(statistics.median, columns))
-            often[key] = sum(_counted(results[key]) for _, key in known)
-    most = max(often.values(), default=0)
-    finalists = [key for key in scores if 2 * often[key] >= most]
-    among = list(scores) if len(objectives) > 1 else finalists
-    front = next(layers(among, scores.__getitem__), [])
-    return StudyResult(
-        tuple(trials),
-        min(finalists, key=lambda key: scores[key], default=None),
-        tuple(front),
-        tuple(trial.key for trial in trials if trial.key not in results),
-        sum(_counted(results[trial.key]) for trial in trials if trial.key in results),
-    )
-
-
-def score_of(
-    result: Outcome | TrialRow, objectives: Sequence[str], repeats: int | None = None
-) -> Told:
-    """A result, as far as that is known as it was after ``repeats`` runs, as a search is told."""
-    first, metrics = objectives[0], result.metrics
-    if result.status != "ok" or any(name not in metrics for name in objectives):
-        return Told(None)
-    values = [metrics[name] for name in objectives]
-    median_of = METRICS[first].median_of
-    samples: list[float] = []
-    if not METRICS[first].exact:  # those that are not medians of samples vary as times do
-        samples = result.samples.get(median_of or "ms", [])[:repeats]
-    if samples and median_of:
-        values[0] = statistics.median(samples)
-    scores = tuple(score(name, x) for name, x in zip(objectives, values, strict=True))
-    return Told(scores, tuple(samples))
-
-
 class Schedule:
-    """Hands out work, and is told what came of it. Work that is out at the same time may be done
-    side by side and told in any order.
+    """Hands out work and takes its results. Work that is out at the same time may run side by side
+    and be told in any order.
 
     Args:
-        plan: every point that may be measured; its search says how.
+        plan: every point that may be measured, and the search.
         refused: keys of points that the cluster cannot run.
-        done: what earlier runs have measured, by key.
-        unasked: of a search that came to its end, the points that it did not ask for; None where it
-            did not. A study is not begun again if all others of its points are done.
+        done: results of earlier runs, by key.
+        unasked: points that a completed search left out, None of any other. A study does not begin
+            again if all its other points are done.
     """
 
     def __init__(
@@ -167,12 +106,12 @@ class Schedule:
         return _Study({trial.key: trial for trial in trials}, asking)
 
     def ahead(self) -> list[Trial]:
-        """Trials that may still come, the next ones first."""
+        """Returns the trials that may still come, the next ones first."""
         return [trial for study in self._open for trial in study.ahead()]
 
     def next(self) -> Work | None:
-        """What to measure now. None: nothing until work that is out has been told of, or, if there
-        is none out, nothing more."""
+        """Returns what to measure now. None: nothing until work that is out has been told, or
+        nothing more if no work is out."""
         for study in list(self._open):
             while study.queue:
                 ask = study.queue.popleft()
@@ -180,31 +119,27 @@ class Schedule:
                 if before is None or not _enough(before, ask.repeats):
                     study.out += 1
                     return Work(study.trials[ask.key], ask.repeats, before, ask.together)
-                study.answers[ask.key] = score_of(before, self._objectives, ask.repeats)
-                if not study.queue and not study.out:
-                    study.advance()
+                study.answer(ask.key, score_of(before, self._objectives, ask.repeats))
             if not study.out:
                 self._open.remove(study)
                 self._left.append(study)
         return None
 
     def tell(self, work: Work, outcome: Outcome) -> None:
-        """``work`` was done."""
+        """Takes the result of ``work``."""
         key = work.trial.key
         study = self._of[key]
         self._results[key] = outcome
-        study.answers[key] = score_of(outcome, self._objectives, work.repeats)
         study.out -= 1
-        if not study.queue and not study.out:
-            study.advance()
+        study.answer(key, score_of(outcome, self._objectives, work.repeats))
 
     def unasked(self) -> list[Trial]:
-        """Points without a result of the studies that have ended since this was last called."""
+        """Returns the points without a result of studies that ended since the last call."""
         ended, self._left = self._left, []
         return [t for study in ended for key, t in study.trials.items() if key not in self._results]
 
     def found(self) -> list[StudyResult]:
-        """The result of every study that has ended."""
+        """Returns the result of every study that has ended."""
         return [
             outcome_of(list(study.trials.values()), self._results, self._objectives)
             for study in self._studies
@@ -213,8 +148,7 @@ class Schedule:
 
 
 class _Study:
-    """One search, and where it stands: what its round still asks, how much of that is out, and what
-    has come back."""
+    """One search and its round: points still to ask for, the number that are out, answers."""
 
     def __init__(self, trials: dict[str, Trial], asking: Search) -> None:
         self.trials = trials
@@ -229,38 +163,27 @@ class _Study:
         self.queue.extend(sorted(asks, key=lambda ask: self.trials[ask.key].config.threads))
 
     def ahead(self) -> list[Trial]:
-        """Those of this round first; after it any may come."""
+        """Returns all points, those of this round first."""
         first = dict.fromkeys(ask.key for ask in self.queue)
         return [self.trials[key] for key in (first | dict.fromkeys(self.trials))]
 
-    def advance(self) -> None:
-        """To the next round, if there is one."""
-        answers, self.answers = self.answers, {}
-        try:
-            self._take(self._asking.send(answers))
-        except StopIteration:
-            return
+    def answer(self, key: str, told: Told) -> None:
+        """Takes the answer for a point; the last one of a round begins the next."""
+        self.answers[key] = told
+        if not self.queue and not self.out:
+            answers, self.answers = self.answers, {}
+            with suppress(StopIteration):
+                self._take(self._asking.send(answers))
 
 
-def searched(kind: str) -> tuple[str, ...]:
-    """The fields of a config that are searched, not part of the problem."""
-    return (*_STRATEGY, "threads") if KINDS[kind].tunes else _STRATEGY
-
-
-def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Trials by what is not searched, in their order; of kernels each one by itself."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-        apart = [
-            value
-            for name, value in trial.config.as_dict().items()
-            if name not in (*searched(trial.kind), "replica")
-        ]
-        if KINDS[trial.kind].ranks_alone:
-            apart.append(kernel_of(trial.config.blocks))
-        same = repr(apart)
-        groups.setdefault(same, []).append(trial)
-    return list(groups.values())
+def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[StudyResult]:
+    """Returns the results of the studies that have ended, in the plan's order: of all studies if
+    the sweep is ``over``."""
+    if over:
+        return results(plan, rows)
+    schedule = Schedule(plan, *known(rows))
+    schedule.next()
+    return schedule.found()
 
 
 def _prediction(objective: str, cost: Cost | None) -> float:
@@ -271,8 +194,4 @@ def _prediction(objective: str, cost: Cost | None) -> float:
 def _enough(result: Outcome | TrialRow, repeats: int) -> bool:
     if result.status != "ok":
         return True  # it failed, and would again
-    return _counted(result) >= repeats or not _counted(result)
-
-
-def _counted(result: Outcome | TrialRow) -> int:
-    return len(result.samples.get("ms", ()))
+    return runs_of(result) >= repeats or not runs_of(result)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a sweep runs: an exception in the driver, at times that bear one."""
+"""Ctrl-C and SIGTERM while a sweep runs: an exception in the driver, at times that allow one."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived."""
+    """An interruption by SIGINT or SIGTERM."""
 
 
 class Signals:
-    """While entered, SIGINT and SIGTERM raise ``Interrupted``; a second one ends the process.
+    """A block in which SIGINT and SIGTERM raise ``Interrupted``; a second one ends the process.
 
-    Python handles signals in its main thread only; in another one this does nothing.
+    Python handles signals in its main thread only; in another thread the block changes nothing.
     """
 
-    def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-        self._held = self._pending = False
-
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in _NUMBERS}
-            self._install()
+        here = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.getsignal(number) for number in _NUMBERS if here}
+        self._held = self._pending = False
+        self._set(self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,10 +36,10 @@ class Signals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What arrives in the block is raised at its end, whoever installed handlers in it.
+        """Delays signals to the end of the block, also if the block installs handlers.
 
         Raises:
-            Interrupted: SIGINT or SIGTERM arrived meanwhile.
+            Interrupted: SIGINT or SIGTERM arrived in the block.
         """
         self._held = True
         try:
@@ -50,17 +47,16 @@ class Signals:
         finally:
             self._held = False
             if not self._pending:
-                self._install()
+                self._set(self._handle)
         if self._pending:
             raise Interrupted
 
-    def _install(self) -> None:
+    def _set(self, handler: Any) -> None:
         for number in self._before:
-            signal.signal(number, self._handle)
+            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: Any) -> None:
-        for one in self._before:  # a second one of either kind ends the process
-            signal.signal(one, signal.SIG_DFL)
+        self._set(signal.SIG_DFL)  # a second signal of either kind ends the process
         self._pending = True
         if not self._held:
             raise Interrupted

@@ -1,29 +1,127 @@
-"""What a search has found, from the store's rows; and the tuned choices that follow from it."""
+"""Studies, what they found, and the tuned choices that follow.
+
+A *study* is the search among the points of one problem on one size of ring: those that differ only
+in the searched fields.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import statistics
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ringray.lab.driver.schedule import Schedule, outcome_of, studies
 from ringray.lab.kinds import KINDS
-from ringray.lab.trial.metrics import columns
+from ringray.lab.plan.kernel_cuts import kernel_of
+from ringray.lab.search.base import Told, layers, score
+from ringray.lab.trial.metrics import METRICS, columns
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ringray.lab.driver.schedule import StudyResult
     from ringray.lab.plan.plan import Plan, Trial
     from ringray.lab.trial.config import TrialConfig
-    from ringray.lab.trial.outcome import TrialRow
+    from ringray.lab.trial.outcome import Outcome, TrialRow
+
+_STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 
 
-def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[StudyResult]:
-    """The result of each study that has ended, in the plan's order: all of them, where the sweep is
-    ``over``."""
+@dataclass(frozen=True)
+class StudyResult:
+    """Result of a study: keys of the best point by the first objective, of the Pareto front over
+    all objectives (best first) and of the points that were not measured; and the number of runs."""
+
+    trials: tuple[Trial, ...]
+    best: str | None
+    front: tuple[str, ...]
+    unasked: tuple[str, ...]
+    runs: int
+
+
+def searched(kind: str) -> tuple[str, ...]:
+    """Returns the config fields that are searched, not part of the problem."""
+    return (*_STRATEGY, "threads") if KINDS[kind].tunes else _STRATEGY
+
+
+def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Groups trials by the fields that are not searched, in their order; each kernel by itself."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        fixed = {
+            name: value
+            for name, value in trial.config.as_dict().items()
+            if name not in (*searched(trial.kind), "replica")
+        }
+        if KINDS[trial.kind].ranks_alone:
+            fixed["kernel"] = kernel_of(trial.config.blocks)
+        groups.setdefault(repr(fixed), []).append(trial)
+    return list(groups.values())
+
+
+def runs_of(result: Outcome | TrialRow) -> int:
+    """Returns the number of timed runs behind a result."""
+    return len(result.samples.get("ms", ()))
+
+
+def score_of(
+    result: Outcome | TrialRow, objectives: Sequence[str], repeats: int | None = None
+) -> Told:
+    """Returns a result as a search is told it, as far as known as it was after ``repeats`` runs."""
+    first, metrics = objectives[0], result.metrics
+    if result.status != "ok" or any(name not in metrics for name in objectives):
+        return Told(None)
+    values = [metrics[name] for name in objectives]
+    median_of = METRICS[first].median_of
+    samples: list[float] = []
+    if not METRICS[first].exact:  # those that are not medians of samples vary as times do
+        samples = result.samples.get(median_of or "ms", [])[:repeats]
+    if samples and median_of:
+        values[0] = statistics.median(samples)
+    scores = tuple(score(name, x) for name, x in zip(objectives, values, strict=True))
+    return Told(scores, tuple(samples))
+
+
+def outcome_of(
+    trials: Sequence[Trial],
+    results: Mapping[str, Outcome | TrialRow],
+    objectives: Sequence[str],
+) -> StudyResult:
+    """Returns what the ``trials`` of a study have shown, by their ``results`` so far.
+
+    A lucky single run does not decide: the best has at least half as many runs as any other point.
+    Replicas are one point, named by their median.
+    """
+    points: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if trial.key in results:
+            points.setdefault(repr(replace(trial.config, replica=0)), []).append(trial)
+    scores: dict[str, tuple[float, ...]] = {}
+    runs: dict[str, int] = {}
+    for same in points.values():
+        told = {t.key: score_of(results[t.key], objectives).scores for t in same}
+        known = sorted((one, key) for key, one in told.items() if one is not None)
+        if known:
+            columns = zip(*(one for one, _ in known), strict=True)
+            key = known[(len(known) - 1) // 2][1]
+            scores[key] = tuple(map(statistics.median, columns))
+            runs[key] = sum(runs_of(results[key]) for _, key in known)
+    most = max(runs.values(), default=0)
+    finalists = [key for key in scores if 2 * runs[key] >= most]
+    among = list(scores) if len(objectives) > 1 else finalists
+    front = next(layers(among, scores.__getitem__), [])
+    return StudyResult(
+        tuple(trials),
+        min(finalists, key=lambda key: scores[key], default=None),
+        tuple(front),
+        tuple(trial.key for trial in trials if trial.key not in results),
+        sum(runs_of(results[trial.key]) for trial in trials if trial.key in results),
+    )
+
+
+def known(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]]:
+    """Splits the rows of a sweep into refused points with their reasons, and results, by key."""
     refused, ended = {}, {}
     for row in rows:
         reason = row.reason or ""
@@ -32,22 +130,24 @@ def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[StudyResu
                 refused[row.key] = reason
         elif row.status is not None:
             ended[row.key] = row
-    if over:
-        groups = studies([trial for trial in plan.runnable if trial.key not in refused])
-        return [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
-    schedule = Schedule(plan, refused, ended)
-    schedule.next()
-    return schedule.found()
+    return refused, ended
+
+
+def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
+    """Returns the results of all studies of a sweep that is over, in the plan's order."""
+    refused, ended = known(rows)
+    groups = studies([trial for trial in plan.runnable if trial.key not in refused])
+    return [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
 
 
 def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
-    """The best point of each study of a sweep that is over, as a tuned choice. Of several problems
-    that share a bucket the largest one has it."""
+    """Returns the best point of each study of a sweep that is over, as a tuned choice. Of problems
+    that share a bucket the largest one wins."""
     by_key = {row.key: row for row in rows}
     kept: dict[tuple[tuned.Place, tuned.Bucket], tuple[TrialConfig, tuned.Entry]] = {}
-    for study in found(plan, rows, over=True):
+    for study in results(plan, rows):
         if study.best is None or not (by_key[study.best].environment or {}).get("place"):
-            continue  # nothing was measured, or where was lost with a part of the store
+            continue  # nothing was measured, or the place was lost with a part of the store
         trial = next(trial for trial in study.trials if trial.key == study.best)
         entry = _entry(plan, trial, by_key[study.best])
         if len({one.config.threads for one in study.trials}) > 1:
@@ -63,36 +163,28 @@ def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
 
 
 def _size(problem: TrialConfig) -> int:
-    return (
-        problem.batch
-        * problem.heads
-        * problem.seq_len
-        * min(problem.seq_len, (problem.window or problem.seq_len) + 1)
-    )
+    seen = min(problem.seq_len, (problem.window or problem.seq_len) + 1)
+    return problem.batch * problem.heads * problem.seq_len * seen
 
 
 def _joined(one: tuned.Entry, other: tuned.Entry) -> tuned.Entry:
-    cuts = [entry.choice["blocks"] for entry in (one, other)]
-    return replace(one, choice={**one.choice, "blocks": ",".join(cuts)}, when=other.when)
+    blocks = f"{one.choice['blocks']},{other.choice['blocks']}"
+    return replace(one, choice={**one.choice, "blocks": blocks}, when=other.when)
 
 
 def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
     assert row.environment is not None
     place = tuned.Place(**row.environment["place"])
     config, chosen = trial.config, row.environment.get("chosen", {})
-    strategy = KINDS[trial.kind].tunes == "strategy"
-    names = ("partition", "transport", "backward", "blocks") if strategy else ("blocks",)
+    use = KINDS[trial.kind].tunes
+    assert use
+    strategy = ("partition", "transport", "backward", "blocks")
+    names = strategy if use == "strategy" else ("blocks",)
     choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
     choice["backend"] = on_device(config.backend, place.device)
     if choice.get("backward") == "auto":
         choice["backward"] = tuned.DEFAULTS["backward"]
-    buckets = config.buckets(place.device)
-    return tuned.Entry(
-        "strategy" if strategy else "kernel",
-        place,
-        buckets.strategy if strategy else buckets.kernel,
-        choice,
-        {one.name: row.metrics[one.name] for one in columns("tuned") if one.name in row.metrics},
-        plan.digest,
-        row.ended or 0.0,
-    )
+    kept = [metric.name for metric in columns("tuned")]
+    metrics = {name: row.metrics[name] for name in kept if name in row.metrics}
+    bucket = getattr(config.buckets(place.device), use)
+    return tuned.Entry(use, place, bucket, choice, metrics, plan.digest, row.ended or 0.0)

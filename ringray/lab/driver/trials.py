@@ -1,80 +1,89 @@
-"""The trials of one run on one cluster: the rings that they share, tries and tries again.
-
-A trial is recorded in one transaction when its ring has reported, so a driver that dies loses at
-most the trials that it was waiting for.
-"""
+"""The trials of one run on one cluster: their rings, attempts and outcomes."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan import deadline
-from ringray.lab.plan.plan import trial_row
 from ringray.lab.ring.monitor import RingFault
 from ringray.lab.ring.pool import RingPool
+from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.store import traces
-from ringray.lab.trial import faults
-from ringray.lab.trial.faults import Fault, Nodes
 from ringray.lab.trial.measurement import summarise, verdict
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ringray.lab.cluster.fit import Cluster
-    from ringray.lab.driver.observer import Observer, Summary
+    from ringray.lab.driver.run import Sweep
     from ringray.lab.driver.schedule import Schedule, Work
-    from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.store.jsonl import Lines
-    from ringray.lab.store.store import Store
+    from ringray.lab.plan.plan import Trial
     from ringray.lab.trial.config import TrialConfig
+    from ringray.lab.trial.faults import Fault
     from ringray.lab.trial.measurement import RankReport
-    from ringray.lab.trial.outcome import SweepInfo
+    from ringray.tuning.table import Place
+
+BACKOFF_S = 0.5  # pause before the second attempt; each further pause is twice as long
+BACKOFF_MOST_S = 30.0
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Decides whether a trial runs again, at most ``retries`` times after the first attempt.
+
+    Infrastructure faults say nothing about the trial. Every other fault is its result.
+    """
+
+    retries: int
+
+    def decide(self, fault: Fault, attempt: int) -> float | None:
+        """Returns the pause in seconds before the next attempt, None to give up.
+
+        ``attempt``: number of the attempt that ended with ``fault``, from 1.
+        """
+        if not fault.infrastructure or attempt > self.retries:
+            return None
+        return float(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** (attempt - 1)))
 
 
 class TrialRunner:
-    """The trials of one run on one cluster, and the ring that they share while it fits them."""
+    """Measures what a schedule asks for, on rings that trials share while they fit."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        observer: Observer,
-        place: Cluster,
-        sweep: SweepInfo,
-        lines: Lines,
-        summary: Summary,
-    ) -> None:
-        self._plan, self._store, self._observer = plan, store, observer
-        self._sweep, self._lines, self._summary = sweep, lines, summary
-        self._said: set[str] = set()
-        # A kind whose ranks work alone has as many rings of one side by side.
-        count = plan.spec.sweep("ring", "size")[0] if KINDS[plan.spec.kind].ranks_alone else 1
-        self._place, self._nodes = place, Nodes()
-        self._stop = threading.Event()  # set when this is over: nothing is waited for any more
+    def __init__(self, sweep: Sweep, cluster: Cluster) -> None:
+        self._sweep, self._cluster = sweep, cluster
+        self._note = sweep.observer.note
+        spec = sweep.plan.spec
+        self._limits, self._policy = spec.limits, RetryPolicy(spec.limits.retries)
+        self._sources: set[str] = set()  # of tuned choices, those that were noted
+        self._quarantine = Quarantine()
+        self._stop = threading.Event()  # set at the end: nothing waits any more
+        # Where ranks work alone, as many rings of one run side by side.
+        count = spec.sweep("ring", "size")[0] if KINDS[spec.kind].ranks_alone else 1
         self._rings = [
-            RingPool(place, plan.spec, observer.note, self._nodes, self._stop) for _ in range(count)
+            RingPool(cluster, spec, self._note, self._quarantine, self._stop) for _ in range(count)
         ]
-        self._ended: float | None = None  # when the last trial did, on perf_counter
+        self._ended: float | None = None  # end of the last trial, on perf_counter
 
     def close(self) -> None:
-        """Give the rings back; a trial that loses its ring by that is not tried again."""
+        """Gives the rings back. A trial that loses its ring by that is not tried again."""
         self._stop.set()
         for rings in self._rings:
             rings.close()
 
     def run(self, schedule: Schedule) -> None:
-        """Do what the search asks for until it asks no more, then give the rings back: nodes that
-        nobody needs cost while the tracker writes its last."""
-        for work, outcome in self._worked(schedule):
+        """Measures until the schedule is empty, then gives the rings back at once: idle nodes cost
+        while the tracker writes its last trials."""
+        for work, outcome in self._results(schedule):
             self._ended = time.perf_counter()
-            self._summary.measured += 1
-            self._record(work.trial, outcome)
+            self._sweep.summary.measured += 1
+            self._sweep.record(work.trial, outcome)
             schedule.tell(work, outcome)
             self._leave_out(schedule.unasked())
         self._leave_out(schedule.unasked())
@@ -82,12 +91,10 @@ class TrialRunner:
 
     def _leave_out(self, trials: list[Trial]) -> None:
         for trial in trials:
-            point = trial.point(self._sweep.environment)
-            self._record(trial, Outcome("pruned", UNASKED, point=point))
+            self._sweep.record(trial, self._outcome(trial, "pruned", UNASKED, {}, {}))
 
-    def _worked(self, schedule: Schedule) -> Iterator[tuple[Work, Outcome]]:
-        """Work and its outcome, as it ends; each must have been told of before the next is asked
-        for. Several rings work side by side, each in a thread that waits for it."""
+    def _results(self, schedule: Schedule) -> Iterator[tuple[Work, Outcome]]:
+        """Yields work with its outcome as it ends; the schedule must be told before the next."""
         if len(self._rings) == 1:
             while (work := schedule.next()) is not None:
                 outcome = self._measure(work, schedule, self._rings[0])
@@ -123,122 +130,131 @@ class TrialRunner:
                 free = [one for one in self._rings if one in (*free, ring)]
                 yield work, future.result()
 
-    def _record(self, trial: Trial, outcome: Outcome) -> None:
-        self._store.record(self._plan.digest, trial.key, outcome)
-        self._lines.append(trial_row(trial, outcome))
-        self._observer.trial_ended(trial, outcome)
-
-    def _ahead(self, trial: Trial, schedule: Schedule) -> Iterator[TrialConfig]:
-        """Trials for which the ring that is started now may be kept."""
-        ahead = [trial] if KINDS[trial.kind].ranks_alone else schedule.ahead()
-        return (one.config for one in ahead)
+    # One trial
 
     def _measure(self, work: Work, schedule: Schedule, rings: RingPool) -> Outcome:
-        """One trial's outcome; a ring that fails is replaced and, where that may help, the trial
-        tried again."""
-        trial, limits = work.trial, self._plan.spec.limits
+        """Returns the outcome of a trial after as many attempts as the policy grants."""
         started, began = time.time(), time.monotonic()
-
-        def now() -> float:  # a clock that is set meanwhile makes no trial shorter or longer
-            return started + time.monotonic() - began
-
         met: list[Fault] = []
-        for attempt in range(1, limits.retries + 2):
-            self._observer.trial_started(trial, attempt)
+        for attempt in itertools.count(1):
+            self._sweep.observer.trial_started(work.trial, attempt)
             try:
-                ring, warm = rings.take(trial.config, self._ahead(trial, schedule))
-                if warm and self._ended is not None and len(self._rings) == 1:
-                    self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
-                config, chosen = ring.settle(work.config, trial.kind)
-                if chosen:
-                    self._say(chosen["source"])
-                until = deadline.seconds(trial, config, limits)
-                reports = ring.run(trial.kind, config, until)
+                outcome = self._attempt(work, schedule, rings, met)
             except RingFault as ended:
-                fault = self._keep_stacks(trial, attempt, ended.fault)
+                fault = self._keep_stacks(work.trial, attempt, ended.fault)
                 met.append(fault)
                 if not ended.sound:
                     rings.close()
-                if not self._stop.is_set():
-                    self._blame(fault, trial.config)
-                again = attempt <= limits.retries and not self._stop.is_set()
-                if fault.infrastructure and again:
-                    self._observer.note(f"{fault}; a new ring for another try")
-                    self._stop.wait(faults.backoff(attempt))
+                if self._again(fault, attempt, work.trial.config):
                     continue
-                # What earlier visits have measured is kept with it.
-                had = work.before
-                return Outcome(
-                    fault.status, str(fault), had.metrics if had else {},
-                    had.samples if had else {}, trial.point(self._sweep.environment), attempt,
-                    started, now(), self._where(met),
-                )  # fmt: skip
-            self._nodes.ended(ring.nodes)
-            assert trial.predicted is not None
-            metrics, samples = summarise(trial.config, trial.predicted.flops, reports, work.before)
-            self._trace(trial, reports)
-            status: Status = "ok"
-            if wrong := verdict(reports):
-                status = "failed"
-                met.append(wrong)
-            reason = str(wrong) if wrong else None
-            if refused := next((r.refused for r in reports if r.refused), None):
-                status, reason = "pruned", NOT_TRIED + refused
-            where = self._where(met, chosen)
-            if KINDS[trial.kind].tunes:
-                where = {**(where or self._sweep.environment)}
-                where["place"] = asdict(ring.place)
-            return Outcome(
-                status, reason, metrics, samples, trial.point(self._sweep.environment, chosen),
-                attempt, started, now(), where,
-            )  # fmt: skip
-        raise AssertionError("the last attempt returns")
+                had = work.before or Outcome("failed")  # earlier visits to the point
+                outcome = self._outcome(
+                    work.trial, fault.status, str(fault), had.metrics, had.samples, met
+                )
+            # The wall clock may be set meanwhile, which must not change the duration.
+            now = started + time.monotonic() - began
+            return replace(outcome, attempts=attempt, started=started, ended=now)
+        raise AssertionError("the policy gives up at some time")
 
-    def _where(
-        self, met: list[Fault], chosen: dict[str, Any] | None = None
-    ) -> dict[str, Any] | None:
-        """The trial's environment, if there is more to say than the sweep's says."""
-        more: dict[str, Any] = {"chosen": chosen} if chosen else {}
+    def _attempt(
+        self, work: Work, schedule: Schedule, rings: RingPool, met: list[Fault]
+    ) -> Outcome:
+        """Runs a trial once.
+
+        Raises:
+            RingFault: the ring ended without a result.
+        """
+        trial = work.trial
+        ahead = [trial] if KINDS[trial.kind].ranks_alone else schedule.ahead()
+        ring, warm = rings.take(trial.config, (one.config for one in ahead))
+        if warm and self._ended is not None and len(self._rings) == 1:
+            self._sweep.summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
+        config, chosen = ring.settle(work.config, trial.kind)
+        if chosen and chosen["source"] not in self._sources:
+            self._sources.add(chosen["source"])
+            self._note(chosen["source"])
+        until = deadline.seconds(trial, config, self._limits)
+        reports = ring.run(trial.kind, config, until)
+        self._quarantine.succeeded(ring.nodes)
+        assert trial.predicted is not None
+        metrics, samples = summarise(trial.config, trial.predicted.flops, reports, work.before)
+        self._keep_trace(trial, reports)
+        status: Status = "ok"
+        reason = None
+        if wrong := verdict(reports):
+            status, reason = "failed", str(wrong)
+            met = [*met, wrong]
+        if refused := next((r.refused for r in reports if r.refused), None):
+            status, reason = "pruned", NOT_TRIED + refused
+        place = ring.place if KINDS[trial.kind].tunes else None
+        return self._outcome(trial, status, reason, metrics, samples, met, chosen, place)
+
+    def _outcome(
+        self,
+        trial: Trial,
+        status: Status,
+        reason: str | None,
+        metrics: Mapping[str, float],
+        samples: Mapping[str, list[float]],
+        met: Sequence[Fault] = (),
+        chosen: Mapping[str, Any] | None = None,
+        place: Place | None = None,
+    ) -> Outcome:
+        sweep = self._sweep.info.environment
+        own: dict[str, Any] = {"chosen": chosen} if chosen else {}
         if met:
-            more["faults"] = [fault.as_dict() for fault in met]
-        return {**self._sweep.environment, **more} if more else None
+            own["faults"] = [fault.as_dict() for fault in met]
+        if place:
+            own["place"] = asdict(place)
+        environment = {**sweep, **own} if own else None
+        point = trial.point(sweep, chosen)
+        return Outcome(status, reason, metrics, samples, point, environment=environment)
+
+    # After a fault
+
+    def _again(self, fault: Fault, attempt: int, config: TrialConfig) -> bool:
+        """Decides whether the trial runs again, and waits for the pause before it does."""
+        if self._stop.is_set():
+            return False
+        self._blame(fault, config)
+        pause = self._policy.decide(fault, attempt)
+        if pause is None:
+            return False
+        self._note(f"{fault}; a new ring for another try")
+        self._stop.wait(pause)
+        return True
 
     def _blame(self, fault: Fault, config: TrialConfig) -> None:
-        """Leave a node alone on which rings fail, unless the trial's ring fits nowhere else."""
-        if not self._nodes.failed(fault):
+        """Avoids a node on which rings fail, unless the trial's ring fits nowhere else."""
+        if not self._quarantine.failed(fault):
             return
-        if self._place.spare(config, (*self._nodes.aside, fault.node_id)):
-            self._nodes.set_aside(fault.node_id)
+        if self._cluster.spare(config, (*self._quarantine.nodes, fault.node_id)):
+            self._quarantine.add(fault.node_id)
             why = "it is lost"
             if fault.kind != "node-lost":
-                why = f"rings failed there {Nodes.STRIKES} times"
-            self._observer.note(f"{fault.node} is set aside for the rest of this run: {why}")
+                why = f"rings failed there {Quarantine.STRIKES} times"
+            self._note(f"{fault.node} is set aside for the rest of this run: {why}")
 
     def _keep_stacks(self, trial: Trial, attempt: int, fault: Fault) -> Fault:
-        """Write what the ranks were at into a file; the fault then names that."""
+        """Writes the stacks of the ranks into a file; the returned fault names it."""
         if not fault.stacks:
             return fault
-        path = traces.path_of(self._plan.digest, trial.key).with_suffix(f".stacks-{attempt}.txt")
+        path = traces.path_of(self._sweep.plan.digest, trial.key)
+        path = path.with_suffix(f".stacks-{attempt}.txt")
         try:
             traces.keep(path, f"{fault}\n\n{fault.stacks}")
         except OSError as error:
-            self._observer.note(f"no stacks {path}: {error.strerror}")
+            self._note(f"no stacks {path}: {error.strerror}")
             return replace(fault, stacks="")
-        self._observer.note(f"what the ranks were at: {path}")
+        self._note(f"what the ranks were at: {path}")
         return replace(fault, stacks=str(path))
 
-    def _say(self, source: str) -> None:
-        """To the observer, once."""
-        if source not in self._said:
-            self._said.add(source)
-            self._observer.note(source)
-
-    def _trace(self, trial: Trial, reports: list[RankReport]) -> None:
-        """Keep the trace, if the kind takes one; before the trial is recorded, so that whoever
-        sees the record finds it."""
+    def _keep_trace(self, trial: Trial, reports: list[RankReport]) -> None:
+        """Writes the trace of a kind that takes one, before the trial is recorded: a reader of the
+        record finds it."""
         if any(report.spans for report in reports):
-            path = traces.path_of(self._plan.digest, trial.key)
+            path = traces.path_of(self._sweep.plan.digest, trial.key)
             try:
                 traces.write(path, reports)
-            except OSError as error:  # the numbers are worth more than their picture
-                self._observer.note(f"no trace {path}: {error.strerror}")
+            except OSError as error:  # the numbers stay without it
+                self._note(f"no trace {path}: {error.strerror}")

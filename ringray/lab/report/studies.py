@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringray.base import units
-from ringray.lab.driver.schedule import searched
+from ringray.lab.driver.studies import searched
 from ringray.lab.report import words
 from ringray.lab.trial.metrics import METRICS
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ringray.lab.driver.schedule import StudyResult
+    from ringray.lab.driver.studies import StudyResult
     from ringray.lab.plan.plan import Plan
     from ringray.lab.trial.outcome import TrialRow
 

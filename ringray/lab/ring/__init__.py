@@ -2,7 +2,9 @@
 
 group         actors and their placement group as one unit
 actor         one rank
-monitor       waits for ranks and classifies their faults
+calls         one call to all ranks: answers and signs of life
+monitor       waits for a call and decides which fault ended it
 pool          rings kept between trials
+quarantine    nodes on which rings fail
 memory_limit  the memory limit of a CPU rank
 """

@@ -1,6 +1,6 @@
-"""One rank: a Ray actor that owns one device, joins rings and runs trials.
+"""A rank: a Ray actor that owns one device, joins rings and runs trials.
 
-torch is imported when the actor starts, never in the driver, which only needs this class's name.
+torch is imported when the actor starts. The driver needs only the name of the class.
 """
 
 from __future__ import annotations
@@ -36,30 +36,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank tells of itself when it starts. ``device`` is ``cpu`` or a GPU's name;
-    ``place``: where tuned choices hold for it; ``log``: the path of what it writes to stderr."""
+    """A rank's description of itself. ``code``: digest of its sources; ``place``: for which tuned
+    choices hold; ``log``: path of its stderr."""
 
-    pid: int
     address: str
     code: str
-    device: str
-    memory_bytes: int
     place: Place
     log: str
 
 
 class Rank:
-    """The actor. Its methods are called on all ranks of a ring at the same time, but for those that
-    answer from a thread beside the one that works.
+    """The actor. All ranks of a ring get the same call at the same time, except for questions,
+    which a thread beside the working one answers.
 
-    ``memory``: bytes that it may use beyond what it has when its first trial begins, or None.
+    ``memory``: bytes above the usage at the start of the first trial, or None for no limit.
     """
 
     def __init__(self, device: str, memory: int | None = None) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler reports its own start
         os.environ["RINGRAY_TUNED"] = "0"  # the driver chooses for all ranks
         if device == "cpu":
-            # Triton decides when it is imported, and a CPU has no other way to run its kernels.
+            # Triton reads this on import, and cannot run its kernels on a CPU otherwise.
             os.environ["TRITON_INTERPRET"] = "1"
         import torch
 
@@ -69,7 +66,7 @@ class Rank:
         self._rank, self._memory = 0, memory
         self._store: Any = None
         self._gpu: str | None = None
-        self._ration = MemoryLimit(memory if device == "cpu" else None)
+        self._limit = MemoryLimit(memory if device == "cpu" else None)
         if device == "cuda":
             torch.cuda.set_device(self._device)
             properties = torch.cuda.get_device_properties(self._device)
@@ -79,25 +76,20 @@ class Rank:
                 torch.cuda.set_per_process_memory_fraction(share, self._device)
 
     def introduce(self) -> Introduction:
-        """Who this rank is; the driver refuses ranks that run other code than it does."""
-        import psutil
+        """Describes this rank; the driver refuses ranks that run different code."""
         import torch
 
-        name, memory = "cpu", psutil.virtual_memory().total
-        if self._device.type == "cuda":
-            properties = torch.cuda.get_device_properties(self._device)
-            name, memory = properties.name, properties.total_memory
-        return Introduction(
-            os.getpid(), _address(), code_digest(), name, memory, tuned.here(name), _log()
-        )
+        cuda = self._device.type == "cuda"
+        hardware = torch.cuda.get_device_name(self._device) if cuda else "cpu"
+        return Introduction(_address(), code_digest(), tuned.here(hardware), _log())
 
     def host_store(self, timeout: float) -> tuple[str, int]:
-        """Rank 0: hold the store through which ranks find each other; its address and the port that
-        it has bound. ``timeout`` in seconds."""
+        """Starts on rank 0 the store through which ranks find each other; returns its address and
+        port. ``timeout`` in seconds."""
         import torch.distributed as dist
 
         host = _address()
-        # It would listen on every interface, and asks nobody who they are.
+        # By default it would listen on every interface, without authentication.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, 0), family=family)
         port = int(listening.getsockname()[1])
@@ -110,8 +102,7 @@ class Rank:
     def join(
         self, address: tuple[str, int], rank: int, world_size: int, generation: int, timeout: float
     ) -> None:
-        """Form the process group of one ring; an operation that takes longer than ``timeout``
-        (seconds) fails."""
+        """Forms the process group of one ring; its operations fail after ``timeout`` seconds."""
         import torch.distributed as dist
 
         self.leave()
@@ -121,29 +112,28 @@ class Rank:
                 *address, is_master=False, timeout=patience
             )
         _choose_interface()
-        backend = "nccl" if self._device.type == "cuda" else "gloo"
-        options = None
-        if backend == "nccl":
+        nccl, options = self._device.type == "cuda", None
+        if nccl:
             options = dist.ProcessGroupNCCL.Options()
             options.is_high_priority_stream = True  # transfers go before the kernels they hide in
         dist.init_process_group(
-            backend,
+            "nccl" if nccl else "gloo",
             store=dist.PrefixStore(  # type: ignore[attr-defined]
                 f"generation-{generation}", self._store
             ),
             rank=rank,
             world_size=world_size,
             timeout=patience,
-            device_id=self._device if backend == "nccl" else None,
+            device_id=self._device if nccl else None,
             pg_options=options,
         )
         self._group = self._side = dist.group.WORLD
         self._rank = rank
-        if backend == "nccl":  # what ranks must agree on when their devices are full
+        if nccl:  # ranks must be able to agree when their devices are full
             self._side = dist.new_group(backend="gloo", timeout=patience)
 
     def leave(self) -> None:
-        """Leave the ring, if in one."""
+        """Leaves the ring, if in one."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -152,15 +142,15 @@ class Rank:
         self._rank = 0
 
     def progress(self) -> Progress:
-        """How far this rank is; answered while it works."""
+        """Returns the progress of the running trial."""
         return HERE.now()
 
     def stacks(self) -> tuple[Progress, str]:
-        """That, and what its threads are at; answered while it works."""
+        """Returns the progress and the stacks of all other threads."""
         return HERE.now(), progress.stacks()
 
     def log(self, path: str) -> str:
-        """The end of another rank's log on this node; answered while this one works."""
+        """Returns the end of another rank's log on this node."""
         return progress.tail_of(path)
 
     def run(self, kind: str, flat: dict[str, Any]) -> RankReport | Fault:
@@ -168,14 +158,14 @@ class Rank:
 
         Returns failures as plain data: exceptions of a compiler or a device may not unpickle.
         """
-        HERE.begin()
+        HERE.enter("inputs")
         try:
-            self._ration.impose()
+            self._limit.impose()
             return self._measure(kind, flat)
         except Exception as error:
             fault = self._fault(error)
-            self._ration.lift()
-        # Here the exception is forgotten, and with it the frames that held the trial's tensors.
+            self._limit.lift()
+        # The exception is gone here, and with it the frames that held the trial's tensors.
         gc.collect()
         if self._device.type == "cuda":
             import torch
@@ -184,23 +174,23 @@ class Rank:
         return fault
 
     def _fault(self, error: Exception) -> Fault:
-        """With what was free, as long as everything is still held."""
+        """Returns the fault; of memory with the free bytes while the trial's tensors still live."""
+        fault = replace(faults.of_exception(error, self._rank), hop=str(HERE))
+        if not faults.out_of_memory(error):
+            return fault
+        return replace(fault, free_bytes=self._free(), limit_bytes=self._memory)
+
+    def _free(self) -> int:
+        import psutil
         import torch
 
-        free: int | None = None
-        if faults.out_of_memory(error):
-            if self._device.type == "cuda":
-                free = torch.cuda.mem_get_info(self._device)[0]
-                if self._memory is not None:
-                    free = min(free, self._memory - torch.cuda.memory_reserved(self._device))
-            else:
-                free = self._ration.left()
-            if free is None:
-                import psutil
-
-                free = psutil.virtual_memory().available
-        found = replace(faults.of_exception(error, self._rank), hop=str(HERE))
-        return found if free is None else replace(found, free_bytes=free, limit_bytes=self._memory)
+        if self._device.type == "cuda":
+            free = torch.cuda.mem_get_info(self._device)[0]
+            if self._memory is None:
+                return free
+            return min(free, self._memory - torch.cuda.memory_reserved(self._device))
+        left = self._limit.left()
+        return int(psutil.virtual_memory().available) if left is None else left
 
     def _measure(self, kind: str, flat: dict[str, Any]) -> RankReport:
         import torch
@@ -212,7 +202,7 @@ class Rank:
         config: TrialConfig = TrialConfig.from_dict(flat)
         torch.set_num_threads(config.threads)
         context = RankContext(
-            rank=dist.get_rank() if self._group else 0,
+            rank=self._rank,
             world_size=dist.get_world_size() if self._group else 1,
             device=self._device,
             group=self._group,
@@ -222,12 +212,12 @@ class Rank:
         watch = Watch(self._gpu)
         report: RankReport = measure(config, context)
         report.values |= {name: [value] for name, value in watch.stop().items()}
-        HERE.end()
+        HERE.enter("")
         return report
 
 
 def _log() -> str:
-    """Where Ray has led this process's stderr to; empty where that is no file."""
+    """Returns the file to which Ray redirects stderr; empty if it is not a file."""
     with contextlib.suppress(OSError):
         path = str(Path("/proc/self/fd/2").readlink())
         return path if path.endswith(".err") else ""
@@ -241,15 +231,12 @@ def _address() -> str:
 
 
 def _choose_interface() -> None:
-    """Tell gloo the interface of this node's address: it would ask the host name, which may not
-    resolve."""
+    """Names the interface of this node's address to gloo, which would resolve the host name; that
+    may fail."""
     import psutil
 
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
     address = _address()
     with contextlib.suppress(OSError):
         for name, addresses in psutil.net_if_addrs().items():
             if any(a.family == socket.AF_INET and a.address == address for a in addresses):
-                os.environ["GLOO_SOCKET_IFNAME"] = name
-                return
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -1,8 +1,8 @@
-"""The ring that trials share while it fits them, and when it is given back.
+"""The ring that trials share while it fits them.
 
-A ring holds its nodes: on a cluster that grows and shrinks, and on GPUs, it has exactly the ranks
-that its trial needs, and nobody keeps one for work that has ended. On other CPUs actors are started
-once, as many as any trial ahead needs, and re-formed into smaller rings.
+A ring holds its nodes. On GPUs, and on a cluster that grows and shrinks, it has exactly the ranks
+of its trial. On other CPUs actors start once, as many as any known trial needs, and are re-formed
+into smaller rings.
 """
 
 from __future__ import annotations
@@ -12,53 +12,52 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringray.base.errors import StoppedError
-from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.ring.group import ActorRing
-from ringray.lab.trial.faults import Nodes
+from ringray.lab.ring.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ringray.lab.cluster.capacity import Placement
     from ringray.lab.cluster.fit import Cluster
     from ringray.lab.spec.model import Spec
     from ringray.lab.trial.config import TrialConfig
 
 
 class RingPool:
-    """At most one ring at a time, on one cluster; ``note`` is told what is waited for.
+    """At most one ring at a time, on one cluster; ``note`` is told about waiting.
 
-    A ring that no trial has used for ``ring.idle_release`` seconds is released, from a thread of
-    its own; the next trial starts another. ``nodes``: those that are set aside get no ring;
-    ``stop``: set when no ring is needed any more, then what is waited for is given up.
+    A timer thread releases a ring that is idle for ``ring.idle_release`` seconds; the next trial
+    starts another. ``stop``: set when no ring is needed any more, which ends all waiting.
     """
 
     def __init__(
         self,
-        place: Cluster,
+        cluster: Cluster,
         spec: Spec,
         note: Callable[[str], None],
-        nodes: Nodes | None = None,
+        quarantine: Quarantine | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        self._place, self._spec, self._note = place, spec, note
-        self._nodes, self._stop = nodes or Nodes(), stop or threading.Event()
+        self._cluster, self._spec, self._note = cluster, spec, note
+        self._quarantine, self._stop = quarantine or Quarantine(), stop or threading.Event()
         self._ring: ActorRing | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
     def take(self, config: TrialConfig, ahead: Iterable[TrialConfig]) -> tuple[ActorRing, bool]:
-        """A ring formed for ``config``, and whether it was warm. ``ahead``: the trials that are
-        known to come, this one included.
+        """Returns a ring formed for ``config``, and whether it was formed already.
+
+        ``ahead``: the trials that are known to come, this one included.
 
         Raises:
-            PlaceError: there is no place for it.
+            PlaceError: the ring cannot be placed.
             RingFault: an actor failed while starting; close the ring.
             StoppedError: no ring is needed any more.
         """
         self._stop_timer()
-        placement = self._placement(config)
-        exact = self._place.exact(config)
+        placement, exact = self._placement(config), self._cluster.exact(config)
         size, ring = config.ring_size, self._ring
         if ring is not None and (
             ring.placement != placement
@@ -66,40 +65,37 @@ class RingPool:
         ):
             self._release()
             ring = None
-        warm = ring is not None and ring.size == size
+        formed = ring is not None and ring.size == size
         if ring is None:
-            capacity = size
-            if not exact:
-                alike = (c.ring_size for c in ahead if self._placement(c) == placement)
-                capacity = max((size, *alike))
-            limits = self._spec.limits
-            self._note(f"starting {capacity} {placement.device} actors")
-            certain = self._place.certain(config)
-            patience = Patience(limits.place_timeout, self._note, certain, self._stop)
-            avoid = self._nodes.aside
-            ring = self._ring = ActorRing(
-                capacity, placement, limits.trial_timeout, patience, avoid
-            )
-        if self._stop.is_set():  # its owner may have closed this before it was there
+            sizes = () if exact else (c.ring_size for c in ahead if self._placement(c) == placement)
+            ring = self._ring = self._started(config, placement, max((size, *sizes)))
+        if self._stop.is_set():  # close() may have run before the ring existed
             self._release()
             raise StoppedError
         ring.form(size)
-        return ring, warm
+        return ring, formed
+
+    def _started(self, config: TrialConfig, placement: Placement, capacity: int) -> ActorRing:
+        limits = self._spec.limits
+        self._note(f"starting {capacity} {placement.device} actors")
+        certain = self._cluster.certain(config)
+        patience = Patience(limits.place_timeout, self._note, certain, self._stop)
+        avoid = self._quarantine.nodes
+        return ActorRing(capacity, placement, limits.trial_timeout, patience, avoid)
 
     def _placement(self, config: TrialConfig) -> Placement:
-        return replace(self._place.placement(config), memory=self._spec.limits.rank_memory)
+        return replace(self._cluster.placement(config), memory=self._spec.limits.rank_memory)
 
     def rest(self) -> None:
-        """No trial runs; the ring may be given back when none follows for a while."""
+        """Starts the idle time of the ring, which the next trial ends."""
         self._stop_timer()
-        if self._ring is None:
-            return
-        self._timer = threading.Timer(self._spec.ring.idle_release, self._release)
-        self._timer.daemon = True
-        self._timer.start()
+        if self._ring is not None:
+            self._timer = threading.Timer(self._spec.ring.idle_release, self._release)
+            self._timer.daemon = True
+            self._timer.start()
 
     def close(self) -> None:
-        """Give the ring back."""
+        """Gives the ring back."""
         self._stop_timer()
         self._release()
 
@@ -113,4 +109,4 @@ class RingPool:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-            timer.join()  # one that has begun releases the ring before the next is started
+            timer.join()  # one that has fired releases the ring before the next ring starts

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringray.base.errors import SpecError
-from ringray.lab.driver.schedule import Schedule, studies
+from ringray.lab.driver.schedule import Schedule
+from ringray.lab.driver.studies import studies
 from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome
 
 if TYPE_CHECKING:
-    from ringray.lab.driver.schedule import StudyResult, Work
+    from ringray.lab.driver.schedule import Work
+    from ringray.lab.driver.studies import StudyResult
     from ringray.lab.trial.outcome import TrialRow
 
 HEAD = "version: 1\nname: s\nkind: strategy-tune\n"

@@ -11,12 +11,14 @@ from ringray.base.errors import PlaceError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import studies as result
-from ringray.lab.driver.run import _refusals
+from ringray.lab.driver.run import Resume
+from ringray.lab.driver.schedule import found
 from ringray.lab.plan import cost_model, plan
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.ring.actor import Introduction
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.spec import model as spec
+from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNASKED, TrialRow
 from ringray.tuning import table as tuned
 from ringray_kernels.config import Blocks
@@ -97,7 +99,7 @@ def test_a_sweep_that_is_over_keeps_what_it_found_however_it_came_to_it(method: 
     some = [trial for trial in made.runnable if trial.index % 5 == 0]
     kept = result.entries(made, rows(made, lambda t: 1.0 + order(t) if t in some else None))
     assert len(kept) == 1
-    studies = result.found(made, rows(made, lambda t: 1.0 if t in some else None), over=True)
+    studies = found(made, rows(made, lambda t: 1.0 if t in some else None), over=True)
     assert [len(study.trials) - len(study.unasked) for study in studies] == [
         sum(trial in some for trial in study.trials) for study in studies
     ]
@@ -118,7 +120,7 @@ def test_ranks_on_different_hardware_tune_for_such_rings_alone() -> None:
     ring = ActorRing.__new__(ActorRing)
     ring.size = 2
     ring.ranks = [
-        Introduction(1, "a", "c", "cuda", 1, tuned.Place(name, "abc", "2.13.0", "3.9.0"), "")
+        Introduction("a", "c", tuned.Place(name, "abc", "2.13.0", "3.9.0"), "")
         for name in ("NVIDIA H200", "NVIDIA A100", "NVIDIA H200")
     ]
     assert ring.place.hardware == "NVIDIA A100 and NVIDIA H200"
@@ -126,9 +128,11 @@ def test_ranks_on_different_hardware_tune_for_such_rings_alone() -> None:
     assert ring.place == GPU
 
 
-def test_cuts_that_were_planned_for_another_device_are_not_tried() -> None:
+def test_cuts_that_were_planned_for_another_device_are_not_tried(tmp_path: Path) -> None:
     text = KERNELS.format(lengths="128", search="{}").replace("cuda", "auto")
     made = plan.build(spec.parse(text), cost_model.cpu(2))
-    assert _refusals(made, Cluster(False, CPU_ONLY)) == {}
+    with Store(tmp_path / "store.db") as store:
+        resume = Resume.of(made, store, {})
+    assert resume.on(Cluster(False, CPU_ONLY)).pruned == {}
     with pytest.raises(PlaceError, match=r"ring.device: got auto, which is cuda on this cluster"):
-        _refusals(made, Cluster(False, WITH_GPUS))
+        resume.on(Cluster(False, WITH_GPUS))

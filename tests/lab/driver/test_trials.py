@@ -16,17 +16,15 @@ from ringray.lab.cluster import connect
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import trials
-from ringray.lab.driver.observer import Summary
-from ringray.lab.driver.run import _info, run
+from ringray.lab.driver.run import Resume, Sweep, run
 from ringray.lab.driver.schedule import Schedule
-from ringray.lab.driver.trials import TrialRunner
+from ringray.lab.driver.trials import BACKOFF_MOST_S, RetryPolicy, TrialRunner
 from ringray.lab.plan import plan
 from ringray.lab.ring.monitor import RingFault
 from ringray.lab.spec import model as spec
-from ringray.lab.store.jsonl import Lines
 from ringray.lab.store.store import Store
 from ringray.lab.trial.faults import Fault
-from ringray.lab.trial.outcome import Outcome, SweepInfo
+from ringray.lab.trial.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,16 +48,11 @@ class Silent:
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[tuple[TrialRunner, plan.Plan, Store]]:
     planned = plan.build(spec.parse(TUNE))
-    described = {"code": "c"}
-    sweep = SweepInfo(planned.digest, "s", "kernel-tune", {}, "", described)
-    place = Cluster(True, Capacity((NodeGroup("node", {"CPU": 2.0}),)))
+    cluster = Cluster(True, Capacity((NodeGroup("node", {"CPU": 2.0}),)))
     with Store(tmp_path / "store.db") as store:
-        store.begin(sweep, [_info(trial, {}) for trial in planned.trials])
-        summary = Summary(planned.digest, "s")
-        yield (
-            TrialRunner(planned, store, Silent(), place, sweep, Lines(None, sweep), summary),
-            planned, store,
-        )  # fmt: skip
+        sweep = Sweep(planned, store, Silent())
+        sweep.begin(Resume.of(planned, store, sweep.info.environment), None)
+        yield TrialRunner(sweep, cluster), planned, store
 
 
 def test_ctrl_c_waits_for_no_ring_that_starts(
@@ -102,21 +95,18 @@ def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for
     class Measured:
         """All but the large ring, on a cluster that had room for it."""
 
-        def __init__(self, planned: Any, store: Store, *given: Any) -> None:
-            self.store = store
+        def __init__(self, sweep: Sweep, cluster: Cluster) -> None:
+            self.sweep = sweep
 
         def run(self, schedule: Schedule) -> None:
             point = left.point(provenance.describe())
-            self.store.record(planned.digest, left.key, Outcome("ok", None, {}, {}, point))
-            left_lines.append(left, Outcome("ok", None, {}, {}, point))
+            self.sweep.record(left, Outcome("ok", None, {}, {}, point))
 
         def close(self) -> None:
             pass
 
     json_path = tmp_path / "a.jsonl"
     described = provenance.describe()
-    sweep = SweepInfo(planned.digest, "s", "latency", {}, "", described)
-    left_lines = Lines(json_path, sweep)
     monkeypatch.setattr(trials, "TrialRunner", Measured)
     monkeypatch.setattr(provenance, "describe", lambda: described)
     with Store(tmp_path / "store.db") as store:
@@ -160,3 +150,15 @@ def test_a_late_failure_does_not_take_what_was_measured(
     outcome = under_test._measure(work, schedule, Rings())  # type: ignore[arg-type]
     assert outcome.status == "failed"
     assert (outcome.metrics, outcome.samples) == (before.metrics, before.samples)
+
+
+@pytest.mark.parametrize("kind", ["node-lost", "rank-died", "stalled", "connection-lost"])
+def test_faults_of_the_infrastructure_are_retried_after_pauses_that_grow(kind: Any) -> None:
+    pauses = [RetryPolicy(10).decide(Fault(kind), attempt) for attempt in range(1, 12)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[BACKOFF_MOST_S] * 4, None]
+    assert RetryPolicy(0).decide(Fault(kind), 1) is None
+
+
+def test_other_faults_are_results() -> None:
+    assert RetryPolicy(10).decide(Fault("out-of-memory"), 1) is None
+    assert RetryPolicy(10).decide(Fault("error"), 1) is None

@@ -74,7 +74,7 @@ def test_tuned_and_taken(place: Place) -> None:
     ended = lines(place.home / "tune.jsonl")
     measured = [line for line in ended if line["status"] == "ok"]
     # Each as it was measured last; of a few runs only who was measured half as often as any.
-    last = {json.dumps(line["config"]): line["metrics"] | line["config"] for line in measured}
+    last = {json.dumps(line["config"]): line["config"] | line["metrics"] for line in measured}
     often = [one for one in last.values() if 2 * one["repeats"] >= 4]
     best = min(often, key=lambda one: one["median_ms"])
     assert max(one["repeats"] for one in last.values()) == 4

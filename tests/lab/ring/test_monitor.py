@@ -11,8 +11,9 @@ import pytest
 import ray
 
 from ringray.base.errors import StoppedError
-from ringray.lab.ring import monitor
-from ringray.lab.ring.monitor import RankMonitor, RingFault, Where
+from ringray.lab.ring import calls, monitor
+from ringray.lab.ring.calls import RankCalls, Where
+from ringray.lab.ring.monitor import RankMonitor, RingFault
 
 NODE = {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.2", "NodeManagerPort": 7000}
 
@@ -40,7 +41,7 @@ def test_a_node_that_nobody_answers_for_is_lost(
 
     monkeypatch.setattr(ray, "nodes", lambda: [NODE])
     monkeypatch.setattr(socket, "create_connection", connect)
-    assert monitor.gone("a") is lost
+    assert calls.gone("a") is lost
 
 
 @pytest.mark.parametrize("nodes", [[], [NODE | {"Alive": False}]])
@@ -48,7 +49,7 @@ def test_what_ray_knows_to_be_lost_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, object]]
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    assert monitor.gone("a")
+    assert calls.gone("a")
 
 
 # Ranks that answer by the clock of a test
@@ -112,11 +113,12 @@ def watched(
     monkeypatch.setattr(ray, "wait", ranks.wait)
     answer = {True: "answer", False: ("a hop", "its stack")}
     monkeypatch.setattr(ray, "get", lambda one, timeout=0: answer[isinstance(one, int)])
+    monkeypatch.setattr(calls, "gone", lambda node_id: False)
     monkeypatch.setattr(monitor, "gone", lambda node_id: False)
     actors = [ranks.actor(rank == silent) for rank in range(len(ends))]
     where = [Where("a node", "a")] * len(ends)
-    vigilant = RankMonitor(actors, where, 120.0, started, stop or threading.Event())
-    return vigilant.answers(list(range(len(ends)))), ranks.now
+    called = RankCalls(actors, where, list(range(len(ends))), started)
+    return RankMonitor(called, 120.0, stop or threading.Event()).answers(), ranks.now
 
 
 def test_a_rank_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:

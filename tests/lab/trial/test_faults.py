@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,7 @@ from ringray.lab.plan import deadline, plan
 from ringray.lab.ring.memory_limit import in_use
 from ringray.lab.spec import model as spec
 from ringray.lab.trial import faults
-from ringray.lab.trial.faults import Fault, Nodes
+from ringray.lab.trial.faults import Fault
 
 
 class DistBackendError(RuntimeError):
@@ -145,13 +144,6 @@ def test_logs_lose_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(line) <= 200 for line in many)
 
 
-def test_pauses_grow_up_to_a_bound() -> None:
-    pauses = [faults.backoff(attempt) for attempt in range(1, 12)]
-    assert pauses[:3] == [0.5, 1.0, 2.0]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == faults.BACKOFF_MOST_S
-
-
 def test_a_lack_of_memory_holds_for_its_limit() -> None:
     short = {"kind": "out-of-memory", "limit_bytes": 1 << 30}
     assert not faults.stale([short], 1 << 30)
@@ -160,25 +152,6 @@ def test_a_lack_of_memory_holds_for_its_limit() -> None:
     assert not faults.stale([{"kind": "out-of-memory"}], None)
     assert not faults.stale([{"kind": "rank-died"}], 1 << 30)
     assert not faults.stale([], 1 << 30)
-
-
-def test_nodes_on_which_rings_fail() -> None:
-    nodes = Nodes()
-    died = of("rank-died", 0, node_id="a")
-    assert not nodes.failed(died)
-    assert not nodes.failed(of("rank-died", 0, node_id="b"))
-    assert not nodes.failed(of("compile-error", 0, node_id="a"))
-    nodes.ended(["a", "b"])
-    assert nodes.failed(died), "one good trial clears nothing"
-    assert nodes.failed(replace(died, kind="stalled")), "while it could not be set aside"
-    nodes.set_aside("a")
-    assert nodes.aside == ("a",)
-    assert not nodes.failed(died), "it is said once"
-    for _ in range(Nodes.CLEARS):
-        nodes.ended(["b"])
-    assert not nodes.failed(of("stalled", 0, node_id="b"))
-    assert nodes.failed(of("node-lost", 1, node_id="c")), "at once"
-    assert not nodes.failed(of("rank-died", 1)), "nobody knows where"
 
 
 TRIAL = """\
@@ -213,7 +186,7 @@ def test_deadlines_follow_the_plan() -> None:
 def test_a_rank_tells_how_far_it_is() -> None:
     here = Progress()
     assert str(here) == ""
-    here.begin()
+    here.enter("inputs")
     here.enter("repeat 3")
     here.hop = "forward, step 1"
     copy = here.now()
