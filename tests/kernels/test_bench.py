@@ -283,10 +283,10 @@ def test_without_a_gpu_it_says_what_can_be_done(capsys: pytest.CaptureFixture[st
 
 
 def test_compile_only_is_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ringray_kernels.bench import compile_report
+    from ringray_kernels.inspect import report
 
     given: list[object] = []
-    monkeypatch.setattr(compile_report, "main", lambda *args: given.append(args) or 0)
+    monkeypatch.setattr(report, "main", lambda *args: given.append(args) or 0)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     path = tmp_path / "f"
     line = ["--compile-only", "--target", "sm_90", "sm_80", "--head-dim", "64", "--json", str(path)]

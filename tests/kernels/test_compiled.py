@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import triton
 
-from ringray_kernels.bench.listing import (
+from ringray_kernels.config import TARGETS
+from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
     gcn_instructions,
@@ -25,9 +26,8 @@ from ringray_kernels.bench.listing import (
     sass_instructions,
     spilled_bytes,
 )
-from ringray_kernels.config import TARGETS
 
-MAIN = "from ringray_kernels.bench.compile_report import main\n"
+MAIN = "from ringray_kernels.inspect.report import main\n"
 PRODUCTS = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}
 
 # Bytes a thread moves to and from its stack in the inner loops; none where nothing is said. By
@@ -120,8 +120,8 @@ def test_every_default(tmp_path: Path) -> None:
 
 SPECIALISED = """
 import json
-from ringray_kernels.bench.compile_report import record
-from ringray_kernels.bench.compiled import Case, compile_case
+from ringray_kernels.inspect.report import record
+from ringray_kernels.inspect.compiled import Case, compile_case
 from ringray_kernels.config import BlockConfig
 for kernel, head_dim, text in (
     ("forward", 64, "128x128/8/3"), ("forward", 128, "128x128/8/2"), ("forward", 256, "128x64/8/2"),
@@ -150,7 +150,7 @@ def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
 VARIANTS = """
 import json, torch, triton
 from ringray_kernels.backends.triton import launch as launches
-from ringray_kernels.bench.compiled import _Absent
+from ringray_kernels.inspect.compiled import _Absent
 from ringray_kernels.config import Blocks, target_named
 
 def meta(*shape, dtype=torch.float32):

@@ -1,6 +1,14 @@
-"""``python -m ringray_kernels.bench``: what the kernels compile to, and how fast they are.
+"""``python -m ringray_kernels.bench``: the kernels against every attention that is installed.
 
-``problems`` says what is measured, ``contenders`` who takes part, ``checks`` what is right,
-``timing`` how long it takes, ``measure`` joins these for one point, ``virtual`` for a ring on one
-device, ``session`` for all. ``compiled``, ``listing`` and ``compile_report`` need no GPU.
+problems    cases, their exact FLOPs, and inputs
+contenders  implementations of attention (flex: PyTorch's FlexAttention)
+checks      references and error limits
+timing      time of one call
+machine     device, versions, peak rates
+measure     check and time of the contenders of one case
+virtual     hops of a ring on one device
+targets     figures to reach on an H200
+report      printed tables
+watchdog    end of a run that hangs
+session     a whole run
 """

@@ -70,11 +70,11 @@ def _compile_only(args: argparse.Namespace) -> int:
         raise _Usage(f"--head-dim: got {wrong[0]}, expected 1 to 256")
     # In the interpreter nothing would be compiled.
     os.environ.pop("TRITON_INTERPRET", None)
-    from ringray_kernels.bench import compile_report
+    from ringray_kernels.inspect import report
 
-    return compile_report.main(
-        args.target or compile_report.TARGETS,
-        args.head_dim or compile_report.HEAD_DIMS,
+    return report.main(
+        args.target or report.TARGETS,
+        args.head_dim or report.HEAD_DIMS,
         args.json,
     )
 

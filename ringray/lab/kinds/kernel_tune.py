@@ -50,7 +50,7 @@ def _shortened(config: TrialConfig) -> TrialConfig:
 def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | None:
     """Why this GPU should not run ``blocks``: it cannot, or they spill in the inner loops."""
     from ringray_kernels.backends.triton.arguments import architecture
-    from ringray_kernels.bench.compiled import Case, compile_case
+    from ringray_kernels.inspect.compiled import Case, compile_case
 
     target = target_named(architecture(device))
     kernels: tuple[Kernel, ...] = ("forward", "dq", "dkv")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ringray_kernels.bench.compiled import Case, Compiled, compile_case
+from ringray_kernels.inspect.compiled import Case, Compiled, compile_case
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

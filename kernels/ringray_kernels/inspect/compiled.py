@@ -21,7 +21,9 @@ from triton.backends.compiler import GPUTarget
 from ringray_kernels.api import State
 from ringray_kernels.backends.triton import launch as launches
 from ringray_kernels.backends.triton.arguments import Launch, configured
-from ringray_kernels.bench.listing import (
+from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
+from ringray_kernels.dtypes import torch_dtype
+from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
     Instruction,
@@ -34,8 +36,6 @@ from ringray_kernels.bench.listing import (
     sass_instructions,
     spilled_bytes,
 )
-from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
-from ringray_kernels.dtypes import torch_dtype
 
 _THREADS_PER_SM = 2048
 _REGISTERS_PER_SM = 65536
