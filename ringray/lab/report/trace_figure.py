@@ -1,44 +1,46 @@
-"""A trace as a picture.
+"""Picture of a trace: what each rank computed, sent and waited for, on one axis of milliseconds.
 
 ``python -m ringray.lab.report.trace_figure TRACE.json OUT.svg [--caption TEXT]`` draws it.
 
-Ranks are rows, each with a lane of computation, a narrow one of waits and one or more of transfers,
-on a common axis of milliseconds. The picture is 900 pixels wide, as pages are, and names each
-rectangle where the pointer rests on it.
+Ranks are rows, each with a lane of computation, a narrow one of waits and one or more of transfers.
+The pointer shows a rectangle's name, bytes and time.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
-import math
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from xml.sax.saxutils import escape
+from xml.etree import ElementTree
 
 from ringray.base.redaction import plain
+from ringray.base.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WIDTH = 900
-LEFT, RIGHT, TOP = 62, 16, 46
-GAP, BETWEEN = 3, 14  # pixels between the lanes of a rank, and between ranks
-HEIGHTS = {"compute": 22, "wait": 8, "transfer": 8}
-# Told apart by colour-blind eyes too.
-COLOURS = {
-    "forward": "#4477aa",
-    "backward": "#88bbdd",
-    "transfer": "#ccbb44",
+_WIDTH, _SIDES, _TOP, _BOTTOM = 900, 62, 40, 44  # of the picture and around the rows, pixels
+_HEIGHTS = {"compute": 22, "wait": 8, "transfer": 8}  # of a lane, pixels
+_GAP, _BETWEEN = 3, 14  # between lanes and between ranks, pixels
+_CHARACTER = 6.0  # approximate width of a character, pixels
+# Colour-blind readers can tell them apart.
+_COLOURS = {
+    "compute, forward (chunk)": "#4477aa",
+    "compute, backward (chunk)": "#88bbdd",
     "wait": "#ee6677",
+    "transfer under way": "#ccbb44",
 }
-_FONT = "font-family='Helvetica, Arial, sans-serif'"
-_CHARACTER = 6.0  # pixels, about, at font size 11
+# Text stays text, and the same trace gives the same bytes.
+_SETTINGS: Any = {"font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "trace"}
+_SVG = "http://www.w3.org/2000/svg"
 
 
 class Bar(NamedTuple):
-    """One rectangle; ``began`` and ``took`` are milliseconds."""
+    """One rectangle; ``began`` and ``took`` are milliseconds, ``moved`` bytes."""
 
     rank: int
     lane: int
@@ -49,18 +51,34 @@ class Bar(NamedTuple):
     moved: int
 
     @property
-    def colour(self) -> str:
-        """By what it is, for computation by the pass it belongs to."""
+    def legend(self) -> str:
+        """The bar's entry in the legend, a key of ``_COLOURS``."""
         if self.kind != "compute":
-            return COLOURS[self.kind]
-        return COLOURS["backward" if self.name.startswith("backward") else "forward"]
+            return "wait" if self.kind == "wait" else "transfer under way"
+        which = "backward" if self.name.startswith("backward") else "forward"
+        return f"compute, {which} (chunk)"
+
+    @property
+    def title(self) -> str:
+        """The text that the pointer shows."""
+        moved = f", {self.moved / MIB:.2f} MiB" if self.moved else ""
+        return f"{self.kind}: {self.name}{moved}, {self.took:.2f} ms"
+
+    def label(self, room: float) -> str:
+        """Returns a computation's chunk or its number, where ``room`` pixels hold it."""
+        chunk = self.name.rpartition(": ")[2] if self.kind == "compute" else ""
+        texts = (chunk, chunk.rpartition(" ")[2])
+        return next((text for text in texts if len(text) * _CHARACTER + 4 < room), "")
 
 
 def read(text: str) -> list[Bar]:
-    """The bars of a trace; ValueError if it is none."""
+    """Returns the bars of a trace.
+
+    Raises:
+        ValueError: ``text`` is not a trace.
+    """
     try:
-        events = json.loads(text)
-        return [_bar(event) for event in events if event["ph"] == "X"]
+        return [_bar(event) for event in json.loads(text) if event["ph"] == "X"]
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a trace of ringray: {error!r}") from None
 
@@ -71,131 +89,86 @@ def _bar(event: dict[str, Any]) -> Bar:
         int(event["pid"]), int(event["tid"]), event["cat"], plain(str(event["name"])),
         event["ts"] / 1e3, event["dur"] / 1e3, int(moved),
     )  # fmt: skip
-    if bar.kind not in HEIGHTS or not (0 <= bar.began < 1e12 and 0 <= bar.took < 1e12):
+    if bar.kind not in _HEIGHTS or not (0 <= bar.began < 1e12 and 0 <= bar.took < 1e12):
         raise ValueError(f"{bar}")
     return bar
 
 
 def draw(bars: Sequence[Bar], caption: str = "") -> str:
-    """The SVG of a trace. ``caption`` stands below it, in as many lines as it needs."""
+    """Returns the SVG of a trace with ``caption`` below it.
+
+    Raises:
+        ValueError: the trace is empty.
+    """
     if not bars:
         raise ValueError("the trace is empty")
-    end = max(bar.began + bar.took for bar in bars) or 1.0
-    scale = (WIDTH - LEFT - RIGHT) / end
-    tops, bottom = _layout(bars)
-    shapes = [_legend(bars)]
-    for rank in sorted({bar.rank for bar in bars}):
-        lanes = [(top, kind) for (at, _), (top, kind) in tops.items() if at == rank]
-        middle = (min(top for top, _ in lanes) + max(t + HEIGHTS[k] for t, k in lanes)) / 2
-        shapes.append(_text(LEFT - 8, middle + 4, f"rank {rank}", anchor="end"))
-    shapes += _axis(end, scale, bottom)
-    for bar in bars:
-        top, kind = tops[bar.rank, bar.lane]
-        shapes += _rectangle(bar, top, HEIGHTS[kind], scale)
-    lines = _wrapped(caption, round((WIDTH - 24) / _CHARACTER))
-    for at, line in enumerate(lines):
-        shapes.append(_text(12, bottom + 54 + 15 * at, line, colour="#555555"))
-    height = round(bottom + 44 + 15 * len(lines) + (6 if lines else 0))
-    ranks = len({bar.rank for bar in bars})
-    said = f"What {ranks} ranks computed, sent and waited for in {end:.0f} ms"
-    size = f"width='{WIDTH}' height='{height}'"
-    head = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' {size} viewBox='0 0 {WIDTH} {height}' "
-        f"role='img' aria-label='{said}' {_FONT} font-size='11'>"
-    )
-    return "\n".join([head, f"<rect {size} fill='#ffffff'/>", *shapes, "</svg>", ""])
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    tops: dict[tuple[int, int], float] = {}
+    bottom = 0.0
+    for (rank, lane), kind in sorted({(bar.rank, bar.lane): bar.kind for bar in bars}.items()):
+        bottom += _BETWEEN if tops and rank != next(reversed(tops))[0] else 0
+        tops[rank, lane] = bottom
+        bottom += _HEIGHTS[kind] + _GAP
+    lines = textwrap.wrap(caption, round((_WIDTH - 24) / _CHARACTER))
+    below = _BOTTOM + 15 * len(lines)
+    height, width = _TOP + bottom + below, _WIDTH - 2 * _SIDES
+    with mpl.rc_context(_SETTINGS):
+        figure = Figure((_WIDTH / 72, height / 72))
+        place = (_SIDES / _WIDTH, below / height, width / _WIDTH, bottom / height)
+        axes = figure.add_axes(place, frameon=False, axisbelow=True)
+        end = max(bar.began + bar.took for bar in bars) or 1.0
+        axes.set(xlim=(0, end), ylim=(bottom, 0))
+        middles = {rank: top + _HEIGHTS["compute"] / 2 for (rank, _), top in reversed(tops.items())}
+        axes.set_yticks(list(middles.values()), [f"rank {rank}" for rank in middles])
+        axes.set_xlabel("ms", loc="right")
+        axes.grid(axis="x", color="#dddddd")
+        axes.tick_params(length=0)
+        used = {bar.legend for bar in bars}
+        handles = [Patch(color=c, label=name) for name, c in _COLOURS.items() if name in used]
+        figure.legend(handles=handles, loc="upper left", ncols=4, frameon=False)
+        text = "\n".join(lines)
+        figure.text(12 / _WIDTH, 6 / height, text, color="#555555", parse_math=False)
+        for at, bar in enumerate(bars):
+            top, thick, room = tops[bar.rank, bar.lane], _HEIGHTS[bar.kind], bar.took / end * width
+            axes.barh(
+                top, bar.took, thick, bar.began, align="edge", color=_COLOURS[bar.legend],
+                edgecolor="white", linewidth=0.5 if room > 3 else 0, gid=f"bar{at}",
+            )  # fmt: skip
+            if label := bar.label(room):
+                axes.text(
+                    bar.began + bar.took / 2, top + thick / 2, label, ha="center", va="center",
+                    color="white" if "forward" in bar.legend else "#1a1a1a", parse_math=False,
+                )  # fmt: skip
+        out = io.StringIO()
+        title = f"What {len(middles)} ranks computed, sent and waited for in {end:.0f} ms"
+        about = {"Title": title, "Date": None, "Creator": None}
+        figure.savefig(out, format="svg", metadata=about)
+    return _titled(out.getvalue(), {f"bar{at}": bar.title for at, bar in enumerate(bars)})
 
 
-def _layout(bars: Sequence[Bar]) -> tuple[dict[tuple[int, int], tuple[float, str]], float]:
-    """By rank and lane, where it begins and what it shows; and where the last one ends."""
-    kinds = {(bar.rank, bar.lane): bar.kind for bar in bars}
-    tops, y, rank = {}, float(TOP), min(bar.rank for bar in bars)
-    for at in sorted(kinds):
-        if at[0] != rank:
-            y, rank = y + BETWEEN, at[0]
-        tops[at] = (y, kinds[at])
-        y += HEIGHTS[kinds[at]] + GAP
-    return tops, y
-
-
-def _rectangle(bar: Bar, top: float, height: int, scale: float) -> list[str]:
-    x, width = LEFT + bar.began * scale, bar.took * scale
-    if width < 0.2:  # it would be a hair, or nothing
-        return []
-    moved = f", {bar.moved / (1 << 20):.2f} MiB" if bar.moved else ""
-    said = f"{bar.kind}: {bar.name}{moved}, {bar.took:.2f} ms"
-    edge = " stroke='#ffffff' stroke-width='0.6'" if width > 3 else ""
-    place = f"x='{x:.2f}' y='{top:.1f}' width='{width:.2f}' height='{height}'"
-    shapes = [f"<rect {place} fill='{bar.colour}'{edge}><title>{escape(said)}</title></rect>"]
-    label = bar.name.rpartition(": ")[2]
-    if bar.kind == "compute":
-        for text in (label, label.rpartition(" ")[2]):
-            if len(text) * _CHARACTER + 4 < width:
-                white = bar.colour == COLOURS["forward"]
-                colour = "#ffffff" if white else "#1a1a1a"
-                shapes.append(_text(x + width / 2, top + 15, text, anchor="middle", colour=colour))
-                break
-    return shapes
-
-
-def _axis(end: float, scale: float, bottom: float) -> list[str]:
-    """Ticks at round numbers of milliseconds, and lines up from them."""
-    step = 10 ** math.floor(math.log10(end / 4))
-    step *= next(factor for factor in (1, 2, 5, 10) if end / (step * factor) <= 10)
-    shapes = []
-    for at in range(math.floor(end / step) + 1):
-        x = LEFT + at * step * scale
-        shapes.append(
-            f"<line x1='{x:.2f}' y1='{TOP - 6}' x2='{x:.2f}' y2='{bottom + 4:.1f}' "
-            "stroke='#dddddd' stroke-width='1'/>"
-        )
-        if x < WIDTH - RIGHT - 40:
-            shapes.append(_text(x, bottom + 18, f"{at * step:g}", anchor="middle"))
-    shapes.append(_text(WIDTH - RIGHT, bottom + 18, "ms", anchor="end"))
-    return shapes
-
-
-def _legend(bars: Sequence[Bar]) -> str:
-    """What the colours mean, of those that occur."""
-    words = {
-        "forward": "compute, forward (chunk)",
-        "backward": "compute, backward (chunk)",
-        "wait": "wait",
-        "transfer": "transfer under way",
-    }
-    used = {bar.colour for bar in bars}
-    x, shapes = LEFT, []
-    for name, text in words.items():
-        if COLOURS[name] in used:
-            shapes.append(f"<rect x='{x}' y='14' width='14' height='11' fill='{COLOURS[name]}'/>")
-            shapes.append(_text(x + 19, 24, text))
-            x += 19 + round(len(text) * _CHARACTER) + 22
-    return "\n".join(shapes)
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#1a1a1a") -> str:
-    place = f" text-anchor='{anchor}'" if anchor != "start" else ""
-    return f"<text x='{x:.1f}' y='{y:.1f}' fill='{colour}'{place}>{escape(text)}</text>"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines: list[str] = []
-    for word in text.split():
-        if lines and len(lines[-1]) + 1 + len(word) <= width:
-            lines[-1] += " " + word
-        else:
-            lines.append(word)
-    return lines
+def _titled(svg: str, titles: dict[str, str]) -> str:
+    """Adds titles to the shapes of an SVG, by their ids; matplotlib writes none."""
+    ElementTree.register_namespace("", _SVG)
+    root = ElementTree.fromstring(svg)
+    for element in root.iter(f"{{{_SVG}}}g"):
+        if (text := titles.get(element.get("id", ""))) is not None:
+            title = ElementTree.Element(f"{{{_SVG}}}title")
+            title.text = text
+            element.insert(0, title)
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; exit code 2 where a file cannot be read or written, or is no trace."""
+    """Runs the command; exit code 2 where a file cannot be read or written or is not a trace."""
     parser = argparse.ArgumentParser(
         prog="python -m ringray.lab.report.trace_figure", description="Draws a trace as an SVG."
     )
-    parser.add_argument("trace", type=Path, help="JSON that kind overlap wrote")
-    parser.add_argument("out", type=Path, help="the SVG to write")
-    parser.add_argument("--caption", default="", help="a text below the picture")
+    parser.add_argument("trace", type=Path, help="JSON file that kind overlap wrote")
+    parser.add_argument("out", type=Path, help="SVG file to write")
+    parser.add_argument("--caption", default="", help="text below the picture")
     given = parser.parse_args(arguments)
     try:
         given.out.write_text(draw(read(given.trace.read_text()), given.caption))
