@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 
 
 @options(
-    SPEC,
-    DASHBOARD,
+    SPEC, DASHBOARD,
     Option("--detach", action="store_true", help="return when the cluster has it; do not follow"),
-    Option(
-        "--store", metavar="F", help="store file on the head (default: RINGRAY_HOME/store.db there)"
-    ),
-)
+    Option("--store", metavar="F", help="store file on the head (default: the head's own store)"),
+)  # fmt: skip
 def submit(arguments: argparse.Namespace) -> int:
     """Sends a sweep to a cluster, unless it runs there, and follows it; returns its exit code."""
     plan = build(specs.load(arguments.spec), processes=os.cpu_count() or 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from ringray.base.errors import UserError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Command = Callable[[argparse.Namespace], int]
 
@@ -20,20 +23,18 @@ class Option:
 
 SPEC = Option("spec", metavar="SPEC", help="YAML file")
 SWEEP = Option("sweep", metavar="SWEEP", help="name, or the start of its digest")
-ADDRESS = Option(
-    "--address", metavar="A", help="Ray cluster (default: RAY_ADDRESS, else local Ray)"
-)
-DASHBOARD = Option("--address", metavar="URL", help="dashboard of the head, as in http://HOST:8265")
+ADDRESS = Option("--address", metavar="A", help="Ray (default: RAY_ADDRESS, else a local Ray)")
+DASHBOARD = Option("--address", metavar="URL", help="dashboard of the head: http://HOST:8265")
 STORE = Option("--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)")
 JSON = Option("--json", metavar="F", help="append a JSON line per trial to F; - is stdout")
 NO_TRACKING = Option(
-    "--no-tracking", action="store_true", help="keep results in the store only, no MLflow"
+    "--no-tracking", action="store_true", help="write to the store only, no MLflow"
 )
 ALL = Option("--all", action="store_true", help="show every trial")
 
 
-def options(*given: Option | tuple[Option, ...]) -> Callable[[Command], Command]:
-    """Declares the options of a command; those in a tuple exclude each other."""
+def options(*given: Option) -> Callable[[Command], Command]:
+    """Declares the options of a command."""
 
     def declare(command: Command) -> Command:
         command.options = given  # type: ignore[attr-defined]
@@ -44,8 +45,17 @@ def options(*given: Option | tuple[Option, ...]) -> Callable[[Command], Command]
 
 def add(parser: argparse.ArgumentParser, command: Command) -> None:
     """Adds the options that ``command`` declares."""
-    for one in getattr(command, "options", ()):
-        alternatives = one if isinstance(one, tuple) else (one,)
-        group = parser.add_mutually_exclusive_group() if isinstance(one, tuple) else parser
-        for option in alternatives:
-            group.add_argument(*option.names, **option.settings)
+    for option in getattr(command, "options", ()):
+        parser.add_argument(*option.names, **option.settings)
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Turns an error of writing the file of ``--json`` into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"--json {path}: cannot be written: {(error.strerror or str(error)).lower()}; "
+            "name a file in a folder that you may write to, or - for stdout"
+        ) from error

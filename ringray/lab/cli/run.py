@@ -21,8 +21,10 @@ from ringray.lab.cli.options import (
     SWEEP,
     Option,
     options,
-)
-from ringray.lab.cli.store import open_store, print_hops, print_results, say
+    writing,
+)  # fmt: skip
+from ringray.lab.cli.results import print_trials, say, title
+from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import build
 from ringray.lab.report import words
@@ -45,6 +47,14 @@ if TYPE_CHECKING:
     from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 
+_LEGENDS = {  # by metric
+    "ratio": "ratio: the ring's time ÷ that of {compared} in one process, in turns; below 1 the "
+    "ring is faster",
+    "error_out": "error: share of the budget, 2 × the error of flash SDPA; up to 1 passes",
+    "hidden": "hidden: share of the transfer time during which no rank waited",
+}
+
+
 @options(SPEC, ADDRESS, STORE, JSON, NO_TRACKING)
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that have no result in the store."""
@@ -54,13 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @options(
-    SWEEP,
-    ADDRESS,
-    STORE,
-    JSON,
-    NO_TRACKING,
+    SWEEP, ADDRESS, STORE, JSON, NO_TRACKING,
     Option("--from-mlflow", action="store_true", help="first restore missing trials from MLflow"),
-)
+)  # fmt: skip
 def resume(arguments: argparse.Namespace) -> int:
     """Measures the missing trials of a sweep in the store; of a search, keeps the best points."""
     if arguments.from_mlflow:
@@ -205,19 +211,11 @@ def _screen(arguments: argparse.Namespace) -> TextIO:
 
 
 def _json_path(given: str | None) -> Path | None:
-    """Returns the file to which the driver appends; UserError if it cannot."""
-    if given is None:
-        return None
-    if given == "-":
-        return Path("/dev/stdout")
-    try:
-        with Path(given).open("a", encoding="utf-8"):
-            return Path(given)
-    except OSError as error:
-        raise UserError(
-            f"--json {given}: cannot be written: {(error.strerror or str(error)).lower()}; "
-            "name a file in a folder that you may write to, or - for stdout"
-        ) from error
+    """Returns the file to which the driver appends, if any; UserError if it cannot."""
+    if given in (None, "-"):
+        return Path("/dev/stdout") if given else None
+    with writing(given), Path(given).open("a", encoding="utf-8"):
+        return Path(given)
 
 
 def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over: bool) -> None:
@@ -239,39 +237,21 @@ def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over:
 def _print_summary(
     console: Console, plan: Plan, store: Store, summary: Summary, arguments: argparse.Namespace
 ) -> None:
-    from ringray.lab.report import tables
-
     trials = store.trials(plan.digest)
     pending = sum(row.status is None for row in trials)
     option = f" --store {arguments.store}" if arguments.store else ""
     console.print()
-    console.print(
-        tables.heading(
-            [
-                (plan.spec.name, "bold cyan"),
-                (plan.digest[:12], "bright_black"),
-                (words.counts(summary.counts, pending), "bold"),
-                (f"in {units.duration(summary.wall_s)}", ""),
-            ]
-        )
-    )
-    more = f"`ringray status {plan.spec.name}{option} --all`"
+    counts = (words.counts(summary.counts, pending), "bold")
+    duration = (f"in {units.duration(summary.wall_s)}", "")
+    title(console, plan.spec.name, plan.digest, counts, duration)
     ended = [row for row in trials if row.status is not None]
-    print_results(console, ended, everything=False, more=more)
-    print_hops(console, plan.digest, ended, everything=False, more=more)
+    print_trials(console, plan.digest, ended, f"`ringray status {plan.spec.name}{option} --all`")
     console.print()
     _print_found(console, plan, trials, over=not summary.interrupted)
-    if any("ratio" in row.metrics for row in trials):
-        compared = words.baseline(plan.runnable[0].config.as_dict())
-        say(
-            console,
-            f"ratio: the ring's time ÷ that of {compared} in one process, in turns; "
-            "below 1 the ring is faster",
-        )
-    if any("error_out" in row.metrics for row in trials):
-        say(console, "error: share of the budget, 2 × the error of flash SDPA; up to 1 passes")
-    if any("hidden" in row.metrics for row in trials):
-        say(console, "hidden: share of the transfer time during which no rank waited")
+    compared = words.baseline(plan.runnable[0].config.as_dict())
+    for metric, legend in _LEGENDS.items():
+        if any(metric in row.metrics for row in trials):
+            say(console, legend.format(compared=compared))
     if len(summary.gaps_ms) >= 10:
         gap = statistics.median(summary.gaps_ms)
         say(console, f"driver: {gap:.1f} ms between two trials on a running ring (median)")

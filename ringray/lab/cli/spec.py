@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringray.base import units
-from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
-from ringray.lab.cli.options import ALL, SPEC, Option, options
+from ringray.lab.cli.options import ALL, SPEC, Option, options, writing
+from ringray.lab.cli.results import say, title
 from ringray.lab.plan.plan import build, trial_dict
 from ringray.lab.report import words
 from ringray.lab.spec import model as specs
@@ -43,7 +43,9 @@ def plan(arguments: argparse.Namespace) -> int:
         print()
         return 0
     if arguments.json is not None:
-        _write(arguments.json, json.dumps(_as_json(made), indent=1) + "\n")
+        text = json.dumps(_as_json(made), indent=1) + "\n"
+        with writing(arguments.json):
+            Path(arguments.json).write_text(text, encoding="utf-8")
     _print(made, everything=arguments.all)
     return 0
 
@@ -64,10 +66,8 @@ def _print(plan: Plan, everything: bool) -> None:
     spec, runnable = plan.spec, plan.runnable
     configs = [trial.config.as_dict() for trial in runnable]
     console = tables.console()
-    parts = [(spec.name, "bold cyan"), (plan.digest[:12], "bright_black"), (spec.kind, "")]
-    console.print(tables.heading(parts))
-    console.print(words.constants(configs, words.varying(configs)), markup=False, soft_wrap=True)
-    console.print(words.measured(configs[0]), markup=False, soft_wrap=True)
+    title(console, spec.name, plan.digest, (spec.kind, ""))
+    say(console, words.constants(configs, words.varying(configs)), words.measured(configs[0]))
     console.print()
     shown = runnable if everything else runnable[:_ROWS]
     tables.show(tables.plan_table(shown), console)
@@ -115,13 +115,3 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "totals": _totals(plan),
         "trials": [trial_dict(trial) for trial in plan.trials],
     }
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"--json {path}: cannot be written: {(error.strerror or str(error)).lower()}; "
-            "name a file in a folder that you may write to, or - for stdout"
-        ) from error

@@ -11,17 +11,14 @@ from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, STORE, SWEEP, options
+from ringray.lab.cli.results import ROWS, print_trials, say, title
 from ringray.lab.report import words
 from ringray.lab.store.store import Store, default_path
 
 if TYPE_CHECKING:
     import argparse
 
-    from rich.console import Console
-
-    from ringray.lab.trial.outcome import SweepRow, TrialRow
-
-ROWS = 40  # rows of a results table without --all
+    from ringray.lab.trial.outcome import SweepRow
 
 
 def open_store(given: str | None, create: bool = False) -> Store:
@@ -75,75 +72,16 @@ def status(arguments: argparse.Namespace) -> int:
 
     console = tables.console()
     pending = sweep.total - sum(sweep.counts.values())
-    console.print(
-        tables.heading(
-            [
-                (sweep.name, "bold cyan"),
-                (sweep.digest[:12], "bright_black"),
-                (sweep.kind, ""),
-                (sweep.status, tables.STYLES[sweep.status]),
-                (tables.when(sweep.updated), "bright_black"),
-            ]
-        )
-    )
+    state = (sweep.status, tables.STYLES[sweep.status])
+    when = (tables.when(sweep.updated), "bright_black")
+    title(console, sweep.name, sweep.digest, (sweep.kind, ""), state, when)
     say(console, words.counts(sweep.counts, pending) + (f"; run by {owner}" if owner else ""))
-    print_results(console, trials, everything=arguments.all, more="--all")
-    print_hops(console, sweep.digest, trials, everything=arguments.all, more="--all")
+    print_trials(console, sweep.digest, trials, "--all", everything=arguments.all)
     if pending and owner is None:
         console.print()
         option = f" --store {arguments.store}" if arguments.store else ""
         say(console, f"`ringray resume {sweep.name}{option}` continues")
     return 0
-
-
-def print_results(console: Console, trials: list[TrialRow], *, everything: bool, more: str) -> None:
-    """Prints the constants and the results of trials that are not pruned, replicas as one; ``more``
-    is the command that shows each trial."""
-    from ringray.lab.report import replicas, tables
-
-    rows = [row for row in trials if row.status != "pruned"]
-    if not rows:
-        return
-    configs = [row.config for row in rows]
-    fields = words.varying(configs)
-    measured, points = len(rows), replicas.merged(rows)
-    rows = rows if everything else points
-    say(console, f"{words.constants(configs, fields)}; {words.measured(configs[0])}")
-    console.print()
-    shown = rows if everything else tables.most_telling(rows, ROWS)
-    tables.show(tables.results_table(shown, fields), console)
-    if len(shown) < len(rows):
-        hidden = units.plural(len(rows) - len(shown), "point")
-        say(console, f"... {hidden} hidden ({more})")
-    elif len(rows) < measured:
-        say(console, f"medians over the replicas of each point, {measured} trials ({more})")
-
-
-def print_hops(
-    console: Console, digest: str, trials: list[TrialRow], *, everything: bool, more: str
-) -> None:
-    """Prints the table of hops if a trial measured them, and the folder of the traces."""
-    from ringray.lab.report import tables
-    from ringray.lab.store.traces import folder_of
-
-    shown, hidden = tables.with_hops(trials, sys.maxsize if everything else ROWS)
-    if not shown:
-        return
-    console.print()
-    tables.show(tables.hops_table(digest, shown), console)
-    if hidden:
-        say(console, f"... and the hops of {units.plural(hidden, 'trial')} ({more})")
-    console.print()
-    say(
-        console,
-        "largest time of any rank; transfer: without computation beside it, wait: in the pass",
-    )
-    say(console, f"traces: {folder_of(digest)} (https://ui.perfetto.dev opens them)")
-
-
-def say(console: Console, text: str) -> None:
-    """Prints a line of plain text, never cut."""
-    console.print(shown(text), markup=False, soft_wrap=True)
 
 
 @options(SWEEP, STORE)

@@ -40,13 +40,13 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 @options(
-    (
-        Option("--export", metavar="F", help="write all of them to F"),
-        Option("--import", metavar="F", dest="take", help="add those in F"),
-    )
+    Option("--export", metavar="F", help="write all of them to F"),
+    Option("--import", metavar="F", dest="take", help="add those in F"),
 )
 def show(arguments: argparse.Namespace) -> int:
     """Lists, exports or imports tuned choices."""
+    if arguments.take is not None and arguments.export is not None:
+        raise UserError("argument --import: not allowed with argument --export")
     if arguments.take is not None:
         entries = tuned.read(Path(arguments.take))
         path = tuned.add(entries)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringray.base.errors import PlaceError
 from ringray.lab.store import lease, rows, snapshot
-from ringray.lab.store.schema import connect
+from ringray.lab.store.schema import Damage, connect
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepInfo
 
@@ -151,7 +151,7 @@ class _Environments(rows.Environments):
     def __missing__(self, identity: str) -> dict[str, Any]:
         self[identity] = {}
         for db in self._sources:
-            with suppress(sqlite3.Error, rows.Damage):
+            with suppress(sqlite3.Error, Damage):
                 self[identity] = rows.environment(db, identity)
         return self[identity]
 
@@ -193,9 +193,9 @@ def _sweeps(
     found: dict[str, tuple[SweepInfo, float]] = {}
     for db in reversed(sources):
         for (digest,) in _scan(db, "digest FROM sweeps", "digest"):
-            with suppress(sqlite3.Error, rows.Damage):
+            with suppress(sqlite3.Error, Damage):
                 for one in rows.sweep_infos(db, environments, "WHERE digest = ?", digest):
-                    found[digest] = one.info, one.created
+                    found[digest] = one[:2]
     return found
 
 
@@ -217,7 +217,7 @@ def _trials(
 ) -> list[Kept]:
     found: list[Kept] = []
     for key in keys:
-        with suppress(sqlite3.Error, rows.Damage):
+        with suppress(sqlite3.Error, Damage):
             found += rows.trial_rows(db, environments, "AND key = ?", digest, key)
     return found
 

@@ -1,13 +1,13 @@
-"""The rows of the store's tables as the words of :mod:`ringray.lab.trial.outcome`, and back."""
+"""Rows of the store's tables as the classes of :mod:`ringray.lab.trial.outcome`, and back."""
 
 from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ringray.base.provenance import point_digest
-from ringray.lab.store.schema import SWEEP, SWEEP_SEAL, TRIAL, TRIAL_SEAL, seal_of
+from ringray.lab.store.schema import SWEEP, SWEEP_SEAL, TRIAL, TRIAL_SEAL, Damage, seal_of
 from ringray.lab.trial.outcome import (
     STATUSES,
     UNKNOWN,
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Damage(ValueError):
-    """A row is not as it was written; says which."""
-
-
 class Environments(dict[str, dict[str, Any]]):
     """Decoded environments by id, read when first needed: thousands of trials share one."""
 
@@ -41,15 +37,6 @@ class Environments(dict[str, dict[str, Any]]):
         return self[identity]
 
 
-class SweepParts(NamedTuple):
-    """The row of a sweep, without its trials."""
-
-    info: SweepInfo
-    created: float
-    updated: float
-    status: SweepStatus
-
-
 NEXT_TURN = "(SELECT max(turn) + 1 FROM sweeps)"
 _OUTCOME = TRIAL[5:]  # columns that are empty until a trial has ended
 BROKEN = f"SELECT key FROM trials WHERE seal IS NOT {TRIAL_SEAL}"
@@ -57,20 +44,19 @@ BROKEN = f"SELECT key FROM trials WHERE seal IS NOT {TRIAL_SEAL}"
 
 def sweep_infos(
     db: sqlite3.Connection, environments: Environments, condition: str, *values: str
-) -> list[SweepParts]:
+) -> list[tuple[SweepInfo, float, float, SweepStatus]]:
     """Returns the sweeps that fit ``condition`` (the end of an SQL statement, never a user's
-    text)."""
+    text), each with the times of creation and update and its status."""
+    columns = f"{', '.join(SWEEP)}, created, updated, status, seal IS {SWEEP_SEAL}"
     found = []
-    for digest, name, kind, spec, source, where, created, updated, status, whole in db.execute(
-        f"SELECT {', '.join(SWEEP)}, created, updated, status, seal IS {SWEEP_SEAL} "
-        f"FROM sweeps {condition}",
-        values,
+    for digest, name, kind, spec, source, where, *times_and_status, whole in db.execute(
+        f"SELECT {columns} FROM sweeps {condition}", values
     ).fetchall():
         if not whole:
             raise Damage(f"sweep {name} ({digest[:12]}) is not as it was written")
         spec = _parsed(spec, f"the spec of sweep {name}")
         info = SweepInfo(digest, name, kind, spec, source, environments[where])
-        found.append(SweepParts(info, created, updated, status))
+        found.append((info, *times_and_status))
     return found
 
 
@@ -78,14 +64,10 @@ def sweep_rows(
     db: sqlite3.Connection, environments: Environments, condition: str, *values: str
 ) -> list[SweepRow]:
     """Returns the sweeps that fit ``condition`` (as above), with the numbers of their trials."""
+    query = "SELECT status, count(*) FROM trials WHERE digest = ? GROUP BY status"
     found = []
     for info, created, updated, status in sweep_infos(db, environments, condition, *values):
-        by_status = dict(
-            db.execute(
-                "SELECT status, count(*) FROM trials WHERE digest = ? GROUP BY status",
-                (info.digest,),
-            ).fetchall()
-        )
+        by_status = dict(db.execute(query, (info.digest,)).fetchall())
         counts = {str(one): by_status[one] for one in STATUSES if one in by_status}
         found.append(
             SweepRow(
@@ -133,7 +115,7 @@ def check_seals(db: sqlite3.Connection, digest: str, key: str | None = None) -> 
 
 
 def seal(db: sqlite3.Connection, digest: str) -> None:
-    """Seals what was written to the trials of a sweep; after check_seals."""
+    """Seals the trials of a sweep that were written since check_seals."""
     db.execute(
         f"UPDATE trials SET seal = {TRIAL_SEAL} WHERE digest = ? AND seal IS NOT {TRIAL_SEAL}",
         (digest,),
@@ -141,7 +123,7 @@ def seal(db: sqlite3.Connection, digest: str) -> None:
 
 
 def put_sweep(db: sqlite3.Connection, sweep: SweepInfo, environment: str, now: float) -> None:
-    """Writes a sweep that begins, new or known: status running, the latest of all."""
+    """Writes a sweep that begins, new or known, with the status running."""
     values = (sweep.name, sweep.kind, packed(sweep.spec), sweep.source, environment, now)
     db.execute(
         "INSERT INTO sweeps (digest, name, kind, spec, source, environment, status, "
@@ -158,7 +140,7 @@ def put_sweep(db: sqlite3.Connection, sweep: SweepInfo, environment: str, now: f
 
 
 def put_trials(db: sqlite3.Connection, digest: str, trials: Sequence[TrialInfo]) -> None:
-    """Writes what is planned; how a trial ended is kept."""
+    """Writes planned trials; outcomes stay."""
     db.executemany(
         "INSERT INTO trials (digest, key, idx, config, predicted) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (digest, key) DO UPDATE SET idx = excluded.idx, "
@@ -173,7 +155,7 @@ def put_trials(db: sqlite3.Connection, digest: str, trials: Sequence[TrialInfo])
 
 
 def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome) -> None:
-    """Writes how a trial ended; ValueError if it was never begun."""
+    """Writes the outcome of a trial; ValueError if it was never begun."""
     row = db.execute(
         "SELECT idx, config, predicted, attempts, started, ended FROM trials "
         "WHERE digest = ? AND key = ?",
@@ -196,7 +178,7 @@ def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome)
         next_seq(db, digest), outcome.status, outcome.reason, packed(dict(outcome.metrics)),
         packed(dict(outcome.samples)), outcome.point, attempts, *ours, environment,
     )  # fmt: skip
-    # Sealed here and not afterwards: a row that is written twice takes twice the room.
+    # Sealed in the same statement: a row that is written twice takes twice the space in the log.
     db.execute(
         f"UPDATE trials SET {', '.join(f'{column} = ?' for column in _OUTCOME)}, seal = ? "
         "WHERE digest = ? AND key = ?",
@@ -207,7 +189,7 @@ def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome)
 def restore_rows(
     db: sqlite3.Connection, sweep: SweepInfo, created: float, trials: Sequence[Kept]
 ) -> int:
-    """Adds a sweep and trials that were kept elsewhere, and none that is here; how many trials."""
+    """Adds a sweep and trials from elsewhere that are missing here; returns how many trials."""
     check_seals(db, sweep.digest)
     environment = put_environment(db, sweep.environment)
     db.execute(
@@ -241,7 +223,7 @@ def restore_rows(
 
 
 def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
-    """Keeps an environment once, whoever ran in it; returns its id."""
+    """Stores an environment, once for all sweeps and trials; returns its id."""
     content = json.dumps(environment, sort_keys=True)
     identity = sha256(content.encode()).hexdigest()
     db.execute("INSERT OR IGNORE INTO environments VALUES (?, ?)", (identity, content))
@@ -249,13 +231,13 @@ def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
 
 
 def next_seq(db: sqlite3.Connection, digest: str) -> int:
-    """The write lock is held, so no reader can have seen a later number than is committed."""
+    """Returns the next number of a record. The write lock is held, so no reader has a later one."""
     row = db.execute("SELECT max(seq) FROM trials WHERE digest = ?", (digest,)).fetchone()
     return int(row[0] or 0) + 1
 
 
 def forget_unplanned(db: sqlite3.Connection, digest: str, planned: set[str]) -> None:
-    """Drops the trials that have not ended and are in the plan no more."""
+    """Removes the trials that have not ended and are not in the plan."""
     waiting = db.execute(
         "SELECT key FROM trials WHERE digest = ? AND status IS NULL", (digest,)
     ).fetchall()
@@ -272,7 +254,7 @@ def record_pruned(
     environment: str,
     now: float,
 ) -> None:
-    """Records what the plan prunes, and frees what it prunes no longer; measured trials stay."""
+    """Records pruned trials, and resets those that are no longer pruned; measured ones stay."""
     known: dict[str, tuple[str | None, str | None]] = {
         key: (status, reason)
         for key, status, reason in db.execute(
@@ -304,14 +286,14 @@ def record_pruned(
 
 
 def packed(value: Any) -> str:
-    """Compact JSON in the given order of keys: a config is shown as it was planned."""
+    """Returns compact JSON in the given order of keys, in which a config is shown."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def _parsed(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, TypeError):  # of an older schema, whose rows had no seals
+    except (ValueError, TypeError):  # from a schema without seals
         raise Damage(f"{what} cannot be read") from None
 
 

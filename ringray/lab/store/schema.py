@@ -1,4 +1,4 @@
-"""The store's file: opening it, its schema, and what a user is told when it cannot be used."""
+"""The store's file: its schema, how it is opened, and messages if it cannot be used."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ringray.lab.store import snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-BUSY_S = 5.0
-_APPLICATION_ID = 0x72696E67  # "ring": tells our database from another program's
+BUSY_S = 5.0  # seconds to wait for another process's lock
+_APPLICATION_ID = 0x72696E67  # "ring"; marks the file as a store
 
 _TABLES = """
 CREATE TABLE environments (
@@ -81,8 +81,12 @@ SWEEP_SEAL = f"seal_of({', '.join(SWEEP)})"
 TRIAL_SEAL = f"seal_of({', '.join(TRIAL)})"
 
 
+class Damage(ValueError):
+    """A row is not as it was written; the message names it."""
+
+
 def seal_of(*values: str | float | None) -> str:
-    """The seal of a row with these values."""
+    """Returns the seal of a row with these values."""
     return sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
@@ -94,11 +98,11 @@ def _create(db: sqlite3.Connection) -> None:
 
 def _seal(db: sqlite3.Connection) -> None:
     for statement in (
-        # Grows with each begin and finish of any sweep: clocks are set back, this is not.
+        # Grows with each begin and finish of any sweep, unlike a clock, which may be set back.
         "ALTER TABLE sweeps ADD COLUMN turn INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE sweeps ADD COLUMN seal TEXT",
         "ALTER TABLE trials ADD COLUMN seal TEXT",
-        # Where MLflow was once found to accept a sweep; without credentials.
+        # The place at which MLflow accepted a sweep; without credentials.
         """CREATE TABLE tracked (digest TEXT PRIMARY KEY, uri TEXT NOT NULL,
         experiment_id TEXT NOT NULL, run_id TEXT NOT NULL) WITHOUT ROWID""",
         """UPDATE sweeps SET turn =
@@ -115,18 +119,16 @@ MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create, _seal]
 
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:
-    """Opens the store at ``path``, brought to the newest schema. Raises PlaceError."""
+    """Opens the store at ``path`` and migrates it to the newest schema. Raises PlaceError."""
     _prepare(path, create)
     with failures(path):
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             db.create_function("seal_of", -1, seal_of, deterministic=True)
-            # What was deleted is not to come back when a damaged file is searched for rows.
-            db.execute("PRAGMA secure_delete = ON")
             _migrate(db, path)
             _use_wal(db)
-            # In WAL mode NORMAL survives the end of the process at any moment; a power cut can
-            # lose the last transactions but never damages the file.
+            # In WAL mode with NORMAL the end of the process loses nothing; a power cut can lose
+            # the last transactions but never damages the file.
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA foreign_keys = ON")
         except BaseException:
@@ -137,7 +139,8 @@ def connect(path: Path, create: bool) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(db: sqlite3.Connection, path: Path) -> Iterator[sqlite3.Connection]:
-    """All or nothing; takes the write lock at once, so that commits follow each other's reads."""
+    """Opens a transaction that takes the write lock at once: no commit is between its reads and
+    its writes."""
     with failures(path):
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -149,15 +152,17 @@ def transaction(db: sqlite3.Connection, path: Path) -> Iterator[sqlite3.Connecti
 
 
 def _roll_back(db: sqlite3.Connection) -> None:
-    if db.in_transaction:  # on some errors (a full disk) sqlite has rolled back already
+    if db.in_transaction:  # on some errors (a full disk) sqlite rolls back by itself
         db.execute("ROLLBACK")
 
 
 @contextmanager
 def failures(path: Path) -> Iterator[None]:
-    """Turns what sqlite says about ``path`` into a PlaceError with the way out."""
+    """Turns errors of the store at ``path`` into a PlaceError with the way out."""
     try:
         yield
+    except Damage as error:
+        raise damaged(path, str(error)) from None
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or _DAMAGE.match(str(error)):
@@ -169,7 +174,7 @@ def failures(path: Path) -> Iterator[None]:
 
 
 _ELSEWHERE = "or use another store with --store FILE"
-# Pages of the schema hold something else, or a text is none.
+# The pages of the schema have other content, or a text is not UTF-8.
 _DAMAGE = re.compile(
     "no such (table|column)|unsupported file format|malformed database schema|"
     "user-defined function raised|could not decode to utf-8",
@@ -189,32 +194,20 @@ _ADVICE = {
 
 
 def damaged(path: Path, why: str) -> DamagedStore:
-    """The error for a store that cannot be read, or not all of it."""
+    """Returns the error for a store that cannot be read as a whole."""
     if "not a database" in why:
         return DamagedStore(
             f"the store {path} is not a database, or its beginning is destroyed; name a ringray "
-            f"store or a new file, or see what `ringray recover --store {path}` can read of it"
+            f"store or a new file, or try `ringray recover --store {path}`"
         )
     return DamagedStore(
-        f"the store {path} is damaged ({why}); `ringray recover --store {path}` saves what can be "
-        "read of it and keeps the damaged file"
+        f"the store {path} is damaged ({why}); `ringray recover --store {path}` saves its readable "
+        "part and keeps the damaged file"
     )
 
 
-def check(db: sqlite3.Connection, path: Path) -> None:
-    """Reads the whole file for damage: 10 ms for 1,000 trials.
-
-    Raises:
-        DamagedStore: there is some.
-    """
-    with failures(path):
-        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise damaged(path, str(found).replace("\n", " "))
-
-
 def _prepare(path: Path, create: bool) -> None:
-    """Says clearly what is wrong with the place before sqlite says it vaguely."""
+    """Checks the place: sqlite's own messages are vague."""
     try:
         if path.is_dir():
             raise PlaceError(
@@ -233,7 +226,7 @@ def _prepare(path: Path, create: bool) -> None:
             return
         if not create:
             raise PlaceError(
-                f"there is no store at {path}; `ringray run SPEC` makes one, "
+                f"there is no store at {path}; `ringray run SPEC` creates one, "
                 "--store FILE or RINGRAY_HOME names another"
             )
         if path.parent.exists() and not path.parent.is_dir():
@@ -252,7 +245,7 @@ def _prepare(path: Path, create: bool) -> None:
 
 
 def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    db.execute("BEGIN")  # another process may be creating it: all reads see one moment
+    db.execute("BEGIN")  # one moment for all reads: another process may be creating it
     try:
         version = _version(db, path)
     finally:
@@ -284,10 +277,10 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Readers and the writer then never wait for each other.
+    """Switches to WAL mode, in which readers and the writer never wait for each other.
 
-    The switch itself does not wait for other processes as busy_timeout promises, so it is tried
-    again. A filesystem without shared memory stays in rollback mode, which is slower but right.
+    The switch itself ignores busy_timeout, so it is repeated. A file system without shared memory
+    stays in rollback mode, which is slower but correct.
     """
     deadline = time.monotonic() + BUSY_S
     while True:

@@ -1,0 +1,79 @@
+"""Results of sweeps on the screen, as ``run`` and ``status`` print them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ringray.base import units
+from ringray.base.redaction import shown
+from ringray.lab.report import words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from ringray.lab.trial.outcome import TrialRow
+
+ROWS = 40  # rows of a table of results, unless all are shown
+
+
+def say(console: Console, *lines: str) -> None:
+    """Prints lines of plain text, never cut."""
+    for line in lines:
+        console.print(shown(line), markup=False, soft_wrap=True)
+
+
+def title(console: Console, name: str, digest: str, *parts: tuple[str, str]) -> None:
+    """Prints the name of a sweep, its short digest and further parts, each with its style."""
+    from ringray.lab.report import tables
+
+    parts = ((name, "bold cyan"), (digest[:12], "bright_black"), *parts)
+    console.print(tables.heading(parts))
+
+
+def print_trials(
+    console: Console, digest: str, trials: Sequence[TrialRow], more: str, everything: bool = False
+) -> None:
+    """Prints the constants, the results of trials that are not pruned, replicas as one, and the
+    hops if a trial measured them; ``more`` is the option or command that shows all rows."""
+    from ringray.lab.report import replicas, tables
+
+    measured = [row for row in trials if row.status != "pruned"]
+    if not measured:
+        return
+    configs = [row.config for row in measured]
+    fields = words.varying(configs)
+    rows = measured if everything else replicas.merged(measured)
+    say(console, f"{words.constants(configs, fields)}; {words.measured(configs[0])}")
+    console.print()
+    few = rows if everything else tables.most_telling(rows, ROWS)
+    tables.show(tables.results_table(few, fields), console)
+    if len(few) < len(rows):
+        hidden = units.plural(len(rows) - len(few), "more point")
+        say(console, f"... {hidden} hidden ({more})")
+    elif len(rows) < len(measured):
+        say(console, f"medians over the replicas of each point, {len(measured)} trials ({more})")
+    _print_hops(console, digest, trials, more, everything)
+
+
+def _print_hops(
+    console: Console, digest: str, trials: Sequence[TrialRow], more: str, everything: bool
+) -> None:
+    from ringray.lab.report import tables
+    from ringray.lab.store.traces import folder_of
+
+    few, hidden = tables.with_hops(trials, sys.maxsize if everything else ROWS)
+    if not few:
+        return
+    console.print()
+    tables.show(tables.hops_table(digest, few), console)
+    if hidden:
+        say(console, f"... the hops of {units.plural(hidden, 'trial')} hidden ({more})")
+    console.print()
+    say(
+        console,
+        "largest time of any rank; transfer: without computation beside it, wait: in the pass",
+        f"traces: {folder_of(digest)} (https://ui.perfetto.dev opens them)",
+    )
