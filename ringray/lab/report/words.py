@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,10 @@ STRATEGY = (
     "ring_size", "partition", "transport", "backward", "backend", "blocks", "threads",
 )  # fmt: skip
 TEXTS = ("partition", "transport", "dtype", "causal", "direction", "backward", "backend")
-# These explain themselves; the others are named in a label ("window 17").
-_PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend")
+# In a trial's name these need no heading; the others have one ("window17").
+_PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend", "device")
+_SHORT_HEADS = {"ring_size": "ring", "kv_heads": "kv", "head_dim": "dim", "documents": "docs"}
+_FIRST = ("partition", "ring_size", "seq_len", "direction", "dtype")  # in a trial's name
 _SHORT = {
     **{name: dtype.short for name, dtype in DTYPES.items()},
     "forward": "fwd",
@@ -76,37 +79,45 @@ def value(name: str, given: Any) -> str:
     return _SHORT.get(given, plain(given)) if isinstance(given, str) else str(given)
 
 
-def label(config: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Names a trial by the values of ``fields``."""
-    words = []
-    for name in fields:
-        given: Any = config.get(name)
-        if name == "replica":
-            words.append(f"#{given + 1}")
-        elif name in _PLAIN:
-            words.append(str(given))
-        elif name == "causal":
-            words.append("causal" if given else "full")
-        elif name in ("window", "documents") and given is None:
-            words.append(f"no {name}")
-        else:
-            words.append(f"{HEADS.get(name, name)} {value(name, given)}")
-    return " ".join(words)
+def label(config: Mapping[str, Any], fields: Iterable[str]) -> str:
+    """Returns one line that tells a trial from the others of its sweep."""
+    return " ".join(_part(name, config.get(name)) for name in fields)
 
 
-def names(configs: Mapping[str, Mapping[str, Any]], otherwise: str) -> dict[str, str]:
-    """Names the trials of a sweep, by key, by the fields that vary; ``otherwise`` where none do."""
-    fields = varying(configs.values())
-    replicas = len({config["replica"] for config in configs.values()}) > 1
+def names(configs: Mapping[str, Mapping[str, Any]], alone: str) -> dict[str, str]:
+    """Returns a short name for each trial, from the fields that vary; ``alone`` if none does."""
+    constant = shared(list(configs.values()))
+    found = {}
+    for key, config in configs.items():
+        fields = [name for name in config if name not in constant]
+        fields.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+        found[key] = label(config, fields)[:200] or alone
+    return found
+
+
+def shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the fields that have the same value in all configs."""
     return {
-        key: " ".join(
-            [
-                label(config, fields) or otherwise,
-                *([label(config, ["replica"])] if replicas else []),
-            ]
-        )
-        for key, config in configs.items()
+        name: given
+        for name, given in (configs[0] if configs else {}).items()
+        if all(name in config and config[name] == given for config in configs)
     }
+
+
+def _part(name: str, given: Any) -> str:
+    if name == "causal":
+        return "causal" if given else "full"
+    head = _SHORT_HEADS.get(name, name)
+    if given is None:
+        return "default-blocks" if name == "blocks" else f"no-{head}"
+    if isinstance(given, dict):  # documents
+        given = given.get("lengths", ())
+    if isinstance(given, list | tuple):
+        given = len(given)
+    if name in _PLAIN:
+        return plain(str(given), " ")
+    separator = "" if isinstance(given, int | float) else "-"
+    return plain(f"{head}{separator}{given if isinstance(given, str) else json.dumps(given)}", " ")
 
 
 def constants(configs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ringray.base.redaction import plain, public_spec, without_credentials
+from ringray.lab.report import words
 from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow, record_line
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 TABLE = "results_table.json"
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
-# In a run's name these stand first, in this order; the other fields follow in the config's.
-_FIRST = ("partition", "ring_size", "seq_len", "direction", "dtype")
-_PLAIN = {"partition", "seq_len", "direction", "dtype", "transport", "backend", "device"}
-_SHORT = {"ring_size": "ring", "kv_heads": "kv", "head_dim": "dim", "documents": "docs"}
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
@@ -51,28 +48,9 @@ def params(config: dict[str, Any]) -> dict[str, str]:
     return {_plain_name(name): _text(value)[:_PARAM_LENGTH] for name, value in config.items()}
 
 
-def constant_fields(trials: Sequence[TrialRow]) -> dict[str, Any]:
-    """The config fields that every trial of the sweep shares."""
-    if not trials:
-        return {}
-    first = trials[0].config
-    return {
-        name: value
-        for name, value in first.items()
-        if all(name in trial.config and trial.config[name] == value for trial in trials)
-    }
-
-
-def run_names(sweep: SweepRow, trials: Sequence[TrialRow]) -> dict[str, str]:
-    """A short name per key, of what varies only: ``zigzag ring2 8192 forward float32``."""
-    constant = constant_fields(trials)
-    names = {}
-    for trial in trials:
-        varying = [name for name in trial.config if name not in constant]
-        ordered = sorted(varying, key=lambda name: _FIRST.index(name) if name in _FIRST else 99)
-        parts = [_name_part(name, trial.config[name]) for name in ordered]
-        names[trial.key] = " ".join(parts)[:200] or sweep.kind
-    return names
+def run_names(sweep: SweepRow, trials: Iterable[TrialRow]) -> dict[str, str]:
+    """Returns the name of each trial's run, by its key."""
+    return words.names({trial.key: trial.config for trial in trials}, sweep.kind)
 
 
 def record_digest(trial: TrialRow) -> str:
@@ -236,19 +214,6 @@ def _cell(value: Any) -> Any:
     return (
         f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
     )
-
-
-def _name_part(name: str, value: Any) -> str:
-    if name == "causal":
-        return "causal" if value else "full"
-    if name == "documents" and isinstance(value, dict):
-        value = len(value.get("lengths", ()))
-    if value is None:
-        return f"no-{_SHORT.get(name, name)}" if name != "blocks" else "default-blocks"
-    if name in _PLAIN:
-        return str(value)
-    separator = "" if isinstance(value, int | float) else "-"
-    return f"{_SHORT.get(name, name)}{separator}{_text(value)}"
 
 
 def _text(value: Any) -> str:

@@ -30,6 +30,7 @@ from mlflow.exceptions import MlflowException
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import without_credentials
 from ringray.lab.report.figures import pictures
+from ringray.lab.report.words import shared
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import TRIAL_TAG, runs_of, sweep_tags, trial_tags
@@ -126,7 +127,8 @@ class Projection:
 
     def _begin(self, known_params: set[str]) -> None:
         """Brings the parent run's params and tags up to now and marks it as running."""
-        constants = show.params(show.constant_fields(self._store.trials(self._digest)))
+        trials = self._store.trials(self._digest)
+        constants = show.params(shared([trial.config for trial in trials]))
         self._client.log_batch(
             self.place.run_id,
             # Params are write-once; on other hardware `device: auto` may mean another value.

@@ -18,6 +18,7 @@ from ringray.lab.tracking.archive import experiments_of, runs_of, sweep_of, tria
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.tracker import UNHURRIED_S
 from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log
+from ringray.lab.trial.selection import selected
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -86,25 +87,21 @@ def _choose(parents: list[Run], selector: str, where: str) -> tuple[SweepInfo, f
     found = []
     for run in sorted(parents, key=lambda run: -(run.info.start_time or 0)):
         sweep = sweep_of(run.data.tags)
-        name = sweep[0].name if sweep else run.info.run_name
+        name = str(sweep[0].name if sweep else run.info.run_name)
         found.append((name, run.data.tags.get("ringray.sweep", ""), sweep))
-    matches = [one for one in found if one[0] == selector]
-    if not matches and len(selector) >= 4:
-        matches = [one for one in found if one[1].startswith(selector.lower())]
-        digests = list(dict.fromkeys(digest[:12] for _, digest, _ in matches))
-        if len(digests) > 1:
-            raise UserError(
-                f"sweep {selector!r} is not unique at {where}: {', '.join(digests)}; "
-                "give more digits"
-            )
-    if not matches:
-        known = ", ".join(sorted({name for name, _, _ in found})[:10]) or "none of ringray's"
+    names = {name for name, _, _ in found}
+    digests = list(dict.fromkeys(selected(selector, ((name, digest) for name, digest, _ in found))))
+    if not digests:
+        known = ", ".join(sorted(names)[:10]) or "none of ringray's"
         raise UserError(
             f"there is no sweep {selector!r} in MLflow at {where}, which has {known}; "
             "MLFLOW_TRACKING_URI names another place"
         )
-    for _, _, sweep in matches:
-        if sweep:
+    if len(digests) > 1 and selector not in names:
+        several = ", ".join(digest[:12] for digest in digests)
+        raise UserError(f"sweep {selector!r} is not unique at {where}: {several}; give more digits")
+    for _, digest, sweep in found:
+        if sweep and digest in digests:
             return sweep
     raise UserError(
         f"sweep {selector!r} at {where} cannot be rebuilt: its parent run lacks the tags that hold "

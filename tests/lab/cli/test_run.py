@@ -66,7 +66,7 @@ def test_run_prints_lines_and_a_summary(
     assert cli.main(["run", small, "--address", "ray://somewhere:1"]) == 0
     out = capsys.readouterr().out
     assert "small " in out
-    assert "[1/6] contiguous causal no window  ok  1.50 ms" in out
+    assert "[1/6] contiguous causal no-window  ok  1.50 ms" in out
     assert "6 ok · 2 pruned" in out
     assert f"store:  {home / 'store.db'}" in out
     assert "mlflow: mlflow ui --backend-store-uri sqlite:///x" in out

@@ -138,7 +138,7 @@ def test_in_a_sweep_they_are_pruned() -> None:
     assert made.varying == ("backend", "blocks")
     labels = {words.label(t.config.as_dict(), made.varying) for t in made.trials}
     assert len(labels) == 6
-    assert "triton blocks atomic_dq" in labels
+    assert "triton blocks-atomic_dq" in labels
     other = build("{backend: [triton, aten], blocks: [null, 64, dq=64x64/4/2]}")
     assert made.digest != other.digest
 

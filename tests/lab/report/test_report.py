@@ -42,11 +42,9 @@ def test_flops() -> None:
 def test_a_label_names_what_does_not_explain_itself() -> None:
     config = planned().trials[0].config.as_dict() | {"window": 17, "documents": [3, 4]}
     fields = ("ring_size", "partition", "seq_len", "causal", "window", "documents", "direction")
-    assert words.label(config, fields) == (
-        "ring 2 contiguous 2048 causal window 17 docs 2 given forward"
-    )
+    assert words.label(config, fields) == ("ring2 contiguous 2048 causal window17 docs2 forward")
     assert words.label(config | {"window": None, "causal": False}, ("causal", "window")) == (
-        "full no window"
+        "full no-window"
     )
 
 
