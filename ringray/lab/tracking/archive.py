@@ -1,9 +1,9 @@
-"""What MLflow keeps of the store, so that a lost store can be rebuilt from it to the bit.
+"""The store's rows as tags of MLflow's runs, from which a lost store can be rebuilt exactly.
 
-Params, metrics and tags are for people: they are cut, rounded by names and without what is not
-finite. Beside them each run carries one tag with all of it: compressed JSON in base64, in pieces
-where it is long (``NAME``, ``NAME.1``, ...), under a name that MLflow's pages do not show. A piece
-that is missing or changed makes the whole unreadable and nothing else.
+Params, metrics and other tags are for people: long and non-finite values are missing there.
+Therefore each run also has a tag with the whole row: compressed JSON in base64, in pieces if it is
+long (``NAME``, ``NAME.1``, ...), under a name that MLflow's pages do not show. A missing or changed
+piece makes this row unreadable and no other.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ _Item = TypeVar("_Item")
 SWEEP_TAG = "mlflow.ringray.sweep"
 TRIAL_TAG = "mlflow.ringray.trial"
 _PAGE = 1000
-_PIECE = 4900  # characters: older servers take 5000 per tag
-_MOST = 64 << 20  # bytes of one record, unpacked: whoever may write tags may write a bomb
+_PIECE = 4900  # characters; older servers take 5000 per tag
+_MOST = 64 << 20  # bytes of one record, unpacked; a tag may be a decompression bomb
 
 
 def sweep_tags(sweep: SweepRow) -> dict[str, str]:
-    """A sweep as it was announced, and when it was begun first; but no password, which a tracking
-    URI may hold: then only the meaning of the spec is kept, and $MLFLOW_TRACKING_URI says where."""
+    """Returns the tags with a sweep and the time of its first start.
+
+    If the tracking URI of the spec has a password, the URI and the source text are left out.
+    """
     names = ("digest", "name", "kind", "spec", "source", "environment", "created")
     content = {name: getattr(sweep, name) for name in names}
     if without_credentials(sweep.source) != sweep.source:
@@ -49,17 +51,17 @@ def sweep_tags(sweep: SweepRow) -> dict[str, str]:
 
 
 def trial_tags(trial: TrialRow, seq: int) -> dict[str, str]:
-    """A trial as it was recorded, where it ran included; ``seq``: the number of the recording."""
+    """Returns the tags with a recorded trial; ``seq``: the number of the recording."""
     return _packed(TRIAL_TAG, asdict(trial) | {"seq": seq})
 
 
 def sweep_of(tags: Mapping[str, str]) -> tuple[SweepInfo, float] | None:
-    """The sweep of a parent run and when it was begun first; None if the run does not say."""
+    """Returns the sweep of a parent run and its first start; None if it cannot be read."""
     return _record(SweepInfo, "digest", "created", _unpacked(tags, SWEEP_TAG))
 
 
 def trial_of(tags: Mapping[str, str]) -> Kept | None:
-    """The trial of a child run; None if the run does not say, or not what its tags say of it."""
+    """Returns the trial of a child run; None if it cannot be read or contradicts its tags."""
     found = _record(TrialRow, "key", "seq", _unpacked(tags, TRIAL_TAG))
     if found is None:
         return None
@@ -72,7 +74,7 @@ def trial_of(tags: Mapping[str, str]) -> Kept | None:
 def _record(
     made: Callable[..., _Record], named: str, beside: str, content: Any
 ) -> tuple[_Record, float] | None:
-    """A record with a name that may be part of a path, and the number that was kept beside it."""
+    """Returns a record and the number kept with it; None if its name cannot be part of a path."""
     try:
         number = float(content.pop(beside))
         record = made(**content)

@@ -1,10 +1,11 @@
-"""The parent run's description in MLflow: what came out, where to look further, and the figures.
+"""The parent run's description in MLflow: results, links and figures.
 
-Markdown that fits into one tag; a pure function of the store's rows and of where the run is.
+Markdown that fits into one tag; a pure function of the store's rows and the run's place.
 """
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from ringray.lab.report.figures.data import FigurePoint
 
 FIGURES = "figures"
-_LENGTH = 7800  # of the 8000 characters of a tag
+_LENGTH = 7800  # characters; a tag has 8000
 _ROWS = 60
 _WINNERS = 12
-_COMPARED = 30  # runs of which MLflow's compare page stays readable
+_COMPARED = 30  # runs; MLflow's compare page stays readable
 _BEST = ("ratio", "median_ms", "error_out")  # less is better
 
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Where the sweep is in MLflow. ``children``: run ids by trial key; ``figures``: the names of
-    those that are among the run's artifacts."""
+    """The place of a sweep in MLflow. ``children``: run ids by trial key; ``figures``: the names of
+    those among the run's artifacts."""
 
     experiment_id: str
     run_id: str
@@ -44,7 +45,7 @@ class RunPlace:
 
 
 def note(sweep: SweepRow, trials: Sequence[TrialRow], place: RunPlace | None = None) -> str:
-    """A summary, the fastest of each problem, links, figures and a table of the trials."""
+    """Returns a summary, links, the fastest of each problem, figures and a table of trials."""
     ended = [trial for trial in trials if trial.status is not None]
     counts = [(status, sum(trial.status == status for trial in ended)) for status in STATUSES]
     said = ", ".join(f"{count} {status}" for status, count in counts if count) or "none yet"
@@ -61,7 +62,7 @@ def note(sweep: SweepRow, trials: Sequence[TrialRow], place: RunPlace | None = N
 
 
 def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: RunPlace) -> str:
-    """To MLflow's views of the children; relative, so that they work wherever the server is."""
+    """Returns links to MLflow's views of the children, relative, so that they work on any host."""
     runs = f"#/experiments/{place.experiment_id}/runs"
     only = quote(f'tags.`ringray.sweep` = "{sweep.digest}" AND tags.`ringray.role` = "trial"')
     # Sorted by date, MLflow would fold the trials into their parent.
@@ -87,7 +88,7 @@ def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: RunPlace) -> str:
 
 
 def _winners(points: Sequence[FigurePoint]) -> list[str]:
-    """Of each problem that was solved in several ways, the fastest, and how far ahead it is."""
+    """Returns, for each problem that was solved in several ways, the fastest and its lead."""
     timed = data.having(points, "median_ms")
     by_problem: dict[tuple[str, ...], list[FigurePoint]] = {}
     for point in timed:
@@ -119,7 +120,7 @@ def _winners(points: Sequence[FigurePoint]) -> list[str]:
 
 
 def _overlap(first: FigurePoint, second: FigurePoint) -> bool:
-    """Whether a fifth of the runner-up's repeats were faster than a fifth of the winner's."""
+    """Returns whether the faster fifth of the runner-up reaches the slower fifth of the winner."""
     return second.metrics.get("p20_ms", 0.0) <= first.metrics.get("p80_ms", 0.0)
 
 
@@ -157,10 +158,9 @@ def _rounded(value: float | None) -> str:
 
 
 def _said(text: str) -> str:
-    """``text`` as markdown that means nothing else: no link, no picture, no HTML."""
-    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(sign, entity)
-    return re.sub(r"([\\`*\[\]])", r"\\\1", " ".join(text.split()))
+    """Returns markdown that shows ``text`` as it is: no link, no picture, no HTML."""
+    shown = html.escape(" ".join(text.split()), quote=False)
+    return re.sub(r"([\\`*\[\]])", r"\\\1", shown)
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -168,5 +168,5 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _wide(cells: Iterable[str]) -> str:
-    """A row with air to the right of its cells, of which MLflow's style has none."""
+    """Returns a row with space to the right of its cells; MLflow's style has none."""
     return _row(f"{cell}&emsp;" for cell in cells)

@@ -1,6 +1,6 @@
-"""Where a sweep is tracked: the MLflow URI, and whether it can be used at all.
+"""The MLflow URI of a sweep, and checks that it can be used.
 
-The checks are quick and made before any actor starts; they import no MLflow.
+The checks are quick, run before any actor starts, and do not import MLflow.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,8 +18,9 @@ from ringray.base import private_files
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import has_password, without_credentials
 
-PROBE_S = 3.0
+PROBE_S = 3.0  # seconds; for a server or a locked database to answer
 _DATABASES = ("postgresql", "mysql", "mssql")
+# Variables that MLflow or a database client sends to any server, by scheme.
 _SECRETS = {
     "http": (
         "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME",
@@ -33,12 +35,12 @@ _WAY_OUT = (
 
 
 def resolve_uri(given: str | None) -> str:
-    """The spec's URI, else ``$MLFLOW_TRACKING_URI``, else sqlite under the home folder.
+    """Returns the spec's URI, else ``$MLFLOW_TRACKING_URI``, else sqlite under the home folder.
 
     A relative sqlite path is made absolute: the command that opens it works from anywhere.
 
     Raises:
-        PlaceError: a spec may not name that place; the environment may.
+        PlaceError: a spec cannot name that place, only the environment can.
     """
     if given:
         _check_given(given.strip())
@@ -50,7 +52,7 @@ def resolve_uri(given: str | None) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The absolute path of a sqlite URI with a file; None for any other."""
+    """Returns the absolute path of a sqlite URI with a file; None for other URIs."""
     scheme, separator, rest = uri.partition(":///")
     if scheme.lower() != "sqlite" or not separator or rest in ("", ":memory:"):
         return None
@@ -58,42 +60,40 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def _check_given(uri: str) -> None:
-    """A spec may come from somebody else: it names no file outside of the working directory and the
-    home folder, no options of database drivers (some load libraries), and nobody to whom the
-    secrets of the environment would be sent."""
+    """Refuses URIs that are dangerous in a spec, which may come from another person: files outside
+    the working directory and the home folder, options of database drivers (some load libraries),
+    and servers that would receive the secrets of the environment."""
     _check_kind(uri)
     shown, path = without_credentials(uri), sqlite_path(uri)
-    allowed = "the environment may: set MLFLOW_TRACKING_URI"
+    allowed = "only the environment can: set MLFLOW_TRACKING_URI"
     if path is not None:
         inside = (Path.cwd(), private_files.home())
         if not any(path.resolve().is_relative_to(one.resolve()) for one in inside):
             raise PlaceError(
-                f"tracking.uri {shown!r}: {path} lies outside of the working directory and of "
-                f"RINGRAY_HOME, where a spec names no file; {allowed}"
+                f"tracking.uri {shown!r}: a spec cannot name {path}, which lies outside of the "
+                f"working directory and of RINGRAY_HOME; {allowed}"
             )
-    server = uri.lower().startswith(("http:", "https:"))
-    if not server and "?" in uri:
+    if not is_server(uri) and "?" in uri:
+        raise PlaceError(f"tracking.uri {shown!r}: a spec cannot set database options; {allowed}")
+    secret = _environment_secret("http" if is_server(uri) else uri.partition(":")[0].lower())
+    if secret and _origin(uri) != _origin(os.environ.get("MLFLOW_TRACKING_URI", "")):
         raise PlaceError(
-            f"tracking.uri {shown!r}: a spec gives no options of a database; {allowed}"
-        )
-    secrets = _environment_secrets("http" if server else uri.partition(":")[0].lower())
-    if secrets and _origin(uri) != _origin(os.environ.get("MLFLOW_TRACKING_URI", "")):
-        raise PlaceError(
-            f"tracking.uri {shown!r} would be sent {secrets}, which is for whom "
-            "MLFLOW_TRACKING_URI names; set that to the same server, or take the secret away"
+            f"tracking.uri {shown!r} would be sent {secret}, which is meant for the server in "
+            "MLFLOW_TRACKING_URI; set that to the same server, or remove the secret"
         )
 
 
-def _environment_secrets(scheme: str) -> str | None:
-    """What of this user's MLflow and database clients send to any server, or None."""
-    found = [name for name in _SECRETS.get(scheme.partition("+")[0], ()) if os.environ.get(name)]
-    if scheme == "http" and (Path.home() / ".mlflow" / "credentials").exists():
-        found.append("~/.mlflow/credentials")
-    return found[0] if found else None
+def _environment_secret(scheme: str) -> str | None:
+    """Returns a secret of this user that a client of the scheme sends to any server, or None."""
+    for name in _SECRETS.get(scheme.partition("+")[0], ()):
+        if os.environ.get(name):
+            return name
+    stored = scheme == "http" and (Path.home() / ".mlflow" / "credentials").exists()
+    return "~/.mlflow/credentials" if stored else None
 
 
 def _origin(uri: str) -> tuple[str, str | None, int | None]:
-    """Who is spoken to."""
+    """Returns the scheme, host and port of a URI."""
     try:
         parts = urlsplit(uri)
         return parts.scheme, parts.hostname, parts.port
@@ -102,45 +102,46 @@ def _origin(uri: str) -> tuple[str, str | None, int | None]:
 
 
 def artifact_root(uri: str) -> str | None:
-    """Where a new experiment keeps its files: the server decides; a database alone has no place for
-    them, and then it is home."""
-    if uri.lower().startswith(("http:", "https:")):
+    """Returns the folder for the files of a new experiment; None lets the server decide."""
+    if is_server(uri):
         return None
     return str(private_files.folder(private_files.create_home() / "artifacts"))
 
 
 def check(uri: str, seconds: float | None = None) -> None:
-    """Raises PlaceError when the URI is malformed or nobody answers there in so many seconds, 3 if
-    nothing else is said."""
+    """Raises PlaceError if the URI is malformed, its file cannot be used, or its server does not
+    answer within ``seconds`` (by default ``PROBE_S``)."""
     _check_kind(uri)
-    if uri.lower().startswith(("http:", "https:")):
-        shown = without_credentials(uri)
-        _check_server(uri, shown, PROBE_S if seconds is None else seconds)
+    if is_server(uri):
+        _check_server(uri, without_credentials(uri), PROBE_S if seconds is None else seconds)
     elif path := sqlite_path(uri):
         _check_file(path)
 
 
+def is_server(uri: str) -> bool:
+    """Returns whether an MLflow server is behind the URI, and not a database."""
+    return uri.lower().startswith(("http:", "https:"))
+
+
 def _check_kind(uri: str) -> None:
-    """Raises PlaceError when MLflow would take the URI for something else than it looks like."""
+    """Raises PlaceError if MLflow would not take the URI for what it looks like."""
     scheme, shown = uri.partition(":")[0].lower(), without_credentials(uri)
     if scheme == "sqlite":
         if sqlite_path(uri) is None:
             raise PlaceError(
                 f"tracking URI {shown!r} names no file: expected sqlite:///PATH; {_WAY_OUT}"
             )
-        return
-    server = scheme in ("http", "https")
-    if not server and (scheme.partition("+")[0] not in _DATABASES or "://" not in uri):
+    elif not is_server(uri) and (scheme.partition("+")[0] not in _DATABASES or "://" not in uri):
         raise PlaceError(
-            f"tracking URI {shown!r} is of no known kind: expected http://HOST:PORT, https://..., "
-            f"sqlite:///PATH, {'://..., '.join(_DATABASES)}://... (MLflow has given up plain "
-            f"folders); {_WAY_OUT}"
+            f"tracking URI {shown!r} has an unknown scheme: expected http://HOST:PORT, "
+            f"https://..., sqlite:///PATH, {'://..., '.join(_DATABASES)}://... (MLflow no longer "
+            f"supports plain folders); {_WAY_OUT}"
         )
 
 
 def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
-    """What opens the sweep in a browser: a shell command, or the address of the server."""
-    if uri.lower().startswith(("http:", "https:")):
+    """Returns the shell command that shows the sweep in a browser, or the page of the server."""
+    if is_server(uri):
         page = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
         return without_credentials(uri).rstrip("/") + page
     # A command with *** in it would not work, and a password does not belong on a screen.
@@ -149,7 +150,7 @@ def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
 
 
 def cannot_be_used(uri: str, why: str) -> PlaceError:
-    """The error for a place that passed the checks and then failed."""
+    """Returns the error for a place that passed the checks and then failed."""
     return PlaceError(f"tracking at {without_credentials(uri)} cannot be used: {why}; {_WAY_OUT}")
 
 
@@ -172,13 +173,13 @@ def _check_server(uri: str, shown: str, seconds: float) -> None:
         with urllib.request.urlopen(health.geturl(), timeout=seconds):
             return
     except urllib.error.HTTPError as error:
-        # Below 500 somebody answered; proxies and managed servers may know no /health.
+        # Below 500 a server answered; proxies and managed servers may have no /health.
         if error.code < 500:
             return
         why = f"it answers {error.code} {error.reason}"
     except urllib.error.URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
-            return  # MLflow has its own settings for certificates and will judge
+            return  # MLflow has its own settings for certificates
         why = getattr(error.reason, "strerror", None) or str(error.reason)
     except (OSError, ValueError) as error:
         why = str(error)
@@ -203,13 +204,9 @@ def _check_file(path: Path) -> None:
     except OSError as error:
         raise wrong(f"cannot be opened: {(error.strerror or str(error)).lower()}") from error
     try:
-        db = sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)
-        try:
+        with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as db:
             db.execute("BEGIN IMMEDIATE")
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            db.execute("ROLLBACK")
-        finally:
-            db.close()
     except sqlite3.DatabaseError as error:
         raise wrong(f"cannot be used: {error}") from error
     # MLflow would add its tables to any database, ringray's own store included.
@@ -218,7 +215,7 @@ def _check_file(path: Path) -> None:
 
 
 def _mlflow_program() -> str:
-    """``mlflow`` where the shell would find ours, else its path."""
+    """Returns ``mlflow`` if the shell finds the one of this environment, else its path."""
     ours = Path(sys.executable).parent / "mlflow"
     found = shutil.which("mlflow")
     if not ours.exists() or (found and Path(found).resolve() == ours.resolve()):

@@ -1,7 +1,7 @@
-"""What MLflow shows of a sweep, as plain values: names, params, tags, metrics, tables.
+"""A sweep as MLflow takes it, in plain values: names, params, tags, metrics, tables.
 
 Pure functions of the store's rows. MLflow's limits hold here: 6000 characters per param, 8000 per
-tag, and no infinities or NaN, which poison its charts.
+tag, and no infinities or NaN, which break its charts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TAG_LENGTH = 8000
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
-    """Without infinities and NaN, under names that MLflow accepts."""
+    """Returns the finite metrics under names that MLflow accepts."""
     return {
         _plain_name(name): float(value) for name, value in metrics.items() if math.isfinite(value)
     }
 
 
 def run_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """What a child run is given: ``finite``, with what the machine did under ``system/``, which
+    """Returns the metrics of a child run; those of the machine's load begin with ``system/``, which
     MLflow shows in a section of its own."""
     load = of_group("load")
     return {
@@ -44,7 +44,7 @@ def run_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def params(config: dict[str, Any]) -> dict[str, str]:
-    """Every field; null, true and numbers as in YAML, so that a filter finds them."""
+    """Returns every field; null, true and numbers as in YAML, so that a filter finds them."""
     return {_plain_name(name): _text(value)[:_PARAM_LENGTH] for name, value in config.items()}
 
 
@@ -54,7 +54,7 @@ def run_names(sweep: SweepRow, trials: Iterable[TrialRow]) -> dict[str, str]:
 
 
 def record_digest(trial: TrialRow) -> str:
-    """Names one recording of a trial: a child run that carries it is up to date."""
+    """Returns the name of one recording of a trial: a child run that has it is up to date."""
     content = [
         trial.status, trial.reason, trial.metrics, trial.point, trial.attempts,
         trial.started, trial.ended,
@@ -63,63 +63,54 @@ def record_digest(trial: TrialRow) -> str:
 
 
 def environment_tags(environment: dict[str, Any]) -> dict[str, str]:
-    """Hardware, versions, source and git state as flat tags; what is unknown is left out."""
-    tags: dict[str, Any] = {
-        "os": environment.get("os"),
-        "python": environment.get("python"),
-        "code": environment.get("code"),
-        "kernels": environment.get("kernels"),
-    }
+    """Returns hardware, versions, source and git state as flat tags, without unknown ones."""
+    tags = {name: environment.get(name) for name in ("os", "python", "code", "kernels")}
     for name, value in (environment.get("hardware") or {}).items():
         tags[f"hardware.{name}"] = ", ".join(value) if isinstance(value, list) else value
     for name, value in (environment.get("versions") or {}).items():
         tags[f"versions.{name}"] = value
     git = environment.get("git") or {}
-    tags["git.commit"] = git.get("commit")
-    tags["git.dirty"] = git.get("dirty")
+    tags |= {"git.commit": git.get("commit"), "git.dirty": git.get("dirty")}
     tags["mlflow.source.git.commit"] = git.get("commit")
     return tag_texts(tags)
 
 
 def sweep_tags(sweep: SweepRow) -> dict[str, str]:
-    """The tags of the parent run."""
-    return environment_tags(sweep.environment) | tag_texts(
-        {
-            "ringray.sweep": sweep.digest,
-            "ringray.role": "sweep",
-            "ringray.kind": sweep.kind,
-            "mlflow.source.name": "ringray",
-            "mlflow.source.type": "LOCAL",
-        }
-    )
+    """Returns the tags of the parent run."""
+    return environment_tags(sweep.environment) | _run_tags(sweep, "sweep")
 
 
 def trial_tags(sweep: SweepRow, trial: TrialRow, parent_id: str) -> dict[str, str]:
-    """The tags of a child run."""
+    """Returns the tags of a child run."""
+    of_trial = {
+        "ringray.key": trial.key,
+        "ringray.point": trial.point,
+        "ringray.status": trial.status,
+        "ringray.reason": trial.reason,
+        "ringray.attempts": trial.attempts,
+        "ringray.record": record_digest(trial),
+        "mlflow.parentRunId": parent_id,
+    }
     return (
         environment_tags(trial.environment or sweep.environment)
-        | tag_texts(
-            {
-                "ringray.sweep": sweep.digest,
-                "ringray.role": "trial",
-                "ringray.kind": sweep.kind,
-                "ringray.key": trial.key,
-                "ringray.point": trial.point,
-                "ringray.status": trial.status,
-                "ringray.reason": trial.reason,
-                "ringray.attempts": trial.attempts,
-                "ringray.record": record_digest(trial),
-                "mlflow.parentRunId": parent_id,
-                "mlflow.source.name": "ringray",
-                "mlflow.source.type": "LOCAL",
-            }
-        )
+        | _run_tags(sweep, "trial")
+        | tag_texts(of_trial)
         | _fault_tags((trial.environment or {}).get("faults", ()))
     )
 
 
+def _run_tags(sweep: SweepRow, role: str) -> dict[str, str]:
+    return {
+        "ringray.sweep": sweep.digest,
+        "ringray.role": role,
+        "ringray.kind": sweep.kind,
+        "mlflow.source.name": "ringray",
+        "mlflow.source.type": "LOCAL",
+    }
+
+
 def _fault_tags(faults: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """What a trial met before it ended, and where: each once, in order."""
+    """Returns the faults that a trial met and their nodes: each once, in order."""
     met = {
         f"ringray.fault.{name}": dict.fromkeys(fault[name] for fault in faults if fault.get(name))
         for name in ("kind", "node")
@@ -128,13 +119,13 @@ def _fault_tags(faults: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def tag_texts(tags: dict[str, Any]) -> dict[str, str]:
-    """Tags as MLflow takes them; None and the empty text are left out."""
+    """Returns tags as MLflow takes them, without None and empty texts."""
     texts = {name: _text(value)[:_TAG_LENGTH] for name, value in tags.items() if value is not None}
     return {_plain_name(name): text for name, text in texts.items() if text}
 
 
 def summary_metrics(trials: Iterable[TrialRow]) -> dict[str, float]:
-    """Counts per status, the best ratio, the worst share of the error budget per tensor."""
+    """Returns counts per status and, over all trials, the best or worst of some metrics."""
     ended = [trial for trial in trials if trial.status is not None]
     totals = {f"trials_{status}": 0.0 for status in STATUSES}
     for trial in ended:
@@ -149,12 +140,12 @@ def summary_metrics(trials: Iterable[TrialRow]) -> dict[str, float]:
 
 
 def spec_yaml(sweep: SweepRow) -> str:
-    """The spec as it was written, but for a password in its tracking URI."""
+    """Returns the spec as it was written, without a password in its tracking URI."""
     return without_credentials(sweep.source)
 
 
 def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
-    """The plan as it was begun: the full spec and every trial with its prediction."""
+    """Returns the plan at the start: the full spec and every trial with its prediction."""
     return json.dumps(
         {
             "sweep": sweep.digest,
@@ -177,31 +168,32 @@ def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
 
 
 def results_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
-    """The ended trials, each as a line of ``--json``."""
+    """Returns the ended trials, each as a line of ``--json``."""
     lines = [record_line(sweep, trial) for trial in trials if trial.status is not None]
     return "[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n"
 
 
 def results_table(sweep: SweepRow, trials: Sequence[TrialRow]) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of the ended trials: what they are, how they ended, config, metrics."""
+    """Returns columns and rows of the ended trials: name, how they ended, config, metrics."""
     ended = [trial for trial in trials if trial.status is not None]
     names = run_names(sweep, trials)
+    measured = [finite(trial.metrics) for trial in ended]
     fields = list(dict.fromkeys(name for trial in ended for name in trial.config))
-    metrics = list(dict.fromkeys(name for trial in ended for name in finite(trial.metrics)))
-    fixed = ["trial", "key", "status", "reason", "attempts", "point"]
-    rows: list[list[Any]] = []
-    for trial in ended:
-        row: list[Any] = [
-            names[trial.key], trial.key, trial.status, trial.reason, trial.attempts, trial.point,
-        ]  # fmt: skip
-        row += [_text(trial.config.get(name)) for name in fields]
-        row += [finite(trial.metrics).get(name) for name in metrics]
-        rows.append(row)
-    return fixed + fields + metrics, rows
+    metrics = list(dict.fromkeys(name for found in measured for name in found))
+    fixed = ["status", "reason", "attempts", "point"]
+    rows = [
+        [
+            *(names[trial.key], trial.key, *(getattr(trial, name) for name in fixed)),
+            *(_text(trial.config.get(name)) for name in fields),
+            *(found.get(name) for name in metrics),
+        ]
+        for trial, found in zip(ended, measured, strict=True)
+    ]
+    return ["trial", "key", *fixed, *fields, *metrics], rows
 
 
 def results_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """The table as CSV; None is an empty cell."""
+    """Returns the table as CSV; None is an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -210,10 +202,8 @@ def results_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A spreadsheet takes a text that begins so for a formula."""
-    return (
-        f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
-    )
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
+    return f"'{value}" if formula else value  # so that a spreadsheet takes it for a text
 
 
 def _text(value: Any) -> str:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from ringray.base.errors import PlaceError
 from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.location import artifact_root
+from ringray.lab.tracking.location import artifact_root, is_server
 from ringray.lab.tracking.worker import REQUEST_TIMEOUT, brief, connection_to_driver, log, receive
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def _open(
     if not settled:
         projection.refresh()
     driver.send(projection.place)
-    writers = WRITERS if uri.lower().startswith("http") else 1
+    writers = WRITERS if is_server(uri) else 1
     return Session(store, digest, projection, driver, writers, opened=not settled)
 
 

@@ -1,14 +1,13 @@
 """The projection of one sweep onto MLflow: one parent run, one child run per ended trial.
 
-What is there is found by tags (``ringray.sweep``, ``ringray.key``), so writing may stop at any
-point and begin again. A child run is written in three calls: created with all its tags, given
-params and metrics, ended; the trial's trace, if there is one, goes in before the end. It is up to
-date when it has ended and ``ringray.record`` names what the store holds. One that names an older
-recording goes to MLflow's trash and is written anew, because MLflow forgets neither a metric nor a
-param of a run.
+Runs are found by tags (``ringray.sweep``, ``ringray.key``), so that writing can stop at any point
+and begin again. A child run is written in three calls: created with all its tags, given params and
+metrics, ended; the trial's trace, if any, is added before the end. It is up to date if it has ended
+and its ``ringray.record`` is that of the store. One with an older recording is moved to MLflow's
+trash and written anew, because MLflow never forgets a metric or a param of a run.
 
-Points that never ran stand in the tables of the parent; only the first of them have runs of their
-own, and none of those that a search did not ask for.
+Points that never ran are in the tables of the parent; only the first ``_PRUNED`` of them have runs
+of their own, and none of those that a search did not ask for.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _CHILD_STATUS = {
 }
 _PARENT_STATUS = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _NOTE = "mlflow.note.content"
-_PRUNED = 36  # runs of pruned points
+_PRUNED = 36  # runs; for pruned points
 
 
 @dataclass(slots=True)
@@ -93,7 +92,7 @@ class Projection:
         self._children: dict[str, _Child] = {}
         self._known_metrics: dict[str, float] = {}
         self._figures: tuple[str, ...] = ()
-        self._lock = threading.Lock()  # of what is known of the children
+        self._lock = threading.Lock()  # of _children and _names
         self._opened = False
         self.place = settled or Tracked(without_credentials(uri), "", "")
 
@@ -153,7 +152,7 @@ class Projection:
             child = None
         if not wanted or (child and child.ended):
             return False
-        # Clocks may be set back while a trial runs; MLflow takes the difference for its duration.
+        # A clock may be set back while a trial runs; MLflow computes its duration.
         ended = _milliseconds(max(trial.started or 0.0, trial.ended or 0.0) or None)
         if child is None:
             tags = show.trial_tags(self._sweep, trial, self.place.run_id)
@@ -161,7 +160,7 @@ class Projection:
             run = self._create_run(name, trial.started, tags)
             child = _Child(run.info.run_id, record, False, trial.status == "pruned")
             self._children[trial.key] = child
-        # The same key, value, time and step again is one metric to MLflow: safe to repeat.
+        # Safe to repeat: the same key, value, time and step are one metric to MLflow.
         self._client.log_batch(
             child.run_id,
             metrics=[
@@ -183,8 +182,8 @@ class Projection:
         trials = self._store.trials(self._digest)
         metrics = show.summary_metrics(trials)
         now = _milliseconds(None)
-        # Of one metric MLflow shows the value of the last step, and only then of the last moment:
-        # a clock that was set back changes nothing.
+        # MLflow shows the value of the last step, and of the last time only among equal steps, so
+        # that a clock that was set back changes nothing.
         step = self._store.sequence(self._digest)
         changed = metrics.items() - self._known_metrics.items()
         self._client.log_batch(
@@ -268,7 +267,7 @@ class Projection:
                 made = self._client.create_experiment(
                     self._experiment,
                     artifact_location=self._artifacts,
-                    # So that the pages are those of runs and metrics and not of chats.
+                    # The pages show runs and metrics, not chats.
                     tags={"mlflow.experimentKind": "custom_model_development"},
                 )
                 return str(made)

@@ -165,11 +165,9 @@ class Tracker:
             self.place = answer
             return
         self._worker.end()
-        raise (
-            cannot_be_used(self.uri, answer)
-            if answer
-            else self._silent(f"no answer in {timeout:.0f} s")
-        )
+        if answer is None:
+            raise self._silent(f"no answer in {timeout:.0f} s")
+        raise cannot_be_used(self.uri, answer)
 
     def _outcome(self) -> SyncState:
         """Returns the answer of the process, which keeps the deadline itself."""

@@ -203,8 +203,8 @@ def test_a_place_that_cannot_be_used_is_named_at_once(tmp_path: Path) -> None:
         f"sqlite:///{text}/below.db": "cannot be opened",
         "sqlite:////proc/nowhere/m.db": "cannot be opened",
         "./mlruns": "expected http://HOST:PORT, https://..., sqlite:///PATH, postgresql://",
-        "file:///tmp/mlruns": "given up plain folders",
-        "ftp://host": "of no known kind",
+        "file:///tmp/mlruns": "no longer supports plain folders",
+        "ftp://host": "has an unknown scheme",
     }.items():
         with pytest.raises(PlaceError, match=why) as error:
             place.check(uri)
