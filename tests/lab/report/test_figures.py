@@ -28,7 +28,7 @@ def test_panels_are_problems() -> None:
         (h, d) for h in (1, 2, 4) for d in (16, 32, 64))]  # fmt: skip
     panels, left_out = data.panels(data.points(many))
     assert (len(panels), left_out) == (6, 3)
-    assert panels[0].title == "heads 1 head dim 16"
+    assert panels[0].title == "heads1 dim16"
     lengths, _ = data.panels(data.points(strategies()))
     assert lengths[0].title == "2,048 tokens forward"
 
