@@ -86,13 +86,11 @@ def label(config: Mapping[str, Any], fields: Iterable[str]) -> str:
 
 def names(configs: Mapping[str, Mapping[str, Any]], alone: str) -> dict[str, str]:
     """Returns a short name for each trial, from the fields that vary; ``alone`` if none does."""
-    constant = shared(list(configs.values()))
-    found = {}
-    for key, config in configs.items():
-        fields = [name for name in config if name not in constant]
-        fields.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-        found[key] = label(config, fields)[:200] or alone
-    return found
+    fields = list(varying(configs.values()))
+    fields.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    if len({config.get("replica") for config in configs.values()}) > 1:
+        fields.append("replica")
+    return {key: label(config, fields)[:200] or alone for key, config in configs.items()}
 
 
 def shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
