@@ -23,6 +23,8 @@ from ringray.base.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from matplotlib.axes import Axes
+
 _WIDTH, _SIDES, _TOP, _BOTTOM = 900, 62, 40, 44  # of the picture and around the rows, pixels
 _HEIGHTS = {"compute": 22, "wait": 8, "transfer": 8}  # of a lane, pixels
 _GAP, _BETWEEN = 3, 14  # between lanes and between ranks, pixels
@@ -106,12 +108,7 @@ def draw(bars: Sequence[Bar], caption: str = "") -> str:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    tops: dict[tuple[int, int], float] = {}
-    bottom = 0.0
-    for (rank, lane), kind in sorted({(bar.rank, bar.lane): bar.kind for bar in bars}.items()):
-        bottom += _BETWEEN if tops and rank != next(reversed(tops))[0] else 0
-        tops[rank, lane] = bottom
-        bottom += _HEIGHTS[kind] + _GAP
+    tops, bottom = _lanes(bars)
     lines = textwrap.wrap(caption, round((_WIDTH - 24) / _CHARACTER))
     below = _BOTTOM + 15 * len(lines)
     height, width = _TOP + bottom + below, _WIDTH - 2 * _SIDES
@@ -132,21 +129,37 @@ def draw(bars: Sequence[Bar], caption: str = "") -> str:
         text = "\n".join(lines)
         figure.text(12 / _WIDTH, 6 / height, text, color="#555555", parse_math=False)
         for at, bar in enumerate(bars):
-            top, thick, room = tops[bar.rank, bar.lane], _HEIGHTS[bar.kind], bar.took / end * width
-            axes.barh(
-                top, bar.took, thick, bar.began, align="edge", color=_COLOURS[bar.legend],
-                edgecolor="white", linewidth=0.5 if room > 3 else 0, gid=f"bar{at}",
-            )  # fmt: skip
-            if label := bar.label(room):
-                axes.text(
-                    bar.began + bar.took / 2, top + thick / 2, label, ha="center", va="center",
-                    color="white" if "forward" in bar.legend else "#1a1a1a", parse_math=False,
-                )  # fmt: skip
+            _rectangle(axes, f"bar{at}", bar, tops[bar.rank, bar.lane], bar.took / end * width)
         out = io.StringIO()
         title = f"What {len(middles)} ranks computed, sent and waited for in {end:.0f} ms"
         about = {"Title": title, "Date": None, "Creator": None}
         figure.savefig(out, format="svg", metadata=about)
     return _titled(out.getvalue(), {f"bar{at}": bar.title for at, bar in enumerate(bars)})
+
+
+def _lanes(bars: Sequence[Bar]) -> tuple[dict[tuple[int, int], float], float]:
+    """Returns the top of each lane, by rank and lane, and the bottom of the last, in pixels."""
+    tops: dict[tuple[int, int], float] = {}
+    bottom = 0.0
+    for (rank, lane), kind in sorted({(bar.rank, bar.lane): bar.kind for bar in bars}.items()):
+        bottom += _BETWEEN if tops and rank != next(reversed(tops))[0] else 0
+        tops[rank, lane] = bottom
+        bottom += _HEIGHTS[kind] + _GAP
+    return tops, bottom
+
+
+def _rectangle(axes: Axes, name: str, bar: Bar, top: float, room: float) -> None:
+    """Draws a bar, ``room`` pixels wide, with its label."""
+    height = _HEIGHTS[bar.kind]
+    axes.barh(
+        top, bar.took, height, bar.began, align="edge", color=_COLOURS[bar.legend],
+        edgecolor="white", linewidth=0.5 if room > 3 else 0, gid=name,
+    )  # fmt: skip
+    if label := bar.label(room):
+        axes.text(
+            bar.began + bar.took / 2, top + height / 2, label, ha="center", va="center",
+            color="white" if "forward" in bar.legend else "#1a1a1a", parse_math=False,
+        )  # fmt: skip
 
 
 def _titled(svg: str, titles: dict[str, str]) -> str:

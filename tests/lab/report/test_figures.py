@@ -41,13 +41,13 @@ def test_lines_have_a_point_per_length_and_the_best_comes_first() -> None:
              (2048, "striped", 4.0, 30.0), (8192, "striped", 40.0, 70.0)]
         )
     ]  # fmt: skip
-    (panel,), _ = lines.panels(data.points(rows), "tflops")
-    found = lines.lines(panel, ["partition"], lambda p: p.metrics["tflops"], highest=True)
+    (panel,), _ = lines.varying_lengths(data.points(rows), "tflops")
+    found = lines.lines(panel, ["partition"], "tflops")
     assert found == [
         lines.Line("zigzag", [2048, 8192], [0.4, 0.1]),
         lines.Line("striped", [2048, 8192], [0.5, 0.05]),
     ]
-    least = lines.lines(panel, ["partition"], lambda p: p.metrics["median_ms"], highest=False)
+    least = lines.lines(panel, ["partition"], "median_ms")
     assert [line.name for line in least] == ["zigzag", "striped"]
     # The baseline did the same work in 100 ms, beside each of them.
     beside = throughput.baseline(panel)
