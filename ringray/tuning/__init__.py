@@ -1,5 +1,6 @@
 """Tuned choices: kept, found and applied.
 
-table   the file of tuned choices
+table   entries, and the files that hold them
+check   fields and limits of such a file
 lookup  the choice for one call
 """

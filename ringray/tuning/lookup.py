@@ -1,4 +1,4 @@
-"""What ``auto`` and no blocks stand for: the tuned choice where there is one, else the default."""
+"""The meaning of ``auto`` and of no blocks: the tuned choice if one holds, else the default."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger("ringray")
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a ring computes. ``blocks`` is as in a spec; ``source`` says where the strategy is from,
-    and where the blocks are."""
+    """The way in which a ring computes. ``blocks``: as in a spec; ``source``: the origin of the
+    strategy and of the blocks, in words."""
 
     partition: str
     transport: str
@@ -40,11 +40,11 @@ def strategy(
     backend: str = "auto",
     blocks: int | str | None = None,
 ) -> Strategy:
-    """Fill in what is ``auto`` or None; what is given stays.
+    """Replaces ``auto`` and None; keeps given values.
 
-    A tuned strategy holds only where it agrees with what is given. ``backend`` is the one that will
-    compute: blocks that were tuned for another are not used. The walk back is chosen together with
-    the transport.
+    A tuned strategy is used only if it agrees with the given values. ``backend`` is the one that
+    will compute: blocks tuned for another one are not used. The backward walk is chosen together
+    with the transport.
     """
     names = (("partition", partition), ("transport", transport), ("backward", backward))
     given = {name: value for name, value in names if value != "auto"}
@@ -98,14 +98,14 @@ def _defaults(given: dict[str, str], blocks: int | str | None, source: str) -> S
 
 
 def off() -> bool:
-    """``RINGRAY_TUNED=0`` in the environment: nothing is looked up. So are ranks of a driver, which
-    has chosen for all of them."""
+    """Returns whether ``RINGRAY_TUNED=0`` turns lookups off, as it does in the ranks of a driver,
+    which chooses for all of them."""
     return os.environ.get("RINGRAY_TUNED") == "0"
 
 
 @lru_cache(maxsize=1)
 def anything_tuned() -> bool:
-    """Whether this process has any tuned choice to take; looked at once."""
+    """Returns whether any tuned choice exists; reads the folder once per process."""
     if off():
         return False
     try:
@@ -119,8 +119,10 @@ def anything_tuned() -> bool:
 def for_process(
     wanted: Buckets, device: str, partition: str, transport: str, backward: str, backend: str
 ) -> Strategy:
-    """``strategy`` for calls of the op on ``device`` (a GPU's name, or cpu): looked up once for
-    each problem, and logged then, so that a table which changes meanwhile splits no ring."""
+    """Returns ``strategy`` for calls of the op on ``device`` (a GPU's name, or cpu).
+
+    Looks each problem up and logs it once, so that ranks agree although a table changes.
+    """
     found = strategy(
         wanted, tuned.here(device), partition=partition, transport=transport, backward=backward,
         backend=backend,
@@ -145,15 +147,15 @@ def tuned_strategy(
     device: str = "cpu",
     threads: int = 1,
 ) -> Strategy:
-    """What ``partition="auto"``, ``transport="auto"`` and ``blocks=None`` take for a problem.
+    """Returns the choices of ``partition="auto"``, ``transport="auto"`` and ``blocks=None``.
 
     Args:
         seq_len: tokens of the whole sequence.
         dtype: as in a spec: bfloat16, float16 or float32.
-        documents: several are packed into the sequence.
-        backward: gradients are computed.
-        device: a GPU's name, as torch says it, or cpu.
-        threads: of each rank, on CPUs.
+        documents: whether several are packed into the sequence.
+        backward: whether gradients are computed.
+        device: a GPU's name in torch, or cpu.
+        threads: per rank, on CPUs.
     """
     gpu = device != "cpu"
     wanted = tuned.buckets(

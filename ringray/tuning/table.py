@@ -1,9 +1,10 @@
-"""Tuned choices: which strategy and which blocks were measured to be fastest, for which problem.
+"""Tuned choices: the strategy and the blocks that were measured to be fastest, by problem.
 
 ``ringray tune`` writes them to ``$RINGRAY_HOME/tuned/local.json``; every other JSON file in that
-folder is read too, so a table that was exported elsewhere is shipped by putting it there. An entry
-holds for one *bucket* of shapes, on the hardware, with the kernels and with the versions of torch
-and triton that it was measured with; anywhere else it is not used. Imports neither torch nor ray.
+folder is read too, so copying an exported table there installs it. An entry holds for one *bucket*
+of shapes, and only on the hardware, with the measured code and with the versions of torch and
+triton that it was measured with. Imports neither torch nor ray, and pydantic only where a table is
+read or written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringray.base import private_files, provenance
 from ringray.base.errors import UserError
-from ringray.tuning import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,8 +31,11 @@ _LOCAL = "local.json"
 
 @dataclass(frozen=True)
 class Place:
-    """Where an entry holds: a GPU's name, or a CPU's with its cores; and what it was measured with
-    (``kernels``: digest of their source). ``device``: cpu or cuda."""
+    """The conditions under which an entry holds.
+
+    ``hardware``: a GPU's name, or a CPU's with its cores; ``kernels``: digest of the measured code;
+    ``device``: cpu or cuda.
+    """
 
     hardware: str
     kernels: str
@@ -61,7 +64,7 @@ class Bucket:
 
 
 class Buckets(NamedTuple):
-    """Where a problem finds its choices. ``kernel``: the bucket of the hops that it consists of."""
+    """The two buckets of a problem: of the whole ring, and of one of its hops (``kernel``)."""
 
     strategy: Bucket
     kernel: Bucket
@@ -69,9 +72,12 @@ class Buckets(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One tuned choice. ``choice``: partition, transport, backward, backend, blocks and threads, as
-    far as they were searched or fixed; ``metrics``: what it reached; ``sweep``: the search's
-    digest; ``when``: Unix time in seconds."""
+    """One tuned choice.
+
+    ``choice``: those of partition, transport, backward, backend, blocks and threads that were
+    searched or fixed; ``metrics``: measured values; ``sweep``: digest of the search; ``when``: Unix
+    time in seconds.
+    """
 
     use: Use
     place: Place
@@ -101,7 +107,7 @@ def buckets(
     documents: object,
     backward: bool,
 ) -> Buckets:
-    """The buckets of a problem of ``seq_len`` tokens in all; see ``Bucket``."""
+    """Returns the buckets of a problem of ``seq_len`` tokens in all; see ``Bucket``."""
 
     def mask(tokens: int) -> str:
         said = "causal" if causal else "full"
@@ -126,7 +132,7 @@ def _rounded(n: int) -> int:
 
 
 def here(device: str = "cpu") -> Place:
-    """This process's place. ``device``: a GPU's name, or cpu."""
+    """Returns the place of this process. ``device``: a GPU's name, or cpu."""
     machine = provenance.hardware()
     versions = provenance.versions()
     kind = "cpu" if device == "cpu" else "cuda"
@@ -136,7 +142,7 @@ def here(device: str = "cpu") -> Place:
 
 
 class Table:
-    """Entries by use and bucket, of all places."""
+    """Entries of all places, found by use and bucket."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries: list[Entry] = []
@@ -145,7 +151,7 @@ class Table:
             self.put(entry)
 
     def put(self, entry: Entry) -> None:
-        """Adds an entry; of two for the same place and bucket the younger one stays."""
+        """Adds an entry; the younger of two with the same place and bucket stays."""
         rivals = self._by.setdefault((entry.use, entry.bucket), [])
         same = next((one for one in rivals if one.place == entry.place), None)
         if same is not None:
@@ -157,7 +163,7 @@ class Table:
         self.entries.append(entry)
 
     def find(self, use: Use, wanted: Bucket, place: Place) -> tuple[Entry | None, str]:
-        """The entry that holds, or None; and why there is none, or where it is from."""
+        """Returns the entry that holds, or None, and its origin or the reason for None."""
         rivals = self._by.get((use, wanted), [])
         for entry in rivals:
             if entry.place == place:
@@ -179,16 +185,16 @@ def _differing(theirs: Place, ours: Place) -> str:
 
 
 def folder() -> Path:
-    """``$RINGRAY_HOME/tuned``; it need not exist."""
+    """Returns ``$RINGRAY_HOME/tuned``, which may not exist."""
     return private_files.home() / "tuned"
 
 
 def table(path: Path | None = None) -> Table:
-    """Every entry in the files of ``path``, by default of ``folder()``; read again when a file has
-    changed.
+    """Returns all entries in the files of ``path`` (default: ``folder()``). Reads them again when a
+    file has changed.
 
     Raises:
-        UserError: a file is no table of this format.
+        UserError: a file is not a table of this format.
     """
     path = path or folder()
     files = []
@@ -206,11 +212,13 @@ def _table(files: tuple[tuple[str, int, int], ...]) -> Table:
 
 
 def read(path: Path) -> list[Entry]:
-    """The entries of one file.
+    """Returns the entries of one file.
 
     Raises:
-        UserError: it cannot be read, or is no table of this format.
+        UserError: it cannot be read, or is not a table of this format.
     """
+    from ringray.tuning import check
+
     try:
         with path.open("rb") as file:
             raw = file.read(_LARGEST + 1)
@@ -218,12 +226,12 @@ def read(path: Path) -> list[Entry]:
             raise ValueError(f"larger than {_LARGEST >> 20} MiB")
         return [
             Entry(**one | {"place": Place(**one["place"]), "bucket": Bucket(**one["bucket"])})
-            for one in check.entries(raw.decode())
+            for one in check.entries(raw)
         ]
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"{path}: is no table of tuned choices: {error}") from None
+        raise UserError(f"{path}: is not a table of tuned choices: {error}") from None
 
 
 def write(entries: Iterable[Entry], path: Path) -> None:
@@ -231,8 +239,10 @@ def write(entries: Iterable[Entry], path: Path) -> None:
 
     Raises:
         UserError: it cannot be written.
-        ValueError: an entry is none, and nobody could read the table.
+        ValueError: an entry is wrong, so the table could not be read again.
     """
+    from ringray.tuning import check
+
     data = {"format": check.FORMAT, "entries": [asdict(entry) for entry in entries]}
     text = json.dumps(data, indent=1)
     check.entries(text)
@@ -246,13 +256,13 @@ def write(entries: Iterable[Entry], path: Path) -> None:
 
 
 def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
-    """Puts entries into ``path``, by default the local table; returns it.
+    """Puts entries into ``path`` (default: the local table) and returns the path.
 
     Raises:
-        UserError: the table that is there cannot be read, or not written.
+        UserError: the present table cannot be read, or the new one not written.
     """
     path = path or folder() / _LOCAL
-    with _alone(path):
+    with _locked(path):
         merged = Table(read(path) if path.exists() else [])
         for entry in entries:
             merged.put(entry)
@@ -261,8 +271,8 @@ def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """No other process adds to ``path`` meanwhile, and undoes what this one writes."""
+def _locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock so that concurrent writers of ``path`` lose no entry."""
     lock = path.with_name(f".{path.name}.lock")
     try:
         private_files.above(lock)

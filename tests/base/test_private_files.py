@@ -248,7 +248,7 @@ def test_a_table_that_means_nothing_is_refused(
         inside = inside[name]
     inside[where[-1]] = value
     path.write_text(json.dumps(data))
-    with pytest.raises(UserError, match=f"no table of tuned choices: .*{where[-1]}"):
+    with pytest.raises(UserError, match=f"not a table of tuned choices: .*{where[-1]}"):
         tuned.read(path)
 
 
@@ -258,7 +258,7 @@ def test_a_table_that_means_nothing_is_refused(
 def test_a_table_that_is_a_trap_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(UserError, match="no table of tuned choices"):
+    with pytest.raises(UserError, match="not a table of tuned choices"):
         tuned.read(path)
     with pytest.raises(UserError, match="larger than"):
         tuned.read(Path("/dev/zero"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -196,8 +198,74 @@ def test_an_entry_that_means_nothing_is_refused(tmp_path: Path) -> None:
         data["entries"][0] |= change
         other = tmp_path / "other.json"
         other.write_text(json.dumps(data))
-        with pytest.raises(UserError, match="no table of tuned choices"):
+        with pytest.raises(UserError, match="not a table of tuned choices"):
             tuned.read(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"use": "luck"}, "entries[1].use: got 'luck', expected 'strategy' or 'kernel'"),
+        (
+            {"use": "kernel", "choice": {"backend": "aten"}},
+            "entries[1]: choice of a kernel misses 'blocks'",
+        ),
+        (
+            {"choice": {"partition": "zig", "transport": "ring"}},
+            "entries[1].choice.partition: got 'zig', expected one of contiguous, ",
+        ),
+        (
+            {"choice": {"partition": "zigzag", "transport": "rings"}},
+            "entries[1].choice.transport: transport: got 'rings', expected one of ",
+        ),
+        ({"choice": {"blocks": 8}}, "entries[1].choice.blocks: got 8, expected null, a text or an"),
+        ({"choice": {"blocks": True}}, "entries[1].choice.blocks: got True, expected null"),
+        (
+            {"choice": {"colour": 1}},
+            "entries[1].choice.colour: unknown field, expected some of partition, ",
+        ),
+        ({"bucket": 3}, "entries[1].bucket: got 3, expected an object"),
+        ({"place": {"hardware": "x"}}, "entries[1].place.kernels: Field required"),
+        ({"place": {"hardware": 7}}, "entries[1].place.hardware: got 7, expected a valid string"),
+        ({"when": "now"}, "entries[1].when: got 'now', expected a valid number"),
+        ({"metrics": {"a": float("nan")}}, "entries[1].metrics.a: got nan, expected a finite"),
+        ({"metrics": {"a": 10**400}}, "entries[1].metrics.a: got "),
+        ({"sweep": "x" * 501}, "entries[1].sweep: got 'xx"),
+    ],
+)
+def test_a_mistake_is_told_with_entry_field_given_and_expected(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json"
+    tuned.write([entry(), entry()], path)
+    data = json.loads(path.read_text())
+    data["entries"][1] |= change
+    path.write_text(json.dumps(data))
+    with pytest.raises(UserError) as caught:
+        tuned.read(path)
+    assert f"t.json: is not a table of tuned choices: {said}" in str(caught.value)
+
+
+def test_a_file_keeps_what_an_entry_says(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    tuned.write([entry(choice={"transport": "ring", "partition": "zigzag"})], path)
+    assert tuned.read(path) == [entry(choice={"transport": "ring", "partition": "zigzag"})]
+    data = json.loads(path.read_text())
+    del data["entries"][0]["place"]["device"], data["entries"][0]["metrics"]
+    data["entries"][0] |= {"note": "ignored", "sweep": "a\x1b[1m"}
+    path.write_text(json.dumps(data))
+    (read,) = tuned.read(path)
+    assert (read.place.device, read.metrics, read.sweep) == ("cuda", {}, "a\ufffd[1m")
+
+
+def test_the_op_needs_no_pydantic_until_a_table_exists() -> None:
+    code = (
+        "import sys; sys.modules['pydantic'] = None\n"
+        "import torch, ringray\n"
+        "q = torch.zeros(1, 1, 8, 16)\n"
+        "ringray.ring_attention(q, q, q, partition='auto', transport='auto')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_broken_table_does_not_stop_the_op(caplog: pytest.LogCaptureFixture) -> None:
