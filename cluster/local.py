@@ -1,13 +1,13 @@
 """Runs a command on a Ray cluster that grows and shrinks on this machine, then takes it down.
 
     python cluster/local.py -- python -m ringray run experiments/autoscaling.yaml
-    python cluster/local.py                 # until Ctrl-C; prints what other shells have to export
+    python cluster/local.py                 # until Ctrl-C; prints the variables for other shells
     python cluster/local.py --until-empty --log autoscaler.log -- COMMAND ...
 
 The head has no CPUs; nodes are those of cluster/local-autoscaling.yaml. Everything listens on the
 loopback alone, on free ports, with a token that only this process and its children know (or that of
-RAY_AUTH_TOKEN). The numbers of nodes and of placement groups that wait are printed to stderr when
-they change; the exit code is the command's.
+RAY_AUTH_TOKEN). It prints the numbers of nodes and of waiting placement groups to stderr when they
+change; its exit code is the command's.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ from ringray.lab.cluster.capacity import HEAD
 
 CONFIG = Path(__file__).with_name("local-autoscaling.yaml")
 HOST = "127.0.0.1"
-# Ray turns the loopback's address into one that others can reach, for head, nodes and clients,
-# unless it thinks that it can have no cluster.
+# Ray replaces the loopback's address by one that others can reach, unless this is 0.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-START_S = 60.0  # for the head to answer
-STOP_S = 10.0  # for its processes to end by themselves
-EMPTY_S = 120.0  # for all nodes to be gone, beyond what the configuration lets them idle
-LOOK_S = 0.2
-# What the autoscaler says of its decisions, among all else that it writes.
+START_S = 60.0  # seconds for the head to answer
+STOP_S = 10.0  # seconds for its processes to end by themselves
+EMPTY_S = 120.0  # seconds for all nodes to end after their idle timeout
+LOOK_S = 0.2  # seconds between two looks at the cluster
+# A decision in the autoscaler's log.
 DECISION = re.compile(r"(?P<time>[\d-]+ [\d:]+),\d+.* (?P<what>(Adding|Removing) \d+ node.*)$")
 
 
@@ -78,7 +77,7 @@ class Local:
         )  # fmt: skip
 
     def exports(self) -> dict[str, str]:
-        """What a client of the cluster has in its environment."""
+        """Returns the environment variables of the cluster's clients."""
         return {
             "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
@@ -90,14 +89,14 @@ class Local:
         head = self.config["provider"]["head_node_id"]
         kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         path = [str(CONFIG.parent), *filter(None, [kept.get("PYTHONPATH")])]
-        # Jobs run what is called `python` on the head: the one that the cluster itself runs on.
+        # Jobs run `python` on the head: this puts the cluster's own first.
         found = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
         return kept | {
             "PATH": os.pathsep.join(found),
             "PYTHONPATH": os.pathsep.join(path),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
-            # The provider knows nodes by ids that it makes up, the head's too.
+            # The provider makes up the ids of nodes, including the head's.
             "RAY_FAKE_CLUSTER": "1",
             "RAY_OVERRIDE_NODE_ID_FOR_TESTING": head,
             "RAY_CLOUD_INSTANCE_ID": head,
@@ -108,7 +107,8 @@ class Local:
         }
 
     def look(self) -> tuple[int, int] | None:
-        """Live nodes beside the head, and placement groups that wait; None if nobody answers."""
+        """Returns the numbers of live nodes besides the head and of waiting placement groups; None
+        if the head does not answer."""
         reply = ray_private.cluster_status(self.address, 2) if _listens(self.address) else None
         if reply is None:
             return None
@@ -119,7 +119,7 @@ class Local:
         return (len(alive) - heads, waiting) if heads else None
 
     def wait_ready(self) -> None:
-        """Until the head answers; SystemExit if it does not."""
+        """Waits until the head answers; SystemExit if it does not."""
         until = time.monotonic() + START_S
         while self.look() is None:
             if self.head.poll() is not None or time.monotonic() > until:
@@ -128,7 +128,7 @@ class Local:
             time.sleep(LOOK_S)
 
     def decisions(self) -> list[str]:
-        """What the autoscaler added and removed, with the times."""
+        """Returns what the autoscaler added and removed, with the times."""
         lines = (
             line
             for path in self.ray.glob("session_2*/logs/monitor.*")
@@ -138,14 +138,14 @@ class Local:
         return sorted(found)
 
     def close(self) -> None:
-        """End the head, the autoscaler and its nodes, and remove what they wrote."""
+        """Ends the head, the autoscaler and its nodes, and removes their files."""
         family: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             head = psutil.Process(self.head.pid)
             family = [*head.children(recursive=True), head]
         if self.head.poll() is None:
             self.head.terminate()
-        # Nodes are children of the autoscaler and would outlive it.
+        # Nodes are children of the autoscaler and outlive it.
         for process in psutil.wait_procs(family, timeout=1)[1]:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
@@ -157,7 +157,7 @@ class Local:
 
 
 class Watch(threading.Thread):
-    """Prints the number of nodes, and of placement groups that wait for some, when it changes."""
+    """A thread that prints the numbers of nodes and waiting placement groups when they change."""
 
     def __init__(self, cluster: Local) -> None:
         super().__init__(daemon=True)
@@ -173,11 +173,11 @@ class Watch(threading.Thread):
                 self.say(f"{self.nodes} nodes, {self.waiting} placement groups waiting")
 
     def say(self, text: str) -> None:
-        """A line with the seconds since the start."""
+        """Prints a line with the seconds since the start."""
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
-        """While the head still answers: whoever asks a dead one waits for a minute."""
+        """Ends the thread. Call it while the head answers: a call to a dead one takes a minute."""
         self._ended.set()
         if self.is_alive():
             self.join()
@@ -190,7 +190,7 @@ def _free_port() -> int:
 
 
 def _listens(address: str) -> bool:
-    """Whether somebody does; Ray itself would try for half a minute."""
+    """Returns whether a server listens; Ray itself tries for half a minute."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
         return True
@@ -198,18 +198,20 @@ def _listens(address: str) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """The exit code of the command; 0 without one."""
-    own, _, command = (argv, None, []) if "--" not in argv else _split(argv)
+    """Runs the command line; returns the exit code of the command."""
     parser = argparse.ArgumentParser(
         prog="python cluster/local.py", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--config", type=Path, default=CONFIG, help="the autoscaler's, as YAML")
-    parser.add_argument("--dashboard-port", type=int, help="with Ray's dashboard, for jobs")
-    parser.add_argument("--until-empty", action="store_true", help="wait for all nodes to be gone")
-    parser.add_argument("--log", type=Path, help="keep the autoscaler's decisions in this file")
-    given = parser.parse_args(own)
-    # A closed terminal or a supervisor ends it as Ctrl-C does, cluster and all.
+    parser.add_argument("--config", type=Path, default=CONFIG, help="the autoscaler's (YAML)")
+    parser.add_argument("--dashboard-port", type=int, help="port of Ray's dashboard, for jobs")
+    parser.add_argument(
+        "--until-empty", action="store_true", help="wait until all nodes have ended"
+    )
+    parser.add_argument("--log", type=Path, help="write the autoscaler's decisions to this file")
+    parser.add_argument("command", nargs="*", help="after --; without one the cluster stays up")
+    given = parser.parse_args(argv)
+    # SIGTERM ends it as Ctrl-C does, with its cluster.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cluster = Local(given.config, given.dashboard_port)
     os.environ.update(cluster.exports())
@@ -218,8 +220,8 @@ def main(argv: list[str]) -> int:
         cluster.wait_ready()
         watch.say(f"head at {cluster.address}")
         watch.start()
-        code = _run(cluster, command)
-        if command:
+        code = _run(cluster, given.command)
+        if given.command:
             watch.say(f"the command ended with {code}")
         if given.until_empty and code != 130:
             until = time.monotonic() + cluster.idle_s + EMPTY_S
@@ -238,11 +240,6 @@ def main(argv: list[str]) -> int:
         cluster.close()
 
 
-def _split(argv: list[str]) -> tuple[list[str], str, list[str]]:
-    at = argv.index("--")
-    return argv[:at], "--", argv[at + 1 :]
-
-
 def _run(cluster: Local, command: list[str]) -> int:
     if not command:
         for name, value in cluster.exports().items():
@@ -251,7 +248,7 @@ def _run(cluster: Local, command: list[str]) -> int:
     client = subprocess.Popen(command, env=dict(os.environ))
     try:
         return client.wait()
-    except KeyboardInterrupt:  # it got the same signal; its end is worth waiting for
+    except KeyboardInterrupt:  # the command got the signal too
         client.send_signal(signal.SIGINT) if client.poll() is None else None
         return client.wait()
 

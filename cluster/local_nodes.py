@@ -1,9 +1,8 @@
-"""The nodes of the cluster that grows and shrinks on one machine: Ray's fake provider, but for one
-thing that jobs need.
+"""The nodes of the cluster that grows and shrinks on one machine: Ray's fake provider with a folder
+per node for the source of jobs.
 
-Ray's provider puts all nodes into the head's session folder, where the agents of two nodes remove
-and unpack the same job's source from under each other. Here each node has a folder of its own for
-that.
+Ray's provider gives all nodes the head's folder, in which the agents of two nodes remove and unpack
+the same job's source at the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FakeMultiNodeP
 
 
 class LocalNodes(FakeMultiNodeProvider):
-    """For ``provider.module`` of an autoscaler's configuration."""
+    """The provider that an autoscaler's configuration names as ``provider.module``."""
 
     def _create_node_with_resources_and_labels(self, *given: Any) -> None:
         apart = f"runtime_resources/{uuid.uuid4().hex}"

@@ -60,7 +60,7 @@ class Capacity:
     most: int | None = None
 
     def has(self, name: str) -> bool:
-        """Whether a node can have at least 1 of a resource."""
+        """Returns whether a node can have at least 1 of a resource."""
         return any(
             group.resources.get(name, 0.0) >= 1 and self._can_be(group) for group in self.groups
         )

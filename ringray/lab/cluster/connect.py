@@ -155,7 +155,7 @@ def _reach(present: Capacity) -> Capacity | None:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether a process runs: a killed one stays as a zombie until its parent collects it."""
+    """Returns whether a process runs; a killed one is a zombie until its parent collects it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -52,16 +52,16 @@ class Cluster:
         return Placement(device, config.placement.replace("-", "_").upper(), bundle)
 
     def certain(self, config: TrialConfig) -> bool:
-        """Whether the trial's ring is known to find a place in the end."""
+        """Returns whether the trial's ring is known to find a place in the end."""
         return self._here(config) or self.reach is not None
 
     def exact(self, config: TrialConfig) -> bool:
-        """Whether a ring must not have more ranks than the trial: idle GPUs cost, and so do nodes
-        that a cluster would give back."""
+        """Returns whether a ring must not have more ranks than the trial: idle GPUs cost, and so do
+        nodes that a cluster would give back."""
         return self.device(config.device) == "cuda" or self.reach != self.present
 
     def spare(self, config: TrialConfig, without: Iterable[str]) -> bool:
-        """Whether the trial's ring fits on the present nodes without some (Ray's ids)."""
+        """Returns whether the trial's ring fits on the present nodes without some (Ray's ids)."""
         import ray
 
         left = set(without)

@@ -88,8 +88,8 @@ class _Doubt:
         self._version = 0
 
     def grown(self, standing: Standing | None, now: float) -> bool:
-        """Whether the refusal is final: no other work uses the cluster, no node starts, and the
-        autoscaler refused again ``NEVER_S`` later."""
+        """Returns whether the refusal is final: no other work uses the cluster, no node starts, and
+        the autoscaler refused again ``NEVER_S`` later."""
         if standing is None or not standing.refused or standing.busy or standing.starting:
             self._since = None
             return False

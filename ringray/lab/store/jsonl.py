@@ -1,7 +1,7 @@
 """``--json``: one line per trial, appended as trials end.
 
-The store is written first. What a line lacks because its driver was killed in between, or had no
-room for it, is written when the sweep is continued with the same file.
+The store is written first. A line that is missing because its driver was killed in between, or the
+disk was full, is written when the sweep is continued with the same file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from ringray.lab.trial.outcome import SweepInfo, TrialRow
 
-_START = b'{"point": '  # how each line of ours begins
+_START = b'{"point": '  # the start of each of our lines
 
 
 class Lines:
-    """Appends to ``path``; without one, to nothing.
+    """The lines of a sweep in the file ``path``; without a path, all calls do nothing.
 
     Raises:
         UserError: ``path`` cannot be written.
@@ -46,13 +46,13 @@ class Lines:
         """Appends one ended trial.
 
         Raises:
-            PlaceError: there is no room for it; the file is as it was.
+            PlaceError: the disk is full; the file is as it was.
         """
         self._write([record_line(self._sweep, row)])
 
     def catch_up(self, rows: Iterable[TrialRow]) -> None:
-        """Of the trials that ended before, in this order, those that the file lacks; a last line
-        that was cut off is taken back first. A pipe or a terminal gets nothing of that.
+        """Appends the ended trials of ``rows`` that the file lacks, and first removes an incomplete
+        last line. Does nothing for a pipe or a terminal.
 
         Raises:
             PlaceError: as above, or the file cannot be read.
@@ -67,7 +67,7 @@ class Lines:
         self._write([line for line in lines if _identity(line) not in there])
 
     def _read(self) -> set[str]:
-        """The records of this sweep that the file holds."""
+        """Returns the records of this sweep in the file."""
         assert self._path is not None
         found, end = set(), 0
         with self._path.open("r+b") as file:
@@ -75,7 +75,7 @@ class Lines:
                 if not line.endswith(b"\n"):
                     if line.startswith(_START[: len(line)]):
                         file.truncate(end)
-                    else:  # not ours; it only must not run into what is ours
+                    else:  # not ours: our first line must not continue it
                         file.seek(0, os.SEEK_END)
                         file.write(b"\n")
                     break
@@ -102,7 +102,7 @@ class Lines:
             except BrokenPipeError:
                 raise
             except OSError as error:
-                if stat.S_ISREG(before.st_mode):  # no half a line
+                if stat.S_ISREG(before.st_mode):  # removes an incomplete line
                     os.ftruncate(file, before.st_size)
                 raise PlaceError(
                     f"--json {self._path}: {(error.strerror or str(error)).lower()}; the trial is "
@@ -114,5 +114,5 @@ class Lines:
 
 
 def _identity(line: dict[str, Any]) -> str:
-    """What tells one recording of a trial from all others."""
+    """Returns a key that differs between any two records."""
     return json.dumps([line.get(name) for name in ("config", "status", "reason", "metrics")])

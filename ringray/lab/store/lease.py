@@ -2,8 +2,8 @@
 
 A lease is a file lock (``flock``) on a small file beside the store that names its holder, so the
 kernel frees it when the holder ends, however it ends. A file that names a process and is not locked
-was left by a process that was killed. Locks reach as far as the file system carries them: on one
-that keeps them per machine, a second machine can take the lease; both drivers are told.
+was left by a killed process. If the file system keeps locks per machine, a driver on a second one
+can take the lease; both drivers then report it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Owner:
 
     @property
     def near(self) -> bool:
-        """Whether it runs on this machine."""
+        """True if it runs on this machine."""
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:

@@ -31,8 +31,8 @@ _SIZE = slice(28, 32)  # where the first page says how many there are; sqlite lo
 
 @dataclass(frozen=True)
 class Saved:
-    """One sweep. ``trials`` were saved, ``ended`` of which had ended; ``lost``: keys of trials
-    that had ended and cannot be read; ``nameless``: of the sweep itself only the digest is left."""
+    """One sweep: numbers of saved and ended trials. ``lost``: keys of ended trials that cannot be
+    read; ``nameless``: the sweep's own row is lost."""
 
     digest: str
     name: str
@@ -44,18 +44,18 @@ class Saved:
 
 @dataclass(frozen=True)
 class Recovered:
-    """``kept``: where the damaged file is now; None where nothing was damaged, and nothing done."""
+    """The result. ``kept``: the new path of the damaged file; None if the store was not damaged."""
 
     kept: Path | None
     sweeps: tuple[Saved, ...]
 
 
 def recover(path: Path) -> Recovered:
-    """Puts a new store in the place of a damaged one, with everything that can be read.
+    """Replaces a damaged store by a new one with everything that can be read.
 
     Raises:
-        PlaceError: there is no file, nothing in it can be read, a live process has it open, or
-            the new one cannot be written; everything is as it was then.
+        PlaceError: there is no file, nothing in it can be read, a live process uses it, or the
+            new one cannot be written; the store is then as it was.
     """
     path = path.expanduser().absolute()
     for user in lease.users(path):
@@ -157,8 +157,8 @@ class _Environments(rows.Environments):
 
 
 def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
-    """Writes what the sources hold, the first one's rows before those of the others; the sweeps
-    that were begun last come last."""
+    """Writes the rows of all sources, those of the first one before the others'; the sweeps that
+    were created last come last."""
     environments = _Environments(sources)
     keys = [_keys(db) for db in sources]
     sweeps = _sweeps(sources, environments)
@@ -200,7 +200,7 @@ def _sweeps(
 
 
 def _keys(db: sqlite3.Connection) -> dict[str, dict[str, int]]:
-    """Returns by digest the keys of the trials, and how they are numbered: above 0 once ended."""
+    """Returns the keys of trials by digest, each with its number, which is above 0 once ended."""
     found: dict[str, dict[str, int]] = {}
     for digest, key, seq in (
         *_scan(db, "digest, key, seq FROM trials NOT INDEXED", "digest", "key"),
@@ -223,7 +223,7 @@ def _trials(
 
 
 def _scan(db: sqlite3.Connection, what: str, *order: str) -> Iterator[tuple[Any, ...]]:
-    """Yields rows from both ends of a table or an index, up to the first page that is destroyed."""
+    """Yields rows from both ends of a table or an index up to a destroyed page."""
     for direction in ("ASC", "DESC"):
         by = ", ".join(f"{column} {direction}" for column in order)
         with suppress(sqlite3.Error):

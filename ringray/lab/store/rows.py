@@ -38,6 +38,7 @@ class Environments(dict[str, dict[str, Any]]):
 
 
 NEXT_TURN = "(SELECT max(turn) + 1 FROM sweeps)"
+_PLAN = TRIAL[2:5]
 _OUTCOME = TRIAL[5:]  # columns that are empty until a trial has ended
 BROKEN = f"SELECT key FROM trials WHERE seal IS NOT {TRIAL_SEAL}"
 
@@ -122,35 +123,43 @@ def seal(db: sqlite3.Connection, digest: str) -> None:
     )
 
 
-def put_sweep(db: sqlite3.Connection, sweep: SweepInfo, environment: str, now: float) -> None:
-    """Writes a sweep that begins, new or known, with the status running."""
-    values = (sweep.name, sweep.kind, packed(sweep.spec), sweep.source, environment, now)
-    db.execute(
-        "INSERT INTO sweeps (digest, name, kind, spec, source, environment, status, "
-        "created, updated) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?) "
-        "ON CONFLICT (digest) DO UPDATE SET name = excluded.name, kind = excluded.kind, "
-        "spec = excluded.spec, source = excluded.source, status = 'running', "
-        "environment = excluded.environment, updated = excluded.updated",
-        (sweep.digest, *values, now),
+def _upsert(table: str, columns: Sequence[str], key: str, updated: Sequence[str], only: str) -> str:
+    """Returns the statement that inserts a row, or updates columns of the one with that key."""
+    return (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+        f"ON CONFLICT ({key}) DO UPDATE SET "
+        f"{', '.join(f'{column} = excluded.{column}' for column in updated)} {only}"
     )
-    db.execute(
-        f"UPDATE sweeps SET turn = {NEXT_TURN}, seal = {SWEEP_SEAL} WHERE digest = ?",
-        (sweep.digest,),
-    )
+
+
+def put_sweep(
+    db: sqlite3.Connection, sweep: SweepInfo, status: SweepStatus, when: float,
+    updated: Sequence[str], only: str = "",
+) -> str:  # fmt: skip
+    """Writes a sweep and makes it the latest; ``updated``: columns to change if it is known.
+
+    Returns:
+        The id of its environment.
+    """
+    identity = put_environment(db, sweep.environment)
+    columns = (*SWEEP, "status", "created", "updated")
+    written = db.execute(
+        _upsert("sweeps", columns, "digest", (*SWEEP[1:], *updated), only),
+        (sweep.digest, sweep.name, sweep.kind, packed(sweep.spec), sweep.source, identity,
+         status, when, when),
+    ).rowcount  # fmt: skip
+    if written:
+        mark = f"UPDATE sweeps SET turn = {NEXT_TURN}, seal = {SWEEP_SEAL} WHERE digest = ?"
+        db.execute(mark, (sweep.digest,))
+    return identity
 
 
 def put_trials(db: sqlite3.Connection, digest: str, trials: Sequence[TrialInfo]) -> None:
     """Writes planned trials; outcomes stay."""
+    changed = " OR ".join(f"{column} <> excluded.{column}" for column in _PLAN)
     db.executemany(
-        "INSERT INTO trials (digest, key, idx, config, predicted) VALUES (?, ?, ?, ?, ?) "
-        "ON CONFLICT (digest, key) DO UPDATE SET idx = excluded.idx, "
-        "config = excluded.config, predicted = excluded.predicted "
-        "WHERE idx <> excluded.idx OR config <> excluded.config "
-        "OR predicted <> excluded.predicted",
-        [
-            (digest, trial.key, trial.index, packed(trial.config), packed(trial.predicted))
-            for trial in trials
-        ],
+        _upsert("trials", TRIAL[:5], "digest, key", _PLAN, f"WHERE {changed}"),
+        [(digest, one.key, one.index, packed(one.config), packed(one.predicted)) for one in trials],
     )
 
 
@@ -169,9 +178,8 @@ def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome)
     if before != ours:
         attempts += outcome.attempts
     if outcome.environment is None:
-        (environment,) = db.execute(
-            "SELECT environment FROM sweeps WHERE digest = ?", (digest,)
-        ).fetchone()
+        query = "SELECT environment FROM sweeps WHERE digest = ?"
+        (environment,) = db.execute(query, (digest,)).fetchone()
     else:
         environment = put_environment(db, outcome.environment)
     values = (
@@ -191,29 +199,13 @@ def restore_rows(
 ) -> int:
     """Adds a sweep and trials from elsewhere that are missing here; returns how many trials."""
     check_seals(db, sweep.digest)
-    environment = put_environment(db, sweep.environment)
-    db.execute(
-        "INSERT INTO sweeps (digest, name, kind, spec, source, environment, status, "
-        "created, updated) VALUES (?, ?, ?, ?, ?, ?, 'interrupted', ?, ?) "
-        "ON CONFLICT (digest) DO UPDATE SET name = excluded.name, kind = excluded.kind, "
-        "spec = excluded.spec, source = excluded.source, environment = excluded.environment, "
-        f"created = excluded.created, seal = NULL WHERE kind = '{UNKNOWN}'",
-        (sweep.digest, sweep.name, sweep.kind, packed(sweep.spec), sweep.source, environment,
-         created, created),
-    )  # fmt: skip
-    db.execute(
-        f"UPDATE sweeps SET turn = {NEXT_TURN}, seal = {SWEEP_SEAL} "
-        "WHERE digest = ? AND seal IS NULL",
-        (sweep.digest,),
-    )
+    put_sweep(db, sweep, "interrupted", created, ["created"], f"WHERE kind = '{UNKNOWN}'")
+    statement = _upsert("trials", TRIAL, "digest, key", _OUTCOME, "WHERE status IS NULL")
     added = 0
     for trial, seq in trials:
         where = None if trial.environment is None else put_environment(db, trial.environment)
         added += db.execute(
-            f"INSERT INTO trials ({', '.join(TRIAL)}) VALUES ({', '.join('?' * len(TRIAL))}) "
-            "ON CONFLICT (digest, key) DO UPDATE SET "
-            f"{', '.join(f'{column} = excluded.{column}' for column in _OUTCOME)} "
-            "WHERE status IS NULL",
+            statement,
             (sweep.digest, trial.key, trial.index, packed(trial.config), packed(trial.predicted),
              seq, trial.status, trial.reason, packed(trial.metrics), packed(trial.samples),
              trial.point, trial.attempts, trial.started, trial.ended, where),
@@ -238,22 +230,15 @@ def next_seq(db: sqlite3.Connection, digest: str) -> int:
 
 def forget_unplanned(db: sqlite3.Connection, digest: str, planned: set[str]) -> None:
     """Removes the trials that have not ended and are not in the plan."""
-    waiting = db.execute(
-        "SELECT key FROM trials WHERE digest = ? AND status IS NULL", (digest,)
-    ).fetchall()
-    db.executemany(
-        "DELETE FROM trials WHERE digest = ? AND key = ?",
-        [(digest, key) for (key,) in waiting if key not in planned],
-    )
+    query = "SELECT key FROM trials WHERE digest = ? AND status IS NULL"
+    gone = [(digest, key) for (key,) in db.execute(query, (digest,)) if key not in planned]
+    db.executemany("DELETE FROM trials WHERE digest = ? AND key = ?", gone)
 
 
 def record_pruned(
-    db: sqlite3.Connection,
-    sweep: SweepInfo,
-    trials: Sequence[TrialInfo],
-    environment: str,
+    db: sqlite3.Connection, sweep: SweepInfo, trials: Sequence[TrialInfo], environment: str,
     now: float,
-) -> None:
+) -> None:  # fmt: skip
     """Records pruned trials, and resets those that are no longer pruned; measured ones stay."""
     known: dict[str, tuple[str | None, str | None]] = {
         key: (status, reason)

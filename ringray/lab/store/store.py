@@ -108,8 +108,7 @@ class Store:
         with self._write() as db:
             self._check_lease(sweep.digest)
             rows.check_seals(db, sweep.digest)
-            environment = rows.put_environment(db, sweep.environment)
-            rows.put_sweep(db, sweep, environment, now)
+            environment = rows.put_sweep(db, sweep, "running", now, ["status", "updated"])
             rows.put_trials(db, sweep.digest, trials)
             rows.forget_unplanned(db, sweep.digest, {trial.key for trial in trials})
             rows.record_pruned(db, sweep, trials, environment, now)
@@ -224,7 +223,7 @@ class Store:
         raise UserError(f"there is no sweep {selector!r} in {self.path}; {_known(names, selector)}")
 
     def knows(self, digest: str) -> bool:
-        """Whether the sweep was ever begun here."""
+        """Returns whether the sweep was ever begun here."""
         return self._one("SELECT 1 FROM sweeps WHERE digest = ?", digest) is not None
 
     def trials(self, digest: str) -> list[TrialRow]:

@@ -1,9 +1,9 @@
-"""The trace of one trial: what every rank of the ring did, in one file that browsers draw.
+"""The trace of one trial: the spans of every rank of the ring in one file that browsers draw.
 
 JSON of Chrome's trace events (https://ui.perfetto.dev and chrome://tracing open it): processes are
-ranks, threads are lanes (compute, wait, and as many for transfers as are under way at once), times
-are microseconds since the barrier at which all ranks began the repeat. Clocks of hosts differ; the
-end of a barrier does not, but for the time that a rank needs to notice it.
+ranks, threads are lanes (compute, wait, and one per simultaneous transfer), times are microseconds
+since the barrier at which all ranks began the repeat. Clocks of hosts differ; ends of a barrier do
+only by the time in which a rank notices it.
 
 Imports neither torch nor MLflow.
 """
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
     from ringray.instruments.hops import Span
     from ringray.lab.trial.measurement import RankReport
 
-COMPUTE, WAIT, TRANSFER = 0, 1, 2  # lanes; further transfers have the numbers behind
+COMPUTE, WAIT, TRANSFER = 0, 1, 2  # lanes; further transfers have the next numbers
 
 
 def path_of(sweep: str, key: str) -> Path:
-    """Where the trace of a trial lies; ``sweep`` is the sweep's digest."""
+    """Returns the path of a trial's trace; ``sweep`` is the sweep's digest."""
     return folder_of(sweep) / f"{part_of_a_path(key)}.json"
 
 
 def folder_of(sweep: str) -> Path:
-    """Where the traces of a sweep lie; PlaceError for what is no digest."""
+    """Returns the folder of a sweep's traces; PlaceError if ``sweep`` is not a digest."""
     return private_files.create_home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
 
 
 def write(path: Path, reports: Sequence[RankReport]) -> None:
-    """Write the trace of a trial, or replace it whole; OSError where that cannot be."""
+    """Writes the trace of a trial, or replaces it as a whole; OSError if that fails."""
     lines = ",\n".join(json.dumps(event) for event in events(reports))
     keep(path, f"[\n{lines}\n]\n")
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file beside the traces, or replace it whole; OSError where that cannot be."""
+    """Writes a file beside the traces, or replaces it as a whole; OSError if that fails."""
     private_files.folder(path.parent.parent)
     private_files.folder(path.parent)
     private_files.write(path, text)
 
 
 def events(reports: Sequence[RankReport]) -> list[dict[str, Any]]:
-    """The trace events of all ranks, each rank's in the order of their beginnings."""
+    """Returns the trace events of all ranks, those of each rank in the order of their start."""
     found: list[dict[str, Any]] = []
     for report in reports:
         spans = sorted(report.spans, key=lambda span: (span.began, span.ended))
@@ -68,7 +68,7 @@ def events(reports: Sequence[RankReport]) -> list[dict[str, Any]]:
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
-    """A lane for each span. Transfers that are under way together have lanes of their own."""
+    """Returns a lane for each span; simultaneous transfers have different ones."""
     free: list[float] = []  # by lane of transfers, when its last one ended
     lanes = []
     for span in spans:
