@@ -85,3 +85,20 @@ def test_pyproject() -> None:
     for needed in ("ray", "mlflow", "pydantic", "numpy"):
         pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
         assert re.search(rf"^{needed}==\d", pins, flags=re.MULTILINE), needed
+
+
+def test_the_main_objects_of_the_design_exist() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = page.partition("## Main objects")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| `(.*?)` \|", section, flags=re.MULTILINE)
+    assert len(rows) > 20
+    for names, place in rows:
+        top = ROOT / "kernels" if place.startswith("ringray_kernels") else ROOT / "ringray"
+        path = top / place
+        files = [path] if path.suffix else sorted(path.rglob("*.py"))
+        source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(class {name}\b|{name}\b.* = )", source, re.MULTILINE), (
+                place,
+                name,
+            )
