@@ -1,4 +1,4 @@
-"""One rank's part of ring attention: validated entry points that dispatch to a backend by name.
+"""One rank's part of ring attention: validated functions that dispatch to a backend by name.
 
 Shapes: B batch, Hq query heads, Hkv key/value heads (Hq a multiple of Hkv), Sq query rows, Sk key
 rows, D head dim. All tensors may have any strides.
@@ -25,10 +25,10 @@ MAX_HEAD_DIM = 256
 
 
 class State(NamedTuple):
-    """Attention over the keys met so far.
+    """Attention over the keys of the hops so far.
 
     ``out`` (B, Hq, Sq, D), normalised, fp32 between hops; ``lse`` (B, Hq, Sq), fp32, natural log,
-    -inf with ``out`` 0 on rows that have met no key.
+    -inf with ``out`` 0 on rows that have seen no key.
     """
 
     out: Tensor
@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a backend module provides; ``reference.py`` is the readable example.
+    """The functions of a backend module; ``reference.py`` is the readable example.
 
     ``BLOCKS``: the type of ``blocks`` that it takes, besides None.
     """
@@ -44,7 +44,7 @@ class Backend(Protocol):
     BLOCKS: type
 
     def unsupported(self, q: Tensor) -> str | None:
-        """Why this backend cannot compute on tensors like ``q``, or None if it can."""
+        """Returns why this backend cannot compute on tensors like ``q``, or None."""
 
     def forward(
         self,
@@ -83,12 +83,12 @@ class Backend(Protocol):
 
 
 def backend_names() -> tuple[str, ...]:
-    """Names accepted by ``backend=``, ``auto`` included."""
+    """Returns the names that ``backend=`` accepts, ``auto`` included."""
     return ("auto", *BACKENDS)
 
 
 def resolve_backend(name: str, q: Tensor) -> str:
-    """The backend that ``name`` means for tensors like ``q``.
+    """Returns the backend that ``name`` means for tensors like ``q``.
 
     Raises:
         ValueError: unknown name, or the named backend cannot compute such tensors.
@@ -114,7 +114,7 @@ def resolve_backend(name: str, q: Tensor) -> str:
 
 
 def load_backend(name: str) -> Backend:
-    """Import a registered backend's module."""
+    """Imports the module of a registered backend."""
     return cast("Backend", importlib.import_module(BACKENDS[name]))
 
 
@@ -126,10 +126,10 @@ def _expect(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype 
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Shapes, dtypes, devices and head counts of one attention problem.
+    """Checks shapes, dtypes, devices and head counts of one attention problem.
 
     Raises:
-        ValueError: what was given and what is expected.
+        ValueError: with the given and the expected value.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
@@ -163,7 +163,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_blocks(blocks: object, backend: str) -> None:
-    """ValueError unless ``blocks`` is None or what the (resolved) backend takes."""
+    """Raises ValueError unless ``blocks`` is None or of the type of the resolved backend."""
     kind = load_backend(backend).BLOCKS
     if blocks is None or (kind is Blocks and isinstance(blocks, Blocks)):
         return
@@ -176,7 +176,7 @@ def check_blocks(blocks: object, backend: str) -> None:
 def _check(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, blocks: object, backend: str
 ) -> str:
-    """The resolved backend, if the problem is one."""
+    """Checks the problem and returns the resolved backend."""
     check_qkv(q, k, v)
     rows = (
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
@@ -202,24 +202,24 @@ def forward(
     blocks: Blocks | int | None = None,
     backend: str = "auto",
 ) -> State:
-    """Attention of ``q`` over the key rows ``[start, end)``, merged into ``state``.
+    """Computes attention of ``q`` over the key rows ``[start, end)`` and merges it into ``state``.
 
     Args:
         q: (B, Hq, Sq, D), fp32, bf16 or fp16; ``k``, ``v``: (B, Hkv, Sk, D), the same dtype.
         start, end: int32 (B or 1, Sq), half-open rows of k that each query row sees, each
             non-decreasing along the rows.
         scale: factor on q . k before the softmax.
-        state: what earlier hops found, fp32; it is consumed (its tensors may be reused).
+        state: the result of earlier hops, fp32; it is consumed (its tensors may be reused).
         out_dtype: dtype of the returned ``out``; None means fp32. Set it on the last hop.
-        blocks: how the work is cut, None is the backend's default: query rows per fused call for
-            ``aten``, a ``Blocks`` for ``triton``.
+        blocks: the partition of the work: query rows per fused call for ``aten``, a ``Blocks`` for
+            ``triton``, None for the default of the backend.
         backend: ``auto`` or a name of ``ringray_kernels.backends``.
 
     Returns:
         State: out (B, Hq, Sq, D) in ``out_dtype``, lse (B, Hq, Sq) fp32.
 
     Raises:
-        ValueError: wrong shapes, dtypes, names, with what is expected.
+        ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
     backend = _check(q, k, v, start, end, blocks, backend)
     if state is not None:
@@ -248,7 +248,7 @@ def backward(
     blocks: Blocks | int | None = None,
     backend: str = "auto",
 ) -> None:
-    """Gradients of one hop, added into ``dq``, ``dk``, ``dv`` in place.
+    """Adds the gradients of one hop to ``dq``, ``dk``, ``dv`` in place.
 
     Args:
         dout: (B, Hq, Sq, D), the gradient of the *global* output.
@@ -256,11 +256,11 @@ def backward(
         lse, delta: fp32 (B, Hq, Sq), *global*: lse over all keys of the sequence, and
             rowsum(dout * out). Rows with lse = -inf must have empty intervals.
         dq: fp32 (B, Hq, Sq, D); ``dk``, ``dv``: fp32 (B, Hkv, Sk, D).
-        out: the global output in q's dtype, if at hand: fused calls that compute delta themselves
-            want it, and are given a stand-in made from ``delta`` otherwise.
+        out: the global output in q's dtype, if available: fused calls that compute delta themselves
+            need it, and otherwise get a substitute made from ``delta``.
 
     Raises:
-        ValueError: wrong shapes, dtypes, names, with what is expected.
+        ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
     backend = _check(q, k, v, start, end, blocks, backend)
     _expect("dout", dout, q.shape, q.dtype)
@@ -277,17 +277,17 @@ def backward(
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor, *, backend: str = "auto") -> Tensor:
-    """rowsum(dout * out), what ``backward`` needs of the global output.
+    """Returns rowsum(dout * out), the part of the global output that ``backward`` needs.
 
     Args:
         dout, out: (B, Hq, Sq, D), the same dtype.
-        lse: fp32 (B, Hq, Sq); rows where it is -inf get 0, whatever dout and out hold there.
+        lse: fp32 (B, Hq, Sq); rows where it is -inf get 0, for any values of dout and out there.
 
     Returns:
         fp32 (B, Hq, Sq).
 
     Raises:
-        ValueError: wrong shapes, dtypes, names, with what is expected.
+        ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
     _expect("dout", dout, out.shape, out.dtype)
     _expect("lse", lse, out.shape[:3], torch.float32)

@@ -1,7 +1,7 @@
-"""Block configurations of the Triton kernels: what they are, which are possible, the defaults.
+"""Block configurations of the Triton kernels: their form, and the hardware that each one fits.
 
-Needs neither torch nor triton, so that specs are checked without them. A configuration is passed in
-by the caller, the same on every rank; nothing here looks at the machine.
+Needs neither torch nor triton, so that specs are checked without them. The caller passes a
+configuration in, the same on every rank; this module does not look at the machine.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU architecture: ``shared_bytes`` is what one block of threads may have at most;
-    ``descriptors``: it has bulk copies by tensor descriptor; ``wgmma``: Hopper's products."""
+    """A GPU architecture.
+
+    ``shared_bytes``: the most shared memory of one block of threads; ``descriptors``: it has bulk
+    copies by tensor descriptor; ``wgmma``: it has Hopper's asynchronous products.
+    """
 
     name: str
     shared_bytes: int
@@ -49,10 +52,10 @@ TARGETS = {
 
 
 def target_named(name: str) -> Target:
-    """The target called ``name``, or the one that it is compatible with.
+    """Returns the target called ``name``, or a compatible one under that name.
 
     Raises:
-        ValueError: nothing known is like it.
+        ValueError: no known target is compatible.
     """
     if name in TARGETS:
         return TARGETS[name]
@@ -66,14 +69,15 @@ def target_named(name: str) -> Target:
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """How one kernel is cut.
+    """The tiles of one kernel.
 
-    ``block_m`` query rows by ``block_n`` key rows a tile, ``warps`` a program, ``stages`` of tiles
-    in flight. ``path``: how tiles reach shared memory, by ``pointers`` (everywhere), by tensor
-    ``descriptors`` (bulk copies; Hopper and later, aligned tensors), or ``specialised``: by a warp
-    of its own beside two groups of four that compute (Hopper; forward and dkv). ``pack``: query
-    heads of one key/value head that share a block of query rows. ``split``: dK and dV one after the
-    other, each with the registers of both, for large head dims (the dkv kernel only).
+    A tile has ``block_m`` query rows by ``block_n`` key rows; a program has ``warps`` and keeps
+    ``stages`` of tiles in flight. ``path``: the way of tiles to shared memory, by ``pointers``
+    (everywhere), by tensor ``descriptors`` (bulk copies; Hopper and later, aligned tensors), or
+    ``specialised``: by a separate warp beside two groups of four that compute (Hopper; forward and
+    dkv). ``pack``: query heads of one key/value head that share a block of query rows. ``split``:
+    dK and dV in sequence, each with the registers of both, for large head dims (the dkv kernel
+    only).
     """
 
     block_m: int
@@ -90,10 +94,10 @@ class BlockConfig:
 
     @classmethod
     def parse(cls, text: str) -> BlockConfig:
-        """The inverse of ``str``: ``128x64/8/2``, ``64x64/4/3/descriptors/pack4``.
+        """Reads the text of ``str``: ``128x64/8/2``, ``64x64/4/3/descriptors/pack4``.
 
         Raises:
-            ValueError: what was given and what is expected.
+            ValueError: with the given and the expected text.
         """
         match = cls._TEXT.fullmatch(text.strip())
         if not match:
@@ -115,9 +119,10 @@ class BlockConfig:
 
 @dataclass(frozen=True)
 class Blocks:
-    """One configuration per kernel; None is the default of the hardware and head dim.
+    """One configuration per kernel; None is the default for the hardware and head dim.
 
-    ``atomic_dq``: dK/dV and dQ in one kernel that adds dQ atomically. Faster, not deterministic.
+    ``atomic_dq``: one kernel for dK, dV and dQ, which adds dQ atomically: faster, not
+    deterministic.
     """
 
     forward: BlockConfig | None = None
@@ -127,10 +132,10 @@ class Blocks:
 
     @classmethod
     def parse(cls, text: str) -> Blocks:
-        """The inverse of ``str``: ``forward=128x64/8/2,dkv=64x128/8/2,atomic_dq``.
+        """Reads the text of ``str``: ``forward=128x64/8/2,dkv=64x128/8/2,atomic_dq``.
 
         Raises:
-            ValueError: what was given and what is expected.
+            ValueError: with the given and the expected text.
         """
         given: dict[str, BlockConfig] = {}
         atomic = False
@@ -158,8 +163,8 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a configuration has to fit. ``group``: query heads per key/value head; ``aligned``:
-    what the kernel streams has unit stride along D and 16-byte aligned rows (descriptors)."""
+    """A problem that a configuration must fit. ``group``: query heads per key/value head;
+    ``aligned``: the streamed tensors have unit stride along D and 16-byte aligned rows."""
 
     kernel: Kernel
     head_dim: int
@@ -169,9 +174,9 @@ class Problem:
 
 
 def head_dim_parts(head_dim: int) -> tuple[int, int]:
-    """``head_dim`` as one or two powers of two of at least 16 that cover it: a product takes both.
+    """Returns one or two powers of two of at least 16 that cover ``head_dim``.
 
-    96 is 64 + 32 and 80 is 64 + 16, where the next power of two would compute 128.
+    A product is the sum over both: 96 is 64 + 32 and 80 is 64 + 16, not the next power of two, 128.
     """
     first = max(16, 1 << (head_dim.bit_length() - 1))
     if head_dim <= first:
@@ -181,9 +186,9 @@ def head_dim_parts(head_dim: int) -> tuple[int, int]:
 
 
 def supports(config: BlockConfig, problem: Problem, target: Target) -> str | None:
-    """Why ``config`` cannot compute ``problem`` on ``target``, or None if it may.
+    """Returns why ``config`` cannot compute ``problem`` on ``target``, or None if it may.
 
-    Shared memory is estimated, not compiled: what passes here can still be refused by the compiler.
+    Shared memory is an estimate: the compiler may still refuse a configuration that passes here.
     """
     for name in ("block_m", "block_n"):
         value = getattr(config, name)
@@ -223,7 +228,7 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
 
 
 def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> str | None:
-    """Why tiles cannot be copied by descriptors."""
+    """Returns why tiles cannot be copied by descriptors, or None."""
     first, rest = head_dim_parts(problem.head_dim)
     if not target.descriptors:
         return f"{target.name} has no tensor descriptors, expected pointers"
@@ -246,7 +251,7 @@ def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> 
 
 
 def _accumulators(config: BlockConfig, kernel: Kernel, width: int) -> int:
-    """fp32 elements that a program keeps in registers: results, and one tile of scores."""
+    """Returns the fp32 elements that a program keeps in registers: results and a tile of scores."""
     rows = config.block_m
     if kernel == "dkv":
         rows = config.block_n if config.split else 2 * config.block_n
@@ -254,8 +259,8 @@ def _accumulators(config: BlockConfig, kernel: Kernel, width: int) -> int:
 
 
 def _shared_bytes(config: BlockConfig, problem: Problem, width: int, target: Target) -> int:
-    """Two streamed tensors (K and V, or Q and dO) of ``stages`` tiles each and, on NVIDIA, the
-    tiles that stay; before Hopper, forward keeps its one (Q) in registers."""
+    """Estimates the bytes of two streamed tensors (K and V, or Q and dO) of ``stages`` tiles each
+    and, on NVIDIA, of the resident tiles; before Hopper, forward keeps its one (Q) in registers."""
     streamed, resident = config.block_n, config.block_m
     tensors = {"forward": 1 if target.descriptors else 0, "dq": 2, "dkv": 2}[problem.kernel]
     if problem.kernel == "dkv":

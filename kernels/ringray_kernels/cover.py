@@ -1,8 +1,8 @@
-"""Covering intervals with dense calls, for fused attention that knows only full, causal or a mask.
+"""Covers of intervals by dense calls, for fused attention with a full, causal or explicit mask.
 
-The visible pairs of all rows are cut into calls over a block of query rows and a range of key rows:
-each pair lies in exactly one call, and every row of a call sees at least one key in it (fused
-kernels disagree about rows that see nothing).
+The visible pairs of all rows are divided into calls over a block of query rows and a range of key
+rows: each pair lies in exactly one call, and every row of a call sees at least one key in it (fused
+kernels disagree about rows without keys).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-MIN_RUN = 64  # rows; a shorter regular run is not worth a call of its own
+MIN_RUN = 64  # rows; a shorter regular run is not worth its own call
 DEFAULT_BLOCK = 256  # query rows per masked call
 
 
@@ -39,15 +39,15 @@ class Call(NamedTuple):
 
 
 def cover(start: Tensor, end: Tensor, block: int | None = None) -> list[Call]:
-    """Dense calls for one batch entry's intervals, ``start`` and ``end`` int32 (Sq,)."""
+    """Returns dense calls for the intervals of one batch entry, ``start``, ``end`` int32 (Sq,)."""
     s, e = start.cpu().numpy().astype(np.int64), end.cpu().numpy().astype(np.int64)
     return list(_cover(s, e, block or DEFAULT_BLOCK))
 
 
 def _run_stops(s: Ints, e: Ints) -> tuple[Ints, Ints]:
-    """Per row i: the step pattern from i to i+1, and the last row to which it goes on.
+    """Returns per row i the step pattern from i to i+1 and the last row of that pattern.
 
-    Patterns: 0 same interval, 1 one more key at the end, 2 anything else, 3 a row sees nothing.
+    Patterns: 0 same interval, 1 one more key at the end, 2 other steps, 3 a row without keys.
     """
     ds, de = np.diff(s), np.diff(e)
     pattern = np.where(ds == 0, np.where(de == 0, 0, np.where(de == 1, 1, 2)), 2)
@@ -66,7 +66,7 @@ def _cover(s: Ints, e: Ints, block: int) -> Iterator[Call]:
     while row < rows:
         if e[row] <= s[row]:
             yield from _masked(s, e, irregular, row, block)
-            # rows that see nothing come in runs: find the next row that sees something
+            # rows without keys come in runs: find the next row with one
             ahead = np.flatnonzero(e[row:] > s[row:])
             row = irregular = row + int(ahead[0]) if len(ahead) else rows
         elif pattern[row] in (0, 1) and last[row] + 1 - row >= MIN_RUN:
@@ -80,7 +80,7 @@ def _cover(s: Ints, e: Ints, block: int) -> Iterator[Call]:
 
 
 def _regular(s: Ints, e: Ints, row: int, stop: int, rising: bool) -> Iterator[Call]:
-    """Rows that share their start, and their end too or an end that rises by one."""
+    """Covers rows with one start, and one end or an end that rises by one."""
     low, high = int(s[row]), int(e[row])
     if not rising:
         yield Call(row, stop, low, high, "full", True)
@@ -91,8 +91,8 @@ def _regular(s: Ints, e: Ints, row: int, stop: int, rising: bool) -> Iterator[Ca
 
 
 def _masked(s: Ints, e: Ints, row: int, stop: int, block: int) -> Iterator[Call]:
-    """Any rows that each see something: what all of them see needs no mask, the rest is halved
-    until a mask of at most ``block`` rows is small."""
+    """Covers any rows with keys: keys that all rows see need no mask; the rest is halved until a
+    mask of at most ``block`` rows is small."""
     if row < stop:
         yield from _halve(s[row:stop], e[row:stop], row, block, True)
 
@@ -103,7 +103,7 @@ def _halve(s: Ints, e: Ints, row: int, block: int, first: bool) -> Iterator[Call
     if low == low_all and high == high_all:
         yield Call(row, stop, low, high, "full", first)
         return
-    # Edges overlap what all rows see by one key, so that each row sees a key in each call.
+    # Edges overlap the common keys by one, so that each row sees a key in each call.
     inner = (low_all + 1 if low < low_all else low, high_all - 1 if high_all < high else high)
     if inner[1] - inner[0] >= block:
         yield Call(row, stop, *inner, "full", first)

@@ -1,14 +1,14 @@
-"""The configuration of each kernel where none is given, by hardware and head dim.
+"""The default configuration of each kernel by hardware and head dim.
 
-Where the numbers come from: compiled for the target (registers, spills, shared memory; see
-docs/kernels.md), not yet measured on a GPU, except where a line says so.
+The numbers come from compilation for the target (registers, spills, shared memory; see
+docs/kernels.md), not from measurements on a GPU, except where a line says so.
 
-A product is shared out among a program's warps by rows of the block that stays: eight warps of 16
-rows (four of 32 on CDNA) take 128, and compute a block of 64 twice. So blocks have as many rows as
-their warps take. Exceptions, where all that repeats less spills in its loops, are fp32 on NVIDIA at
-head dims above 64 (all but dq at 128 and forward at 128 on Hopper) and what is left for little
-shared memory (sm_86, sm_89, sm_120) or unaligned tensors at head dim 256; docs/kernels.md lists
-them.
+The warps of a program divide a product by rows of the resident block: eight warps of 16 rows (four
+of 32 on CDNA) take 128, and compute a block of 64 twice. So a block has as many rows as its warps
+take. Exceptions, because all alternatives that repeat less spill in their loops: fp32 on NVIDIA at
+head dims above 64 (all but dq at 128 and forward at 128 on Hopper), and the configurations for
+little shared memory (sm_86, sm_89, sm_120) or unaligned tensors at head dim 256; docs/kernels.md
+lists them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringray_kernels.config import (
     supports,
 )
 
-# By family and kernel: (largest head dim, configuration), in the order in which they are tried.
+# By family and kernel: (largest head dim, configuration), in the order of trial.
 _HOPPER: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [
         (64, "128x128/8/3/descriptors"),
@@ -78,7 +78,7 @@ _CDNA: dict[Kernel, list[tuple[int, str]]] = {
     "dq": [(64, "128x32/4/2"), (128, "64x16/4/2"), (256, "64x16/4/1")],
     "dkv": [(64, "16x64/4/2"), (96, "16x64/4/1"), (128, "16x64/4/2"), (256, "16x64/4/1")],
 }
-# Four bytes an element. On NVIDIA a product of fp32 takes three of tf32, and three times their
+# Four bytes per element. On NVIDIA an fp32 product takes three tf32 products and three times their
 # registers.
 _WIDE_CDNA: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [(64, "128x32/4/2"), (128, "64x16/4/2"), (256, "64x16/4/1")],
@@ -95,14 +95,14 @@ _WIDE_HOPPER: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [(64, "128x32/8/2"), (128, "128x16/8/2"), (256, "16x16/8/2")],
 }
 
-# Hopper's kernels with a warp that copies, by head dim. Not the defaults before they are measured.
+# Hopper's kernels with a copying warp, by head dim. Not defaults before they are measured.
 SPECIALISED = {
     64: Blocks.parse("forward=128x128/8/3/specialised,dkv=64x128/8/2/specialised"),
     128: Blocks.parse("forward=128x128/8/2/specialised,dkv=64x128/8/2/specialised"),
     256: Blocks.parse("forward=128x64/8/2/specialised"),
 }
 
-# Forward on Hopper, 16 bits, by head dim: what else may turn out to be the fastest.
+# Forward on Hopper, 16 bits, by head dim: other candidates for the fastest configuration.
 CANDIDATES = {
     128: [
         Blocks.parse("forward=128x64/8/3/descriptors"),
@@ -113,10 +113,10 @@ CANDIDATES = {
 
 @cache
 def default(problem: Problem, target: Target) -> BlockConfig:
-    """The first configuration of the table that fits.
+    """Returns the first configuration of the table that fits.
 
     Raises:
-        ValueError: none does.
+        ValueError: none fits.
     """
     if target.is_amd:
         narrow, wide = _CDNA, _WIDE_CDNA

@@ -1,8 +1,8 @@
 """Intervals: the contiguous range of key rows that each query row sees, as two int32 tensors.
 
-``start``, ``end``: (Sq,), half-open local key rows, both non-decreasing. A row that sees nothing
-has ``start == end``. They are made from global positions: ``visible_range`` turns a mask into a
-range of positions, ``intervals`` turns that into rows of whatever keys are at hand.
+``start``, ``end``: (Sq,), half-open local key rows, both non-decreasing. A row without keys has
+``start == end``. They are made from global positions: ``visible_range`` turns a mask into a range
+of positions, ``intervals`` turns that into rows of the present keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def visible_range(
     window: int | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Global positions ``[low, high)`` that queries at ``positions`` see; int64, like positions.
+    """Returns the global positions ``[low, high)`` that queries at ``positions`` see; int64.
 
     ``cu_seqlens``: document boundaries (0, ..., seq_len), int64, or None. Positions at or beyond
     ``seq_len`` are padding and see ``[seq_len, seq_len)``.
@@ -39,17 +39,17 @@ def visible_range(
 
 
 def intervals(low: Tensor, high: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``key_positions`` (strictly increasing, int64) in ``[low, high)``, per query row."""
+    """Returns the rows of ``key_positions`` (int64, strictly increasing) in ``[low, high)``."""
     start = torch.searchsorted(key_positions, low, out_int32=True)
     end = torch.searchsorted(key_positions, high, out_int32=True)
     return start, end
 
 
 def inverse(start: Tensor, end: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
-    """Query rows that see each key row, as a half-open range per key row; int32 (num_keys,).
+    """Returns the query rows that see each key row, as a half-open range; int32 (num_keys,).
 
     Bounds never decrease, so the rows with ``start_i <= j`` are a head of all rows and those with
-    ``end_i > j`` a tail. A key that nobody sees has ``first >= stop``.
+    ``end_i > j`` a tail. A key that no query sees has ``first >= stop``.
     """
     keys = torch.arange(num_keys, dtype=start.dtype, device=start.device)
     first = torch.searchsorted(end.contiguous(), keys, right=True, out_int32=True)
@@ -58,5 +58,5 @@ def inverse(start: Tensor, end: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
 
 
 def count_visible(start: Tensor, end: Tensor) -> int:
-    """Visible (query, key) pairs."""
+    """Returns the number of visible (query, key) pairs."""
     return int((end.long() - start.long()).clamp_(min=0).sum())

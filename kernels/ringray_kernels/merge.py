@@ -15,12 +15,12 @@ from torch import Tensor
 
 
 def merge_(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
-    """Merge a part into ``out`` (..., S, D) and ``lse`` (..., S), both fp32, in place.
+    """Merges a part into ``out`` (..., S, D) and ``lse`` (..., S), both fp32, in place.
 
-    ``part_out`` may have any floating dtype. Safe where either or both lse are -inf.
+    ``part_out`` may have any floating dtype. Either or both lse may be -inf.
     """
     total = torch.logaddexp(lse, part_lse)
-    # -inf - (-inf) is NaN: a row that still sees nothing takes nothing from the part.
+    # -inf - (-inf) is NaN: a row without keys so far takes nothing from the part.
     weight = torch.exp(part_lse - total).masked_fill_(total == -torch.inf, 0.0)
     out.lerp_(part_out.to(out.dtype), weight.unsqueeze(-1))
     lse.copy_(total)

@@ -1,6 +1,6 @@
-"""What correctness means here: inputs, the fp64 oracle, the yardstick, and the error budget.
+"""The definition of correctness: inputs, the fp64 oracle, the yardstick and the error budget.
 
-Used by the tests, by the ``correctness`` kind and by the benchmark, so that all three ask the same.
+The tests, the ``correctness`` kind and the benchmark share it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_inputs(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v, dout of standard normal values, the same for a seed on every rank and device."""
+    """Returns q, k, v, dout of standard normal values, equal on all ranks and devices by seed."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [heads, kv_heads, kv_heads, heads]
     q, k, v, dout = (
@@ -55,7 +55,7 @@ def visible(
     cu_seqlens: Tensor | None = None,
     device: str | torch.device = "cpu",
 ) -> Tensor:
-    """(S, S) bool: which keys each query sees."""
+    """Returns the (S, S) bool mask of the keys that each query sees."""
     positions = torch.arange(seq_len, device=device)
     low, high = visible_range(
         positions, seq_len, causal=causal, window=window, cu_seqlens=cu_seqlens
@@ -70,7 +70,7 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
 def oracle(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float
 ) -> Gradients:
-    """Attention and its gradients in fp64 by autograd; ``seen`` (S, S) as from ``visible``."""
+    """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``."""
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     wide_k, wide_v = (_grouped(x, q.shape[1]) for x in leaves[1:])
     scores = (leaves[0] @ wide_k.transpose(-1, -2) * scale).masked_fill(~seen, -math.inf)
@@ -92,7 +92,8 @@ def yardstick(
     scale: float,
     causal: bool,
 ) -> Gradients:
-    """Single-process *flash* SDPA on the same inputs in the same dtype (never its math path)."""
+    """Computes single-process *flash* SDPA on the same inputs in the same dtype, never its math
+    path."""
     leaves = [
         x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(dout is not None)
         for x in (q, k, v)
@@ -115,11 +116,11 @@ def yardstick(
 
 
 def budget_share(got: Tensor, want: Tensor, reference: Tensor, dout: Tensor) -> float:
-    """Error of ``got`` as a share of its budget: at most 1 is within it; NaN and inf never are.
+    """Returns the error of ``got`` over its budget: at most 1 is right; NaN and inf never are.
 
     The budget is ``2 * |reference - want| / |want| + 1e-6`` in norms over the whole tensor, where
-    ``want`` is the oracle and ``reference`` the yardstick; where the oracle is zero, the norm of
-    ``dout`` takes its place.
+    ``want`` is the oracle and ``reference`` the yardstick; if the oracle is zero, the norm of
+    ``dout`` replaces its norm.
     """
     norm = float(want.double().norm()) or float(dout.double().norm()) or 1.0
     error = float((got.double() - want.double()).norm()) / norm

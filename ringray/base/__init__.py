@@ -1,8 +1,9 @@
-"""What every other package may use; imports nothing of ringray.
+"""Tools for all other packages; imports nothing of ringray.
 
 errors         errors that users meet
 units          numbers with units, read and written
 redaction      text without secrets
-private_files  files that only their owner reads
-provenance     hardware, versions and digests of the source
+private_files  files that only their owner reads; the home folder
+source_digest  digests of the source, and the part of it that is measured
+provenance     hardware, versions, source of a measurement
 """

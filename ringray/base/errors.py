@@ -1,7 +1,7 @@
-"""What ringray raises when something outside its own code is wrong.
+"""Errors for users: something outside of ringray's own code is wrong.
 
-Every message is complete on its own: what was given, what is expected, the way out.
-The command line prints it without a traceback and exits with ``exit_code``.
+Every message is complete on its own: the given value, the expected one, the way out. The command
+line prints it without a traceback and exits with ``exit_code``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Literal
 
-_SHOWN = 20  # mistakes of one file that are told at once
+_SHOWN = 20  # mistakes of one file in one message
 
 
 class RingrayError(Exception):
-    """Base of all errors that a user can be told about."""
+    """Base of all errors for users."""
 
     exit_code = 1
 
@@ -26,23 +26,23 @@ class UserError(RingrayError):
 
 
 class PlaceError(UserError):
-    """The place to run is wrong: a store, a tracking server or a cluster that cannot be used."""
+    """A store, a tracking server or a cluster cannot be used."""
 
 
 class DamagedStore(PlaceError):
-    """The store cannot be read, or not all of it."""
+    """The store cannot be read, or only in part."""
 
 
 class SpecError(UserError):
     """A spec is wrong. ``str()`` is ``FILE:LINE: FIELD: message``, one line per mistake.
 
     Attributes:
-        path: the file, as it was given.
-        line: 1-based, None when the mistake is not at one place.
-        field: dotted, as in ``problem.heads``; None when it is about the file as a whole.
-        message: what was given, what is expected.
-        errors: every mistake of the file, in the order of its lines. The attributes above are
-            those of the first.
+        path: the file, as the user named it.
+        line: 1-based; None if the mistake is not in one place.
+        field: dotted, as in ``problem.heads``; None if the mistake is about the whole file.
+        message: the given value and the expected one.
+        errors: all mistakes of the file in the order of lines. The attributes above belong to the
+            first.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SpecError(UserError):
 
     @classmethod
     def together(cls, errors: Iterable[SpecError]) -> SpecError:
-        """One error that reports all ``errors`` (at least one) of a file, by line."""
+        """Returns one error that reports all ``errors`` (at least one) of a file, by line."""
         first, *others = sorted(errors, key=lambda error: error.line or 0)
         return cls(
             first.message, path=first.path, line=first.line, field=first.field, others=others
@@ -76,7 +76,7 @@ class SpecError(UserError):
 
 
 class PeerError(RuntimeError):
-    """Raised on a rank because another one failed; the reason is there. ``kind``: of its fault."""
+    """A failure of another rank, which has the reason. ``kind``: the kind of its fault."""
 
     def __init__(self, message: str, kind: Literal["out-of-memory", "user-error"]) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ class PeerError(RuntimeError):
 
 
 class StoppedError(RingrayError):
-    """What was waited for is not needed any more: the run ends."""
+    """The end of a wait because the run stops."""
 
 
 def unknown(what: str, got: object, choices: Iterable[str]) -> str:

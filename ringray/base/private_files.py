@@ -1,8 +1,8 @@
-"""Files and folders that their owner alone may read, whatever the umask says.
+"""Files and folders that only their owner may read, under any umask.
 
-A folder that is there already is closed, if it is this user's; a file is made under a name that
-nobody could know before, so that no link that waits there is followed, and takes its place whole or
-not at all. Imports nothing heavy.
+An existing folder of this user loses the rights of others. A file is written under an unpredictable
+name, so that no prepared link is followed, and then replaces its target whole or not at all.
+Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -47,16 +47,23 @@ def create_home() -> Path:
 
 
 def folder(path: Path) -> Path:
-    """Make ``path`` and what is missing above it, and close it to others; returns it. OSError where
-    that cannot be."""
+    """Creates ``path`` and its missing parents, closes it to others and returns it.
+
+    Raises:
+        OSError: it cannot be created.
+    """
     above(path / "any")
     close(path)
     return path
 
 
 def above(path: Path) -> None:
-    """Make what folders are missing above ``path``, closed to others; those that are there stay as
-    they are. OSError where that cannot be."""
+    """Creates the missing folders above ``path``, closed to others; leaves existing ones as they
+    are.
+
+    Raises:
+        OSError: one cannot be created.
+    """
     folder, missing = path.parent, []
     while not folder.exists() and folder != folder.parent:
         missing.append(folder)
@@ -64,11 +71,11 @@ def above(path: Path) -> None:
     for one in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another process was faster
             one.mkdir(mode=FOLDER)
-    path.parent.mkdir(exist_ok=True)  # says so where it is no folder
+    path.parent.mkdir(exist_ok=True)  # raises if it is not a folder
 
 
 def close(path: Path) -> None:
-    """Take all rights to ``path`` from others, if it is this user's and no link; never raises."""
+    """Takes the rights of others to ``path`` if it is this user's and not a link; never raises."""
     with contextlib.suppress(OSError):
         now = path.lstat()
         if now.st_uid == os.geteuid() and not stat.S_ISLNK(now.st_mode) and now.st_mode & _OTHERS:
@@ -76,17 +83,23 @@ def close(path: Path) -> None:
 
 
 def create(path: Path) -> None:
-    """An empty file at ``path``, or the one that is there, closed to others. OSError where that
-    cannot be, as where ``path`` is a link."""
+    """Creates an empty file at ``path`` or keeps the present one, and closes it to others.
+
+    Raises:
+        OSError: it cannot be created, for example because ``path`` is a link.
+    """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, FILE))
     close(path)
 
 
 def database(path: Path) -> None:
-    """``create`` of a sqlite file that may be there, with the files that sqlite keeps beside it.
-    OSError where that cannot be."""
-    # One that is there is not opened: closing it would drop the locks of every connection that
-    # this process has to it, and another process would then take the file for unused.
+    """Does ``create`` for a sqlite file and for the files that sqlite keeps beside it.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    # An existing file is not opened: closing it would drop the locks of all connections of this
+    # process to it, and another process would then take the file for unused.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE))
     for name in ("", "-wal", "-shm", "-journal"):
@@ -95,8 +108,11 @@ def database(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace ``path`` by a file that holds ``text``, whole or not at all; its folder must exist.
-    OSError where that cannot be."""
+    """Replaces ``path``, whole or not at all, by a file that holds ``text``.
+
+    Raises:
+        OSError: it cannot be written, or its folder does not exist.
+    """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW
     try:

@@ -1,7 +1,7 @@
-"""What a measurement was taken on: hardware, versions, source code. No torch, no ray.
+"""The origin of a measurement: hardware, versions, source code. No torch, no ray.
 
-:func:`describe` is stored with each sweep; :func:`point_digest` names a measured point, so that
-the same configuration on other hardware, other kernels or another torch is another point.
+:func:`describe` is stored with each sweep. :func:`point_digest` names a measured point: the same
+configuration on other hardware, with other code or another torch is another point.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from typing import Any
 from ringray.base import source_digest
 from ringray.base.units import GIB
 
-PROVENANCE = "ringray-source.json"  # beside source that was sent without its repository
+PROVENANCE = "ringray-source.json"  # the state of the repository, beside source sent without it
 _PACKAGE = Path(__file__).resolve().parents[1]
 _VERSIONED = ("torch", "triton", "ray", "mlflow")
-# What can change a measured number. Ray and MLflow only carry the numbers, so upgrading them
-# must not make every point of a finished sweep look unmeasured.
+# Packages that can change a measured number. Ray and MLflow only carry the numbers, so upgrading
+# them must not make all points of a finished sweep look unmeasured.
 _MEASURED_VERSIONS = ("ringray", "torch", "triton")
 
 
 def describe() -> dict[str, Any]:
-    """This process's environment, as plain JSON-able values.
+    """Returns the environment of this process as JSON-able values.
 
     Keys: ``hardware`` (cpu, cores that this process may use, memory_bytes, gpus), ``os``,
-    ``python``, ``versions`` (None where a package is absent), ``git`` (commit and dirty, or None
+    ``python``, ``versions`` (None for an absent package), ``git`` (commit and dirty, or None
     outside a checkout), ``code`` (:func:`code_digest`) and ``kernels`` (:func:`measured_digest`).
-    The host name is left out on purpose: it identifies people and no measurement depends on it.
+    The host name is left out on purpose: it identifies people, and measurements do not depend on
+    it.
     """
     return {
         "hardware": hardware(),
@@ -49,14 +50,14 @@ def describe() -> dict[str, Any]:
 
 
 def packages() -> tuple[Path, ...]:
-    """The folders that ``ringray`` and ``ringray_kernels`` are imported from."""
+    """Returns the folders from which ``ringray`` and ``ringray_kernels`` are imported."""
     return (_PACKAGE, *_kernel_package())
 
 
 def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
-    """sha256 (hex) of a trial's config and of what its numbers depend on in ``environment``.
+    """Returns sha256 (hex) of a trial's config and of the measured parts of ``environment``.
 
-    Memory counts in whole GiB: the kernel's own share of it changes from boot to boot.
+    Memory counts in whole GiB: the operating system's share of it changes from boot to boot.
     """
     machine = dict(environment.get("hardware") or {})
     machine["memory_gib"] = round((machine.pop("memory_bytes", 0) or 0) / GIB)
@@ -96,13 +97,13 @@ def _hardware() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """CPU model, usable cores, memory in bytes and the names of all GPUs of this machine."""
+    """Returns CPU model, usable cores, memory in bytes and the names of all GPUs."""
     found = _hardware()
     return {**found, "gpus": list(found["gpus"])}
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions, read from package metadata without importing the packages."""
+    """Returns installed versions from package metadata, without importing the packages."""
     from importlib import metadata  # half of this module's import time
 
     found: dict[str, str | None] = {}
@@ -116,15 +117,15 @@ def versions() -> dict[str, str | None]:
 
 
 def version() -> str | None:
-    """ringray's own version; a checkout on PYTHONPATH has no metadata, or those of another."""
+    """Returns ringray's own version. A checkout on PYTHONPATH has no metadata, or wrong ones."""
     return getattr(sys.modules.get("ringray"), "__version__", None)
 
 
 def git_state() -> dict[str, Any] | None:
-    """``{"commit": hex, "dirty": bool}`` of the checkout that ringray is imported from, or None.
+    """Returns ``{"commit": hex, "dirty": bool}`` of the checkout that ringray is in, or None.
 
-    Only a repository whose root holds the package counts: a virtual environment inside someone
-    else's checkout must not lend us their commit. Source that came with a job has a note of it.
+    Only a repository whose root holds the package counts: a virtual environment inside another
+    checkout must not report that checkout's commit. Source that came with a job has a note.
     """
     root = _PACKAGE.parent
     if not (root / ".git").exists():
@@ -156,7 +157,7 @@ def git_state() -> dict[str, Any] | None:
 
 
 def _provenance(root: Path) -> dict[str, Any] | None:
-    """What ``ringray submit`` noted beside the source that it sent, or None."""
+    """Returns the note of ``ringray submit`` beside the source that it sent, or None."""
     try:
         found = json.loads((root / PROVENANCE).read_text(encoding="utf-8"))
         return {"commit": str(found["commit"]), "dirty": bool(found["dirty"])}
@@ -182,7 +183,7 @@ def _cpu_model() -> str:
         lines = []
     for line in lines:
         name, _, value = line.partition(":")
-        # ARM kernels print no model name; platform.processor() is the best there is.
+        # On ARM there is no model name; platform.processor() comes closest.
         if name.strip() == "model name" and value.strip():
             return " ".join(value.split())
     return platform.processor() or platform.machine()

@@ -1,6 +1,6 @@
-"""Backends: what computes attention on one rank. Names without importing torch.
+"""Backends: implementations of attention on one rank, by name. Imports no torch.
 
-To add one: write ``backends/NAME.py`` (or a package) with what ``api.Backend`` lists, as in
+To add one: write ``backends/NAME.py`` (or a package) with the members of ``api.Backend``, as in
 ``reference.py``, and add its module path to ``BACKENDS``. The contract suite in ``tests/contracts``
 runs every registered backend against the fp64 oracle.
 """
@@ -11,7 +11,7 @@ BACKENDS: dict[str, str] = {
     "reference": "ringray_kernels.backends.reference",
 }
 
-# In which order ``auto`` tries them. A CPU runs Triton in an interpreter, for tests only.
+# The order in which ``auto`` tries them. A CPU runs Triton in an interpreter, for tests only.
 PREFERRED: dict[str, tuple[str, ...]] = {
     "cuda": ("triton", "aten", "reference"),
     "cpu": ("aten", "reference"),
@@ -19,5 +19,5 @@ PREFERRED: dict[str, tuple[str, ...]] = {
 
 
 def on_device(backend: str, device: str) -> str:
-    """A backend's name; ``auto`` is the first that ``device`` (cpu, cuda) prefers."""
+    """Returns the name of a backend; ``auto`` is the first choice of ``device`` (cpu, cuda)."""
     return PREFERRED[device][0] if backend == "auto" else backend

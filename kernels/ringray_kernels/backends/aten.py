@@ -1,9 +1,9 @@
 """PyTorch's fused attention that returns lse, called on the dense pieces that cover the intervals.
 
 The fast default on CPU (``aten::_scaled_dot_product_flash_attention_for_cpu``) and the fallback on
-CUDA (``fused.py`` holds both). K/V heads are shared by a stride of 0, never copied. Pieces of one
-call's rows are merged in fp32; heads are taken a few at a time, which bounds what the fused calls
-allocate (packing, their output) to a fraction of one tensor.
+CUDA (``fused.py`` holds both). K/V heads are shared by a stride of 0, never copied. Pieces of the
+same rows are merged in fp32. Heads are computed a few at a time, which bounds the allocations of
+the fused calls (packing, output) to a fraction of one tensor.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps
 
 
 def unsupported(q: Tensor) -> str | None:
-    """Fused calls exist on CPU and CUDA."""
+    """Returns why tensors like ``q`` are not supported: fused calls exist on CPU and CUDA."""
     if q.device.type not in ("cpu", "cuda"):
         return f"got tensors on {q.device.type}, expected cpu or cuda"
     return None
 
 
 def _unit_stride(x: Tensor) -> Tensor:
-    """Fused calls read the last dimension as if its stride were 1."""
+    """Returns ``x`` with a last stride of 1, which fused calls assume without a check."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _additive_mask(call: Call, start: Tensor, end: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """(rows, keys) of 0 and -inf for a masked call, None otherwise."""
+    """Returns a mask (rows, keys) of 0 and -inf for a masked call, None otherwise."""
     if call.mode != "masked":
         return None
     keys = torch.arange(call.key, call.key_stop, dtype=torch.int32, device=start.device)
@@ -88,7 +88,7 @@ def _viewable(x: Tensor) -> bool:
 
 
 def _batch_slices(batch: slice, *tensors: Tensor) -> Iterator[slice]:
-    """The whole batch where every tensor can be grouped as a view, else one entry at a time."""
+    """Yields the whole batch if every tensor can be grouped as a view, else one entry at a time."""
     if all(_viewable(x[batch]) for x in tensors):
         yield batch
     else:
@@ -97,7 +97,7 @@ def _batch_slices(batch: slice, *tensors: Tensor) -> Iterator[slice]:
 
 
 def _head_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Slices of the grouped heads, of at most ``ELEMENTS_PER_CALL`` elements each."""
+    """Yields slices of the grouped heads of at most ``ELEMENTS_PER_CALL`` elements each."""
     per_entry = q.shape[1] * max(q.shape[2], k.shape[2]) * q.shape[3]
     step = max(1, ELEMENTS_PER_CALL // per_entry)
     for at in range(0, q.shape[0], step):
@@ -116,11 +116,11 @@ def forward(
     out_dtype: torch.dtype | None,
     blocks: int | None = None,
 ) -> State:
-    """Attention over the intervals, merged into ``state``; see ``ringray_kernels.api.forward``."""
+    """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
     q, k, v = (_unit_stride(x) for x in (q, k, v))
     work = _work(start, end, q.shape[0], blocks)
     out_dtype = out_dtype or torch.float32
-    # With no earlier state and one call per row, nothing is merged: write the final dtype at once.
+    # Without earlier state and with one call per row there is no merge: write the final dtype.
     direct = state is None and all(call.first for part in work for call in part.calls)
     if state is None:
         out = torch.zeros(q.shape, dtype=out_dtype if direct else torch.float32, device=q.device)
@@ -194,7 +194,7 @@ def backward(
     dv: Tensor,
     blocks: int | None = None,
 ) -> None:
-    """Gradients of one hop, added in place; see ``ringray_kernels.api.backward``."""
+    """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
     if out is None:
         # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
         dout, q, k, v = (x.float() for x in (dout, q, k, v))
@@ -213,7 +213,7 @@ def backward(
 
 
 def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
-    """An output with ``rowsum(dout * out) == delta``: all that the fused backward takes from it."""
+    """Returns an output with ``rowsum(dout * out) == delta``, all that the fused backward uses."""
     norm = dout.square().sum(-1, keepdim=True)
     return dout * (delta.unsqueeze(-1) / norm.clamp_min(1e-30))
 
@@ -263,5 +263,5 @@ def _backward_call(
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
+    """Returns rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
     return (dout.float() * out).sum(-1).masked_fill_(lse == -torch.inf, 0.0)

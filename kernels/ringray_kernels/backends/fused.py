@@ -1,8 +1,8 @@
 """PyTorch's fused attention calls that return lse, behind one pair of functions.
 
 Shapes as in SDPA, equal head counts (shared heads by stride 0), ``mask`` additive (Sq, Sk) or None.
-On CPU the flash kernel takes everything. On CUDA flash takes bf16/fp16 without a mask, and the
-memory-efficient kernel the rest.
+On CPU the flash kernel computes everything; on CUDA it computes bf16 and fp16 without a mask, and
+the memory-efficient kernel the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 _ops = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
-_MASK_ALIGNMENT = 16  # elements: the memory-efficient kernel wants rows of its bias aligned
+_MASK_ALIGNMENT = 16  # elements: the memory-efficient kernel needs aligned rows of its bias
 _HEAD_DIM_ALIGNMENT = 8  # elements: CUDA's fused kernels take no other head dims
 _LSE_ALIGNMENT = 32  # rows: the memory-efficient kernel pads lse to this
 
@@ -22,7 +22,7 @@ def _flash(q: Tensor, mask: Tensor | None) -> bool:
 
 
 def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask as (B, H, Sq, Sk) with shared batch and heads and aligned rows."""
+    """Returns the mask as (B, H, Sq, Sk) with shared batch and heads and aligned rows."""
     if mask is None:
         return None
     padding = -mask.shape[-1] % _MASK_ALIGNMENT
@@ -31,7 +31,7 @@ def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def _wide_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Head dims padded with zeros to what CUDA's kernels take; zeros change no product."""
+    """Pads head dims with zeros to a size that CUDA's kernels take; zeros change no product."""
     padding = -tensors[0].shape[-1] % _HEAD_DIM_ALIGNMENT
     if not padding:
         return tensors
@@ -41,7 +41,7 @@ def _wide_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(out like q, lse fp32 (B, H, Sq) in natural log). Every row must see a key."""
+    """Returns out like q and lse, fp32 (B, H, Sq), natural log. Every row must see a key."""
     if q.device.type == "cpu":
         out, lse = _ops._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=mask, scale=scale
@@ -72,7 +72,7 @@ def backward(
     mask: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) in q's dtype, with dk and dv per query head. ``lse``, ``out`` may be global."""
+    """Returns dq, dk, dv in q's dtype, dk and dv per query head. ``lse``, ``out`` may be global."""
     grads: tuple[Tensor, Tensor, Tensor]
     if q.device.type == "cpu":
         grads = _ops._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -1,4 +1,4 @@
-"""The oracle: attention written out, for any device and dtype, in fp32 or wider.
+"""The oracle: attention by its definition, for any device and dtype, in fp32 or wider.
 
 For query row i and key rows j in ``[start_i, end_i)`` (Dao, FlashAttention-2, 2023, with the
 interval in place of the causal test)::
@@ -20,16 +20,16 @@ from torch import Tensor
 from ringray_kernels.api import State
 from ringray_kernels.merge import merge_
 
-BLOCKS = int  # accepted and not used: it cuts nothing
+BLOCKS = int  # accepted and not used
 
 
 def unsupported(q: Tensor) -> str | None:
-    """Everything that ``api.check_qkv`` lets through is supported."""
+    """Returns None: all tensors that pass ``api.check_qkv`` are supported."""
     return None
 
 
 def _visible(start: Tensor, end: Tensor, num_keys: int) -> Tensor:
-    """(B or 1, 1, Sq, Sk): which keys each row sees."""
+    """Returns the mask of the keys that each row sees, (B or 1, 1, Sq, Sk)."""
     keys = torch.arange(num_keys, device=start.device)
     return ((keys >= start.unsqueeze(-1)) & (keys < end.unsqueeze(-1))).unsqueeze(1)
 
@@ -39,7 +39,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _seen(x: Tensor, visible: Tensor) -> Tensor:
-    """K or V with rows that nobody sees zeroed: they may hold anything, and 0 * NaN is NaN."""
+    """Zeroes rows of K or V that no query sees: they may hold NaN, and 0 * NaN is NaN."""
     return _wide(x).masked_fill(~visible.any(2).unsqueeze(-1), 0.0)
 
 
@@ -59,7 +59,7 @@ def forward(
     out_dtype: torch.dtype | None,
     blocks: int | None = None,
 ) -> State:
-    """Attention over the intervals, merged into ``state``; see ``ringray_kernels.api.forward``."""
+    """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
     visible = _visible(start, end, k.shape[2])
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
     scores = (_wide(q) @ k_wide.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
@@ -89,7 +89,7 @@ def backward(
     dv: Tensor,
     blocks: int | None = None,
 ) -> None:
-    """Gradients of one hop, added in place; see ``ringray_kernels.api.backward``."""
+    """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
     visible = _visible(start, end, k.shape[2])
     blind = ~visible.any(-1).unsqueeze(-1)
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
@@ -108,5 +108,5 @@ def backward(
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
+    """Returns rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
     return (dout.float() * out).sum(-1).masked_fill_(lse == -torch.inf, 0.0)

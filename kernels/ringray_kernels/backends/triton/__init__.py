@@ -55,7 +55,7 @@ def forward(
     out_dtype: torch.dtype | None,
     blocks: Blocks | None = None,
 ) -> State:
-    """Attention over the intervals, merged into ``state``; see ``ringray_kernels.api.forward``."""
+    """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
     dtype, target = q.dtype, target_named(architecture(q.device))
     q, k, v = (_interpretable(x) for x in (q, k, v))
     out_dtype = out_dtype or torch.float32
@@ -90,7 +90,7 @@ def backward(
     dv: Tensor,
     blocks: Blocks | None = None,
 ) -> None:
-    """Gradients of one hop, added in place; see ``ringray_kernels.api.backward``."""
+    """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
     dtype, target, blocks = q.dtype, target_named(architecture(q.device)), blocks or Blocks()
     dout, q, k, v = (_interpretable(x) for x in (dout, q, k, v))
     lse, delta = lse.contiguous(), delta.contiguous()
@@ -112,7 +112,7 @@ def backward(
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
+    """Returns rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
     dout, out = _interpretable(dout), _interpretable(out)
     result = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     run(delta_launch(dout, out, lse.contiguous(), result), dout.device)
