@@ -1,8 +1,8 @@
-"""What a kernel compiles to on a GPU that is not there: registers, spills, shared memory,
+"""One kernel compiled for a GPU that need not be present: registers, spills, shared memory,
 instructions.
 
-Launches are built as for a run, on tensors without memory, and compiled for a target with triton's
-own specialisation of their arguments, so what is read here is what would run.
+Launches are built as for a run, on tensors without memory, and compiled with triton's own
+specialisation of their arguments, so the result is the code that would run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from ringray_kernels.inspect.listing import (
 
 _THREADS_PER_SM = 2048
 _REGISTERS_PER_SM = 65536
-_RESERVED_SHARED = 1024  # bytes a resident block takes beyond its own
-# AMD's CDNA: registers are counted per lane of a SIMD, of which a compute unit has four.
+_RESERVED_SHARED = 1024  # bytes that a resident block takes beyond its own
+# AMD's CDNA counts registers per lane of a SIMD; a compute unit has four SIMDs.
 _VGPRS_PER_LANE = 512
 _WAVES_PER_SIMD = 8
 _SIMDS = 4
@@ -48,8 +48,8 @@ _SIMDS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel of the default table. Queries and keys have ``rows`` rows; ``group`` query heads
-    share a key/value head; forward is a middle hop, with the state in and out."""
+    """One kernel to compile; ``config`` None is the default. ``group`` query heads share a
+    key/value head; forward is a middle hop, with the state in and out."""
 
     target: str
     kernel: Kernel
@@ -62,10 +62,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Compiled:
-    """``registers`` a thread; ``spilled`` bytes a thread stores and loads in all, ``inner_spilled``
-    in the inner loops; ``resident`` blocks a SM; ``serialised``: ptxas gave up asynchronous
-    products; ``overlapped``: exponentials beside a product, and all of them, in the inner loops;
-    ``repeated``: operations of products over those that are needed, see ``repetition``."""
+    """Properties of the code of one case.
+
+    ``registers``: per thread; ``spilled``: bytes that a thread stores and loads in all,
+    ``inner_spilled``: in the inner loops; ``resident``: blocks per SM; ``serialised``: ptxas gave
+    up asynchronous products; ``overlapped``: exponentials beside a product, and all of them, in the
+    inner loops; ``repeated``: executed over necessary operations, see ``repetition``.
+    """
 
     case: Case
     config: BlockConfig
@@ -82,7 +85,7 @@ class Compiled:
 
 
 class _Absent:
-    """A driver that knows its target and has no device."""
+    """A driver for a target without a device."""
 
     _targets: list[GPUTarget] = []  # noqa: RUF012 - one per architecture met, shared
 
@@ -96,14 +99,14 @@ class _Absent:
         return self._target
 
     def get_current_device(self) -> int:
-        return self._targets.index(self._target)  # triton keeps what it compiled per device
+        return self._targets.index(self._target)  # triton caches compiled code per device
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
-    """The launch of ``case`` on tensors without memory, and its configuration."""
+    """Returns the launch of ``case`` on tensors without memory, and its configuration."""
     target, dtype = target_named(case.target), torch_dtype(case.dtype)
     rows, kv_heads, batch = 4096, 2, 1
     heads = kv_heads * case.group
@@ -136,7 +139,7 @@ def compile_case(case: Case) -> Compiled:
     """Compiles ``case`` for its target.
 
     Raises:
-        ValueError: no configuration fits. triton's own errors, where the compiler refuses.
+        ValueError: no configuration fits. Triton raises its own errors if the compiler refuses.
     """
     target = target_named(case.target)
     launch, config = launch_of(case)

@@ -1,7 +1,7 @@
-"""Reading listings: instruction classes, loops, and what happens in the loops that matter.
+"""Disassembly: instruction classes, loops, and the contents of inner loops.
 
-Registers saved around a loop cost nothing to speak of; those saved in it cost every tile. So spills
-are counted in all, and in the *inner* loops: those with matrix products and no loop within.
+Registers saved around a loop cost almost nothing; those saved in it cost every tile. So spills are
+counted in all and in the *inner* loops: those with matrix products and without an inner loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Instruction(NamedTuple):
-    """``jump``: the index that it may continue at instead of the next one."""
+    """One instruction. ``jump``: the index of its target if it is a branch."""
 
     text: str
     jump: int | None
@@ -20,7 +20,7 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Syntax:
-    """How one vendor's disassembler writes things. ``spill``: groups give the bytes, if any."""
+    """The patterns of one vendor's disassembler; a group of ``spill_*`` is the width, if any."""
 
     classes: dict[str, str]
     product: str
@@ -51,7 +51,7 @@ GCN = Syntax(
 
 
 def sass_instructions(listing: str) -> list[Instruction]:
-    """The instructions of ``cuobjdump -sass``."""
+    """Reads the output of ``cuobjdump -sass``."""
     found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", listing, re.MULTILINE)
     index = {int(address, 16): i for i, (address, _) in enumerate(found)}
     result = []
@@ -62,7 +62,7 @@ def sass_instructions(listing: str) -> list[Instruction]:
 
 
 def gcn_instructions(listing: str) -> list[Instruction]:
-    """The instructions of AMD's assembly text."""
+    """Reads AMD's assembly text."""
     lines: list[str] = []
     labels: dict[str, int] = {}
     for line in listing.splitlines():
@@ -80,7 +80,7 @@ def gcn_instructions(listing: str) -> list[Instruction]:
 
 
 def inner_loops(code: list[Instruction], product: str) -> list[list[Instruction]]:
-    """Bodies of the loops with matrix products in which there is no other such loop.
+    """Returns the bodies of the loops with matrix products that contain no other such loop.
 
     Backward jumps after the last exit are not loops: compilers put retried waits there.
     """
@@ -103,12 +103,12 @@ def inner_loops(code: list[Instruction], product: str) -> list[list[Instruction]
 
 
 def count(code: list[Instruction], pattern: str) -> int:
-    """How many instructions look like ``pattern``."""
+    """Returns the number of instructions that match ``pattern``."""
     return sum(bool(re.search(pattern, one.text)) for one in code)
 
 
 def spilled_bytes(code: list[Instruction], pattern: str) -> int:
-    """Bytes a thread moves to or from its stack, once through ``code``."""
+    """Returns the bytes that a thread moves to or from its stack in one pass of ``code``."""
     total = 0
     for one in code:
         match = re.search(pattern, one.text)
@@ -119,9 +119,9 @@ def spilled_bytes(code: list[Instruction], pattern: str) -> int:
 
 
 def overlapped(code: list[Instruction]) -> tuple[int, int]:
-    """(exponentials issued while an asynchronous product is under way, all exponentials).
+    """Returns the number of exponentials issued during an asynchronous product, and of all.
 
-    Hopper: from an HGMMA to the wait that leaves no group of them outstanding.
+    On Hopper a product lasts from an HGMMA to the wait that leaves no group outstanding.
     """
     under_way = False
     inside = 0
@@ -148,11 +148,11 @@ _DOT = re.compile(
 
 
 def repetition(ttgir: str) -> float:
-    """Operations of the matrix products in Triton's GPU code over those that are needed.
+    """Returns executed over necessary operations of the matrix products in Triton's GPU code.
 
-    Warps that find no part of a tile left compute the part of others once more: eight warps of 16
-    rows each cover 128 rows, so that a tile of 64 is computed twice. Tensor memory's products
-    (tcgen05) are not shared out among warps and do not count.
+    Warps without a part of a tile repeat the part of others: eight warps of 16 rows cover 128 rows,
+    so they compute a tile of 64 twice. Products in tensor memory (tcgen05) are not divided among
+    warps and do not count.
     """
     cover = {
         name: (int(warps_m) * int(rows), int(warps_n) * int(columns))

@@ -1,4 +1,4 @@
-"""``--compile-only``: what every default configuration compiles to, on GPUs that are not there."""
+"""``bench --compile-only``: a table of the code of every default configuration, without a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4} {:>9} {:>8}
 def default_cases(
     targets: Sequence[str] = TARGETS, head_dims: Sequence[int] = HEAD_DIMS
 ) -> list[Case]:
-    """Every default in 16 bits, and the widest and the narrowest head dims in 32."""
+    """Returns all defaults in 16 bits, and those of head dims 64 and 256 in 32."""
     cases = [Case(t, k, d) for t, k, d in product(targets, KERNELS, head_dims)]
     wide = [d for d in head_dims if d in (64, 256)]
     return cases + [Case(t, k, d, "float32") for t, k, d in product(targets, KERNELS, wide)]
@@ -35,19 +35,19 @@ def default_cases(
 def _attempt(case: Case) -> Compiled | str:
     try:
         return compile_case(case)
-    except Exception as error:  # of many types; the others are still of interest
+    except Exception as error:  # of many types; other cases go on
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def compile_all(cases: Iterable[Case]) -> Iterator[tuple[Case, Compiled | str]]:
-    """Each case with what it compiled to or why it did not, in order, one process a core."""
+    """Yields each case with its code or the reason for none, in order; one process per core."""
     cases = list(cases)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         yield from zip(cases, pool.map(_attempt, cases), strict=True)
 
 
 def record(case: Case, result: Compiled | str) -> dict[str, Any]:
-    """One JSON line; the disassembly is left out."""
+    """Returns one JSON line, without the disassembly."""
     line: dict[str, Any] = {
         **asdict(case),
         "config": None if case.config is None else str(case.config),
@@ -63,11 +63,11 @@ def main(
     head_dims: Sequence[int] = HEAD_DIMS,
     json_path: Path | None = None,
 ) -> int:
-    """Prints the table; 1 if something did not compile.
+    """Prints the table and returns 1 if a case did not compile.
 
-    Units: registers a thread; spilled bytes a thread, in all and in the inner loops; shared memory
-    in KiB; resident blocks a SM; exponentials issued beside an asynchronous product; operations of
-    products over those that are needed.
+    Units: registers per thread; spilled bytes per thread, in all and in the inner loops; shared
+    memory in KiB; resident blocks per SM; exponentials issued beside an asynchronous product;
+    executed over necessary operations of products.
     """
     print(
         _COLUMNS.format(

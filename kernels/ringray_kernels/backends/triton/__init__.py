@@ -1,8 +1,9 @@
 """Triton kernels for CUDA and ROCm; on a CPU in Triton's interpreter (``TRITON_INTERPRET=1``).
 
-``forward.py`` and ``backward.py`` hold the kernels, ``tiles.py`` what they share, ``hopper*.py``
-those for Hopper, ``launch.py`` what is launched, ``ringray_kernels.defaults`` with which blocks.
-docs/kernels.md says how they work and what was tried.
+In reading order: ``tiles`` (shared parts), ``forward``, ``backward``, ``hopper`` and
+``hopper_backward`` (kernels for Hopper), ``arguments`` and ``launch``, ``hopper_launch`` (launches
+as data). ``ringray_kernels.defaults`` holds the block configurations, docs/kernels.md the design
+and the experiments.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BLOCKS = Blocks
 
 
 def unsupported(q: Tensor) -> str | None:
-    """Why these kernels cannot compute on tensors like ``q``, or None if they can."""
+    """Returns why these kernels cannot compute on tensors like ``q``, or None."""
     if q.device.type == "cpu":
         return None if INTERPRETED else "a CPU needs TRITON_INTERPRET=1 set before the import"
     if q.device.type != "cuda":
@@ -120,18 +121,18 @@ def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
 
 
 def _interpretable(x: Tensor) -> Tensor:
-    """``x``; in the interpreter, which cannot multiply bf16, in fp32."""
+    """Returns ``x``, in fp32 for the interpreter, which cannot multiply bf16."""
     return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
 
 
 def _stored(dtype: torch.dtype) -> torch.dtype:
-    """What is written for ``dtype``; the interpreter would cut bf16 off, where GPUs round."""
+    """Returns the dtype to store for ``dtype``: the interpreter truncates bf16, GPUs round."""
     return torch.float32 if INTERPRETED and dtype == torch.bfloat16 else dtype
 
 
 @contextlib.contextmanager
 def _added_in_place(x: Tensor, usable: bool) -> Iterator[Tensor]:
-    """``x`` if the kernels can add to it, else a contiguous copy that is copied back."""
+    """Yields ``x`` if the kernels can add to it, else a contiguous copy that is copied back."""
     if usable:
         yield x
         return

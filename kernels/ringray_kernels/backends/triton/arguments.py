@@ -1,4 +1,4 @@
-"""What all launches share: the launch as data, the configuration, how tensors are passed."""
+"""Shared parts of launches: the launch as data, its configuration, arguments from tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ringray_kernels.config import BlockConfig, Kernel, Problem, Target, support
 from ringray_kernels.defaults import default
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-# The interpreter runs everything; it is asked for the tiles of a real GPU, which tests edges best.
+# The interpreter runs any tiles; those of a real GPU test edges best.
 _INTERPRETER_TARGET = "sm_90"
 LOG2_E = math.log2(math.e)
-# A scale of zero would make 0 * inf of a masked score; this one makes all scores equal as well.
+# A scale of zero would turn a masked score into 0 * inf; this one also makes all scores equal.
 LEAST_SCALE = 1e-30
 # CUDA's limit on the second and third dimension of a grid.
 _GRID_LIMIT = 65535
@@ -45,7 +45,7 @@ class Launch:
 
 
 def architecture(device: torch.device) -> str:
-    """The name of ``device``'s architecture, as in ``config.TARGETS``."""
+    """Returns the name of ``device``'s architecture, as in ``config.TARGETS``."""
     if device.type == "cpu":
         return _INTERPRETER_TARGET
     if torch.version.hip:
@@ -56,7 +56,7 @@ def architecture(device: torch.device) -> str:
 
 
 def configured(given: BlockConfig | None, problem: Problem, target: Target) -> BlockConfig:
-    """``given`` if it fits, or the default.
+    """Returns ``given`` if it fits, or the default for None.
 
     Raises:
         ValueError: ``given`` cannot compute the problem on the target.
@@ -77,7 +77,7 @@ def run(launch: Launch, device: torch.device) -> None:
 
 
 def streamable(*tensors: Tensor) -> bool:
-    """Whether tensor descriptors can describe them."""
+    """Returns whether tensor descriptors can describe all ``tensors``."""
     for x in tensors:
         if x.stride(-1) != 1 or x.data_ptr() % 16:
             return False
@@ -88,7 +88,7 @@ def streamable(*tensors: Tensor) -> bool:
 
 
 def legal_strides(x: Tensor) -> list[int]:
-    """The strides of ``x``; of a dimension of size 1 any that a descriptor takes will do."""
+    """Returns the strides of ``x``, with a legal one for each dimension of size 1."""
     outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
     return [stride if size > 1 else x.shape[-1] * 8 for size, stride in outer] + [1]
 
@@ -96,13 +96,13 @@ def legal_strides(x: Tensor) -> list[int]:
 def problem_of(
     kernel: Kernel, q: Tensor, k: Tensor, dtype: torch.dtype, *streamed: Tensor
 ) -> Problem:
-    """What a configuration has to fit; ``streamed`` is what descriptors would describe."""
+    """Returns the problem that a configuration must fit; descriptors may describe ``streamed``."""
     return Problem(
         kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed)
     )
 
 
 def bounds_of(x: Tensor) -> tuple[Tensor, int]:
-    """An interval bound (B or 1, rows), and its stride from one batch entry to the next."""
+    """Returns an interval bound (B or 1, rows) and its stride between batch entries."""
     x = x.contiguous()
     return x, 0 if x.shape[0] == 1 else x.shape[1]

@@ -7,8 +7,8 @@ without the other hops (Dao, FlashAttention-2, 2023, algorithm 2)::
     dv += pᵀ dout                 dk += scale dsᵀ q             dq += scale ds k
 
 Every element of dq, dk, dv is written by one program in a fixed order, so results repeat bitwise.
-``ATOMIC_DQ`` lets the dK/dV kernel add dQ too: five products a pair in place of seven, but the
-order of the additions, and so the last bits of dQ, are then up to the hardware.
+With ``ATOMIC_DQ`` the dK/dV kernel adds dQ too: five products per pair, not seven, but the hardware
+chooses the order of the additions, and so the last bits of dQ.
 """
 
 import triton
@@ -33,7 +33,7 @@ def _dq_step(
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys, into the running (dq0, dq1)."""
+    """Adds one tile of keys to the running (dq0, dq1)."""
     begin = low + tile * BLOCK_N
     columns = tl.arange(0, BLOCK_N)
     present = begin + columns < high
@@ -42,7 +42,7 @@ def _dq_step(
     if DESCRIPTORS:
         k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
         v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
-        if MASKED:  # rows that nobody here sees may hold NaN, and 0 * NaN is NaN
+        if MASKED:  # rows that no query here sees may hold NaN, and 0 * NaN is NaN
             k0 = tl.where(present[:, None], k0, 0.0)
     else:
         k_tile = k + begin.to(tl.int64) * stride_kn
@@ -135,8 +135,8 @@ def dq_kernel(
             HEAD_DIM, D0, D1, BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, False,
         )  # fmt: skip
 
-    # Rows beyond the end repeat the last one and are not stored; so are rows that see nothing,
-    # whose inputs may hold NaN: a row's own dq is all that they reach.
+    # Rows beyond the end repeat the last one and are not stored, nor are rows without keys, whose
+    # inputs may hold NaN: NaN reaches only the dq of its own row.
     inside = inside & (first < last)
     base = sums * HEAD_DIM
     dq0 = dq0 * scale + load_tile(dq, base, inside, 1, 1, 0, D0, HEAD_DIM, True)
@@ -154,14 +154,14 @@ def _dkv_step(
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, ATOMIC_DQ: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of query rows of one head, into the running (dk0, dk1, dv0, dv1); products are
-    transposed, (keys, rows), so that p and ds are the left operands of what follows."""
+    """Adds one tile of query rows of one head to the running (dk0, dk1, dv0, dv1). Products are
+    transposed, (keys, rows), so that p and ds are left operands of the next products."""
     begin = low + tile * BLOCK_M
     columns = tl.arange(0, BLOCK_M)
     present = begin + columns < high
     if MASKED:
         row_lse = tl.load(lse + begin + columns, mask=present, other=float("-inf"))
-        # Rows that see nothing at all may hold NaN in q and dout, and 0 * NaN is NaN.
+        # Rows without any key may hold NaN in q and dout, and 0 * NaN is NaN.
         present = present & (row_lse > float("-inf"))
         row_delta = tl.load(delta + begin + columns, mask=present, other=0.0)
     else:
@@ -232,9 +232,8 @@ def dkv_kernel(
     DK: tl.constexpr, DV: tl.constexpr, ATOMIC_DQ: tl.constexpr,
 ):  # fmt: skip
     """Program (block, key/value head, batch entry) adds to ``dk`` and ``dv`` of BLOCK_N key rows,
-    over all query heads that share them (DK and DV choose
-    which of the two). ``start`` and ``end`` are the inverse intervals, a range
-    of query rows per key row; ``dk`` and ``dv`` have contiguous rows.
+    over all query heads that share them (DK and DV select one or both). ``start`` and ``end`` are
+    inverse intervals, a range of query rows per key row; rows of ``dk`` and ``dv`` are contiguous.
     """
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -256,8 +255,8 @@ def dkv_kernel(
     v_base = batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
     k_rows = k_base + key.to(tl.int64) * stride_ks
     v_rows = v_base + key.to(tl.int64) * stride_vs
-    # A key that nobody sees may hold NaN; its own gradients are all that it reaches, and they are
-    # not stored. But with ATOMIC_DQ it would reach dq.
+    # A key that no query sees may hold NaN, which reaches only its own gradients, and these are not
+    # stored. But with ATOMIC_DQ it would reach dq.
     seen = inside & (first < last)
     k0 = load_tile(k, k_rows, seen, 1, stride_kd, 0, D0, HEAD_DIM, True)
     v0 = load_tile(v, v_rows, seen, 1, stride_vd, 0, D0, HEAD_DIM, True)
@@ -324,7 +323,7 @@ def delta_kernel(
     stride_gb, stride_gh, stride_gs, stride_gd, stride_ob, stride_oh, stride_os, stride_od,
     rows, heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``delta`` = rowsum(dout · out) in fp32, and 0 where ``lse`` is -inf."""
+    """Computes ``delta`` = rowsum(dout · out) in fp32, and 0 where ``lse`` is -inf."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)

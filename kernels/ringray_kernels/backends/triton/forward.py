@@ -2,7 +2,7 @@
 
 FlashAttention-2's loop (Dao, 2023) over per-row intervals. The state of earlier hops is one more
 block of keys whose maximum and sum are known: with ``lse`` in place of the maximum its sum is 1 and
-its weighted values are ``out``, so merging costs no pass of its own.
+its weighted values are ``out``, so the merge needs no extra pass.
 """
 
 import triton
@@ -29,7 +29,7 @@ def _step(
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys, into the running (acc0, acc1, top, total)."""
+    """Adds one tile of keys to the running (acc0, acc1, top, total)."""
     begin = low + tile * BLOCK_N
     columns = tl.arange(0, BLOCK_N)
     present = begin + columns < high
@@ -52,7 +52,7 @@ def _step(
     total = total * decay + tl.sum(p, 1)
     if DESCRIPTORS:
         v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
-        if MASKED:  # rows that nobody here sees may hold NaN, and 0 * NaN is NaN
+        if MASKED:  # rows that no query here sees may hold NaN, and 0 * NaN is NaN
             v0 = tl.where(present[:, None], v0, 0.0)
     else:
         v_tile = v + begin.to(tl.int64) * stride_vn
@@ -85,7 +85,7 @@ def forward_kernel(
     With DESCRIPTORS ``k`` and ``v`` are tensor descriptors of (1, 1, BLOCK_N, D0) blocks.
     """
     ROWS: tl.constexpr = BLOCK_M // PACK
-    # Later rows never see less far, so under a causal mask they are the heaviest: they go first.
+    # Under a causal mask later rows see most keys and take longest: they go first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     heads = tl.num_programs(1) * PACK
     batch = tl.program_id(2)
@@ -100,7 +100,7 @@ def forward_kernel(
     first = tl.load(start + bounds + row)
     last = tl.load(end + bounds + row)
     low, high, leading, whole, count = plan_tiles(first, last, BLOCK_N)
-    if IN_PLACE and count == 0:  # nothing to add to what earlier hops found
+    if IN_PLACE and count == 0:  # nothing to add to the result of earlier hops
         return
 
     head = first_head + lanes // ROWS

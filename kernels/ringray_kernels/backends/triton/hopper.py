@@ -1,13 +1,13 @@
 """Forward on Hopper, warp-specialised: one warp copies, two warp groups of 64 rows each compute.
 
-Written in Gluon, Triton's low-level dialect, because the portable kernel waits for every product:
-there softmax never runs beside the tensor cores. Here each group issues the product of the next
-scores and that of the last values together, and takes exponentials while the second runs
-(FlashAttention-3; Shah et al., 2024). The barriers of slot ``n % STAGES`` carry tile n: the copying
-warp waits until both groups have freed the slot, fills it, and its bytes complete ``full``.
+In Gluon, Triton's low-level dialect, because the portable kernel waits for every product: its
+softmax never overlaps the tensor cores. Here each group issues the product of the next scores and
+that of the last values together, and computes exponentials during the second (FlashAttention-3;
+Shah et al., 2024). Tile n uses slot ``n % STAGES`` and its barriers: the copying warp waits until
+both groups have freed the slot, fills it, and its bytes complete ``full``.
 
-Edge tiles come first, one product after the other; whole tiles follow, overlapped. Both groups
-visit the tiles of all 128 rows, so that each tile is loaded once.
+Edge tiles come first, without overlap; whole tiles follow, overlapped. Both groups visit the tiles
+of all 128 rows, so that each tile is loaded once.
 """
 
 from triton.experimental import gluon
@@ -36,7 +36,7 @@ _plan = gluon.jit(tiles.plan_tiles.fn)
 
 @gluon.jit
 def _tile(index, leading, whole, edges):
-    """The tile that is visited as the ``index``-th."""
+    """Returns the ``index``-th tile in the order of visits."""
     edge = index + gl.where(index >= leading, whole, 0)
     return gl.where(index < edges, edge, leading + index - edges)
 
@@ -47,7 +47,7 @@ def _copy(
     low, leading, whole, count, batch, kv_head,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Fills the slots: keys one tile ahead of values, in the order in which they are needed."""
+    """Fills the slots in the order of use: keys one tile ahead of values."""
     edges = count - whole
     BYTES: gl.constexpr = BLOCK_N * D * 2
     for n in range(count + 1):
@@ -74,7 +74,7 @@ def _copy(
 
 @gluon.jit
 def _scores(q, k_slots, slot, BLOCK_N: gl.constexpr, D: gl.constexpr, scores: gl.constexpr):
-    """Issues q · kᵀ; to be waited for."""
+    """Issues q · kᵀ; the caller waits for it."""
     k = k_slots.index(slot).reshape([BLOCK_N, D]).permute((1, 0))
     zeros = gl.zeros([_ROWS, BLOCK_N], gl.float32, scores)
     return warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
@@ -82,7 +82,7 @@ def _scores(q, k_slots, slot, BLOCK_N: gl.constexpr, D: gl.constexpr, scores: gl
 
 @gluon.jit
 def _softmax(s, top, total, scale):
-    """(p, decay, top, total) after the scores of one more tile."""
+    """Returns (p, decay, top, total) after the scores of one more tile."""
     new_top = gl.maximum(top, gl.max(s, 1) * scale)
     p = gl.exp2(s * scale - gl.expand_dims(new_top, 1))
     decay = gl.exp2(top - new_top)
@@ -107,7 +107,7 @@ def _compute(
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
     HAS_STATE: gl.constexpr,
 ):  # fmt: skip
-    """One warp group: 64 query rows against every tile, then their ``out`` and ``lse``."""
+    """Runs one warp group: 64 query rows against every tile, then their ``out`` and ``lse``."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_row: gl.constexpr = gl.SliceLayout(1, scores)
@@ -139,7 +139,7 @@ def _compute(
         mbarrier.wait(v_full.index(slot), phase)
         v = v_slots.index(slot).reshape([BLOCK_N, D])
         if begin + BLOCK_N > high:
-            # Rows that nobody here sees may hold NaN, and 0 * NaN is NaN. Both groups write the
+            # Rows that no query here sees may hold NaN, and 0 * NaN is NaN. Both groups write the
             # same zeros, each before it reads.
             blocked: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
             held = v.load(blocked)
@@ -171,7 +171,7 @@ def _compute(
             mbarrier.arrive(k_empty.index(slot), count=1)
             p, decay, top, total = _softmax(s, top, total, scale)
             # The wait for the next keys stands between softmax and the wait for the values:
-            # without it the assembler moves that one up, and nothing overlaps.
+            # otherwise the assembler moves the latter up, and nothing overlaps.
             after = n + 1
             mbarrier.wait(k_full.index(after % STAGES), (after // STAGES) & 1, pred=after < count)
             acc = warpgroup_mma_wait(0, deps=[acc_next])

@@ -1,14 +1,14 @@
 """dK and dV on Hopper, warp-specialised: one warp copies, two warp groups of 64 keys each compute.
 
-As in ``hopper.py``; here keys and values stay and queries and their gradients pass by, those of all
-query heads that share the keys. Per tile, with products transposed (keys, rows)::
+As in ``hopper.py``, but keys and values are resident, and the queries and gradients of all query
+heads that share the keys are streamed. Per tile, with products transposed (keys, rows)::
 
     issue s = k qᵀ, dp = v doᵀ     p = exp2(s - lse)       beside dp
     issue dv += p do               ds = p (dp - delta)     beside dv
     issue dk += ds q
 
-Edge tiles of all heads come first, then the whole ones. Every sum has one order, so results repeat
-bitwise.
+Edge tiles of all heads come first, then the whole ones. The order of sums is fixed, so results
+repeat bitwise.
 """
 
 from triton.experimental import gluon
@@ -33,7 +33,7 @@ from ringray_kernels.backends.triton.hopper import (
 
 @gluon.jit
 def _visit(n, edges, leading, whole, group):
-    """(member of the head group, tile) that are visited as the ``n``-th: all edges come first."""
+    """Returns the ``n``-th (member of the head group, tile) in the order of visits, edges first."""
     first = n < edges * group
     index = gl.where(first, n, n - edges * group)
     per_member = gl.maximum(gl.where(first, edges, whole), 1)
@@ -47,7 +47,7 @@ def _copy_rows(
     q_tiles, do_tiles, q_slots, do_slots, full, empty, low, leading, whole, count, batch,
     first_head, group, BLOCK_M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Fills the slots, q and dout of one tile in each."""
+    """Fills the slots, each with q and dout of one tile."""
     edges = count - whole
     BYTES: gl.constexpr = 2 * BLOCK_M * D * 2
     for n in range(count * group):
@@ -74,7 +74,7 @@ def _step(
     query_rows, log2_scale, BLOCK_M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     DTYPE: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """One tile of query rows of one head, into (dk, dv)."""
+    """Adds one tile of query rows of one head to (dk, dv)."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_column: gl.constexpr = gl.SliceLayout(0, scores)
@@ -92,7 +92,7 @@ def _step(
         blocked: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
         lane = begin + gl.arange(0, BLOCK_M, gl.SliceLayout(1, blocked))
         held = gl.load(lse + sums + lane, mask=lane < high, other=float("-inf"))
-        # Rows that see nothing at all may hold NaN, and 0 * NaN is NaN.
+        # Rows without any key may hold NaN, and 0 * NaN is NaN.
         _clean(q, held > float("-inf"), BLOCK_M, D, blocked)
         _clean(do, held > float("-inf"), BLOCK_M, D, blocked)
         fence_async_shared()
@@ -125,7 +125,7 @@ def _compute_rows(
     stride_dks, stride_dvs, low, high, leading, whole, count, key_base, key_rows, query_rows, group,
     BLOCK_M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """One warp group: 64 keys against every tile of every head, then added to dk and dv."""
+    """Runs one warp group: 64 keys against every tile of every head; adds the sums to dk and dv."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_key: gl.constexpr = gl.SliceLayout(1, scores)
@@ -161,7 +161,7 @@ def _compute_rows(
     key = key_base + GROUP * _ROWS + gl.arange(0, _ROWS, by_row)
     inside = key < key_rows
     key = gl.minimum(key, key_rows - 1)
-    # A key that nobody sees may hold NaN: its own gradients are all that it reaches.
+    # A key that no query sees may hold NaN, which reaches only its own gradients.
     stored = inside & (gl.load(start + key) < gl.load(end + key))
     stored = gl.expand_dims(stored, 1)
     column = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, values)), 0)

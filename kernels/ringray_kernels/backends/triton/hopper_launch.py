@@ -1,5 +1,5 @@
-"""Launches of the warp-specialised kernels; imported where one is asked for, since Gluon changes
-with triton's versions."""
+"""Launches of the warp-specialised kernels. Imported on demand: Gluon differs between versions of
+triton."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
-    """``x`` (B, H, S, D), 16-bit elements, in blocks of ``rows`` rows of one head."""
+    """Describes ``x`` (B, H, S, D), 16-bit elements, in blocks of ``rows`` rows of one head."""
     block = [1, 1, rows, x.shape[-1]]
     layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)  # the same for fp16
     return TensorDescriptor(x, list(x.shape), legal_strides(x), block, layout)
@@ -44,7 +44,7 @@ def forward(
     scale: float,
     config: BlockConfig,
 ) -> Launch:
-    """Forward with a warp that copies; see hopper_forward_kernel."""
+    """Returns the launch of forward with a copying warp; see hopper_forward_kernel."""
     if scale < 0:
         q, scale = -q, -scale
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
@@ -86,7 +86,8 @@ def dkv(
     scale: float,
     config: BlockConfig,
 ) -> Launch:
-    """dK and dV added to ``dk`` and ``dv``, whose rows are contiguous; see hopper_dkv_kernel."""
+    """Returns the launch that adds to ``dk`` and ``dv``, of contiguous rows; see
+    hopper_dkv_kernel."""
     (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
     batch, kv_heads, keys, head_dim = k.shape
     return Launch(

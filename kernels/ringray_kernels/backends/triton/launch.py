@@ -1,7 +1,7 @@
-"""Launches: from tensors to a kernel's arguments, with the configuration checked before.
+"""Launches: a checked configuration and the arguments of a kernel, from tensors.
 
-``forward_launch``, ``dq_launch``, ``dkv_launches`` say what would run, as data; ``run`` runs it,
-and ``ringray_kernels.bench --compile-only`` compiles the same thing for a GPU that is not there.
+``forward_launch``, ``dq_launch`` and ``dkv_launches`` return launches as data. ``run`` runs one;
+``ringray_kernels.inspect`` compiles the same launch for a GPU that need not be present.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DELTA_ROWS = 64
 
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
-    """``x`` (B, H, S, D) in blocks of ``rows`` rows of one head."""
+    """Describes ``x`` (B, H, S, D) in blocks of ``rows`` rows of one head."""
     width, _ = head_dim_parts(x.shape[-1])
     return TensorDescriptor(x, list(x.shape), legal_strides(x), [1, 1, rows, width])
 
@@ -42,9 +42,9 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
 def _options(
     config: BlockConfig, q: Tensor, target: Target, dtype: torch.dtype, *, packs: bool = True
 ) -> dict[str, Any]:
-    """What all kernels take. fp32 products take three tf32 ones on NVIDIA: nearly fp32's precision
-    at a multiple of its speed. ``dtype`` is the problem's, of which the interpreter gets a wider
-    copy."""
+    """Returns the options of all kernels. On NVIDIA three tf32 products replace one of fp32: nearly
+    its precision at a multiple of its speed. ``dtype`` is the problem's; the interpreter may get a
+    wider copy of ``q``."""
     first, rest = head_dim_parts(q.shape[3])
     return {
         "HEAD_DIM": q.shape[3],
@@ -76,7 +76,8 @@ def forward_launch(
     target: Target,
     dtype: torch.dtype,
 ) -> Launch:
-    """Forward into ``out`` and ``lse``, both contiguous, as are the state's; see forward_kernel."""
+    """Returns the launch of forward into ``out`` and ``lse``, contiguous as the state's tensors;
+    see forward_kernel."""
     problem = problem_of("forward", q, k, dtype, q, k, v)
     config = configured(blocks.forward, problem, target)
     if config.path == "specialised" and not INTERPRETED:
@@ -123,7 +124,8 @@ def dq_launch(
     target: Target,
     dtype: torch.dtype,
 ) -> Launch:
-    """dQ added to ``dq``; it, ``lse`` and ``delta`` are contiguous; see dq_kernel."""
+    """Returns the launch that adds to ``dq``; it, ``lse`` and ``delta`` are contiguous; see
+    dq_kernel."""
     problem = problem_of("dq", q, k, dtype, k, v)
     config = configured(blocks.dq, problem, target)
     described = config.path == "descriptors"
@@ -161,8 +163,8 @@ def dkv_launches(
     target: Target,
     dtype: torch.dtype,
 ) -> list[Launch]:
-    """dK and dV added to ``dk`` and ``dv``, whose rows are contiguous; ``first``, ``stop`` (B or 1,
-    Sk) are the query rows that see each key row; see dkv_kernel."""
+    """Returns the launches that add to ``dk`` and ``dv``, of contiguous rows; ``first``, ``stop``
+    (B or 1, Sk) are the query rows that see each key row; see dkv_kernel."""
     problem = problem_of("dkv", q, k, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
     described = config.path == "descriptors"
@@ -200,7 +202,8 @@ def dkv_launches(
 
 
 def delta_launch(dout: Tensor, out: Tensor, lse: Tensor, result: Tensor) -> Launch:
-    """rowsum(dout * out) into ``result``; it and ``lse`` are contiguous; see delta_kernel."""
+    """Returns the launch of rowsum(dout * out) into ``result``; it and ``lse`` are contiguous; see
+    delta_kernel."""
     batch, heads, rows, head_dim = dout.shape
     return Launch(
         delta_kernel,

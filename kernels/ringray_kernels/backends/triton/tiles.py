@@ -1,8 +1,8 @@
-"""What the kernels share: which tiles a block of rows visits, and loads, casts and products.
+"""Shared parts of the kernels: the tiles that a block of rows visits, loads, casts and products.
 
-The other side's rows that a block sees span ``[low, high)``; every row of the block sees
-``[whole_low, whole_high)``. Both follow from the first and the last row's interval, since bounds
-never decrease. Tiles start at ``low``, so that a window costs no tile more than it must::
+The rows that a block sees on the other side span ``[low, high)``; every row of the block sees
+``[whole_low, whole_high)``. Both follow from the intervals of the first and the last row, since
+bounds never decrease. Tiles start at ``low``, so that a window needs the fewest tiles::
 
     low        whole_low              whole_high       high
      |  leading   |        whole           |  trailing  |
@@ -23,13 +23,13 @@ FLOOR = tl.constexpr(-1.0e30)
 
 @triton.jit
 def plan_tiles(first, last, BLOCK: tl.constexpr):
-    """(low, high, leading tiles, whole tiles, all tiles) of a block with intervals [first, last).
+    """Returns (low, high, leading tiles, whole tiles, all tiles) for intervals [first, last).
 
     Empty intervals neither widen the span nor have whole tiles."""
     seen = first < last
     low = tl.min(tl.where(seen, first, 0x7FFFFFFF))
     high = tl.max(tl.where(seen, last, 0))
-    # Where nobody sees anything high is 0, and the bounds may still stand anywhere.
+    # If all intervals are empty, high is 0 and the bounds have any values.
     whole_low, whole_high = tl.max(first), tl.minimum(tl.min(last), high)
     low = tl.minimum(low, high)
     count = tl.cdiv(high - low, BLOCK)
@@ -40,15 +40,15 @@ def plan_tiles(first, last, BLOCK: tl.constexpr):
 
 @triton.jit
 def edge_tile(index, leading, whole):
-    """The tile that is visited as the ``index``-th edge tile."""
+    """Returns the ``index``-th edge tile in the order of visits."""
     return index + tl.where(index >= leading, whole, 0)
 
 
 @triton.jit
 def load_tile(base, rows, seen, stride_row, stride_col, FIRST: tl.constexpr, WIDTH: tl.constexpr,
               HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """(rows, WIDTH) columns ``FIRST ...`` of a tile whose first row ``base`` points to; zeros
-    beyond HEAD_DIM, and where not ``seen`` if MASKED."""
+    """Loads (rows, WIDTH) columns from ``FIRST`` on of a tile whose first row ``base`` points to;
+    zeros beyond HEAD_DIM, and where not ``seen`` if MASKED."""
     columns = FIRST + tl.arange(0, WIDTH)
     pointers = base + rows[:, None] * stride_row + columns[None, :] * stride_col
     if FIRST + WIDTH > HEAD_DIM:
@@ -64,7 +64,7 @@ def load_tile(base, rows, seen, stride_row, stride_col, FIRST: tl.constexpr, WID
 @triton.jit
 def store_tile(base, rows, inside, stride_row, value, FIRST: tl.constexpr, WIDTH: tl.constexpr,
                HEAD_DIM: tl.constexpr):  # fmt: skip
-    """The inverse of ``load_tile``, for rows of contiguous columns."""
+    """Does the inverse of ``load_tile``, for rows of contiguous columns."""
     columns = FIRST + tl.arange(0, WIDTH)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
     mask = inside[:, None] & (columns < HEAD_DIM)[None, :]
@@ -73,8 +73,8 @@ def store_tile(base, rows, inside, stride_row, value, FIRST: tl.constexpr, WIDTH
 
 @triton.jit
 def narrow(x, DTYPE: tl.constexpr, EMULATE_BF16: tl.constexpr):
-    """``x`` (fp32) as an operand of a product with DTYPE. The interpreter has no bf16 products:
-    there operands are fp32, rounded here as bf16 would be."""
+    """Casts ``x`` (fp32) to an operand of a product with DTYPE. The interpreter has no bf16
+    products: its operands are fp32, rounded here to the precision of bf16."""
     if EMULATE_BF16:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
@@ -84,7 +84,7 @@ def narrow(x, DTYPE: tl.constexpr, EMULATE_BF16: tl.constexpr):
 
 @triton.jit
 def product(a0, b0, a1, b1, D1: tl.constexpr, PRECISION: tl.constexpr):
-    """a · bᵀ over a head dim in one or two parts."""
+    """Returns a · bᵀ over a head dim in one or two parts."""
     s = tl.dot(a0, tl.trans(b0), input_precision=PRECISION)
     if D1 > 0:
         s = tl.dot(a1, tl.trans(b1), s, input_precision=PRECISION)
