@@ -1,4 +1,4 @@
-"""What kinds share: what a rank is given, what it reports, and the passes that are measured."""
+"""Parts that kinds share: the context of a rank and the passes that are measured."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankContext:
-    """Where a trial runs on this rank. ``group`` is None in a ring of one; ``side``: the same ranks
-    over the CPU, for what must work when devices are full."""
+    """The place of a trial on this rank. ``group`` is None in a ring of one; ``side``: the same
+    ranks over the CPU, for messages that must work when devices are full."""
 
     rank: int
     world_size: int
@@ -35,7 +35,7 @@ class RankContext:
     side: dist.ProcessGroup | None = None
 
     def barrier(self) -> None:
-        """Return when every rank has arrived and this device has finished its work."""
+        """Waits until every rank has arrived and this device has finished its work."""
         self.synchronize()
         if self.group is not None:
             # One message each way on the CPU or device group; cheaper than dist.barrier on NCCL.
@@ -45,8 +45,8 @@ class RankContext:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Around what ranks allocate before they talk: if one runs out of memory, all leave with an
-        error, and the ring may go on. No message may be under way."""
+        """Surrounds allocations before ranks exchange messages: if one runs out of memory, all
+        leave with an error, and the ring stays usable. No message may be in flight."""
         short: list[Exception] = []
         try:
             yield
@@ -68,12 +68,12 @@ class RankContext:
         return bool(flag.item())
 
     def synchronize(self) -> None:
-        """Return when this device has finished its work."""
+        """Waits until this device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def timed(self, work: Callable[[], object]) -> float:
-        """Seconds that ``work`` takes on this rank, until its device has finished."""
+        """Returns the seconds of ``work`` on this rank, until its device has finished."""
         began = time.perf_counter()
         work()
         self.synchronize()
@@ -81,7 +81,7 @@ class RankContext:
 
 
 def boundaries(config: TrialConfig, device: torch.device) -> Tensor | None:
-    """``cu_seqlens`` of the trial's documents, or None."""
+    """Returns ``cu_seqlens`` of the trial's documents, or None."""
     documents = config.mask.documents
     return None if documents is None else torch.tensor(documents, device=device)
 
@@ -89,7 +89,7 @@ def boundaries(config: TrialConfig, device: torch.device) -> Tensor | None:
 def ring_pass(
     config: TrialConfig, context: RankContext, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """(out,) or (out, dq, dk, dv) of this rank's shard, through the public op."""
+    """Returns (out,) or (out, dq, dk, dv) of this rank's shard, through the public op."""
     documents = boundaries(config, context.device)
 
     def attend() -> Tensor:
@@ -110,7 +110,7 @@ def ring_pass(
 
 
 def additive_mask(config: TrialConfig, device: torch.device) -> Tensor | None:
-    """(S, S) of 0 and -inf for masks that SDPA has no name for, None where it needs none."""
+    """Returns (S, S) of 0 and -inf for masks that SDPA has no argument for, None for others."""
     if config.window is None and config.documents is None:
         return None
     seen = visible(

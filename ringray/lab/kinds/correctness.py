@@ -1,8 +1,8 @@
 """Correctness: the ring's output and gradients against an fp64 oracle, as shares of the budget.
 
-Every rank deals the same inputs, with NaN as padding (which must reach nothing); rank 0 puts the
-shards together and compares. With more than one repeat the results must be equal bit by bit, but
-for a dQ that is asked to be summed atomically.
+Every rank deals the same inputs, with NaN as padding (which must not reach any result); rank 0
+puts the shards together and compares. With more than one repeat the results must be equal bit by
+bit, except a dQ whose blocks ask for atomic sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = ("out", "dq", "dk", "dv")
 
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
-    """Check one trial; every rank of the ring calls it at the same time."""
+    """Checks one trial; every rank of the ring calls it at the same time."""
     with context.agreed():
         inputs = testing.make_inputs(
             config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
@@ -92,7 +92,7 @@ def _truth(
     backward: bool, causal: bool, window: int | None, documents: tuple[int, ...] | None, device:
     str,
 ) -> tuple[testing.Gradients, testing.Gradients, Tensor]:  # fmt: skip
-    """Oracle, yardstick and dout; kept, because a sweep asks the same of many rings."""
+    """Returns oracle, yardstick and dout; cached, because a sweep needs them for many rings."""
     q, k, v, dout = testing.make_inputs(
         batch, heads, kv_heads, seq_len, head_dim, torch_dtype(dtype), seed=seed, device=device
     )

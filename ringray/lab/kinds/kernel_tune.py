@@ -1,7 +1,7 @@
-"""Kernel-tune: how long one rank's attention takes with one way of cutting it, once it is right.
+"""Kernel-tune: the time of one rank's attention with one way of cutting it, after a check.
 
-Ranks measure alone, each another point. A point is checked against the oracle on a length that one
-can afford before it is timed; on a GPU its kernels are compiled and looked at before they run.
+Ranks measure alone, each another point. A point is checked against the oracle on a short length
+before it is timed; on a GPU its kernels are compiled and inspected before they run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHECKED = 1021  # tokens: odd, and several tiles of the largest block
 
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
-    """Check and measure one trial on this rank."""
+    """Checks and measures one trial on this rank."""
     blocks = config.cut
     if context.device.type == "cuda" and isinstance(blocks, Blocks):
         refused = unfit(config, blocks, context.device)
@@ -39,7 +39,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
 
 
 def _shortened(config: TrialConfig) -> TrialConfig:
-    """The same kernels on a length that the oracle can afford."""
+    """Returns the trial with a length that the oracle can afford."""
     length = min(config.seq_len, CHECKED)
     documents = config.documents
     if isinstance(documents, tuple):
@@ -48,7 +48,7 @@ def _shortened(config: TrialConfig) -> TrialConfig:
 
 
 def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | None:
-    """Why this GPU should not run ``blocks``: it cannot, or they spill in the inner loops."""
+    """Explains why this GPU should not run ``blocks``: it cannot, or their inner loops spill."""
     from ringray_kernels.backends.triton.arguments import architecture
     from ringray_kernels.inspect.compiled import Case, compile_case
 
@@ -66,7 +66,7 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
         case = Case(target.name, kernel, config.head_dim, config.dtype, group, given)
         try:
             spilled = compile_case(case).inner_spilled
-        except Exception as error:  # triton's and ptxas' own, of many types
+        except Exception as error:  # of Triton or ptxas, of many types
             return f"{kernel}={given}: does not compile: {type(error).__name__}: {error}"[:500]
         if spilled:
             return f"{kernel}={given}: spills {spilled} bytes a thread in its loops"

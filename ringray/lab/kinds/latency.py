@@ -1,8 +1,8 @@
-"""Latency: how long one pass takes on the whole ring, beside the baseline, interleaved with it.
+"""Latency: the time of one pass on the whole ring, interleaved with a baseline.
 
 Each repeat times the ring from a barrier to the slowest rank's end, then the baseline on rank 0
-while the other ranks wait, in alternating order; ratios are taken pair by pair, so that a machine
-whose speed drifts does not decide. Memory is measured in the first warm-up run, which is not timed.
+while the other ranks wait, in alternating order; ratios are taken pair by pair, so that a drift of
+the machine's speed cancels. Memory is measured in the first warm-up run, which is not timed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _random(config: TrialConfig, heads: int, rows: int, context: RankContext, sa
 
 
 def _inputs(config: TrialConfig, rows: int, context: RankContext, salt: int) -> Inputs:
-    """q, k, v and dout (None for forward alone) of standard normal values."""
+    """Returns q, k, v and dout (None for forward alone) of standard normal values."""
     heads = (config.heads, config.kv_heads, config.kv_heads)
     q, k, v = (_random(config, h, rows, context, salt + i) for i, h in enumerate(heads))
     if not config.has_backward:
@@ -45,14 +45,14 @@ def _inputs(config: TrialConfig, rows: int, context: RankContext, salt: int) -> 
 
 
 def shards(config: TrialConfig, context: RankContext) -> Inputs:
-    """q, k, v and dout of this rank."""
+    """Returns q, k, v and dout of this rank."""
     rows = config.padded // config.ring_size
     with context.agreed():
         return _inputs(config, rows, context, salt=4 * (context.rank + 1))
 
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
-    """Measure one trial on this rank; every rank of the ring calls it at the same time."""
+    """Measures one trial on this rank; every rank of the ring calls it at the same time."""
     inputs = shards(config, context)
 
     def ring() -> None:
@@ -68,8 +68,8 @@ def measure(
     ring: Callable[[], None],
     beside: Callable[[], None] | None = None,
 ) -> RankReport:
-    """Time ``ring``, which works on ``inputs``, beside the baseline. ``beside`` runs at the end of
-    each repeat, on all ranks at once; what it moves is not counted."""
+    """Times ``ring``, which works on ``inputs``, and the baseline. ``beside`` runs at the end of
+    each repeat, on all ranks at once; its traffic is not counted."""
     baseline = _baseline(config, context) if config.baseline else None
     report = RankReport(rank=context.rank)
     held = sum(x.numel() * x.element_size() for x in inputs if x is not None)
@@ -106,8 +106,8 @@ def measure(
 
 
 def _baseline(config: TrialConfig, context: RankContext) -> Callable[[], float] | None:
-    """PyTorch's SDPA over the whole sequence in rank 0's process; returns its seconds. Nothing on
-    the other ranks, which call this too."""
+    """Returns a function that times PyTorch's SDPA over the whole sequence on rank 0; None on the
+    other ranks, which call this too."""
     with context.agreed():
         if context.rank:
             return None

@@ -1,19 +1,19 @@
-"""Overlap: how much of the time that messages need is hidden behind computation.
+"""Overlap: how much communication is hidden behind computation.
 
-Each repeat runs the pass of ``latency`` with a timeline, then its messages alone: the tape of the
-first pass, played with nothing computed between. So both are taken close together, on a machine
-whose speed drifts. Of each rank the median over repeats counts, and of these the largest:
+Each repeat runs the pass of ``latency`` with a timeline, then its messages alone: the recording of
+the first pass, replayed without computation. Both are measured close together, because a machine's
+speed drifts. Each metric is the largest of the ranks' medians over repeats:
 
 * ``compute_ms``: attention alone, the sum of its spans in the pass;
-* ``transfer_ms``: all messages alone, from a barrier until the last has come;
-* ``wait_ms``: the sum of all waits in the pass; on CUDA the time for which the device had nothing
-  to do. Who waits for a rank that is late waits too;
+* ``transfer_ms``: all messages alone, from a barrier until the last has arrived;
+* ``wait_ms``: the sum of all waits in the pass; on CUDA the time in which the device was idle.
+  Waits for a late rank are included;
 * ``hidden``: 1 - sum(min(wait, transfer)) / sum(transfer) over the hops of all ranks, where
-  ``transfer`` is a hop's time alone. 1: nobody waited. 0: all that was sent was waited for. What is
-  waited beyond the transfer's own time is for a late rank and does not count. Absent where nothing
+  ``transfer`` is a hop's time alone. 1: no rank waited. 0: ranks waited for every transfer in full.
+  A wait beyond the transfer's own time is for a late rank and does not count. Absent where nothing
   is sent.
 
-Per hop the same is kept among the samples, and the median repeat's spans become the trial's trace.
+The samples hold the same per hop, and the median repeat's spans become the trial's trace.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
-    """Measure one trial on this rank; every rank of the ring calls it at the same time."""
+    """Measures one trial on this rank; every rank of the ring calls it at the same time."""
     inputs = latency.shards(config, context)
     whole: list[Timeline] = []
     alone: list[Timeline] = []
@@ -69,8 +69,8 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
 def _recording(
     context: RankContext, into: list[Timeline], tape: Recording | None = None
 ) -> Iterator[None]:
-    """Record spans, and messages on ``tape``. The timeline begins here: right after a barrier, so
-    that those of all ranks begin together."""
+    """Records spans, and messages on ``tape``. The timeline begins here, right after a barrier, so
+    that the timelines of all ranks begin together."""
     timeline = Timeline(context.device)
     comm.METER.timeline, comm.METER.tape = timeline, tape
     try:
@@ -81,8 +81,8 @@ def _recording(
 
 
 def _median_repeat(seconds: list[float], context: RankContext) -> int:
-    """The repeat whose slowest rank took the median time (the lower one of two); all ranks agree
-    on it."""
+    """Returns the repeat whose slowest rank took the median time (the lower of two), the same on
+    all ranks."""
     mine = [round(time * 1e9) for time in seconds]
     by_rank = comm.connect(context.group).gather_integers(mine, context.device)
     slowest = [max(times) for times in zip(*by_rank, strict=True)]

@@ -1,7 +1,13 @@
-"""What a person sees of a plan, a running sweep and its results.
+"""Text, tables and figures of a plan, a running sweep and its results.
 
-``words`` turns numbers and configurations into text, ``board`` keeps the state of a running sweep;
-both print nothing. ``tables`` builds tables from them, ``live`` shows a sweep while it runs: as one
-table that is redrawn on a terminal, as one line per event otherwise. The views import rich, and
-only when something is shown.
+words         configurations and metrics as text
+replicas      replicas of one point as one
+board         state of a running sweep; prints nothing
+tables        tables of plans, results, hops and sweeps
+live          views of a running sweep: a table on a terminal, lines elsewhere
+studies       results of searches
+trace_figure  picture of a trace
+figures       PNGs of a sweep
+
+The views import rich, and only when something is shown.
 """

@@ -43,8 +43,7 @@ STYLES = {
 # Columns that a narrow terminal leaves out, the least important first.
 _EXPENDABLE = (
     "balance", "FLOPs", "sent",
-    *(one.heading for one in reversed(METRICS.values()) if one.heading and not one.essential),
-    "#", "kind",
+    *(one.heading for one in reversed(METRICS.values()) if one.expendable), "#", "kind",
 )  # fmt: skip
 
 

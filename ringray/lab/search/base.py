@@ -1,6 +1,6 @@
-"""What every method of search is given, what it asks and what it is told.
+"""Interface of a search method: candidates, settings, its requests and their results.
 
-All scores are to be small: ``score`` turns the sign of a metric that is to be large.
+Less is better for every score: ``score`` changes the sign of metrics to maximise.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ringray.lab.trial.metrics import METRICS
 
 T = TypeVar("T")
 Scores = tuple[float, ...]
-NOISE = 0.1  # relative spread of one run, as long as nothing was measured twice
+NOISE = 0.1  # relative spread of one run before a point was measured twice
 _SURE = 2.0  # standard errors on each side of a score
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point that can be measured. ``choices``: its values of the searched fields;
-    ``predicted``: its scores by the cost model, infinite for an objective that it does not know."""
+    """A point that can be measured. ``choices``: its values of the searched fields; ``predicted``:
+    its scores by the cost model, infinite for objectives that it does not predict."""
 
     key: str
     choices: tuple[tuple[str, Any], ...]
@@ -31,9 +31,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """``repeats`` is what a point gets that is measured in full, ``warmup`` what each visit costs
-    before; ``budget`` is the share that may be spent of the runs that measuring every point in full
-    takes; ``objectives``: how many."""
+    """Settings of a search. ``repeats``: runs of a point measured in full; ``warmup``: further runs
+    of each visit; ``budget``: the share that it may spend of the runs that measure every point in
+    full; ``objectives``: their number."""
 
     repeats: int
     warmup: int
@@ -42,13 +42,13 @@ class SearchSettings:
     objectives: int = 1
 
     def runs(self, points: int) -> int:
-        """How many runs may be spent on a search among ``points`` of them."""
+        """Returns the number of runs that a search among ``points`` points may spend."""
         return math.floor(self.budget * points * (self.warmup + self.repeats) + 1e-9)
 
 
 class Ask(NamedTuple):
-    """Measure this point until it has ``repeats`` runs that count, earlier visits included.
-    ``together``: on the same device as all others of this round."""
+    """Request to measure a point until it has ``repeats`` runs, earlier visits included.
+    ``together``: on the same device as the rest of the round."""
 
     key: str
     repeats: int
@@ -57,16 +57,16 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Told:
-    """What was measured: the scores, and the runs behind the first of them (empty where it is no
+    """Result of a point: its scores, and the runs behind the first of them (empty where it is not a
     time). ``scores`` is None where the point failed."""
 
     scores: tuple[float, ...] | None
     samples: tuple[float, ...] = ()
 
 
-# Yields points to measure, which may be measured side by side; is sent what came of each by key;
-# ends when it wants no more. The same candidates, settings and answers give the same questions, so
-# that a search which was cut off is taken up by asking it again.
+# Yields rounds of requests, which may be measured in parallel; receives their results by key; ends
+# when it has no further request. A method is deterministic: replaying the stored results resumes an
+# interrupted search.
 Search = Generator[list[Ask], dict[str, Told], None]
 
 
@@ -82,7 +82,7 @@ class Method(NamedTuple):
 
 
 def score(metric: str, value: float) -> float:
-    """``value`` so that less is better."""
+    """Returns ``value`` as a score."""
     return value if METRICS[metric].less_is_better else -value
 
 
@@ -118,7 +118,7 @@ def ranked(items: Iterable[T], scores: Callable[[T], Scores]) -> list[T]:
 
 
 def spread(told: Sequence[Told]) -> float:
-    """Relative standard deviation of one run, the median over all points that have several."""
+    """Returns the relative standard deviation of one run: the median over points with several."""
     found = [
         statistics.stdev(one.samples) / statistics.fmean(one.samples)
         for one in told
@@ -128,7 +128,7 @@ def spread(told: Sequence[Told]) -> float:
 
 
 def interval(told: Told, noise: float) -> tuple[float, float]:
-    """Between which values the first score lies, almost surely."""
+    """Returns the bounds of the first score, two standard errors around it."""
     assert told.scores is not None
     value = told.scores[0]
     width = _SURE * noise / math.sqrt(len(told.samples)) * abs(value) if told.samples else 0.0
@@ -136,8 +136,8 @@ def interval(told: Told, noise: float) -> tuple[float, float]:
 
 
 def contenders(keys: Sequence[str], known: Mapping[str, Told]) -> list[str]:
-    """Those of which none other is at least as good in every objective and better in the first
-    beyond doubt (where that is no time: better in some)."""
+    """Returns the points that may be the best: another is not at least as good in every objective
+    with an interval of the first that lies below (where that is not a time: better in some)."""
     noise = spread([known[key] for key in keys])
     bounds = [(interval(known[key], noise), known[key].scores or ()) for key in keys]
 

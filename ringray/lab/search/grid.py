@@ -1,4 +1,4 @@
-"""``grid``: every point, in full."""
+"""``grid``: measures every point in full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
-    """One round."""
+    """Asks for all points in one round."""
     yield [Ask(candidate.key, settings.repeats) for candidate in candidates]
 
 

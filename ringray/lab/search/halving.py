@@ -1,11 +1,11 @@
-"""``halving``: many points a few times, the better ones more often, the best in full.
+"""``halving``: measures many points a few times, the better ones more often, the best in full.
 
 Successive halving with repeats as the resource (Jamieson and Talwalkar, AISTATS 2016), in its
-asynchronous form (Li et al., MLSys 2020): no rung is closed. After a first run of each point, the
-best few that are not measured in full yet are measured twice as often, whichever rung they stand
-on, so that a point that was unlucky comes back once those ahead of it prove slower. Points that are
-worse than another beyond doubt, by their intervals, get no further run. Where the budget does not
-allow one run of every point, the cost model says which ones to begin with.
+asynchronous form (Li et al., MLSys 2020): rungs stay open. After a first run of each point, the
+best few that are not measured in full yet get twice as many runs, whatever their rung, so that an
+unlucky point returns once the points ahead of it prove slower. Points whose interval lies above
+another's get no further run. Where the budget does not allow one run of every point, the cost model
+selects the first ones.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from ringray.lab.search.base import Candidate, Search, SearchSettings, Told
 
-_WIDTH = 3  # points of one round, which may be measured side by side
+_WIDTH = 3  # points of one round, which may be measured in parallel
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
-    """A first round of all points, then rounds of a few."""
+    """Asks for all points in a first round, then for a few in each round."""
     rungs = _rungs(settings.repeats)
     left = settings.runs(len(candidates))
-    # Kept back, so that the best of all can be measured in full whatever happens.
+    # Runs that stay available to measure the best point in full.
     reserve = settings.warmup + settings.repeats - rungs[0] if len(rungs) > 1 else 0
     price = settings.warmup + rungs[0]
     first = min(len(candidates), max(1, (left - reserve) // price))
@@ -55,7 +55,7 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
 
 
 def _rungs(repeats: int) -> list[int]:
-    """How many runs a point can have had: 1, 2, 4, ..., ``repeats``."""
+    """Returns the possible numbers of runs of a point: 1, 2, 4, ..., ``repeats``."""
     rungs = [repeats]
     while rungs[0] > 1:
         rungs.insert(0, (rungs[0] + 1) // 2)

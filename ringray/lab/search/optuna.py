@@ -1,8 +1,8 @@
-"""``optuna``: Optuna's samplers propose points, by what the earlier ones scored.
+"""``optuna``: Optuna's sampler proposes points from the scores of earlier ones.
 
-The tree-structured Parzen estimator for one objective as for several. The study begins with the
-points that the cost model likes best, one in four of what the budget allows. Proposals get a few
-runs each, and at the end the best of them are measured in full, one after another.
+The sampler is the tree-structured Parzen estimator, for one objective or several. The study begins
+with the points of the best predictions, a quarter of those that the budget allows. Proposals get a
+few runs each, and at the end the best of them are measured in full, one after another.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from ringray.lab.search.base import Candidate, Search, SearchSettings, Told
 
-_FINALISTS = 3
-_SKETCH = 5  # a proposal gets one in so many of a full measurement's repeats
-_TRIES = 20  # proposals in a row that are no new point, before one is drawn
+_FINALISTS = 3  # points measured in full
+_SKETCH = 5  # repeats of a full measurement per repeat of a proposal
+_TRIES = 20  # proposals in a row without a new point, before one is drawn
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
-    """One point a round, and a last round of finalists."""
+    """Asks for one point a round, and in a last round for the finalists."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -69,7 +69,7 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
 def _propose(
     study: Any, space: dict[str, Any], by_labels: dict[Any, Candidate], known: dict[str, Told]
 ) -> tuple[Any, Candidate] | None:
-    """A point that exists and has not been measured; what was proposed again is told again."""
+    """Returns a proposal that exists and was not measured; repeated proposals get their score."""
     for _ in range(_TRIES):
         trial = study.ask(space)
         candidate = by_labels.get(tuple(trial.params[name] for name in space))
@@ -89,7 +89,7 @@ def _tell(study: Any, trial: Any, scores: tuple[float, ...] | None) -> None:
 
 
 def _label(value: Any) -> str | int | float | bool | None:
-    """A value that Optuna takes for a category."""
+    """Returns a value that Optuna accepts as a category."""
     return value if value is None or isinstance(value, str | int | float | bool) else repr(value)
 
 

@@ -1,4 +1,4 @@
-"""``random``: as many points as the budget allows, drawn without putting back, each in full."""
+"""``random``: measures points in full, drawn without replacement up to the budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
-    """One round; at least one point, however small the budget."""
+    """Asks for at least one point, in one round."""
     each = settings.warmup + settings.repeats
     count = max(1, settings.runs(len(candidates)) // each)
     drawn = random.Random(settings.seed).sample(list(candidates), min(count, len(candidates)))

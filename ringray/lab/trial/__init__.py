@@ -1,8 +1,10 @@
-"""What a trial is and what came of it: plain data.
+"""Trials and their outcomes: plain data.
 
 config        one point of a sweep
-outcome       what came of it
-faults        what went wrong, where
-measurement   what ranks report, summarised
-machine_load  foreign load while it ran
+outcome       rows of sweeps and trials
+selection     sweeps by name or digest
+faults        causes of failed trials
+metrics       the table of metrics
+machine_load  load of a rank and its host
+measurement   reports of ranks, and metrics from them
 """

@@ -1,4 +1,4 @@
-"""One point of a sweep: what a trial computes, how, and how it is measured.
+"""One point of a sweep: the computation of a trial, its strategy and its measurement.
 
 Imports neither torch nor ray.
 """
@@ -20,7 +20,7 @@ from ringray_kernels.config import Blocks
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """One point, flat: what a trial computes and how it is measured. Lengths are tokens."""
+    """One point as flat fields. Lengths are tokens."""
 
     ring_size: int
     threads: int
@@ -49,7 +49,7 @@ class TrialConfig:
     replica: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat and JSON-able; ``documents`` is a count, a list of lengths or None."""
+        """Returns the fields for JSON; ``documents`` is a count, a list of lengths or None."""
         flat = {name: getattr(self, name) for name in FIELDS}
         if isinstance(self.documents, tuple):
             flat["documents"] = list(self.documents)
@@ -57,7 +57,7 @@ class TrialConfig:
 
     @classmethod
     def from_dict(cls, flat: dict[str, Any]) -> TrialConfig:
-        """The inverse of ``as_dict``."""
+        """Returns the inverse of ``as_dict``."""
         documents = flat["documents"]
         return cls(
             **{**flat, "documents": tuple(documents) if isinstance(documents, list) else documents}
@@ -65,21 +65,21 @@ class TrialConfig:
 
     @cached_property
     def mask(self) -> geometry.Mask:
-        """Who sees whom; ValueError for a mask that means nothing."""
+        """The mask of the problem; ValueError for an invalid one."""
         return _mask(self.seq_len, self.causal, self.window, self.documents)
 
     @cached_property
     def cut(self) -> Blocks | int | None:
-        """``blocks`` as the op takes them; in here they are a text, as in a spec."""
+        """``blocks`` as the op takes them; the field holds the text of a spec."""
         return Blocks.parse(self.blocks) if isinstance(self.blocks, str) else self.blocks
 
     @property
     def padded(self) -> int:
-        """Length that is dealt to the ranks, in tokens."""
+        """Length that the ranks share, padding included, in tokens."""
         return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
 
     def buckets(self, device: str) -> tuned.Buckets:
-        """Which tuned choices hold for this point on ``device`` (cpu, cuda)."""
+        """Returns the buckets of tuned choices of this point on ``device`` (cpu, cuda)."""
         return tuned.buckets(
             ring_size=self.ring_size,
             threads=self.threads if device == "cpu" else 0,
@@ -117,7 +117,7 @@ def _mask(
 
 
 def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]:
-    """A trial's config with every choice made, and where they are from ("" if none was open)."""
+    """Returns a config with every choice made, and their source ("" if none was open)."""
     if "auto" not in (config.partition, config.transport) and config.blocks is not None:
         return config, ""
     wanted = config.buckets(place.device)
@@ -134,7 +134,7 @@ def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]
 
 
 def default_config(config: TrialConfig) -> TrialConfig:
-    """With the documented defaults in place of ``auto``, for predictions that need no hardware."""
+    """Returns a config with the defaults in place of ``auto``, for predictions without hardware."""
     if "auto" not in (config.partition, config.transport):
         return config
     partition, transport = (

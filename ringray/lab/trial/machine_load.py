@@ -1,13 +1,13 @@
-"""What a rank and its host were busy with while a trial ran.
+"""Load of a rank and its host while a trial ran, GPU readings included.
 
-Everything is read before the trial and after it and nothing in between: counters of CPU time and of
-energy give means over the whole trial, warm-up and baseline included, at the cost of two reads
-(0.05 ms on a CPU), and no thread samples beside what is measured. What has no counter (clock,
-temperature, memory) is as it was at the end of the trial. Linux counts a host's CPU time in steps
-of 10 ms, and GPUs their energy in about as coarse ones: of trials below 0.2 s both say little.
+Everything is read before and after the trial, never while it runs: counters of CPU time and energy
+give means over the whole trial, warm-up and baseline included, for two reads (0.05 ms on a CPU)
+and without a thread that samples beside the measured code. Clock, temperature and memory have no
+counter; they are read at the end of the trial. Linux counts a host's CPU time in steps of 10 ms,
+and GPUs their energy in about as large ones, so both say little of trials below 0.2 s.
 
-Imports neither torch nor Ray. GPUs are asked through NVML; where that is not to be had (no NVIDIA
-GPU, no permission) the metrics of GPUs are left out.
+Imports neither torch nor Ray. GPUs are read through NVML; without it (no NVIDIA GPU, no permission)
+their metrics are left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LOADS: dict[str, Load] = {
 
 
 class Watch:
-    """Begins when it is made; :meth:`stop` says what was used since.
+    """The load since its construction, which :meth:`stop` returns.
 
     ``gpu``: the UUID of the rank's GPU, None on a CPU.
     """
@@ -90,17 +90,17 @@ class Watch:
 
 
 def _host_seconds() -> float:
-    """Seconds that all cores together were busy."""
+    """Returns the busy time of all cores together, in seconds."""
     import psutil
 
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    # Time of guests is in user's already.
+    # The time of user processes includes that of guests.
     return sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
 
 
 class _Gpu:
-    """One GPU as NVML shows it. Any reading may be unsupported and is left out then."""
+    """One GPU in NVML. Readings that it does not support are left out."""
 
     _known: dict[str, _Gpu | None] = {}  # NVML takes milliseconds to open  # noqa: RUF012
 
@@ -109,7 +109,7 @@ class _Gpu:
 
     @classmethod
     def of(cls, uuid: str) -> _Gpu | None:
-        """None where NVML does not know it."""
+        """Returns the GPU; None where NVML does not know it."""
         if uuid not in cls._known:
             cls._known[uuid] = cls._open(uuid)
         return cls._known[uuid]
@@ -121,11 +121,11 @@ class _Gpu:
 
             pynvml.nvmlInit()
             return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except Exception:  # absent, or as many kinds of refusal as there are drivers
+        except Exception:  # no NVML, or an error of one of many drivers
             return None
 
     def millijoules(self) -> int | None:
-        """Energy since the driver was loaded."""
+        """Returns the energy since the driver was loaded."""
         with suppress(self._nvml.NVMLError):
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         return None

@@ -1,6 +1,6 @@
-"""From what ranks report to the numbers that are recorded, and the memory meter.
+"""Reports of ranks, the metrics computed from them, and the memory meter.
 
-Statistics import nothing heavy: the driver uses them without torch.
+The driver imports this module without torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ringray.lab.trial.config import TrialConfig
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
-HOP = "hop: "  # samples under this and a hop's name: its milliseconds and bytes, as ``HOP_VALUES``
+HOP = "hop: "  # prefix of a hop's samples: its milliseconds and bytes, as ``HOP_VALUES``
 HOP_VALUES = ("compute_ms", "transfer_ms", "wait_ms", "sent_bytes")
 
 
@@ -142,7 +142,7 @@ def _from_samples(
 
 
 def verdict(reports: Sequence[RankReport]) -> Fault | None:
-    """Why the trial counts as failed although every rank reported; None if it does not."""
+    """Returns the mismatch of a trial that every rank reported; None without one."""
     for report in reports:
         if report.failure:
             return Fault("mismatch", report.failure, (report.rank,))
@@ -154,10 +154,9 @@ def verdict(reports: Sequence[RankReport]) -> Fault | None:
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
-    """Bytes that PyTorch's allocator handed out at once while ``work`` ran, beyond what was live.
+    """Returns the peak bytes of PyTorch's allocator while ``work`` runs, beyond those live before.
 
-    On CPU the allocator's own events are added up by the profiler, so this run is slow: never time
-    it.
+    On a CPU the profiler adds up the allocator's events, so this run is slow: do not time it.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""The words of the store: what is known of a sweep and of its trials.
+"""Rows of the store: sweeps, trials and their outcomes.
 
-A *sweep* is all trials of one spec; a *trial* is one measured point; an *outcome* is how a trial
-ended. A trial's status is None until it ended, then one of :data:`STATUSES`.
+A *sweep* is all trials of one spec; a *trial* is one measured point; an *outcome* is the end of a
+trial. A trial's status is None until it ends, then one of :data:`STATUSES`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 Status = Literal["ok", "oom", "pruned", "timeout", "failed"]
 SweepStatus = Literal["running", "complete", "failed", "interrupted"]
 
-UNKNOWN = "unknown"  # kind of a sweep of which only the digest is left
+UNKNOWN = "unknown"  # kind of a sweep whose digest alone is left
 STATUSES: tuple[Status, ...] = ("ok", "oom", "pruned", "timeout", "failed")
 SWEEP_STATUSES: tuple[SweepStatus, ...] = ("running", "complete", "failed", "interrupted")
 
 
-# Reasons of pruned points: a search did not ask for it; how a rank's own reason begins.
+# Reasons of pruned points: not requested by the search; prefix of a rank's own reason.
 UNASKED = "search: measured others instead"
 NOT_TRIED = "not tried: "
 
@@ -44,7 +44,7 @@ class SweepInfo:
 
 @dataclass(frozen=True, slots=True)
 class TrialInfo:
-    """A planned trial. ``pruned`` says why it can never run, None when it can."""
+    """A planned trial. ``pruned``: the reason why it can never run, None if it can."""
 
     key: str
     index: int
@@ -55,12 +55,12 @@ class TrialInfo:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial ended.
+    """The end of a trial.
 
     ``metrics`` are single numbers under the design's names, ``samples`` the repeats behind them;
     ``point`` is :func:`ringray.base.provenance.point_digest`; ``started`` and ``ended`` are Unix
-    times in seconds; ``attempts`` counts the first try too; ``environment`` is given when the
-    trial ran somewhere else than the sweep's environment says.
+    times in seconds; ``attempts`` counts the first try too; ``environment``: of a trial that ran
+    elsewhere than the sweep's environment says.
     """
 
     status: Status
@@ -74,7 +74,7 @@ class Outcome:
     environment: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        # It may quote the error of a rank or of a server, and goes everywhere.
+        # It may quote an error of a rank or a server; stores, logs and terminals show it.
         if self.reason is not None:
             object.__setattr__(self, "reason", shown(self.reason))
 
@@ -109,7 +109,7 @@ class TrialRow:
     environment: dict[str, Any] | None
 
     def __post_init__(self) -> None:
-        if self.reason is not None:  # the store may be somebody else's
+        if self.reason is not None:  # the store may be another user's
             object.__setattr__(self, "reason", plain(self.reason))
 
 
@@ -135,14 +135,14 @@ class SweepRow:
 
 
 class Kept(NamedTuple):
-    """An ended trial as it was recorded once, and the number of that recording in its sweep."""
+    """One recording of an ended trial, and its number in the sweep."""
 
     trial: TrialRow
     seq: int
 
 
 class Tracked(NamedTuple):
-    """Where MLflow has a sweep. ``uri`` is without credentials."""
+    """The place of a sweep in MLflow. ``uri`` is without credentials."""
 
     uri: str
     experiment_id: str
@@ -152,7 +152,7 @@ class Tracked(NamedTuple):
 def record_line(
     sweep: SweepInfo | SweepRow, trial: TrialRow, environment: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One line of ``--json``; a number that is not finite becomes null, as JSON demands.
+    """Returns a line of ``--json``; numbers that are not finite become null, as in JSON.
 
     ``environment`` wins over the trial's own, which wins over the sweep's.
     """

@@ -21,14 +21,14 @@ KERNELS = ("forward", "dq", "dkv")
 
 
 class Cell(NamedTuple):
-    """The fastest trial of a cell, in milliseconds, and what it has beside the two sizes."""
+    """The fastest trial of a cell, in milliseconds; ``detail``: its blocks without the sizes."""
 
     ms: float
     detail: str
 
 
 class Map(NamedTuple):
-    """A heat map: cells by (x, y), names of both axes, and what it has in its title."""
+    """A heat map: its title, the names of both axes and the cells by (x, y)."""
 
     title: str
     x: str
@@ -38,7 +38,7 @@ class Map(NamedTuple):
 
 
 def maps(found: Sequence[FigurePoint]) -> tuple[list[Map], int]:
-    """The maps of all problems and kernels of which block sizes vary, and how many are left out."""
+    """Returns a map for each problem and kernel with several sizes, and how many are left out."""
     panels, left_out = data.panels(data.having(found, "median_ms"))
     made: list[Map] = []
     for panel in panels:
@@ -67,7 +67,7 @@ def maps(found: Sequence[FigurePoint]) -> tuple[list[Map], int]:
 
 
 def _detail(text: str) -> str:
-    """``128x64/8/2/split`` without its sizes."""
+    """Returns ``128x64/8/2/split`` without its sizes."""
     return text.partition("/")[2]
 
 
@@ -83,12 +83,12 @@ def _collect(
 
 
 def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
-    """A heat map per problem and kernel, darker is slower; None where no blocks vary."""
+    """Draws a heat map per problem and kernel, darker is slower; None where blocks do not vary."""
     found, left_out = maps(points)
     if not found:
         return None
     titles = [data.Panel(one.title, ()) for one in found]
-    with style.Style():
+    with style.settings():
         figure, axes = style.grid(titles, "Time by block sizes, light is fast", left_out)
         for one, at in zip(found, axes, strict=True):
             _heat(figure, at, one)

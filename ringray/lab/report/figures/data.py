@@ -1,7 +1,7 @@
-"""What the figures draw: the measured points of a sweep, and how they fall into panels.
+"""Data of the figures: the measured points of a sweep, and their panels.
 
-Pure functions of the store's rows. A *problem* is what is computed, a *strategy* how: points of one
-problem may be compared, points of one strategy make a line.
+Pure functions of the store's rows. A *problem* is the computation, a *strategy* a way to do it:
+points of one problem may be compared, points of one strategy make a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringray.lab.trial.outcome import TrialRow
 
 MAX_PANELS = 6
-_UNNAMED = ("partition", "transport")  # what a strategy is called where there is only one
+_UNNAMED = ("partition", "transport")  # the name of a strategy where there is only one
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class FigurePoint:
     metrics: dict[str, float]
 
     def values(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """The values of ``fields``, so that they can be compared and hashed."""
+        """Returns the values of ``fields``, comparable and hashable."""
         return tuple(repr(self.config.get(name)) for name in fields)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Points that one set of axes shows, and what they have in common beside the other panels'."""
+    """The points of one set of axes; ``title``: the values that tell it from other panels."""
 
     title: str
     points: tuple[FigurePoint, ...]
 
 
 def points(rows: Sequence[TrialRow]) -> list[FigurePoint]:
-    """The points of which a trial is ok, in the order of the plan."""
+    """Returns the points with an ok trial, in the order of the plan."""
     ok = [row for row in rows if row.status == "ok"]
     return [
         FigurePoint(same[0].config, together([row.metrics for row in same]))
@@ -51,16 +51,16 @@ def points(rows: Sequence[TrialRow]) -> list[FigurePoint]:
 
 
 def having(found: Iterable[FigurePoint], *metrics: str) -> list[FigurePoint]:
-    """The points that have all of ``metrics``."""
+    """Returns the points that have all of ``metrics``."""
     return [point for point in found if all(name in point.metrics for name in metrics)]
 
 
 def panels(found: Sequence[FigurePoint], beside: Sequence[str] = ()) -> tuple[list[Panel], int]:
-    """The points by problem, and how many problems are left out.
+    """Returns the points by problem, and the number of problems left out.
 
-    ``beside``: fields of the problem that the axes show, so that they make no panels. Of more than
-    ``MAX_PANELS`` problems those with the most points are kept, the longest sequences first among
-    equals.
+    ``beside``: fields of the problem that the axes show, so panels do not differ in them. Of more
+    than ``MAX_PANELS`` problems those with the most points are kept, the longest sequences first
+    among equals.
     """
     varying = [name for name in _varying(found, words.PROBLEM) if name not in beside]
     by_problem: dict[tuple[str, ...], list[FigurePoint]] = {}
@@ -78,17 +78,17 @@ def panels(found: Sequence[FigurePoint], beside: Sequence[str] = ()) -> tuple[li
 
 
 def strategies(found: Sequence[FigurePoint]) -> tuple[str, ...]:
-    """The fields of the strategy in which ``found`` differ."""
+    """Returns the fields of the strategy in which ``found`` differ."""
     return _varying(found, words.STRATEGY)
 
 
 def strategy(point: FigurePoint, fields: Sequence[str]) -> str:
-    """What to call a point's strategy, by the fields in which strategies differ."""
+    """Names a point's strategy by the fields in which strategies differ."""
     return words.label(point.config, fields or _UNNAMED)
 
 
 def problem(point: FigurePoint, fields: Sequence[str]) -> str:
-    """What to call a point's problem, by the fields in which problems differ."""
+    """Names a point's problem by the fields in which problems differ."""
     config = {**point.config, "seq_len": f"{point.config['seq_len']:,} tokens"}
     return words.label(config, fields)
 

@@ -45,7 +45,7 @@ def chart(
     # A strategy looks the same in every panel, and in every figure of a sweep.
     names = dict.fromkeys(data.strategy(point, fields) for point in shown)
     looks = dict(zip(names, style.looks(), strict=False))
-    with style.Style():
+    with style.settings():
         figure, axes = style.grid(panels, title, left_out)
         for panel, one in zip(panels, axes, strict=True):
             found = lines(panel, fields, metric, size)

@@ -1,4 +1,4 @@
-"""Time against peak memory: which strategies no other beats in both, and what the rest cost."""
+"""Time against peak memory: the strategies that no other beats in both, and the rest."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ if TYPE_CHECKING:
 
     from ringray.lab.report.figures.data import FigurePoint
 
-MAX_NAMES = 6  # per panel; the front's ends and what lies evenly between them
+MAX_NAMES = 6  # per panel: the front's ends and points evenly between them
 
 
 def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
-    """A cloud and its front for each problem; None where no problem was solved in ways that
-    differ in memory."""
+    """Draws the points and the front of each problem; None where memory does not vary."""
     every, left_out = data.panels(data.having(points, "median_ms", "peak_memory_bytes"))
     panels = [one for one in every if len({p.metrics["peak_memory_bytes"] for p in one.points}) > 1]
     fields = data.strategies([point for panel in panels for point in panel.points])
     if not panels or not fields:
         return None
-    with style.Style():
+    with style.settings():
         figure, axes = style.grid(
             panels, "Time against peak memory, lower left is better", left_out
         )

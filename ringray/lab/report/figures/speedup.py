@@ -1,4 +1,4 @@
-"""How many times faster than the baseline each strategy is: bars from 1, by sequence length."""
+"""Speed-up of each strategy over the baseline: bars by sequence length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHADES = ("#9ecae1", "#4292c6", "#2171b5", "#08306b")
 
 
 class Bars(NamedTuple):
-    """Of one panel: a strategy's speed-up by length; the fastest at the greatest length first."""
+    """Speed-ups of one panel by strategy and length; the fastest at the greatest length first."""
 
     names: list[str]
     lengths: list[int]
@@ -27,7 +27,7 @@ class Bars(NamedTuple):
 
 
 def bars(panel: Panel, fields: Sequence[str]) -> Bars:
-    """At most ``MAX_STRATEGIES`` strategies and the ``MAX_LENGTHS`` greatest lengths."""
+    """Returns at most ``MAX_STRATEGIES`` strategies and the ``MAX_LENGTHS`` greatest lengths."""
     values: dict[tuple[str, int], float] = {}
     for point in panel.points:
         values[data.strategy(point, fields), point.config["seq_len"]] = 1 / point.metrics["ratio"]
@@ -38,7 +38,7 @@ def bars(panel: Panel, fields: Sequence[str]) -> Bars:
 
 
 def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
-    """Bars of 1 / ratio; None where nothing was measured beside a baseline, or in one way only."""
+    """Draws 1 / ratio; None without a baseline or with a single strategy."""
     shown = [point for point in data.having(points, "ratio") if point.metrics["ratio"] > 0]
     fields = data.strategies(shown)
     panels, left_out = data.panels(shown, beside=("seq_len",))
@@ -48,7 +48,7 @@ def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
     baseline = words.baseline(shown[0].config) or "the baseline"
     tallest = max(len(one.names) * (len(one.lengths) + 1) for one in drawn)
     size = (3.9, max(2.0, 0.9 + 0.13 * tallest))
-    with style.Style():
+    with style.settings():
         figure, axes = style.grid(panels, f"Speed-up over {baseline}", left_out, size)
         for one, found in zip(axes, drawn, strict=True):
             _panel(one, found)

@@ -1,7 +1,7 @@
-"""How figures look: light, colours and marks that colour-blind eyes tell apart, units on each axis.
+"""Style of figures: light, units on each axis, colours and marks for colour-blind readers too.
 
-The only module of the figures that knows matplotlib's settings. Figures are made without pyplot:
-no display, no state that outlives them.
+The only module of the figures with settings of matplotlib. Figures are made without pyplot: without
+a display and without global state.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from ringray.lab.report.figures.data import Panel
 
 __all__ = ["Axes", "Figure"]
 
-# Paul Tol's "bright", made for colour-blind eyes; each also has a mark of its own.
+# Paul Tol's "bright", made for colour-blind readers; each also has its own mark.
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#000000", "#999933")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 BASELINE = "#888888"
@@ -37,7 +38,7 @@ _PANEL = (3.9, 2.9)  # inches
 _COLUMNS = 2
 _SETTINGS: Any = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it: the same on every machine
+    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so the same on every machine
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
@@ -62,21 +63,15 @@ _SETTINGS: Any = {
 }
 
 
-class Style:
-    """The settings above, for as long as a figure is drawn."""
-
-    def __enter__(self) -> None:
-        self._context = mpl.rc_context(_SETTINGS)
-        self._context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(None, None, None)
+def settings() -> AbstractContextManager[None]:
+    """Applies the settings above while a figure is drawn."""
+    return mpl.rc_context(_SETTINGS)
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG, without a date or the name of a program in it."""
+    """Returns the figure as PNG, without a date or the name of a program."""
     out = io.BytesIO()
-    with Style():
+    with settings():
         FigureCanvasAgg(figure)
         figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
     return out.getvalue()
@@ -85,7 +80,7 @@ def png(figure: Figure) -> bytes:
 def grid(
     panels: Sequence[Panel], title: str, left_out: int = 0, size: tuple[float, float] = _PANEL
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with axes for each panel, ``size`` inches each, at most ``_COLUMNS`` in a row."""
+    """Returns a figure with axes of ``size`` inches for each panel, ``_COLUMNS`` in a row."""
     columns = min(len(panels), _COLUMNS)
     rows = math.ceil(len(panels) / columns)
     width = size[0] * columns if columns > 1 else size[0] * 1.5
@@ -103,14 +98,14 @@ def grid(
 
 
 def looks() -> Iterator[dict[str, Any]]:
-    """Colour and mark of each line in turn; more lines than colours are dashed."""
+    """Yields colour and mark of each line; lines after the last colour are dashed."""
     for dash in itertools.cycle(("-", "--", ":")):
         for colour, mark in zip(COLOURS, MARKS, strict=True):
             yield {"color": colour, "marker": mark, "linestyle": dash}
 
 
 def lengths(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic x axis of sequence lengths, with ticks at (some of) those that occur."""
+    """Makes the x axis logarithmic, with ticks at (some of) the sequence lengths."""
     axes.set_xscale("log", base=2)
     ticks = sorted(set(values))
     step = math.ceil(len(ticks) / 7)
@@ -121,7 +116,7 @@ def lengths(axes: Axes, values: Sequence[float]) -> None:
 
 
 def plain(axes: Axes, which: str) -> None:
-    """Numbers without an exponent on a logarithmic axis, at 1, 2 and 5 times powers of ten."""
+    """Puts numbers without an exponent on a logarithmic axis, at 1, 2 and 5 times powers of 10."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
     axis.set_minor_locator(NullLocator())
@@ -129,7 +124,7 @@ def plain(axes: Axes, which: str) -> None:
 
 
 def tokens(count: float) -> str:
-    """``8192`` as ``8k``; what is no whole number of 1024 in full."""
+    """Writes ``8192`` as ``8k``; a length that is not a multiple of 1024 in full."""
     for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
         if count >= size and count % size == 0:
             return f"{count / size:.0f}{unit}"
@@ -137,7 +132,7 @@ def tokens(count: float) -> str:
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend below all panels, of everything that any of them shows."""
+    """Puts one legend of all panels below them."""
     known: dict[str, Any] = {}
     for one in axes:
         for handle, text in zip(*one.get_legend_handles_labels(), strict=True):
