@@ -1,11 +1,11 @@
-"""The points of a spec: counted, predicted, pruned. No torch, no Ray.
+"""Plans: the points of a spec, counted, predicted and pruned. No torch, no Ray.
 
 plan         the frozen plan
-expand       the points of a spec
+expand       the search space of a spec
+kernel_cuts  block sizes that kernel-tune tries
+limits       bounds on a plan's size; searches that its trials cannot answer
+pruning      points that can never run
 cost_model   FLOPs, bytes, messages and predicted time
 peak_memory  predicted memory of a rank
-kernel_cuts  block sizes that a kernel can have
-limits       what a plan may not ask
-pruning      points that can never run
-deadline     how long a trial may take
+deadline     longest time of a trial
 """

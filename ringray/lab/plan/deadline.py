@@ -1,8 +1,7 @@
-"""How long a trial may take before it is given up: what the plan predicts, generously.
+"""The deadline of a trial: a multiple of its predicted time.
 
-A guess of time can be wrong by a lot, a trial that hangs never ends: the factor forgives the one,
-the floor what no plan knows (imports, compilers, a busy machine), and ``limits.trial_timeout`` is
-the most in any case.
+The factor allows for a wrong prediction, the floor for imports, compilers and a busy machine, which
+no plan knows; ``limits.trial_timeout`` is the upper bound.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ FACTOR = 50.0
 
 
 def seconds(trial: Trial, config: TrialConfig, limits: LimitsSection) -> float:
-    """From the dispatch of ``trial`` to its end, measured as ``config`` says."""
+    """Returns the longest time from the dispatch of ``trial`` to its end, in seconds."""
     kind = KINDS[trial.kind]
-    if trial.predicted is None or kind.ranks_alone:  # compilers take what they take
+    if trial.predicted is None or kind.ranks_alone:  # the time of compilers is unknown
         return limits.trial_timeout
     once = trial.predicted.time_ms / 1e3
-    # One process does the whole problem for the baseline; an oracle does so in fp64.
+    # One process computes the whole problem for the baseline; an oracle does so in fp64.
     beside = config.ring_size * (kind.oracle_passes or bool(config.baseline))
     runs = config.warmup + config.repeats + 1
     return min(limits.trial_timeout, max(FLOOR_S, FACTOR * once * runs * (1 + beside)))

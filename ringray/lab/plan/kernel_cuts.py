@@ -1,7 +1,7 @@
-"""The ways of cutting one rank's attention that kernel-tune tries: one kernel's at a time.
+"""Block sizes that kernel-tune tries, for one kernel at a time.
 
-What a kind of GPU cannot run, or compiles to spills, is found out on the rank that has it; here is
-all that some known GPU may run. Imports neither torch nor triton.
+The candidates are those that some known GPU may run; a rank drops those that its own GPU cannot run
+or compiles to spills. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ringray_kernels.dtypes import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_ROWS = (64, 128, 256, 512, 1024, 2048, 4096)  # of one fused call
+_ROWS = (64, 128, 256, 512, 1024, 2048, 4096)  # query rows of one fused call
 _TILES = (32, 64, 128, 256)
 _WARPS = (4, 8)
 _STAGES = (1, 2, 3, 4)
@@ -25,7 +25,7 @@ _MOST_PACKED = 8
 
 
 def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
-    """Values of ``blocks`` for one problem of a sweep, by the backend that computes there."""
+    """Returns the values of ``blocks`` for one problem, by its backend on ``device``."""
     backend = on_device(chosen["backend"], device)
     if backend == "aten":
         return [None, *(rows for rows in _ROWS if rows < chosen["seq_len"])]
@@ -44,12 +44,12 @@ def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
 
 
 def kernel_of(blocks: int | str | None) -> str:
-    """Which kernel a point is about; "" for all of them."""
+    """Returns the kernel that ``blocks`` names; "" if it is for all kernels."""
     return blocks.partition("=")[0] if isinstance(blocks, str) else ""
 
 
 def configs(problem: Problem) -> list[BlockConfig]:
-    """What some known GPU may run, the defaults first."""
+    """Returns the configurations that some known GPU may run, the defaults first."""
     found: dict[BlockConfig, None] = {}
     for target in TARGETS.values():
         try:

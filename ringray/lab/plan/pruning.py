@@ -1,7 +1,7 @@
-"""Which points of a sweep can never run, and which field is to blame.
+"""Pruning of the points of a sweep that can never run, with the field that is wrong.
 
-``impossible`` needs no cluster; what depends on where a point runs is ``unfit``, which a cluster
-asks again once it knows what ``device: auto`` means there. Imports neither torch nor ray.
+``impossible`` needs no cluster. ``unfit`` depends on the device; a cluster asks it again once it
+knows the device that ``auto`` means there. Imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from ringray import transport
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.cost_model import choose_walks
 from ringray.traffic import geometry, walk
-from ringray_kernels.backends import PREFERRED
-from ringray_kernels.config import TARGETS, Blocks, Kernel, Problem, supports
+from ringray_kernels.backends import on_device
+from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
 from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from ringray.lab.trial.config import TrialConfig
 
-RANK_BYTES = 1 << 46  # of q, k and v on one rank: 64 TiB, more than any device or host has
+RANK_BYTES = 1 << 46  # q, k and v of one rank: 64 TiB, more than any device or host has
 ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads
 TEXT_BLOCKS = ("triton",)  # backends whose blocks are a text in specs; the others take a number
 
-# Query-key pairs, all heads and passes, backward counted as the three forward passes that it takes.
-# One takes 2 to 25 us in the interpreter on one core of an AMD EPYC (head dims 16 to 256, tiles of
-# 16 x 16 and up), so that the largest problem ends within the default timeout of a trial.
+# Query-key pairs, all heads and passes; backward counts as three forward passes. A pair takes 2 to
+# 25 us in the interpreter on one core of an AMD EPYC (head dims 16 to 256, tiles of 16 x 16 and
+# up), so the largest problem ends within the default timeout of a trial.
 INTERPRETED_PAIRS = 4_000_000
 _BACKWARD_PASSES = 3
-_TILE_ROWS = 128  # a tile costs the same however few of its keys are seen
+_TILE_ROWS = 128  # a tile costs the same for any number of visible keys
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a point is pruned: the spec's field and what is wrong with it."""
+    """The reason why a point is pruned: the spec's field and its mistake."""
 
     field: str
     text: str
@@ -44,7 +44,7 @@ class Reason:
 
 
 def impossible(kind: str, config: TrialConfig) -> Reason | None:
-    """Why a point can never run anywhere, or None."""
+    """Returns the reason why a point can never run anywhere, or None."""
     if KINDS[kind].oracle_passes:
         scores = 8 * config.batch * config.heads * config.seq_len**2
         if scores > ORACLE_BYTES:
@@ -56,7 +56,7 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
     if config.heads % config.kv_heads:
         return Reason(
             "problem.kv_heads",
-            f"{config.heads} heads are no multiple of {config.kv_heads} K/V heads",
+            f"{config.heads} heads is not a multiple of {config.kv_heads} K/V heads",
         )
     if config.window is not None and not config.causal:
         return Reason(
@@ -72,7 +72,7 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
 
 
 def _too_large(config: TrialConfig) -> Reason | None:
-    """Inputs that fit nowhere; whatever is counted of smaller ones fits into 64 bits."""
+    """Prunes inputs that fit nowhere; all counts of smaller ones fit into 64 bits."""
     rows = config.padded // config.ring_size
     row = (config.heads + 2 * config.kv_heads) * config.head_dim * DTYPES[config.dtype].itemsize
     given = config.batch * rows * row
@@ -101,53 +101,47 @@ def _unsendable(config: TrialConfig) -> Reason | None:
 
 
 def interpreted(config: TrialConfig, device: str) -> bool:
-    """Whether a point on ``device`` runs in Triton's interpreter."""
+    """Tells whether a point on ``device`` runs in Triton's interpreter."""
     return device == "cpu" and config.backend == "triton"
 
 
 def unfit(config: TrialConfig, device: str) -> Reason | None:
-    """Why a point cannot run on ``device``, or None; ``auto`` leaves open what depends on it."""
+    """Returns the reason why a point cannot run on ``device`` (cpu, cuda, auto), or None."""
     return _wrong_blocks(config, device) or _too_slow(config, device)
 
 
 def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
-    """Blocks of another backend's kind, or that fit no GPU."""
-    if config.blocks is None:
+    """Prunes blocks of another backend's kind, and blocks that fit no GPU."""
+    blocks, backend = config.cut, config.backend
+    if blocks is None or (backend == "auto" and device == "auto"):
         return None
-    backend, named = config.backend, f"backend {config.backend}"
-    if backend == "auto":
-        if device == "auto":
-            return None
-        backend = PREFERRED[device][0]
-        named = f"backend auto ({backend} on {device})"
-    given = f"got {config.blocks}, {named} takes"
-    blocks = config.cut
-    if isinstance(blocks, Blocks):
-        if backend in TEXT_BLOCKS:
-            return _fits_nowhere(config, blocks)
-        return Reason("strategy.blocks", f"{given} null or a number of query rows per call")
-    if backend in TEXT_BLOCKS:
-        return Reason("strategy.blocks", f"{given} null or a text such as 'forward=128x64/8/2'")
-    return None
+    resolved = on_device(backend, device)
+    named = f"auto ({resolved} on {device})" if backend == "auto" else backend
+    text = isinstance(blocks, Blocks)
+    if text != (resolved in TEXT_BLOCKS):
+        kind = "a number of query rows per call" if text else "a text such as 'forward=128x64/8/2'"
+        got = f"got {config.blocks}, backend {named} takes null or {kind}"
+        return Reason("strategy.blocks", got)
+    return _fits_nowhere(config, blocks) if isinstance(blocks, Blocks) else None
 
 
 def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
+    group, itemsize = config.heads // config.kv_heads, DTYPES[config.dtype].itemsize
     kernels: tuple[Kernel, ...] = ("forward", "dq", "dkv")
     for kernel in kernels:
-        given = getattr(blocks, kernel)
+        given: BlockConfig | None = getattr(blocks, kernel)
         if given is None:
             continue
-        group = config.heads // config.kv_heads
-        problem = Problem(kernel, config.head_dim, DTYPES[config.dtype].itemsize, group)
+        problem = Problem(kernel, config.head_dim, itemsize, group)
         reasons = {name: supports(given, problem, target) for name, target in TARGETS.items()}
         if all(reasons.values()):
-            return Reason(
-                "strategy.blocks", f"{kernel}={given} fits no known GPU: {reasons['sm_90']}"
-            )
+            text = f"{kernel}={given} fits no known GPU: {reasons['sm_90']}"
+            return Reason("strategy.blocks", text)
     return None
 
 
 def _too_slow(config: TrialConfig, device: str) -> Reason | None:
+    """Prunes problems that are too large for the interpreter."""
     if not interpreted(config, device):
         return None
     edges = config.seq_len * config.ring_size * _TILE_ROWS

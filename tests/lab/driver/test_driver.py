@@ -63,7 +63,7 @@ def test_a_sweep_ends_well(swept: Swept) -> None:
         < out.index("[3/3]")
         < out.index("mlflow: ")
     )
-    assert "problem.kv_heads: 2 heads are no multiple of 4 K/V heads" in out
+    assert "problem.kv_heads: 2 heads is not a multiple of 4 K/V heads" in out
 
 
 def test_each_line_of_json_is_a_record(swept: Swept) -> None:

@@ -112,17 +112,17 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
             assert trial.pruned.field == expected
             assert str(trial.pruned).startswith(f"{expected}: ")
     said = {str(trial.pruned) for trial in made.trials if trial.pruned}
-    assert "problem.kv_heads: 8 heads are no multiple of 3 K/V heads" in said
+    assert "problem.kv_heads: 8 heads is not a multiple of 3 K/V heads" in said
     assert len(made.runnable) == 6
 
 
 @pytest.mark.parametrize(
     ("problem", "line", "field", "says"),
     [
-        ("heads: 8\n  kv_heads: 3", 7, "problem.kv_heads", "8 heads are no multiple of 3"),
+        ("heads: 8\n  kv_heads: 3", 7, "problem.kv_heads", "8 heads is not a multiple of 3"),
         (
             "heads: 8\n  kv_heads: [3, 5]", 7, "problem.kv_heads",
-            r"no multiple of 3.*no other of 2 points can run",
+            r"not a multiple of 3.*no other of 2 points can run",
         ),
         ("causal: false\n  window: 5", 7, "problem.window", "window 5 .*needs causal: true"),
         (
