@@ -1,4 +1,4 @@
-"""Numbers and configurations as short text, the same in plans, live views and results."""
+"""Configurations and metrics as short text, the same in plans, live views and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ringray.lab.plan.plan import Plan
     from ringray.lab.trial.metrics import Metric
 
-# Column heads of config fields, in the order in which a person compares them.
+# Column headings of config fields, in the order of comparison.
 HEADS = {
     "ring_size": "ring",
     "partition": "partition",
@@ -37,7 +37,7 @@ HEADS = {
     "blocks": "blocks",
     "threads": "threads",
 }
-# What is computed, and how: trials that agree in the first may be compared in the second.
+# Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "window", "documents",
     "direction",
@@ -58,7 +58,7 @@ _SHORT = {
 
 
 def varying(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Config fields with more than one value, in the order of ``HEADS``; never the replica."""
+    """Returns the config fields with more than one value, in the order of ``HEADS``."""
     values: dict[str, set[str]] = {name: set() for name in HEADS}
     for config in configs:
         for name, seen in values.items():

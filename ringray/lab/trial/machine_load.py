@@ -12,7 +12,6 @@ their metrics are left out.
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from statistics import mean
@@ -68,17 +67,18 @@ class Watch:
         self._process = psutil.Process()
         self._gpu = _Gpu.of(gpu) if gpu else None
         self._energy = self._gpu.millijoules() if self._gpu else None
-        self._host = _host_seconds()
+        psutil.cpu_percent()  # the next call is relative to this one
         self._cpu = time.process_time()
         self._began = time.perf_counter()
 
     def stop(self) -> dict[str, float]:
         """Returns readings by the names of :data:`LOADS`, without those that this machine lacks."""
+        import psutil
+
         wall = max(time.perf_counter() - self._began, 1e-9)
-        host = (_host_seconds() - self._host) / wall / (os.cpu_count() or 1)
         found = {
             "cpu_percent": (time.process_time() - self._cpu) / wall * 100,
-            "host_cpu_percent": min(max(host, 0.0), 1.0) * 100,
+            "host_cpu_percent": psutil.cpu_percent(),
             "rss_bytes": float(self._process.memory_info().rss),
         }
         if self._gpu is not None:
@@ -87,16 +87,6 @@ class Watch:
                 found["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
             found |= self._gpu.now()
         return found
-
-
-def _host_seconds() -> float:
-    """Returns the busy time of all cores together, in seconds."""
-    import psutil
-
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    # The time of user processes includes that of guests.
-    return sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
 
 
 class _Gpu:
