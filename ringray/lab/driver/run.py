@@ -59,14 +59,12 @@ def run(
     Args:
         store: records the trials; a sweep that it knows is continued.
         address: a Ray cluster; None is RAY_ADDRESS, else an embedded local Ray.
-        tracking: starts the process that projects the store into MLflow; called when the store
-            knows the sweep.
-        json_path: JSON Lines, appended as trials end. Of a sweep that is continued, earlier trials
-            that the file lacks come first.
+        tracking: starts the projection into MLflow; called when the store knows the sweep.
+        json_path: JSON Lines, appended as trials end; earlier trials that it lacks come first.
 
     Raises:
         PlaceError: the store, the tracking server or the cluster cannot be used; before any actor
-            starts, and leaving nothing of a new sweep behind.
+            starts. A new sweep leaves nothing behind.
         UserError: ``json_path`` cannot be written; before any actor starts.
     """
     began = time.monotonic()
@@ -74,8 +72,7 @@ def run(
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         stack.enter_context(store.lease(plan.digest, note=observer.note))
-        # Runs when the ring and Ray have ended: the tracker finishes its work meanwhile.
-        stack.callback(sweep.wait_for_tracking)
+        stack.callback(sweep.wait_for_tracking)  # which finishes while the ring and Ray end
         try:
             resume, cluster = sweep.resume(address, signals, stack)
             sweep.begin(resume, tracking)

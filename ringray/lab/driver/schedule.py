@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringray.lab.driver.studies import (
-    known,
     outcome_of,
+    refused_and_ended,
     results,
     runs_of,
     score_of,
@@ -181,7 +181,7 @@ def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[StudyResu
     the sweep is ``over``."""
     if over:
         return results(plan, rows)
-    schedule = Schedule(plan, *known(rows))
+    schedule = Schedule(plan, *refused_and_ended(rows))
     schedule.next()
     return schedule.found()
 

@@ -103,9 +103,9 @@ def outcome_of(
         told = {t.key: score_of(results[t.key], objectives).scores for t in same}
         known = sorted((one, key) for key, one in told.items() if one is not None)
         if known:
-            columns = zip(*(one for one, _ in known), strict=True)
+            by_objective = zip(*(one for one, _ in known), strict=True)
             key = known[(len(known) - 1) // 2][1]
-            scores[key] = tuple(map(statistics.median, columns))
+            scores[key] = tuple(map(statistics.median, by_objective))
             runs[key] = sum(runs_of(results[key]) for _, key in known)
     most = max(runs.values(), default=0)
     finalists = [key for key in scores if 2 * runs[key] >= most]
@@ -120,7 +120,7 @@ def outcome_of(
     )
 
 
-def known(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]]:
+def refused_and_ended(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]]:
     """Splits the rows of a sweep into refused points with their reasons, and results, by key."""
     refused, ended = {}, {}
     for row in rows:
@@ -135,7 +135,7 @@ def known(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]
 
 def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
     """Returns the results of all studies of a sweep that is over, in the plan's order."""
-    refused, ended = known(rows)
+    refused, ended = refused_and_ended(rows)
     groups = studies([trial for trial in plan.runnable if trial.key not in refused])
     return [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
 

@@ -166,8 +166,8 @@ class TrialRunner:
         """
         trial = work.trial
         ahead = [trial] if KINDS[trial.kind].ranks_alone else schedule.ahead()
-        ring, warm = rings.take(trial.config, (one.config for one in ahead))
-        if warm and self._ended is not None and len(self._rings) == 1:
+        ring, formed = rings.take(trial.config, (one.config for one in ahead))
+        if formed and self._ended is not None and len(self._rings) == 1:
             self._sweep.summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
         config, chosen = ring.settle(work.config, trial.kind)
         if chosen and chosen["source"] not in self._sources:
