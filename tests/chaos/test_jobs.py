@@ -225,7 +225,7 @@ def test_a_mixed_ring_is_refused(head: Head) -> None:
     """Without a job the node imports what it has."""
     done = head.place.run("run", head.place.spec(tiny("mixed")), "--address", head.address)
     assert done.code == 2, done.out + done.err
-    assert re.search(r"workers on [\d.]+ import other code than this driver", done.err)
+    assert re.search(r"workers on [\d.]+ run different code than this driver", done.err)
     assert "`ringray submit`" in done.err
     assert {row.status for row in head.place.trials("mixed")} == {None}
     head.check_nothing_is_held()

@@ -49,7 +49,7 @@ def test_a_killed_rank_and_ctrl_c_lose_nothing(place: Place) -> None:
     search.send_signal(signal.SIGINT)
     done = place.end(search)
     assert done.code == 130, done.out + done.err
-    assert "a new ring for another try" in done.out
+    assert "trying again on a new ring" in done.out
     assert not (place.home / "tuned").exists()
     before = measured(place)
     again = place.run("resume", "cuts", "--no-tracking")

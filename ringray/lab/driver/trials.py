@@ -220,7 +220,7 @@ class TrialRunner:
         pause = self._policy.decide(fault, attempt)
         if pause is None:
             return False
-        self._note(f"{fault}; a new ring for another try")
+        self._note(f"{fault}; trying again on a new ring")
         self._stop.wait(pause)
         return True
 
@@ -233,7 +233,7 @@ class TrialRunner:
             why = "it is lost"
             if fault.kind != "node-lost":
                 why = f"rings failed there {Quarantine.STRIKES} times"
-            self._note(f"{fault.node} is set aside for the rest of this run: {why}")
+            self._note(f"{fault.node} is excluded for the rest of this run: {why}")
 
     def _keep_stacks(self, trial: Trial, attempt: int, fault: Fault) -> Fault:
         """Writes the stacks of the ranks into a file; the returned fault names it."""
@@ -246,7 +246,7 @@ class TrialRunner:
         except OSError as error:
             self._note(f"no stacks {path}: {error.strerror}")
             return replace(fault, stacks="")
-        self._note(f"what the ranks were at: {path}")
+        self._note(f"stacks of the ranks: {path}")
         return replace(fault, stacks=str(path))
 
     def _keep_trace(self, trial: Trial, reports: list[RankReport]) -> None:

@@ -2,7 +2,7 @@
 
 group         actors and their placement group as one unit
 actor         one rank
-calls         one call to all ranks: answers and signs of life
+calls         one call to all ranks: answers and heartbeats
 monitor       waits for a call and decides which fault ended it
 pool          rings kept between trials
 quarantine    nodes on which rings fail

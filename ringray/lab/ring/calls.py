@@ -1,4 +1,4 @@
-"""A call to every rank of a ring: answers, and signs of life of the ranks that still work.
+"""A call to every rank of a ring: answers, and heartbeats of the ranks that still work.
 
 Ranks answer questions from a thread beside the one that works.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ringray.instruments.progress import Progress
 
 BESIDE = "beside"  # the concurrency group of a rank's side thread
-SIGN_S = 1.0  # wait for a sign of life when another rank has failed
+SIGN_S = 1.0  # wait for the other ranks when one has failed
 _PROBE_S = 1.0  # wait for a node to accept a connection
 _PROBES = 32  # nodes that are probed at the same time
 # Errors of a connection to an address where nothing listens; None is a time-out.
@@ -59,7 +59,7 @@ class RankCalls:
     ) -> None:
         self._actors, self.where, self.answering = actors, where, answering
         self.began = time.monotonic()
-        self.heard = [self.began] * len(actors)  # the last sign of life
+        self.heard = [self.began] * len(actors)  # the last heartbeat
         self.signs: dict[int, Progress] = {}
         self._pending = {reference: rank for rank, reference in enumerate(references)}
         self._questions: dict[Any, int] = {}
@@ -93,7 +93,7 @@ class RankCalls:
             self._questions[self._ask(rank, "progress")] = rank
 
     def silent(self, seconds: float) -> list[int]:
-        """Returns the pending ranks without a sign of life for ``seconds``."""
+        """Returns the pending ranks without a heartbeat for ``seconds``."""
         now = time.monotonic()
         return [r for r in self.pending if self.answering and now - self.heard[r] >= seconds]
 

@@ -103,7 +103,7 @@ class ActorRing:
         others = sorted({rank.address for rank in self.ranks if rank.code != code_digest()})
         if others:
             raise PlaceError(
-                f"workers on {', '.join(others)} import other code than this driver; "
+                f"workers on {', '.join(others)} run different code than this driver; "
                 "install the same everywhere, or let `ringray submit` send it as a job; if it "
                 "was edited just now, run again"
             )

@@ -1,7 +1,7 @@
 """The monitor of a ring: waits for all ranks, and decides which fault ended the wait.
 
 A rank that fails reports it at once; its peers, which may wait for it inside a hop, are not waited
-for. A rank without signs of life is stalled. A ring that lives and does not end in time meets its
+for. A rank without heartbeats is stalled. A ring that lives and does not end in time meets its
 deadline.
 """
 

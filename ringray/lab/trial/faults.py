@@ -39,7 +39,7 @@ _KINDS: dict[Kind, _Meaning] = {
     "out-of-memory": _Meaning("out of memory", status="oom"),
     "node-lost": _Meaning("lost with its node", infrastructure=True),
     "rank-died": _Meaning("died", infrastructure=True),
-    "stalled": _Meaning("gave no sign of life", infrastructure=True),
+    "stalled": _Meaning("stalled", infrastructure=True),
     "compile-error": _Meaning("could not compile"),
     "user-error": _Meaning(),
     "error": _Meaning(),
