@@ -88,7 +88,8 @@ class Fault:
 
     def __str__(self) -> str:
         """Returns one line for the user."""
-        ranks = f"rank{'s' * (len(self.ranks) > 1)} {listed(self.ranks)}" if self.ranks else ""
+        listed = ", ".join(map(str, self.ranks[:8])) + " ..." * (len(self.ranks) > 8)
+        ranks = f"rank{'s' * (len(self.ranks) > 1)} {listed}" if self.ranks else ""
         node = f"on {self.node}" if self.node else ""
         hop = f"in {self.hop}" if self.hop else ""
         head = " ".join(filter(None, [ranks, ", ".join(filter(None, [node, hop]))]))
@@ -201,11 +202,6 @@ def asked(text: str) -> int | None:
     if found is None or found[2].lower() not in _BYTES:
         return None
     return int(float(found[1].rstrip(".")) * _BYTES[found[2].lower()])
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """Returns the first ranks, as in ``0, 1, 2 ...``."""
-    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
 
 
 def brief(text: str) -> str:
