@@ -36,12 +36,6 @@ class BoardGroup:
         worst = ("failed", "timeout", "oom", "ok", "pruned", None)
         return min((one.status for one in self.ended.values()), key=worst.index, default=None)
 
-    @property
-    def reason(self) -> str | None:
-        """The reason of that status, None without one."""
-        reasons = (one.reason for one in self.ended.values() if one.status == self.status)
-        return next(filter(None, reasons), None)
-
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the replicas that are ok as one."""
         return together([one.metrics for one in self.ended.values() if one.status == "ok"])
@@ -77,12 +71,8 @@ class Board:
         self._began = time.monotonic()
         self._ended: float | None = None
         self._weight = {trial.key: _weight(trial) for trial in runnable}
-        self._spent = 0.0
         self._started_at = self._began
-        self._waiting = sum(
-            weight for key, weight in self._weight.items() if key not in self._group_of[key].ended
-        )
-        self._measured = 0.0
+        self._took: dict[str, float] = {}  # seconds of the trials that ended in this run
 
     def group(self, trial: Trial) -> BoardGroup:
         """Returns the row that shows ``trial``."""
@@ -97,19 +87,15 @@ class Board:
         self.current, self.attempt = trial, attempt
         self._started_at = time.monotonic()
 
-    def end(self, trial: Trial, outcome: Outcome) -> int:
-        """Notes that ``trial`` has ended; returns the number of ended trials."""
+    def end(self, trial: Trial, outcome: Outcome) -> None:
+        """Notes that ``trial`` has ended."""
         group = self._group_of.get(trial.key)
         if group is not None:
             if trial.key not in group.ended:
-                weight = self._weight[trial.key]
-                self._waiting -= weight
-                self._measured += weight
-                self._spent += time.monotonic() - self._started_at
+                self._took[trial.key] = time.monotonic() - self._started_at
             group.ended[trial.key] = outcome
             self.last = group
         self.current, self.note = None, ""
-        return self.done
 
     def stop(self) -> None:
         """Stops the clock at the end of the sweep."""
@@ -137,9 +123,11 @@ class Board:
     @property
     def remaining_s(self) -> float | None:
         """Estimate of the seconds left: the predicted work at the pace so far; None at first."""
-        if not self._measured:
+        if not self._took:
             return None
-        return self._waiting * self._spent / self._measured
+        weight = self._weight
+        waiting = sum(weight[key] for key in weight if key not in self._group_of[key].ended)
+        return waiting * sum(self._took.values()) / sum(weight[key] for key in self._took)
 
 
 def _weight(trial: Trial) -> float:

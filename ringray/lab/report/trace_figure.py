@@ -1,4 +1,4 @@
-"""Picture of a trace: what each rank computed, sent and waited for, on one axis of milliseconds.
+"""Picture of a trace: computation, transfers and waits of each rank on one axis of time.
 
 ``python -m ringray.lab.report.trace_figure TRACE.json OUT.svg [--caption TEXT]`` draws it.
 
@@ -131,7 +131,7 @@ def draw(bars: Sequence[Bar], caption: str = "") -> str:
         for at, bar in enumerate(bars):
             _rectangle(axes, f"bar{at}", bar, tops[bar.rank, bar.lane], bar.took / end * width)
         out = io.StringIO()
-        title = f"What {len(middles)} ranks computed, sent and waited for in {end:.0f} ms"
+        title = f"Computation, transfers and waits of {len(middles)} ranks in {end:.0f} ms"
         about = {"Title": title, "Date": None, "Creator": None}
         figure.savefig(out, format="svg", metadata=about)
     return _titled(out.getvalue(), {f"bar{at}": bar.title for at, bar in enumerate(bars)})

@@ -97,7 +97,7 @@ class TrialConfig:
 
     @property
     def has_backward(self) -> bool:
-        """Whether gradients are computed."""
+        """True if gradients are computed."""
         return self.direction == "forward+backward"
 
 

@@ -32,7 +32,7 @@ NOT_TRIED = "not tried: "
 
 @dataclass(frozen=True, slots=True)
 class SweepInfo:
-    """A sweep as its driver announces it. ``source`` is the spec's text, ``spec`` its meaning."""
+    """A sweep as its driver announces it. ``source``: text of the spec; ``spec``: the parsed spec."""
 
     digest: str
     name: str
@@ -80,10 +80,10 @@ class Outcome:
 
 
 def part_of_a_path(text: str) -> str:
-    """``text``, a digest or a key from a store, which is about to become part of a file's name.
+    """Checks a digest or a key from a store before it becomes part of a file's name.
 
     Raises:
-        PlaceError: it is none.
+        PlaceError: ``text`` is neither.
     """
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", text):
         raise PlaceError(f"the store is damaged: {text[:80]!r} is neither a digest nor a key")
@@ -92,7 +92,7 @@ def part_of_a_path(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """A trial as the store knows it; everything after ``predicted`` is None until it ended."""
+    """A trial in the store; the fields after ``predicted`` are None until it ends."""
 
     key: str
     index: int
@@ -115,7 +115,7 @@ class TrialRow:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """A sweep as the store knows it. ``counts`` has a number per status, zeros left out."""
+    """A sweep in the store. ``counts`` has a number per status, without zeros."""
 
     digest: str
     name: str

@@ -99,7 +99,7 @@ def test_a_picture_of_it(tmp_path: Path) -> None:
     assert root.tag == f"{SVG}svg"
     assert root.get("width") == "900pt"
     whole, *titles = [title.text or "" for title in root.iter(f"{SVG}title")]
-    assert whole == "What 3 ranks computed, sent and waited for in 14 ms"
+    assert whole == "Computation, transfers and waits of 3 ranks in 14 ms"
     assert len(titles) == 3 * 6
     assert titles[0] == "compute: forward, step 0: chunk 0, 3.00 ms"
     assert "transfer: forward, step 0: chunk 1 from <1>, 2.00 MiB, 4.00 ms" in titles

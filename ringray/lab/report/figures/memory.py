@@ -24,5 +24,10 @@ def _unit(most: float) -> tuple[float, str]:
 
 
 def _logarithmic(axes: style.Axes, _panel: Panel, _size: float) -> None:
+    """Puts ticks at 1, 2 and 5 times powers of ten, without exponents."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     axes.set_yscale("log")
-    style.plain(axes, "y")
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))

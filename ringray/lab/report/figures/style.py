@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,14 +113,6 @@ def lengths(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tokens(x)))
     axes.set_xlabel("sequence length (tokens)")
-
-
-def plain(axes: Axes, which: str) -> None:
-    """Puts numbers without an exponent on a logarithmic axis, at 1, 2 and 5 times powers of 10."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
 
 
 def tokens(count: float) -> str:
