@@ -32,7 +32,7 @@ NOT_TRIED = "not tried: "
 
 @dataclass(frozen=True, slots=True)
 class SweepInfo:
-    """A sweep as its driver announces it. ``source``: text of the spec; ``spec``: the parsed spec."""
+    """A sweep as its driver announces it. ``source``: text of the spec; ``spec``: its fields."""
 
     digest: str
     name: str
