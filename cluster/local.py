@@ -176,6 +176,13 @@ class Watch(threading.Thread):
         """Prints a line with the seconds since the start."""
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
+    def wait_empty(self, patience: float) -> int:
+        """Waits until all nodes have ended; returns 1 if some live after ``patience`` seconds."""
+        until = time.monotonic() + patience
+        while self.nodes and time.monotonic() < until:
+            time.sleep(LOOK_S)
+        return 1 if self.nodes else 0
+
     def stop(self) -> None:
         """Ends the thread. Call it while the head answers: a call to a dead one takes a minute."""
         self._ended.set()
@@ -224,10 +231,7 @@ def main(argv: list[str]) -> int:
         if given.command:
             watch.say(f"the command ended with {code}")
         if given.until_empty and code != 130:
-            until = time.monotonic() + cluster.idle_s + EMPTY_S
-            while watch.nodes and time.monotonic() < until:
-                time.sleep(LOOK_S)
-            code = code or (1 if watch.nodes else 0)
+            code = code or watch.wait_empty(cluster.idle_s + EMPTY_S)
         if given.log is not None:
             given.log.write_text("\n".join(cluster.decisions()) + "\n")
         return code
