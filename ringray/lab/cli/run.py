@@ -31,6 +31,7 @@ from ringray.lab.report import words
 from ringray.lab.report.live import observer
 from ringray.lab.search import METHODS
 from ringray.lab.spec import model as specs
+from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import UNKNOWN
 
 if TYPE_CHECKING:
@@ -45,14 +46,6 @@ if TYPE_CHECKING:
     from ringray.lab.store.store import Store
     from ringray.lab.tracking.tracker import Tracker
     from ringray.lab.trial.outcome import SweepRow, TrialRow
-
-
-_LEGENDS = {  # by metric
-    "ratio": "ratio: the ring's time ÷ that of {compared} in one process, in turns; below 1 the "
-    "ring is faster",
-    "error_out": "error: share of the budget, 2 × the error of flash SDPA; up to 1 passes",
-    "hidden": "hidden: share of the transfer time during which no rank waited",
-}
 
 
 @options(SPEC, ADDRESS, STORE, JSON, NO_TRACKING)
@@ -249,9 +242,10 @@ def _print_summary(
     console.print()
     _print_found(console, plan, trials, over=not summary.interrupted)
     compared = words.baseline(plan.runnable[0].config.as_dict())
-    for metric, legend in _LEGENDS.items():
-        if any(metric in row.metrics for row in trials):
-            say(console, legend.format(compared=compared))
+    measured = {name for row in trials for name in row.metrics}
+    for metric in METRICS.values():
+        if metric.legend and metric.name in measured:
+            say(console, metric.legend.format(baseline=compared))
     if len(summary.gaps_ms) >= 10:
         gap = statistics.median(summary.gaps_ms)
         say(console, f"driver: {gap:.1f} ms between two trials on a running ring (median)")

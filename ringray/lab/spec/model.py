@@ -191,7 +191,7 @@ class SearchSection(_Section):
     @property
     def share(self) -> float:
         """Returns the budget, or its default."""
-        if self.method == "grid":
+        if METHODS[self.method].exhaustive:
             return 1.0
         return 0.25 if self.budget is None else self.budget
 

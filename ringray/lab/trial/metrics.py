@@ -42,14 +42,20 @@ class Metric:
     beside: str = ""  # the metric without which the column is left out
     tables: tuple[Table, ...] = ()  # the tables with such a column
     expendable: bool = False  # a narrow terminal leaves the column out
+    legend: str = ""  # below the results of a run; ``{baseline}`` stands for the baseline's name
     extreme: Literal["best", "worst", ""] = ""  # of all trials, as the sweep's run in MLflow has it
 
 
 _ALL: tuple[Table, ...] = ("results", "live", "mlflow", "tuned")
+_ERROR = "error: share of the budget, 2 × the error of flash SDPA; up to 1 passes"
+_RATIO = (
+    "ratio: the ring's time ÷ that of {baseline} in one process, in turns; below 1 the ring is "
+    "faster"
+)
 # fmt: off
 _METRICS = (
     *(Metric(f"error_{tensor}", "", "error", heading=f"error {tensor}",
-             tables=("results", "mlflow"), extreme="worst")
+             tables=("results", "mlflow"), extreme="worst", legend=_ERROR * (tensor == "out"))
       for tensor in ("out", "dq", "dk", "dv")),
     Metric("median_ms", "ms", "time", median_of="ms", predicted="time_ms",
            heading="median ms", tables=_ALL),
@@ -60,7 +66,7 @@ _METRICS = (
     Metric("baseline_ms", "ms", "baseline", median_of="baseline_ms",
            heading="baseline ms", tables=("results",)),
     Metric("ratio", "ratio", "baseline", median_of="ratio", predicted="time_ms",
-           heading="ratio", tables=_ALL, extreme="best"),
+           heading="ratio", tables=_ALL, extreme="best", legend=_RATIO),
     Metric("tflops", "TFLOP/s", "time", less_is_better=False, predicted="time_ms",
            heading="TFLOP/s", tables=_ALL, expendable=True),
     Metric("tflops_per_rank", "TFLOP/s", "time", less_is_better=False, predicted="time_ms"),
@@ -71,7 +77,8 @@ _METRICS = (
     Metric("wait_ms", "ms", "time", max, "mean",
            heading="wait ms", beside="transfer_ms", tables=("results",)),
     Metric("hidden", "share", "overlap", less_is_better=False,
-           heading="hidden", beside="transfer_ms", tables=("results",)),
+           heading="hidden", beside="transfer_ms", tables=("results",),
+           legend="hidden: share of the transfer time during which no rank waited"),
     Metric("peak_memory_bytes", "bytes", "memory", max, "max", exact=True,
            predicted="peak_memory_bytes", heading="peak MiB", tables=_ALL, expendable=True),
     Metric("sent_bytes", "bytes", "traffic", sum, exact=True, predicted="sent_bytes",
