@@ -114,6 +114,14 @@ def test_it_asks_for_points_that_exist_and_never_for_less_than_they_have(name: s
     assert max(had.values()) == REPEATS  # the best has been measured in full
 
 
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in SEARCHING])
+def test_an_exhaustive_method_measures_every_point_in_full(name: str) -> None:
+    points = candidates(LANDSCAPES["bowl"])
+    machine = play(name, points, Machine(LANDSCAPES["bowl"]))
+    assert set(machine.samples) == {point.key for point in points}
+    assert {len(samples) for samples in machine.samples.values()} == {REPEATS}
+
+
 @pytest.mark.parametrize("name", SEARCHING)
 @pytest.mark.parametrize("budget", [0.02, 0.1, 0.25, 0.6])
 def test_it_keeps_to_its_budget(name: str, budget: float) -> None:
@@ -198,3 +206,12 @@ def test_halving_spends_nothing_on_what_is_surely_worse() -> None:
     assert [len(asks) for asks in machine.log][1:] == [1] * (len(machine.log) - 1)
     close = play("halving", candidates(LANDSCAPES["ridge"]), Machine(LANDSCAPES["ridge"]), budget=1)
     assert len(close.log[1]) > 1
+
+
+def test_halving_measures_the_fastest_again() -> None:
+    cost = LANDSCAPES["ridge"]
+    machine = play("halving", candidates(cost), Machine(cost, noise=0.1), budget=1.0)
+    once, again = machine.log[:2]
+    times = {ask.key: machine.samples[ask.key][0] for ask in once}
+    assert 1 < len(again) < len(once)
+    assert [ask.key for ask in again] == sorted(times, key=times.__getitem__)[: len(again)]

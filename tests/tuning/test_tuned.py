@@ -123,8 +123,11 @@ def test_what_is_given_stays() -> None:
 
 
 def test_blocks_of_another_backend_are_not_used() -> None:
-    tuned.add([entry()])
+    choice = {"backend": "triton", "blocks": "forward=64x64/4/3"}
+    tuned.add([entry(), entry("kernel", bucket=buckets().kernel, choice=choice)])
     assert lookup.strategy(buckets(), PLACE, backend="aten").blocks is None
+    zigzag = lookup.strategy(buckets(), PLACE, partition="zigzag", backend="aten")
+    assert zigzag.blocks is None
 
 
 def test_blocks_of_a_kernel_hold_for_every_ring_of_such_hops() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ringray.base.errors import SpecError
 from ringray.lab.driver.schedule import Schedule
-from ringray.lab.driver.studies import studies
+from ringray.lab.driver.studies import outcome_of, studies
 from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
 from ringray.lab.trial.config import TrialConfig
@@ -222,6 +222,49 @@ def test_of_several_objectives_there_is_a_front() -> None:
     study = schedule.found()[0]
     assert study.best == study.front[0]
     assert len(study.front) > 2
+
+
+def test_a_lucky_run_does_not_decide() -> None:
+    """A point that was measured once is not the best of points that were measured nine times."""
+    trials = studies(build("{method: halving}").runnable)[0]
+    lucky, steady, slow = trials[:3]
+    results = {
+        trial.key: Outcome("ok", None, {"median_ms": ms}, {"ms": [ms] * repeats})
+        for trial, ms, repeats in ((lucky, 5.0, 1), (steady, 10.0, 9), (slow, 11.0, 9))
+    }
+    found = outcome_of(trials, results, ["median_ms"])
+    assert found.best == steady.key
+    assert found.runs == 19
+
+
+def test_a_round_ends_when_all_of_it_was_told() -> None:
+    """Rings that work side by side answer in any order."""
+    body = BODY.replace("size: [2, 4]", "size: 4")
+    machine, schedule = Machine(), Schedule(build("{method: halving}", body), {}, {})
+    works = []
+    while (work := schedule.next()) is not None:
+        works.append(work)
+    assert len(works) > 2
+    for work in reversed(works):
+        assert schedule.next() is None
+        schedule.tell(work, machine.outcome(work))
+    following = schedule.next()
+    assert following is not None
+    assert following.repeats > works[0].repeats
+
+
+@pytest.mark.parametrize("objective", ["tokens_per_s", "tflops"])
+def test_of_throughputs_the_largest_is_the_best(objective: str) -> None:
+    made, machine = build(f"{{method: grid, objectives: {objective}}}"), Machine()
+    schedule = Schedule(made, {}, {})
+    while (work := schedule.next()) is not None:
+        done = machine.outcome(work)
+        metrics = {objective: 1e6 / done.metrics["median_ms"]}
+        schedule.tell(work, Outcome("ok", None, metrics, done.samples))
+    for study in schedule.found():
+        costs = {trial.key: machine.cost(trial.config) for trial in study.trials}
+        assert study.best is not None
+        assert costs[study.best] <= 1.05 * min(costs.values())
 
 
 @pytest.mark.parametrize(
