@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,3 +61,24 @@ def test_what_others_wrote_is_left_as_it_is(tmp_path: Path, rows: list[TrialRow]
 def test_a_full_disk_leaves_no_half_line(rows: list[TrialRow]) -> None:
     with pytest.raises(PlaceError, match=r"/dev/full: no space left .*ringray resume quick --json"):
         Lines(Path("/dev/full"), sweep())._write([{"point": 1}])
+
+
+def test_a_line_that_a_full_disk_cuts_off_is_taken_back(
+    tmp_path: Path, rows: list[TrialRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    lines, write = Lines(path, sweep()), os.write
+    lines.append(rows[0])
+
+    def full(file: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:-10])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(PlaceError, match="no space left"):
+        lines.append(rows[1])
+    monkeypatch.undo()
+    assert _read(path) == [4]
+    lines.append(rows[1])
+    assert _read(path) == [4, 2]
