@@ -225,3 +225,17 @@ def test_a_ring_sends_what_the_plan_says(
         assert trial.predicted is not None
         measured = (rows[trial.key].metrics["sent_bytes"], sends)
         assert measured == (trial.predicted.sent_bytes, trial.predicted.messages), trial.config
+
+
+def test_balance_is_the_mean_over_the_largest_rank() -> None:
+    """Causal, 64 tokens on 4 ranks: contiguous shards see 136, 392, 648 and 904 pairs."""
+    text = (
+        "version: 1\nname: b\nkind: latency\nring: {size: 4, device: cpu}\n"
+        "problem: {seq_len: 64}\nstrategy: {partition: [contiguous, zigzag]}\n"
+    )
+    found = {
+        trial.config.partition: trial.predicted.balance
+        for trial in plan.build(spec.parse(text)).trials
+        if trial.predicted is not None
+    }
+    assert found == pytest.approx({"contiguous": 520 / 904, "zigzag": 1.0})

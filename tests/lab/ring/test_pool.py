@@ -103,6 +103,16 @@ def test_a_ring_that_fits_is_kept(rings: list[Counted]) -> None:
     assert again is not first
 
 
+def test_a_ring_that_is_too_small_is_replaced(rings: list[Counted]) -> None:
+    """Of the larger ring nothing was known when the first was started."""
+    read, configs = sweep("{size: [2, 4], device: cpu}")
+    shared = RingPool(STATIC, read, lambda text: None)
+    assert shared.take(configs[0], configs[:1])[0].capacity == 2
+    assert shared.take(configs[1], configs[1:])[0].capacity == 4
+    assert len(rings) == 1
+    shared.close()
+
+
 def test_an_idle_ring_is_released_and_a_busy_one_is_not(rings: list[Counted]) -> None:
     read, configs = sweep("{size: 2, device: cpu, idle_release: 200ms}")
     shared = RingPool(GROWING, read, lambda text: None)

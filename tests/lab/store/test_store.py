@@ -84,6 +84,13 @@ def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> 
     assert store.find("quick").status == "running"
 
 
+def test_trials_that_are_planned_no_more_stay_if_they_have_ended(store: Store) -> None:
+    store.begin(sweep(), [trial(index) for index in range(3)])
+    store.record(DIGEST, trial(1).key, ok(1))
+    store.begin(sweep(), [trial(0)])
+    assert [row.key for row in store.trials(DIGEST)] == [trial(0).key, trial(1).key]
+
+
 def test_recording_again_replaces_and_counts_the_attempts(store: Store) -> None:
     store.begin(sweep(), [trial(0)])
     store.record(DIGEST, trial(0).key, Outcome("failed", "lost a rank", attempts=3, ended=1.0))
