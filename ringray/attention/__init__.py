@@ -2,10 +2,10 @@
 
 op         ``ring_attention``, the public function
 arguments  validated arguments of one call
-agreement  the exchange in which ranks compare their arguments
-problem    one rank's part of a call: geometry, script, buffers
+agreement  exchange in which ranks compare their arguments
+problem    one rank's part of a call: layout, mask, script
 compile    the operation as torch.compile and autograd see it
-loops      how the chunks are met: ring, gather, heads
+loops      computation beside messages: ring, gather, heads
 sharding   ``shard``, ``unshard`` and ``local_positions``
 """
 

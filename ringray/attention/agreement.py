@@ -1,8 +1,9 @@
-"""Ranks that disagree about a problem learn it before the first hop, instead of hanging in one.
+"""Agreement of all ranks about a problem before the first hop, so that none waits for a message
+that another does not send.
 
 Every call of the op exchanges one small vector of digests; a rank whose own arguments are wrong
-takes part too, and says so. ``RINGRAY_AGREEMENT=0`` in the environment of *all* ranks turns it off,
-for production runs whose shapes are settled.
+takes part with a vector that says so. ``RINGRAY_AGREEMENT=0`` in the environment of *all* ranks
+turns it off, for production runs whose shapes are known to agree.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringray.base.errors import PeerError
-from ringray.base.provenance import version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,29 @@ if TYPE_CHECKING:
     from ringray.comm.ring import Comm
 
 _REJECTED = -1
-_FIELDS = 18  # the signature's fields and the version
+
+
+class Signature(NamedTuple):
+    """The values of one call that all ranks must have in common."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    rows_per_rank: int
+    head_dim: int
+    dtype: str
+    partition: str
+    causal: bool
+    window: int | None
+    seq_len: int
+    cu_seqlens: tuple[int, ...] | None
+    scale: float
+    transport: str
+    backward: str
+    backend: str
+    blocks: str | int | None
+    requires_grad: bool
+    version: str | None
 
 
 class RefusedError(PeerError, ValueError):
@@ -31,21 +53,20 @@ class RefusedError(PeerError, ValueError):
 
 
 def enabled() -> bool:
-    """Whether ranks check that they agree."""
+    """Returns whether ranks check that they agree."""
     return os.environ.get("RINGRAY_AGREEMENT", "1") != "0"
 
 
 def _digest(value: Any) -> int:
-    """Small integers stand for themselves, so that a message can name them."""
+    """Returns 41 bits for any value; small integers stand for themselves, so that a message can
+    name them."""
     if isinstance(value, int) and 0 <= value < 1 << 40:
         return int(value)
     return (1 << 40) + int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:5], "big")
 
 
-def agree(
-    comm: Comm, signature: dict[str, Any] | None, error: Exception | None, *, device: torch.device
-) -> None:
-    """Compare ``signature`` over all ranks; a rank that has an ``error`` passes None.
+def agree(comm: Comm, signature: Signature | None, *, device: torch.device) -> None:
+    """Compares ``signature`` over all ranks; a rank whose arguments are refused passes None.
 
     Raises:
         ValueError: on every rank, naming the ranks, the fields and the values that differ.
@@ -53,11 +74,9 @@ def agree(
     if comm.world_size == 1 or not enabled():
         return
     if signature is None:
-        comm.gather_integers([_REJECTED] * _FIELDS, device)
+        comm.gather_integers([_REJECTED] * len(Signature._fields), device)
         return
-    fields = {**signature, "version": version()}
-    assert len(fields) == _FIELDS
-    everyone = comm.gather_integers([_digest(value) for value in fields.values()], device)
+    everyone = comm.gather_integers([_digest(value) for value in signature], device)
     rejecting = [rank for rank, values in enumerate(everyone) if values[0] == _REJECTED]
     if rejecting:
         raise RefusedError(
@@ -67,17 +86,14 @@ def agree(
         )
     mine = everyone[comm.rank]
     differing = []
-    for i, (name, value) in enumerate(fields.items()):
+    for i, (name, value) in enumerate(signature._asdict().items()):
         others = [rank for rank, values in enumerate(everyone) if values[i] != mine[i]]
         if others:
             theirs = everyone[others[0]][i]
-            said = (
-                f"{theirs} there"
-                if theirs < 1 << 40 and isinstance(value, int)
-                else "another there"
-            )
+            named = theirs < 1 << 40 and isinstance(value, int)
             differing.append(
-                f"{name}: {_brief(value)} here (rank {comm.rank}), {said} (rank(s) {_list(others)})"
+                f"{name}: {_brief(value)} here (rank {comm.rank}), "
+                f"{theirs if named else 'another'} there (rank(s) {_list(others)})"
             )
     if differing:
         raise ValueError(
@@ -96,10 +112,13 @@ def _brief(value: Any) -> str:
 
 @contextmanager
 def refusing(comm: Comm, device: torch.device) -> Iterator[None]:
-    """For callers of the op that check or compute before it: the others must not wait for a rank
-    that fails there, so whatever is raised inside also takes part in the call's one exchange."""
+    """Tells the other ranks if the body raises.
+
+    For callers that check or compute before the op: the other ranks already wait in the exchange of
+    the call, so a rank that fails takes part in it.
+    """
     try:
         yield
-    except Exception as error:
-        agree(comm, None, error, device=device)
+    except Exception:
+        agree(comm, None, device=device)
         raise

@@ -1,4 +1,4 @@
-"""The arguments of one call: checked, made a ``RankProblem``, agreed on by all ranks.
+"""Arguments of one call: checked, resolved to a ``RankProblem``, agreed on by all ranks.
 
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
 """
@@ -6,15 +6,16 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray.attention.agreement import agree
+from ringray.attention.agreement import Signature, agree, refusing
 from ringray.attention.problem import RankProblem
+from ringray.base.provenance import version
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout, Mask
 from ringray.tuning import lookup
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Options(NamedTuple):
-    """The arguments of ``ringray.ring_attention`` that are no tensors and no group."""
+    """The arguments of ``ringray.ring_attention``, as given, except tensors and the group."""
 
     partition: str
     causal: bool
@@ -40,7 +41,7 @@ class Options(NamedTuple):
     blocks: Blocks | int | None
 
 
-def settle(
+def resolve(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -51,63 +52,45 @@ def settle(
     needs_grad: bool,
     refused: str | None = None,
 ) -> RankProblem:
-    """The problem of one forward pass, which all ranks agree on.
+    """Returns the problem of one forward pass, on which all ranks agree.
 
-    ``refused``: what the caller already found wrong with it.
+    ``refused``: a mistake that the caller has found already.
 
     Raises:
-        ValueError: on every rank, if it is wrong on one, or not the same on all.
+        ValueError: on every rank, if the problem is wrong on one or not the same on all.
     """
-    try:
+    with refusing(comm, getattr(q, "device", torch.device("cpu"))):
         if refused is not None:
             raise ValueError(refused)
         check_qkv(q, k, v)
         options = _filled(q, k, cu_seqlens, options, comm, needs_grad=needs_grad)
         problem = describe(q, k, cu_seqlens, options, comm)
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
-        agree(comm, None, error, device=getattr(q, "device", torch.device("cpu")))
-        raise
-    agree(comm, _signature(problem, q, k, options.transport, needs_grad), None, device=q.device)
+    agree(comm, _signature(problem, q, k, options.transport, needs_grad), device=q.device)
     return problem
 
 
 def describe(
     q: Tensor, k: Tensor, cu_seqlens: Tensor | None, options: Options, comm: Comm
 ) -> RankProblem:
-    """The problem of tensors like ``q`` (B, Hq, S, D) and ``k`` (B, Hkv, S, D).
+    """Returns the problem of tensors like ``q`` (B, Hq, S, D) and ``k`` (B, Hkv, S, D).
 
     Raises:
         ValueError: what was given and what is expected.
     """
-    if k.shape[2] != q.shape[2]:
-        raise ValueError(f"k: got {k.shape[2]} rows, expected q's {q.shape[2]}: shards are equal")
-    partition, causal, window, seq_len, scale, transport, backward, backend, blocks = options
-    wrong = mistyped(options)
-    for name, least in _LEAST.items():
-        value = getattr(options, name)
-        if not wrong and value is not None and value < least:
-            wrong = _integer(name, value)
-    if not wrong and scale is not None and not math.isfinite(scale):
-        wrong = _number(scale)
-    if wrong:
+    batch, heads, rows, head_dim = q.shape
+    kv_heads, ranks = k.shape[1], comm.world_size
+    if k.shape[2] != rows:
+        raise ValueError(f"k: got {k.shape[2]} rows, expected q's {rows}: shards are equal")
+    if wrong := mistake(options):
         raise ValueError(wrong)
-    padded = comm.world_size * q.shape[2]
-    length = padded if seq_len is None else seq_len
-    expected = partitions.padded_length(partition, length, comm.world_size)
-    if expected != padded:
-        raise ValueError(
-            f"seq_len: {comm.world_size} ranks x {q.shape[2]} rows = {padded} positions, but "
-            f"partition {partition!r} deals {length} tokens as {expected} "
-            f"({expected // comm.world_size} rows a rank); pad and deal with ringray.shard"
-        )
+    partition, causal, window, seq_len, scale, transport, backward, backend, blocks = options
+    length = partitions.true_length(partition, seq_len, rows, ranks)
     backend = resolve_backend(backend, q)
     check_blocks(blocks, backend)
-    batch, heads, _, head_dim = q.shape
-    kv_heads = k.shape[1]
-    exchange = transports.plan(transport, comm.world_size, heads, kv_heads)
+    exchange = transports.plan(transport, ranks, heads, kv_heads)
     fold = exchange.fold
     problem = RankProblem(
-        layout=Layout(partition, padded, comm.world_size // fold, fold),
+        layout=Layout(partition, rows * ranks, ranks // fold, fold),
         rank=comm.rank // fold,
         mask=Mask(length, causal, window, document_boundaries(cu_seqlens, length)),
         exchange=exchange,
@@ -117,7 +100,7 @@ def describe(
         backend=backend,
         blocks=blocks,
     )
-    _ = problem.walks  # says why, if the backward walk cannot be
+    _ = problem.walks  # raises where the backward walk is impossible
     comm.check(q.device, staged=exchange.staged)
     return problem
 
@@ -131,11 +114,11 @@ def _filled(
     *,
     needs_grad: bool,
 ) -> Options:
-    """``options`` with the tuned choice, or the default, for what they leave open."""
+    """Fills what ``options`` leave open with the tuned choice, or the default."""
     strategy_open = "auto" in (options.partition, options.transport)
     if not strategy_open and (options.blocks is not None or not lookup.anything_tuned()):
         return options
-    if wrong := mistyped(options):
+    if wrong := mistake(options, types_only=True):
         raise ValueError(wrong)
     backend = resolve_backend(options.backend, q)
     name = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else "cpu"
@@ -164,75 +147,64 @@ def _filled(
     )
 
 
-_LEAST = {"window": 0, "seq_len": 1}
-
-
-def mistyped(options: Options) -> str | None:
-    """What is wrong with the types of ``options``, or None; of names and blocks, others say it."""
-    for name in _LEAST:
+def mistake(options: Options, *, types_only: bool = False) -> str | None:
+    """Returns the first mistake in numbers and flags, or None. ``types_only``: values are
+    not checked."""
+    for name, least in (("window", 0), ("seq_len", 1)):
         value = getattr(options, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            return _integer(name, value)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and (types_only or value >= least)):
+            return f"{name}: got {value!r}, expected None or an integer of at least {least}"
     causal: object = options.causal
     if not isinstance(causal, bool):
         return f"causal: got {causal!r}, expected True or False"
     scale = options.scale
-    if scale is not None and (not isinstance(scale, int | float) or isinstance(scale, bool)):
-        return _number(scale)
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if scale is not None and not (number and (types_only or math.isfinite(scale))):
+        return f"scale: got {scale!r}, expected None or a finite number"
     return None
 
 
-def _integer(name: str, value: object) -> str:
-    return f"{name}: got {value!r}, expected None or an integer of at least {_LEAST[name]}"
-
-
-def _number(scale: object) -> str:
-    return f"scale: got {scale!r}, expected None or a finite number"
-
-
 def document_boundaries(cu_seqlens: Tensor | None, seq_len: int) -> tuple[int, ...] | None:
-    """``cu_seqlens`` as a tuple; ``Mask`` checks its values against ``seq_len``."""
+    """Returns ``cu_seqlens`` as a tuple; ``Mask`` checks its values against ``seq_len``."""
     if cu_seqlens is None:
         return None
-    if (
-        not isinstance(cu_seqlens, Tensor)
-        or cu_seqlens.dim() != 1
-        or cu_seqlens.is_floating_point()
-    ):
-        given = (
-            f"{cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
-            if isinstance(cu_seqlens, Tensor)
-            else type(cu_seqlens).__name__
+    given: object = cu_seqlens
+    if not isinstance(given, Tensor):
+        raise ValueError(
+            f"cu_seqlens: got {type(given).__name__}, expected a 1-D tensor of integers"
         )
-        raise ValueError(f"cu_seqlens: got {given}, expected a 1-D tensor of integers")
+    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+        raise ValueError(
+            f"cu_seqlens: got {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}, expected a "
+            "1-D tensor of integers"
+        )
     return tuple(cu_seqlens.tolist())
 
 
 def _signature(
     problem: RankProblem, q: Tensor, k: Tensor, transport: str, needs_grad: bool
-) -> dict[str, Any]:
-    """Everything that all ranks must have in common."""
-    return {
-        "batch": q.shape[0],
-        "heads": q.shape[1],
-        "kv_heads": k.shape[1],
-        "rows per rank": q.shape[2],
-        "head_dim": q.shape[3],
-        "dtype": str(q.dtype).removeprefix("torch."),
-        "partition": problem.layout.partition,
-        "causal": problem.mask.causal,
-        "window": problem.mask.window,
-        "seq_len": problem.mask.seq_len,
-        "cu_seqlens": problem.mask.documents,
-        "scale": problem.scale,
-        "transport": transport,
-        "backward": problem.backward,
-        "backend": problem.backend,
-        "blocks": _said(problem.blocks),
-        "requires_grad": needs_grad,
-    }
-
-
-def _said(blocks: Blocks | int | None) -> str | int | None:
-    """``blocks`` as ranks compare them; one that configures nothing is the default."""
-    return (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
+) -> Signature:
+    blocks = problem.blocks
+    # Blocks that configure nothing are the default.
+    compared = (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
+    return Signature(
+        batch=q.shape[0],
+        heads=q.shape[1],
+        kv_heads=k.shape[1],
+        rows_per_rank=q.shape[2],
+        head_dim=q.shape[3],
+        dtype=str(q.dtype).removeprefix("torch."),
+        partition=problem.layout.partition,
+        causal=problem.mask.causal,
+        window=problem.mask.window,
+        seq_len=problem.mask.seq_len,
+        cu_seqlens=problem.mask.documents,
+        scale=problem.scale,
+        transport=transport,
+        backward=problem.backward,
+        backend=problem.backend,
+        blocks=compared,
+        requires_grad=needs_grad,
+        version=version(),
+    )

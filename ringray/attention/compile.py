@@ -1,16 +1,16 @@
-"""What ``torch.compile`` sees of ring attention: two operators, opaque to it.
+"""Ring attention under ``torch.compile``: two operators, opaque to the compiler.
 
 Under compilation ``ring_attention`` is ``ringray::attention``, and its gradient is
-``ringray::attention_backward``. Their kernels do what an eager call does: check, agree, exchange.
-Their fake kernels know shapes only and refuse nothing, so what is wrong with a call is said when
-it runs, as a ValueError on every rank, and by nobody while one rank still compiles.
+``ringray::attention_backward``. Their kernels do the same as an eager call: check, agree, exchange.
+Their fake kernels know shapes only and refuse nothing, so mistakes are raised when the graph runs,
+as a ValueError on every rank, and not by one rank that compiles while the others run.
 
-Nothing less will do: ``allow_in_graph`` and ``nonstrict_trace`` keep Dynamo out, but AOTAutograd
-would still trace the messages between ranks, and ``disable`` breaks the graph.
+Weaker means do not suffice: ``allow_in_graph`` and ``nonstrict_trace`` keep Dynamo out, but
+AOTAutograd would still trace the messages between ranks, and ``disable`` breaks the graph.
 
-Operators are stateless, so arguments take the place of what an eager call remembers: a process
-group is its name, ``Blocks`` are their text, and the backward pass describes its problem again.
-An operator must not return its inputs, so it returns what ``loops`` saves besides them.
+Operators are stateless, so their arguments replace the state of an eager call: a process group is
+its name, ``Blocks`` are their text, and the backward pass describes its problem again. An operator
+must not return its inputs, so it returns only the other tensors that ``loops`` saves.
 
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ringray import transport as transports
 from ringray.attention import loops
-from ringray.attention.arguments import Options, describe, mistyped, settle
+from ringray.attention.arguments import Options, describe, mistake, resolve
 from ringray.comm.ring import connect_named, name_of, place_in
 from ringray.traffic import walk
 from ringray.traffic.routes import back
@@ -42,10 +42,10 @@ _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
 
 class OpSettings(NamedTuple):
-    """The arguments of both operators that are no tensors; as ``Options`` but for the types.
+    """The arguments of both operators except tensors: ``Options`` in types of a schema.
 
-    ``ranks``: of the ring, on which shapes depend, so that caches of compiled graphs see it.
-    ``rows`` and ``blocks``: the two kinds of ``blocks`` that there are.
+    ``ranks``: of the ring; shapes depend on it, so it is part of the cache key of graphs. ``rows``,
+    ``blocks``: the two types of ``blocks``.
     """
 
     group: str | None
@@ -79,13 +79,13 @@ _SETTINGS = (
 
 def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     """Registers a function as ``ringray::NAME(ARGUMENTS) -> RETURNS``; ``fake`` makes empty tensors
-    of its results' shapes. Its results are fresh and contiguous."""
+    of its results' shapes. The function returns new, contiguous tensors."""
     name, _, arguments = schema.partition("(")
 
     def register(function: Callable[..., Any]) -> Any:
         registered = torch.library.custom_op(
             f"ringray::{name}", function, mutates_args=(), schema=f"({arguments}",
-            # Messages and what the host reads of tensors cannot be replayed.
+            # A CUDA graph cannot replay messages or reads of tensors by the host.
             tags=(torch.Tag.cudagraph_unsafe,),
         )  # fmt: skip
         registered.register_fake(fake)
@@ -104,13 +104,13 @@ def attention(
     *,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``ring_attention`` in a graph; (out, lse). Dynamo traces this function, and no operator."""
+    """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
     refused = _refused(options, cu_seqlens)
-    if refused is not None:  # by the operator: other ranks may be running theirs
+    if refused is not None:  # the operator raises it: other ranks may run theirs already
         options = Options("zigzag", True, None, None, None, "ring", "auto", "auto", None)
         cu_seqlens = None
     elif cu_seqlens is not None:
-        # Here and not in the operators: all layers and both passes then share one copy.
+        # Not in the operators, so that all layers and both passes share one copy.
         cu_seqlens = cu_seqlens.cpu()
     blocks = options.blocks
     _, ranks = place_in(group)
@@ -122,8 +122,8 @@ def attention(
 
 
 def _refused(options: Options, cu_seqlens: object) -> str | None:
-    """What is wrong with arguments that no operator takes, because of their types."""
-    wrong = mistyped(options)
+    """Returns the mistake in arguments whose types no operator takes, or None."""
+    wrong = mistake(options, types_only=True)
     blocks: object = options.blocks
     if blocks is not None and (not isinstance(blocks, int | Blocks) or isinstance(blocks, bool)):
         wrong = f"blocks: got {blocks!r}, expected None, an integer or a ringray.Blocks"
@@ -139,7 +139,7 @@ def _text(blocks: Blocks) -> str:
     return str(blocks)
 
 
-# As ``torch.compiler.assume_constant_result``, which would import the compiler here and now.
+# The effect of ``torch.compiler.assume_constant_result``, without importing the compiler.
 _text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -157,12 +157,12 @@ def _like_inputs(
 
 
 def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Empty and contiguous, whatever x is."""
+    """Makes an empty, contiguous tensor."""
     return torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
 def _kept_like(q: Tensor, k: Tensor, settings: OpSettings) -> list[Tensor]:
-    """Empty tensors as those that a forward pass keeps for its backward pass, see ``_pack``."""
+    """Makes empty tensors like those that a forward pass keeps, see ``_pack``."""
     try:
         batch, heads, rows, width = q.shape
         exchange = transports.plan(settings.transport, settings.ranks, int(heads), int(k.shape[1]))
@@ -170,7 +170,7 @@ def _kept_like(q: Tensor, k: Tensor, settings: OpSettings) -> list[Tensor]:
             settings.backward, settings.transport, walks=exchange.walks
         )
     except ValueError:
-        return []  # the operator says why when it runs
+        return []  # the operator raises it when it runs
     fold = exchange.fold
     rows, heads, kv_heads = rows * fold, heads // fold, k.shape[1] // fold
     shapes: list[tuple[int, ...]] = []
@@ -189,16 +189,16 @@ def _kept_like(q: Tensor, k: Tensor, settings: OpSettings) -> list[Tensor]:
 
 
 def _lanes(exchange: transports.Exchange) -> int:
-    """How many chunks a rank keeps at most, of those that it received last, to walk back from."""
+    """Returns the most chunks that a rank keeps from the forward pass to walk back from."""
     ways = [route for route in exchange.routes if back(route) is not None]
     return max((len(route.lanes) for route in ways), default=0)
 
 
 def _pack(saved: tuple[Tensor, ...], problem: RankProblem) -> list[Tensor]:
-    """What ``passes.forward`` saved, without what the operator was given or returns.
+    """Returns the tensors that ``loops.forward`` saved, except inputs and results of the operator.
 
-    How many rows of K and V a rank keeps to walk back from depends on where documents end, and
-    shapes must not: they are put into tensors that hold as many as there may be.
+    The number of K and V rows that a rank keeps to walk back from depends on the boundaries of
+    documents, but shapes must not: the rows are copied into tensors with room for the most.
     """
     first = saved[:_INPUTS] if problem.exchange.fold > 1 else ()
     lanes = _lanes(problem.exchange) if problem.backward == "reverse" else 0
@@ -215,7 +215,7 @@ def _pack(saved: tuple[Tensor, ...], problem: RankProblem) -> list[Tensor]:
 
 
 def _unpack(saved: list[Tensor], problem: RankProblem) -> tuple[Tensor, ...]:
-    """What ``passes.backward`` takes; the inverse of ``_pack``, with this rank's tensors first."""
+    """Returns the tensors for ``loops.backward``: the inverse of ``_pack``, this rank's first."""
     first, room = saved[:_INPUTS], saved[_INPUTS:]
     rows = [rows.size for _, rows in problem.script("backward").kept] if room else []
     chunks = [x[:, :, : sum(rows)].split(rows, 2) for x in room if rows]
@@ -233,7 +233,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     given = OpSettings(*settings)
     comm = given.comm
-    problem = settle(
+    problem = resolve(
         q, k, v, cu_seqlens, given.options, comm, needs_grad=needs_grad, refused=refused
     )
     out, lse, saved = loops.forward(q, k, v, problem, comm)

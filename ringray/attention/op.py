@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ringray.attention import compile as compiled
 from ringray.attention import loops
-from ringray.attention.arguments import Options, settle
+from ringray.attention.arguments import Options, resolve
 from ringray.comm.ring import connect
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def ring_attention(
     blocks: Blocks | int | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact softmax attention of this rank's queries over the keys of all ranks of a ring.
+    """Returns exact softmax attention of this rank's queries over the keys of all ranks of a ring.
 
     Every rank of ``group`` calls it with its shard, as dealt by ``ringray.shard``. Under
     ``torch.compile`` it is one operator, ``ringray::attention``, with the same results.
@@ -52,24 +52,25 @@ def ring_attention(
             travel.
         group: process group of the ring; None is the default group if one is initialised, otherwise
             this process alone.
-        partition: how positions are dealt to ranks, a name of ``ringray.partition.PARTITIONS``; or
-            ``auto``, the tuned choice (else zigzag), by which the shards have to be dealt then:
-            ``ringray.tuned_strategy`` tells it.
+        partition: rule that deals positions to ranks, a name of ``ringray.partition.PARTITIONS``;
+            or ``auto``, the tuned choice (else zigzag); the shards have to be dealt by it, and
+            ``ringray.tuned_strategy`` returns it.
         causal: a query sees no key after it.
         window: a query at p sees keys ``[p - window, p]``, window + 1 of them; needs ``causal``.
         cu_seqlens: boundaries of packed documents, 1-D integers from 0 to the sequence length, not
             decreasing, on any device, shared by all batch rows. A query sees its own document.
         seq_len: true global length (tokens) when the shards hold padding; None means N * S.
         scale: factor on q . k before the softmax; None is 1 / sqrt(D).
-        transport: how K/V reach the other ranks, a name of ``ringray.transport.TRANSPORTS``, or one
-            with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``; or ``auto``, the
-            tuned choice (else ring).
-        backward: what travels in the backward pass: ``planned`` (K/V walk afresh, dK/dV follow),
-            ``reverse`` (K/V walk back from where they went last; keeps one chunk more), or
-            ``query-side`` (Q, dO and dQ travel, K/V stay); ``auto`` is ``planned``, or where
-            ``transport`` is ``auto`` too the tuned choice.
-        backend: what computes on this rank: ``auto`` or a name of ``ringray_kernels.backends``.
-        blocks: how a backend cuts its work, the same on every rank; None is the tuned choice for
+        transport: way in which K/V reach the other ranks, a name of
+        ``ringray.transport.TRANSPORTS``,
+            or one with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``; or
+            ``auto``, the tuned choice (else ring).
+        backward: operands that travel in the backward pass: ``planned`` (K/V walk afresh, dK/dV
+            follow), ``reverse`` (K/V walk back from their last ranks; keeps one chunk more), or
+            ``query-side`` (Q, dO and dQ travel, K/V stay); ``auto`` is ``planned``, or the tuned
+            choice if ``transport`` is ``auto`` too.
+        backend: kernels of this rank, ``auto`` or a name of ``ringray_kernels.backends``.
+        blocks: block sizes of the backend, the same on every rank; None is the tuned choice for
             this shape and device, else the backend's default. ``triton`` takes a
             ``ringray.Blocks``, ``aten`` query rows per fused call (``reference`` ignores them).
         return_lse: also return the log-sum-exp.
@@ -92,20 +93,20 @@ def ring_attention(
     if torch.compiler.is_compiling():
         if "auto" in (partition, transport):
             raise ValueError(
-                "partition and transport: got 'auto' while compiling, expected names, for they "
-                "decide what is compiled; ringray.tuned_strategy tells them beforehand"
+                "partition and transport: got 'auto' while compiling, expected names, because the "
+                "graph depends on them; ringray.tuned_strategy returns them beforehand"
             )
         out, lse = compiled.attention(q, k, v, cu_seqlens, group, options, needs_grad=needs_grad)
     else:
         comm = connect(group)
-        problem = settle(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad)
+        problem = resolve(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad)
         out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, problem, comm))
     return (out, lse) if return_lse else out
 
 
 class _RingAttention(torch.autograd.Function):
-    """Saves what the transport's backward pass needs: this rank's inputs, output and lse, and for
-    some transports what this rank received; see ``ringray.attention.loops``."""
+    """Saves the tensors of the transport's backward pass: this rank's inputs, output and lse, and
+    for some transports received chunks; see ``ringray.attention.loops``."""
 
     @staticmethod
     def forward(

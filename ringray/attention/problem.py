@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankProblem:
-    """What one rank must know to compute its shard; equal on all ranks but for ``rank``.
+    """The problem of one rank; equal on all ranks except for ``rank``.
 
-    ``layout``: how positions lie on the ring in which chunks walk; ``rank``: in that ring.
-    ``costs``: bytes of a row of whatever travels.
+    ``layout``: positions on the ring in which chunks walk. ``rank``: of that ring. ``costs``: bytes
+    of a travelling row.
     """
 
     layout: Layout
@@ -43,35 +43,41 @@ class RankProblem:
     blocks: Blocks | int | None
 
     @property
+    def kernel(self) -> dict[str, Any]:
+        """Returns the keywords of all calls of ``ringray_kernels``."""
+        return {"scale": self.scale, "blocks": self.blocks, "backend": self.backend}
+
+    @property
     def own(self) -> Rows:
-        """All rows of this rank."""
+        """Returns all rows of this rank."""
         return Rows(0, self.layout.rows)
 
     @property
     def walks(self) -> Walks:
-        """How both passes travel; ``walk.Unwalkable`` where ``backward`` cannot."""
+        """Returns the walks of both passes; raises ``walk.Unwalkable`` if ``backward`` is
+        impossible."""
         return walk.choose(self.layout, self.mask, self.exchange.routes, self.backward, self.costs)
 
     def script(self, which: Pass) -> Script:
-        """This rank's part of one pass."""
+        """Returns this rank's part of one pass."""
         walks = self.walks
         moved = walks.forward if which == "forward" else walks.backward
         return script.write(moved, which, self.layout.rows, self.rank)
 
     def positions(self, rank: int, device: torch.device) -> Tensor:
-        """Global positions of a rank of the ring, int64, strictly increasing."""
+        """Returns the global positions of a rank of the ring, int64, strictly increasing."""
         return positions(self.layout, rank, device)
 
     def intervals(
         self, queries: int, rows: Rows, owner: int, keys: Rows, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """int32 (1, rows) ``start``, ``end``: which of the rows ``keys`` of the rank ``owner`` are
-        seen by the rows ``rows`` of the rank ``queries``."""
+        """Returns ``start``, ``end``, int32 (1, rows): the range of ``owner``'s rows ``keys`` that
+        each of the rows ``rows`` of the rank ``queries`` sees."""
         chosen = positions(self.layout, owner, device)[keys.start : keys.stop]
         return self.intervals_of(queries, rows, chosen)
 
     def intervals_of(self, queries: int, rows: Rows, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``intervals``, for keys at any strictly increasing positions."""
+        """Returns the same as ``intervals`` for keys at any strictly increasing positions."""
         low, high = _seen_by(self.mask, self.layout, queries, keys.device)
         part = slice(rows.start, rows.stop)
         start, end = intervals(low[part], high[part], keys)
@@ -80,9 +86,11 @@ class RankProblem:
 
 @lru_cache(maxsize=128)
 def positions(layout: Layout, rank: int, device: torch.device) -> Tensor:
-    """Global positions of a rank's rows, int64 (rows,), strictly increasing; not to be changed."""
-    parts = [torch.arange(r.start, r.stop, r.step, device=device) for r in layout.ranges(rank)]
-    return torch.cat(parts).sort().values
+    """Returns the global positions of a rank's rows, int64 (rows,), strictly increasing; not to be
+    changed."""
+    with torch.inference_mode(False):  # autograd may save them in a later call
+        parts = [torch.arange(r.start, r.stop, r.step, device=device) for r in layout.ranges(rank)]
+        return torch.cat(parts).sort().values
 
 
 @lru_cache(maxsize=64)

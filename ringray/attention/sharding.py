@@ -1,7 +1,7 @@
-"""Dealing a sequence to the ranks of a ring and putting it together again.
+"""Sharding: a sequence dealt to the ranks of a ring, and put together again.
 
-``shard`` and ``unshard`` are inverse to each other and differentiable; positions say which token a
-local row is, for RoPE, masks and losses.
+``shard`` and ``unshard`` are inverse to each other and differentiable; ``local_positions`` gives
+the token of each local row, for RoPE, masks and losses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def local_positions(partition: str, seq_len: int, world_size: int, rank: int) -> Tensor:
-    """Global positions of a rank's rows.
+    """Returns the global positions of a rank's rows.
 
     Args:
         partition: a name of ``ringray.partition.PARTITIONS``.
@@ -45,9 +45,7 @@ def local_positions(partition: str, seq_len: int, world_size: int, rank: int) ->
     if type(rank) is not int or not 0 <= rank < world_size:
         raise ValueError(f"rank: got {rank!r}, expected 0 to {world_size - 1}")
     padded = partitions.padded_length(partition, seq_len, world_size)
-    if torch.compiler.is_compiling():
-        return _positions(partition, padded, world_size, rank)
-    return positions(Layout(partition, padded, world_size), rank, torch.device("cpu")).clone()
+    return _positions_on("cpu", partition, padded, world_size, rank).clone()
 
 
 def shard(
@@ -58,7 +56,7 @@ def shard(
     group: dist.ProcessGroup | None = None,
     pad_value: float = 0,
 ) -> Tensor:
-    """This rank's rows of a full tensor that every rank holds.
+    """Returns this rank's rows of a full tensor that every rank holds.
 
     Args:
         x: any shape and dtype; ``dim`` is the sequence.
@@ -75,10 +73,8 @@ def shard(
     dim = _dimension(x, dim)
     if not x.is_floating_point() and not float(pad_value).is_integer():
         raise ValueError(f"pad_value: got {pad_value!r}, which {x.dtype} cannot hold")
-    if torch.compiler.is_compiling():
-        _, ranks = place_in(group)
-        return _shard(x, dim, partition, name_of(group), ranks, float(pad_value))
-    return cast("Tensor", _Shard.apply(x, dim, partition, connect(group), pad_value))
+    rank, ranks = place_in(group)
+    return _take(x, dim, partition, rank, ranks, pad_value)
 
 
 def unshard(
@@ -89,7 +85,7 @@ def unshard(
     group: dist.ProcessGroup | None = None,
     seq_len: int | None = None,
 ) -> Tensor:
-    """The full tensor, on every rank, from the shards of all ranks: the inverse of ``shard``.
+    """Returns the full tensor on every rank, from the shards of all: the inverse of ``shard``.
 
     Args:
         x: this rank's shard; ``dim`` is the sequence. All ranks pass the same shape.
@@ -105,15 +101,7 @@ def unshard(
     """
     dim = _dimension(x, dim)
     _, ranks = place_in(group)
-    padded = x.shape[dim] * ranks
-    length = padded if seq_len is None else seq_len
-    if type(length) is not int or length < 1:
-        raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
-    if partitions.padded_length(partition, length, ranks) != padded:
-        raise ValueError(
-            f"seq_len: {ranks} ranks x {x.shape[dim]} rows = {padded} positions cannot "
-            f"hold {length} tokens dealt by {partition!r}"
-        )
+    length = partitions.true_length(partition, seq_len, x.shape[dim], ranks)
     if torch.compiler.is_compiling():
         return _unshard(x, dim, partition, name_of(group), ranks, length)
     return cast("Tensor", _Unshard.apply(x, dim, partition, connect(group), length))
@@ -128,33 +116,29 @@ def _dimension(x: Tensor, dim: int) -> int:
     return dim % x.dim()
 
 
-def _take(x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float) -> Tensor:
+def _take(x: Tensor, dim: int, partition: str, rank: int, ranks: int, pad_value: float) -> Tensor:
+    """Returns a rank's rows of x, with rows beyond x filled with ``pad_value``."""
     length = x.shape[dim]
-    padded = partitions.padded_length(partition, length, comm.world_size)
-    rows = positions(Layout(partition, padded, comm.world_size), comm.rank, x.device)
-    inside = int((rows < length).sum())
-    mine = x.index_select(dim, rows[:inside])
-    if inside == len(rows):
-        return mine
-    shape = list(x.shape)
-    shape[dim] = len(rows) - inside
-    return torch.cat([mine, x.new_full(shape, pad_value)], dim)
+    padded = partitions.padded_length(partition, length, ranks)
+    rows = _positions_on(x.device, partition, padded, ranks, rank)
+    if padded == length:
+        return x.index_select(dim, rows)
+    mine = x.index_select(dim, rows.clamp(max=length - 1))
+    beyond = (rows >= length).reshape(-1, *[1] * (x.dim() - 1 - dim))
+    return mine.masked_fill(beyond, pad_value if x.is_floating_point() else int(pad_value))
 
 
-def _give(grad: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tensor:
-    """The inverse of ``_take``, but for zeros in place of other ranks' rows."""
-    padded = partitions.padded_length(partition, length, comm.world_size)
-    rows = positions(Layout(partition, padded, comm.world_size), comm.rank, grad.device)
-    inside = int((rows < length).sum())
-    shape = list(grad.shape)
-    shape[dim] = length
-    full = grad.new_zeros(shape)
-    full.index_copy_(dim, rows[:inside], grad.narrow(dim, 0, inside))
-    return full
+def _positions_on(
+    device: torch.device | str, partition: str, padded: int, ranks: int, rank: int
+) -> Tensor:
+    """Returns the positions of a rank's rows; not to be changed, except while compiling."""
+    if torch.compiler.is_compiling():
+        return _positions(partition, padded, ranks, rank).to(device)
+    return positions(Layout(partition, padded, ranks), rank, torch.device(device))
 
 
 def _join(x: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tensor:
-    """The rows of all ranks, in order, without padding."""
+    """Returns the rows of all ranks, in order, without padding."""
     padded = x.shape[dim] * comm.world_size
     shape = list(x.shape)
     shape[dim] = padded
@@ -166,23 +150,10 @@ def _join(x: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tenso
 
 
 def _sum(grad: Tensor, dim: int, partition: str, comm: Comm) -> Tensor:
-    """This rank's rows of the sum over all ranks."""
+    """Returns this rank's rows of the sum over all ranks."""
     grad = grad.contiguous().clone()
     comm.sum(grad)
-    return _take(grad, dim, partition, comm, 0)
-
-
-class _Shard(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, pad_value: float
-    ) -> Tensor:
-        ctx.problem = x.shape[dim], dim, partition, comm
-        return _take(x, dim, partition, comm, pad_value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _give(grad, *ctx.problem), None, None, None, None
+    return _take(grad, dim, partition, comm.rank, comm.world_size, 0)
 
 
 class _Unshard(torch.autograd.Function):
@@ -196,13 +167,13 @@ class _Unshard(torch.autograd.Function):
         return _sum(grad, *ctx.problem), None, None, None, None
 
 
-# The same as operators, for torch.compile; see ``compile``. ``group``: by its name.
+# Operators for torch.compile; see ``attention.compile``. ``group``: by its name.
 
 _RING = "SymInt dim, str partition, str? group, int ranks"
 
 
 def _rows(x: Tensor, dim: int, rows: int) -> Tensor:
-    """Empty, as ``x`` with other rows."""
+    """Makes an empty tensor like ``x`` with other rows."""
     return x.new_empty((*x.shape[:dim], rows, *x.shape[dim + 1 :]))
 
 
@@ -212,29 +183,6 @@ def _rows(x: Tensor, dim: int, rows: int) -> Tensor:
 )
 def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
     return positions(Layout(partition, padded, ranks), rank, torch.device("cpu")).clone()
-
-
-@operator(
-    f"shard(Tensor x, {_RING}, float pad_value) -> Tensor",
-    fake=lambda x, dim, partition, group, ranks, _: _rows(
-        x, dim, partitions.padded_length(partition, x.shape[dim], ranks) // ranks
-    ),
-)
-def _shard(
-    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, pad_value: float
-) -> Tensor:
-    fill = pad_value if x.is_floating_point() else int(pad_value)
-    return _take(x, dim, partition, connect_named(group, ranks), fill).contiguous()
-
-
-@operator(
-    f"shard_backward(Tensor grad, SymInt length, {_RING}) -> Tensor",
-    fake=lambda grad, length, dim, *_: _rows(grad, dim, length),
-)
-def _shard_backward(
-    grad: Tensor, length: int, dim: int, partition: str, group: str | None, ranks: int
-) -> Tensor:
-    return _give(grad, length, dim, partition, connect_named(group, ranks))
 
 
 @operator(
@@ -259,19 +207,10 @@ def _unshard_backward(
     return _sum(grad, dim, partition, connect_named(group, ranks)).contiguous()
 
 
-def _setup_shard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, dim, *ring, _ = inputs
-    ctx.problem = x.shape[dim], dim, *ring
-
-
 def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, *ctx.problem, _ = inputs
 
 
-_shard.register_autograd(
-    lambda ctx, grad: (_shard_backward(grad, *ctx.problem), *[None] * 5),
-    setup_context=_setup_shard,
-)
 _unshard.register_autograd(
     lambda ctx, grad: (_unshard_backward(grad, *ctx.problem), *[None] * 5),
     setup_context=_setup_unshard,

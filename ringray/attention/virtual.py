@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any, ...]:
-    """Lists what one rank computes, in the order of the ring.
+    """Lists the computations of one rank, in the order of the ring.
 
     Args:
         point: the ring: ``partition``, ``seq_len`` (tokens), ``world_size``, ``whole.scale``.
@@ -24,8 +24,8 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
         k: (B, Hkv, S, D).
 
     Returns:
-        The rank's positions, int64 (S / N,); then for forward and for backward a list of hops:
-        the chunk's owner, a slice of its rows, and what each query sees of them (start, end).
+        The rank's positions, int64 (S / N,); then for forward and for backward a list of hops: the
+        chunk's owner, a slice of its rows, and the range of them that each query sees (start, end).
     """
     batch, heads, _, head_dim = q.shape
     problem = RankProblem(

@@ -1,4 +1,4 @@
-"""Messages under way: what one rank moved, how long it waited, and when."""
+"""Messages under way, and the bytes and waiting times of one rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Tape(Protocol):
-    """Whoever records what is posted and waited for."""
+    """A recorder of posted batches and of waiting for them."""
 
     def posted(self, post: Callable[[Batch], Pending], batch: Batch, pending: Pending) -> None: ...
     def waited(self, pending: Pending) -> None: ...
@@ -27,12 +27,12 @@ class Tape(Protocol):
 
 @dataclass
 class Meter:
-    """What one rank moved and how long it waited, since the meter was made.
+    """Traffic and waiting time of one rank since the meter was made.
 
     ``sent_bytes``: payload handed to the network. ``messages``: tensors sent. ``wait_s``: seconds
-    the host blocked for messages; on CUDA the device waits instead, which only a timeline sees.
-    ``timeline``, ``tape``: where spans and messages are recorded while they are set. ``running``:
-    the pass that runs, ``forward`` or ``backward``.
+    for which the host blocked for messages; on CUDA the device waits instead, which only a timeline
+    shows. ``timeline``, ``tape``: recorders of spans and messages, if set. ``running``: the current
+    pass, ``forward`` or ``backward``.
     """
 
     sent_bytes: int = 0
@@ -43,11 +43,11 @@ class Meter:
     running: str = ""
 
     def snapshot(self) -> Meter:
-        """The counts so far."""
+        """Returns the counts so far."""
         return Meter(self.sent_bytes, self.messages, self.wait_s)
 
     def since(self, earlier: Meter) -> Meter:
-        """What was counted after ``earlier`` was taken."""
+        """Returns the counts since ``earlier`` was taken."""
         return Meter(
             self.sent_bytes - earlier.sent_bytes,
             self.messages - earlier.messages,
@@ -60,36 +60,36 @@ METER = Meter()  # this process: one rank
 
 @dataclass
 class Batch:
-    """Sends and receives that begin together, in an order that all ranks share. ``hop``: the pass
-    and the step at which they do; ``label``: what is moved. Both are for timelines."""
+    """Sends and receives that begin together, in an order that all ranks share. For timelines,
+    ``hop`` is the pass and the step at which they begin, and ``label`` names the moved rows."""
 
     hop: str = ""
     label: str = ""
     operations: list[tuple[bool, Tensor, int]] = field(default_factory=list)
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """Send a contiguous tensor to a rank; it must not change until the batch has ended."""
+        """Sends a contiguous tensor to a rank; it must not change until the batch has ended."""
         assert tensor.is_contiguous()
         self.operations.append((True, tensor, to))
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        """Receive into a contiguous tensor from a rank."""
+        """Receives into a contiguous tensor from a rank."""
         assert tensor.is_contiguous()
         self.operations.append((False, tensor, source))
 
     @property
     def sent_bytes(self) -> int:
-        """Payload that this rank sends."""
+        """Returns the payload that this rank sends."""
         return sum(x.numel() * x.element_size() for is_send, x, _ in self.operations if is_send)
 
     @property
     def received_bytes(self) -> int:
-        """Payload that this rank receives."""
+        """Returns the payload that this rank receives."""
         return sum(x.numel() * x.element_size() for is_send, x, _ in self.operations if not is_send)
 
 
 class Pending:
-    """A posted batch. ``wait`` returns when its tensors may be used (on CUDA: by this stream)."""
+    """A posted batch. After ``wait`` its tensors may be used (on CUDA by the current stream)."""
 
     def __init__(self, works: Sequence[dist.Work], batch: Batch) -> None:
         self._works, self._batch = works, batch
@@ -97,7 +97,7 @@ class Pending:
         self._flight = timeline.begin() if timeline is not None and batch.operations else None
 
     def wait(self) -> None:
-        """Block until all sends and receives of the batch have ended."""
+        """Blocks until all sends and receives of the batch have ended."""
         if not self._batch.operations:
             return
         if METER.tape is not None:

@@ -1,8 +1,8 @@
-"""Messages through host memory, for process groups that cannot see the device's.
+"""Messages through host memory, for process groups that cannot access device memory.
 
-One thread per process copies what is sent to the host (pinned, where there is a GPU), sends it,
-and copies what came to the device, while the caller computes. Batches are begun in the order in
-which they were posted, which is the same on every rank.
+While the caller computes, one thread per process copies outgoing tensors to the host (pinned, if
+there is a GPU), exchanges messages, and copies incoming tensors to the device. Batches begin in the
+order in which they were posted, which is the same on every rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _thread() -> ThreadPoolExecutor:
 
 @lru_cache(maxsize=8)
 def _copies(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all copies to and from a GPU, ahead of what is computed."""
+    """Returns the stream of all copies to and from a GPU, with priority over computation."""
     return torch.cuda.Stream(device, priority=-1)
 
 
@@ -46,12 +46,12 @@ class Staged(Pending):
 
 
 def post(batch: Batch, start: Callable[[Batch], Sequence[dist.Work]]) -> Pending:
-    """Begin a batch; ``start`` begins one whose tensors are on the host."""
+    """Begins a batch; ``start`` begins one whose tensors are on the host."""
     device = batch.operations[0][1].device
     ready = None
     if device.type == "cuda":
         ready = torch.cuda.Event()
-        ready.record()  # what is sent has been computed, and what receives is free
+        ready.record()  # after it sent tensors are computed and receiving ones are free
     return Staged(_thread().submit(_move, batch, start, device, ready), batch)
 
 

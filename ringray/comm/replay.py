@@ -1,8 +1,8 @@
-"""The messages of a pass, recorded so that they can be sent again with nothing computed between.
+"""Recorded messages of a pass, to be sent again without the computation between them.
 
-What one rank posted and what it waited for, in that order: shapes, types and peers, no contents.
-Ranks that each play their tape send exactly the messages that the pass sent, through the same
-communicators, so that any transport can be timed without its computation and no pass knows of it.
+A recording holds the posts and waits of one rank in order: shapes, dtypes and peers, no contents.
+Ranks that all play their recordings send exactly the messages of the pass, through the same
+communicators. So any transport can be timed without its computation, and no pass knows about it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Blank(NamedTuple):
-    """A tensor that was sent to a peer or received from it."""
+    """Shape and peer of a tensor that was sent or received."""
 
     send: bool
     shape: torch.Size
@@ -32,7 +32,7 @@ class _Blank(NamedTuple):
 
 @dataclass(frozen=True)
 class _Posted:
-    """A batch, and what posted it."""
+    """A batch, and the function that posted it."""
 
     post: Callable[[Batch], Pending]
     hop: str
@@ -40,7 +40,7 @@ class _Posted:
     operations: tuple[_Blank, ...]
 
     def batch(self, sources: dict[_Blank, torch.Tensor]) -> Batch:
-        """The same batch; what it receives is new, as it is in a pass."""
+        """Makes the same batch; tensors to receive into are new, as in a pass."""
         batch = Batch(self.hop, self.label)
         for blank in self.operations:
             if blank.send:
@@ -52,16 +52,16 @@ class _Posted:
 
 
 class Recording:
-    """One rank's messages. Set it as ``METER.tape`` while a pass runs; then ``prepare`` it, and
-    ``play`` it as often as you like."""
+    """The messages of one rank. Set it as ``METER.tape`` while a pass runs; then ``prepare`` it
+    once and ``play`` it any number of times."""
 
     def __init__(self) -> None:
-        self._turns: list[_Posted | int] = []  # a number: wait for the batch posted at that turn
+        self._turns: list[_Posted | int] = []  # a number is a wait for the batch of that turn
         self._open: dict[Pending, int] = {}
         self._sources: dict[_Blank, torch.Tensor] = {}
 
     def posted(self, post: Callable[[Batch], Pending], batch: Batch, pending: Pending) -> None:
-        """``post`` has begun ``batch``."""
+        """Records that ``post`` has begun ``batch``."""
         blanks = tuple(
             _Blank(send, x.shape, x.dtype, x.device, peer) for send, x, peer in batch.operations
         )
@@ -69,22 +69,21 @@ class Recording:
         self._turns.append(_Posted(post, batch.hop, batch.label, blanks))
 
     def waited(self, pending: Pending) -> None:
-        """``pending`` is about to be waited for."""
+        """Records the wait for ``pending``."""
         self._turns.append(self._open.pop(pending))
 
     def prepare(self) -> None:
-        """Make what is sent, so that ``play`` need not: one tensor for all that are alike."""
+        """Allocates the tensors that ``play`` sends, one for all of the same shape."""
         for turn in self._turns:
             for blank in () if isinstance(turn, int) else turn.operations:
                 if blank.send and blank not in self._sources:
-                    # Written, so that no page of it is missing.
+                    # Ones, not empty: all pages are mapped.
                     self._sources[blank] = torch.ones(
                         blank.shape, dtype=blank.dtype, device=blank.device
                     )
 
     def play(self) -> None:
-        """Post and wait as it was recorded, after ``prepare``. All ranks of the ring play at the
-        same time."""
+        """Posts and waits as recorded, after ``prepare``; all ranks of the ring play together."""
         assert not self._open, "a batch was never waited for"
         pending: dict[int, Pending] = {}
         for at, turn in enumerate(self._turns):

@@ -1,13 +1,13 @@
-"""Talking to the other ranks of a ring: batches of sends and receives, behind one object.
+"""The ranks of a ring: batches of sends and receives behind one object.
 
-``connect(group)`` gives a ``Comm``; without a process group, or in a group of one, it is a null
+``connect(group)`` returns a ``Comm``; without a process group, or in a group of one, it is a null
 ring through which the same code computes locally. All ranks post the same batches in the same
 order: unbatched or differently ordered sends deadlock on NCCL.
 
-On CUDA a batch begins when what is queued on the current stream has ended and then runs on NCCL's
-own stream, beside what is queued afterwards; ``wait`` makes the current stream wait for it, never
-the host or the device. Process groups made with ``is_high_priority_stream`` (the platform's are)
-let it go before the kernels that it hides behind.
+On CUDA a batch begins after the work queued on the current stream and then runs on NCCL's own
+stream, beside the work queued afterwards; ``wait`` makes the current stream wait for it, not the
+host or the device. Process groups made with ``is_high_priority_stream``, as on the platform, start
+it before the kernels that it hides behind.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = [
 class Comm:
     """The ranks of one ring, seen from one of them.
 
-    ``fold`` and ``place`` make it a part of a larger ring: rank r of this one is rank
-    ``r * fold + place`` of the group. ``through_host``: messages are staged in host memory.
+    ``fold`` and ``place`` make it a part of a larger ring: its rank r is rank ``r * fold + place``
+    of the group. ``through_host``: messages are staged in host memory.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Comm:
         self.meter = METER
 
     def check(self, device: torch.device, *, staged: bool) -> None:
-        """ValueError where the group's backend cannot send tensors of ``device``."""
+        """Raises ValueError if the group's backend cannot send tensors of ``device``."""
         if self._group is None:
             return
         backend = dist.get_backend(self._group)
@@ -76,14 +76,14 @@ class Comm:
             )
 
     def staged(self) -> Comm:
-        """The same ranks, with messages that go through host memory."""
+        """Returns the same ranks with messages through host memory."""
         return Comm(
             self._group, fold=self._fold, place=self._place, size=self.world_size, through_host=True
         )
 
     def folded(self, fold: int) -> tuple[Comm, Comm]:
-        """Two dimensions: the ``fold`` neighbouring ranks that this one is among, and the ring of
-        the ranks that have its place among theirs."""
+        """Returns two dimensions: the group of ``fold`` neighbouring ranks that holds this one, and
+        the ring of the ranks with its place in their groups."""
         at, place = divmod(self.rank, fold)
         host = self._through_host
         near = Comm(self._group, place=at * fold, size=fold, through_host=host)
@@ -93,20 +93,20 @@ class Comm:
         return near, far
 
     def hop(self, place: str) -> str:
-        """The name of a place in the pass that runs, such as a step, for timelines."""
+        """Names a place in the current pass, such as a step, for timelines."""
         return f"{self.meter.running}, {place}"
 
     def computing(self, step: int, what: str) -> AbstractContextManager[None]:
-        """Around the computation of one step with a chunk or some heads, for the timeline."""
+        """Records the computation of one step with a chunk or some heads in the timeline."""
         if self.meter.timeline is None:
             return nullcontext()
         return self.meter.timeline.span("compute", self.hop(f"step {step}"), what)
 
     def post(self, batch: Batch) -> Pending:
-        """Start all operations of a batch at once."""
+        """Starts all operations of a batch at once."""
         if not batch.operations:
             return Pending((), batch)
-        assert self._group is not None, "a null ring has nobody to talk to"
+        assert self._group is not None, "a null ring has no peers"
         HERE.hop = batch.hop
         self.meter.sent_bytes += batch.sent_bytes
         self.meter.messages += sum(is_send for is_send, _, _ in batch.operations)
@@ -132,7 +132,7 @@ class Comm:
         return dist.batch_isend_irecv(operations)
 
     def gather_integers(self, values: list[int], device: torch.device) -> list[list[int]]:
-        """Every rank's ``values`` (the same count everywhere), by rank."""
+        """Returns the ``values`` of every rank, by rank; all have the same count."""
         if self._group is None:
             return [values]
         on = device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
@@ -140,12 +140,12 @@ class Comm:
         return torch.stack(self.gather(mine)).tolist()
 
     def sum(self, tensor: Tensor) -> None:
-        """Sum a tensor over all ranks, in place."""
+        """Sums a tensor over all ranks, in place."""
         if self._group is not None:
             dist.all_reduce(tensor, group=self._group)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor of one shape, by rank."""
+        """Returns the tensors of all ranks, by rank; all have one shape."""
         if self._group is None:
             return [tensor]
         tensor = tensor.contiguous()
@@ -156,7 +156,7 @@ class Comm:
 
 
 def connect(group: dist.ProcessGroup | None) -> Comm:
-    """The ring of ``group``; None means the default group if there is one, otherwise local."""
+    """Returns the ring of ``group``; None is the default group if there is one, otherwise local."""
     _check(group)
     if group is None and dist.is_available() and dist.is_initialized():
         group = dist.group.WORLD
@@ -170,17 +170,17 @@ def _check(group: dist.ProcessGroup | None) -> None:
         raise ValueError(f"group: got {type(group).__name__}, expected a process group or None")
 
 
-# In code that torch.compile traces, a group is its name, and found by it when the code runs.
+# Code that torch.compile traces holds a group by its name and looks it up when it runs.
 
 
 def name_of(group: dist.ProcessGroup | None) -> str | None:
-    """The name that ``connect_named`` takes."""
+    """Returns the name that ``connect_named`` takes."""
     _check(group)
     return None if group is None else group.group_name
 
 
 def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """This process's rank in the ring of ``group``, and the size of it."""
+    """Returns this process's rank in the ring of ``group``, and the size of the ring."""
     _check(group)
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return 0, 1
@@ -188,7 +188,11 @@ def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 
 def connect_named(name: str | None, ranks: int) -> Comm:
-    """As ``connect``, by name; ValueError if that ring has not the ``ranks`` that it had."""
+    """Returns the ring of a group by its name.
+
+    Raises:
+        ValueError: the ring does not have ``ranks`` ranks any more.
+    """
     resolve = cast("Any", dist).distributed_c10d._resolve_process_group if name else None
     comm = connect(resolve(name) if resolve else None)
     if comm.world_size != ranks:

@@ -1,6 +1,10 @@
-"""Adapters of models that people already have: each routes a model's own attention to the ring.
+"""Adapters of existing models: each routes a model's own attention to the ring.
 
-To add one, write ``ringray/models/<name>.py`` beside the others, on top of ``ring_attention``. What
-it cannot route it refuses with a ValueError: a model that attends locally by mistake trains, and
-nobody notices. Nothing here is imported before it is asked for.
+sdpa               code that calls ``scaled_dot_product_attention``
+huggingface        Hugging Face models
+huggingface_masks  masks that those models build
+
+To add one, write ``ringray/models/<name>.py`` beside the others, on top of ``ring_attention``. It
+refuses attention that it cannot route with a ValueError: a model that attends locally by mistake
+trains without any error. Adapters are imported on first use.
 """

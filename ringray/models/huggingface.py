@@ -1,16 +1,16 @@
 """Ring attention for Hugging Face models: ``attn_implementation="ringray"``.
 
 An unmodified Llama-style model runs on this rank's shard of every sequence. ``shard_batch`` deals
-the tokens, says which position each has, and adds a ``Ring``, the keyword argument that
-transformers hands through the model to its attention layers (in a recomputed layer of gradient
-checkpointing too, which a context manager would not reach)::
+the tokens, adds their positions and a ``Ring``, the keyword argument that transformers passes
+through the model to its attention layers (in layers recomputed by gradient checkpointing too, which
+a context manager would not reach)::
 
     hf.register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="ringray")
     batch = hf.shard_batch(model, input_ids, labels=labels)  # this rank's rows of it
     model(**batch).loss.backward()  # then sum losses and gradients over the ring
 
-Whatever a ring cannot compute is refused, by the same rule on every rank.
+Attention that a ring cannot compute is refused, by the same rule on every rank.
 
 Shape legend: B batch, S global length, R rows of one shard, Hq query heads, Hkv key/value heads,
 D head dim.
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from ringray_kernels.config import Blocks
 
 NAME = "ringray"
-IGNORED = -100  # the label that transformers' losses leave out
+IGNORED = -100  # label that transformers' losses skip
 
-# What models hand to their attention that a ring does not compute, and what to do instead.
+# Arguments of attention layers that a ring does not compute, and the reason or the remedy.
 _REFUSED = {
     "output_attentions": "a ring never holds the attention weights",
     "use_cache": "a ring keeps no KV cache and does not generate; pass use_cache=False",
@@ -60,9 +60,9 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Ring:
-    """How one batch lies on a ring; the ``ring`` argument of the model's forward.
+    """The layout of one batch on a ring; the ``ring`` argument of the model's forward.
 
-    ``shard_batch`` makes it; make one yourself where a data loader deals the tokens.
+    ``shard_batch`` makes it; make one yourself if a data loader deals the tokens.
 
     ``seq_len``: true global length (tokens). ``cu_seqlens``: boundaries of packed documents from 0
     to ``seq_len``, shared by all batch rows, or None. The others are as in
@@ -79,9 +79,9 @@ class Ring:
 
 
 def register() -> None:
-    """Make ``attn_implementation="ringray"`` known to transformers; once per process is enough."""
+    """Registers ``attn_implementation="ringray"`` with transformers; once per process is enough."""
     AttentionInterface.register(NAME, _attention)
-    # Without a mask function of its own, transformers would drop a padding mask without a word.
+    # Without a mask function of its own, transformers would silently drop a padding mask.
     AttentionMaskInterface.register(NAME, no_mask)
 
 
@@ -100,11 +100,11 @@ def shard_batch(
     backend: str = "auto",
     blocks: Blocks | int | None = None,
 ) -> dict[str, Any]:
-    """This rank's part of a batch that every rank holds: the arguments of the model's forward.
+    """Returns this rank's part of a batch that every rank holds: arguments of the model's forward.
 
     Labels are shifted here, before dealing: a shard does not hold the next token of each of its
-    rows. The model's own loss then is this rank's part of the loss per token of the whole batch,
-    and the parts of all ranks sum to it.
+    rows. The model's own loss is then this rank's part of the loss per token of the whole batch;
+    the parts of all ranks sum to it.
 
     Args:
         model: the transformers model that gets the batch, or DDP around it; only its config is
@@ -115,17 +115,17 @@ def shard_batch(
         position_ids: (S,), (1, S) or (B, S) integers; None counts from 0, in each document.
         cu_seqlens: boundaries of packed documents, 1-D integers from 0 to S, not decreasing, shared
             by all batch rows. None finds them as transformers does: a document begins where
-            ``position_ids`` do not go on by 1.
+            ``position_ids`` do not increase by 1.
         attention_mask: (B, S); accepted where it masks nothing.
         group, partition, transport, backend, blocks: as in ``ringray.ring_attention``.
-        gradients: what becomes of parameter gradients after ``backward``. ``sum``: they are summed
+        gradients: reduction of parameter gradients after ``backward``. ``sum``: they are summed
             over the ring. ``mean``: a wrapper averages them, as DDP and FSDP do; the losses of all
             ranks then average to the loss of the batch.
 
     Returns:
         ``input_ids`` and ``position_ids`` (B, R), ``use_cache`` False, ``ring``; with labels also
-        ``shift_labels`` (B, R), the same as ``labels`` (which transformers wants to see before it
-        computes a loss) and ``num_items_in_batch``, labels counted over the ring (over its size,
+        ``shift_labels`` (B, R), the same as ``labels`` (which transformers requires to compute a
+        loss) and ``num_items_in_batch``, the count of labels over the ring (divided by its size
         with ``mean``). Replace the last to average over replicas or accumulated batches as well.
         Padding rows hold token 0 at position 0 and are ignored by the loss.
 
@@ -201,13 +201,13 @@ def _check_masks_nothing(attention_mask: Tensor, input_ids: Tensor) -> None:
     if not attention_mask.bool().all():
         raise ValueError(
             "attention_mask: it masks some tokens. Padding on the right needs no mask, as a causal "
-            f"token sees nothing after it: leave the mask out and set labels there to {IGNORED}. "
-            "In place of other padding, pack documents: cu_seqlens"
+            f"token sees nothing after it: omit the mask and set labels there to {IGNORED}. "
+            "Instead of other padding, pack documents: cu_seqlens"
         )
 
 
 def _positions(seq_len: int, documents: tuple[int, ...] | None, device: torch.device) -> Tensor:
-    """int64 (S,), from 0 in each document."""
+    """Returns positions, int64 (S,), from 0 in each document."""
     positions = torch.arange(seq_len, device=device)
     if documents is None:
         return positions
@@ -216,7 +216,7 @@ def _positions(seq_len: int, documents: tuple[int, ...] | None, device: torch.de
 
 
 def _documents(position_ids: Tensor) -> tuple[int, ...] | None:
-    """Boundaries where positions (B, S) do not go on by 1; None if they always do."""
+    """Returns boundaries where positions (B, S) do not increase by 1; None if they always do."""
     begins = position_ids.diff(dim=1) != 1
     if not (begins == begins[:1]).all():
         raise ValueError(
@@ -241,10 +241,10 @@ def _attention(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """What an attention layer of transformers calls.
+    """Computes attention for an attention layer of transformers.
 
     query (B, Hq, R, D), key and value (B, Hkv, R, D); returns (B, R, Hq, D) and no weights.
-    ``sliding_window`` counts the keys that a query sees, itself among them.
+    ``sliding_window`` counts the keys that a query sees, its own included.
     """
     if not isinstance(ring, Ring):
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Masks that transformers' models build, and whether a ring computes them.
+"""Masks of transformers' models: a check that a ring computes them.
 
-A ring masks by causality, window and documents, from the arguments of the attention layer. Here it
-is made sure that the model means no more than that.
+A ring masks by causality, window and documents, from the arguments of the attention layer. Models
+that build any other mask are refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# The mask functions of transformers.masking_utils that a ring computes, from the arguments of the
-# attention layer and from its own documents. A model that builds another one means more than that.
+# Mask functions of transformers.masking_utils that a ring computes, from the arguments of the
+# attention layer and from its own documents.
 _COMPUTED = {
     "causal_mask_function",
     "bidirectional_mask_function",
@@ -36,9 +36,9 @@ def no_mask(
     attention_mask: Tensor | None = None,
     **more: Any,
 ) -> None:
-    """What transformers calls in place of making a dense mask; refuses what a ring cannot mask."""
+    """Replaces the dense mask of transformers; raises ValueError for a mask that a ring lacks."""
     if attention_mask is not None:
-        # Even one that masks nothing: what this shard's mask holds, other ranks cannot know.
+        # Also a mask that masks nothing: other ranks cannot see the values of this shard's.
         raise ValueError(
             f"attention_mask: got {attention_mask.dtype} of shape "
             f"{tuple(attention_mask.shape)}, expected None; shard_batch takes the "
@@ -60,7 +60,7 @@ def no_mask(
 
 
 def _named(function: Callable[..., Any], **_: Any) -> list[str]:
-    """Names of a mask function and of those that it is composed of."""
+    """Lists the names of a mask function and of its components."""
     name = getattr(function, "__qualname__", repr(function))
     found = [name]
     if name in _COMPUTED:
@@ -79,10 +79,10 @@ def _named_when_traced(
     use_vmap: bool = False,
     **_: Any,
 ) -> list[str]:
-    """As ``_named``, for ``torch.compile``, which does not let one look into closures: the function
-    itself, and what it is told to be composed of."""
+    """Lists the same as ``_named`` for ``torch.compile``, which does not trace access to closures:
+    the function itself, and components that its arguments imply."""
     found = [function.__code__.co_qualname]
-    if use_vmap:  # transformers' sign that the model brought a function of its own
+    if use_vmap:  # set by transformers for a mask function of the model's own
         found.append("a mask function of the model")
     if local_size is not None and local_size != getattr(config, "sliding_window", None):
         found.append("chunked_overlay")

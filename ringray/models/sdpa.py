@@ -1,9 +1,9 @@
 """``context_parallel``: ring attention for code that calls ``scaled_dot_product_attention``.
 
-The calls are caught by a ``TorchFunctionMode``: on this thread, inside of the block, under whatever
-name the function was imported, and nothing is patched. A mode is off while it handles a call, and
-backward is such a call; it is called in a way that keeps the mode on, so that autograd carries it
-along, to its own threads too, and checkpointed layers recompute with the ring.
+A ``TorchFunctionMode`` catches the calls on this thread inside of the block, under any imported
+name and without patching. A mode is off while it handles a call, and backward is such a call; it is
+called in a way that keeps the mode on, so that autograd carries it along, also to its own threads,
+and checkpointed layers recompute with the ring.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROUTED = {
     torch.ops.aten.scaled_dot_product_attention.default,
 }
 _BACKWARD = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
-# They attend inside of one call, where no mode sees it.
+# Functions that attend inside of one call, which no mode sees.
 _OPAQUE = {
     "multi_head_attention_forward",
     "_native_multi_head_attention",
@@ -67,7 +67,7 @@ def context_parallel(
     window: int | None = None,
     **options: Any,
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Calls of ``scaled_dot_product_attention`` in the block attend over the whole ring.
+    """Routes calls of ``scaled_dot_product_attention`` in the block to the whole ring.
 
     ::
 
@@ -78,19 +78,19 @@ def context_parallel(
             loss = ringray.sharded_cross_entropy(model(ids, positions), labels)
             loss.backward()
 
-    The model sees this rank's rows only: whatever depends on positions (RoPE, learned embeddings)
+    The model sees this rank's rows only: code that depends on positions (RoPE, learned embeddings)
     must take them from a buffer, not from ``arange`` over its own rows. Every SDPA call of the
     block is routed, so it is for models whose only attention is over the sharded sequence.
 
-    Call backward inside of the block if the model checkpoints activations, since layers are
-    recomputed there; outside of it PyTorch's check of recomputed tensors raises. Without
-    checkpointing backward may be called anywhere.
+    Call backward inside of the block if the model checkpoints activations, since it recomputes
+    layers; outside of the block PyTorch's check of recomputed tensors raises. Without checkpointing
+    backward may be called anywhere.
 
     Args:
         group, partition, transport, backend, blocks, cu_seqlens, window: as in ``ring_attention``,
             for every call.
-        buffers: full tensors that every rank holds: token ids, labels, positions. They are not
-            changed; the block gets this rank's rows of each.
+        buffers: full tensors that every rank holds: token ids, labels, positions. They stay
+            unchanged; the block gets this rank's rows of each.
         buffer_dims: of each buffer, its sequence dimension.
         pad_values: fill rows beyond the sequence: one for all buffers, or one for each.
         seq_len: true global length (tokens); None is the length of the buffers or, without any,
@@ -104,8 +104,8 @@ def context_parallel(
         ValueError: buffers that do not fit, an unknown partition; in the block, on every rank of
             the ring, a call that cannot be routed (a mask, dropout, other lengths of queries and
             keys, reentrant checkpointing), or that hides its attention (``nn.MultiheadAttention``;
-            FlexAttention, whose compiler wraps the error); at the end, if no call came: the model
-            attends by other means, and to this rank's rows only.
+            FlexAttention, whose compiler wraps the error); at the end, a block without any call:
+            the model attends by other means, and to this rank's rows only.
     """
     partitions.get(partition)
     length, shards = _shards(buffers, buffer_dims, pad_values, seq_len, partition, group)
@@ -130,7 +130,7 @@ def _shards(
     partition: str,
     group: dist.ProcessGroup | None,
 ) -> tuple[int | None, tuple[Tensor, ...]]:
-    """The sequence length, if it is known, and this rank's rows of each buffer."""
+    """Returns the sequence length, if it is known, and this rank's rows of each buffer."""
     fills = [pad_values] * len(buffers) if isinstance(pad_values, int | float) else [*pad_values]
     for name, values in (("buffer_dims", dims), ("pad_values", fills)):
         if len(values) != len(buffers):
@@ -152,7 +152,8 @@ def _shards(
 
 
 class _Router(TorchFunctionMode):
-    """Sends SDPA to the ring, with ``arguments`` of ``ring_attention``; counts what it sent."""
+    """A mode that routes SDPA to ``ring_attention`` with ``arguments``. ``routed``: calls so
+    far."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
@@ -181,9 +182,10 @@ class _Router(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _backward(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """``func`` with this mode on: given edges of the graph, not tensors, it asks no mode."""
+        """Calls ``func`` with this mode on; given edges of the graph, not tensors, it asks no
+        mode."""
         given = inspect.signature(func).bind(*args, **kwargs).arguments
-        if given.get("materialize_grads"):  # needs the tensors
+        if given.get("materialize_grads"):  # it needs the tensors
             return func(*args, **kwargs)
         if func is Tensor.backward:
             func = torch.autograd.backward
@@ -222,12 +224,12 @@ class _Router(TorchFunctionMode):
 def _check(
     query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float, enable_gqa: bool
 ) -> None:
-    """ValueError on what the ring cannot do; ``ring_attention`` checks the rest."""
+    """Raises ValueError for calls that a ring cannot route; ``ring_attention`` checks the rest."""
     says = "context_parallel: scaled_dot_product_attention got "
     if attn_mask is not None:
         raise ValueError(
             f"{says}attn_mask, expected none: is_causal, or window, cu_seqlens and seq_len of "
-            "context_parallel, say what a query sees"
+            "context_parallel, define the keys that a query sees"
         )
     if dropout_p:
         raise ValueError(f"{says}dropout_p={dropout_p}, expected 0 (model.eval() or the config)")
@@ -247,8 +249,8 @@ def _check(
     if not torch.is_grad_enabled() and _in_reentrant_checkpoint():
         raise ValueError(
             "context_parallel: got a layer checkpointed with use_reentrant=True, expected "
-            "use_reentrant=False: nothing notices a backward outside of the block, which would "
-            "recompute the layer without the ring"
+            "use_reentrant=False: a backward outside of the block would recompute the layer "
+            "without the ring, and no check would detect it"
         )
 
 
@@ -268,10 +270,10 @@ def _edges(tensors: Any) -> list[Any]:
 
 
 class _Marked(torch.autograd.Function):
-    """The identity, which saves what no attention saves.
+    """The identity, which saves a tensor of a shape that no attention saves.
 
-    Plain SDPA may save tensors of the same shapes as the ring does. With this one checkpointing
-    always sees that a layer was recomputed without the ring, instead of taking what it computed.
+    Plain SDPA may save tensors of the same shapes as the ring. With this one, checkpointing always
+    detects a layer that was recomputed without the ring, instead of using its result.
     """
 
     @staticmethod

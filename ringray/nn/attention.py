@@ -1,4 +1,5 @@
-"""Building blocks of models whose sequence is sharded over a ring: attention, and the loss.
+"""``ContextParallelAttention``: multi-head attention of models whose sequence is sharded over a
+ring.
 
 Shape legend: B batch, S rows of one shard, Hq query heads, Hkv key/value heads, D head dim,
 V vocabulary.
@@ -41,10 +42,10 @@ class ContextParallelAttention(nn.Module):
     their gradients are this rank's part and are summed over the ring, by DDP or FSDP for instance
     (see ``sharded_cross_entropy``).
 
-    RoPE turns dimension i of a head with dimension i + D / 2, by the position of the token times
+    RoPE rotates dimension i of a head with dimension i + D / 2, by the position of the token times
     ``rope_theta ** (-2 i / D)``: angles in fp64, because fp32 is off by hundredths of a radian at a
-    million tokens, the turn itself in fp32. Positions are global; with ``cu_seqlens`` they restart
-    at each document, as models trained on packed documents expect.
+    million tokens, the rotation itself in fp32. Positions are global; with ``cu_seqlens`` they
+    restart at each document, as models trained on packed documents expect.
 
     Args:
         hidden_dim: features of a token.
@@ -125,7 +126,7 @@ class ContextParallelAttention(nn.Module):
     def forward(
         self, x: Tensor, *, seq_len: int | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
-        """Attention of this rank's rows; every rank of the ring calls it.
+        """Returns attention of this rank's rows; every rank of the ring calls it.
 
         Args:
             x: (B, S, hidden_dim), this rank's rows, as dealt by ``ringray.shard``. Rows of padding
@@ -139,7 +140,7 @@ class ContextParallelAttention(nn.Module):
             so are their gradients.
 
         Raises:
-            ValueError: wrong shapes, or whatever ``ring_attention`` refuses; on every rank.
+            ValueError: wrong shapes, or arguments that ``ring_attention`` refuses; on every rank.
         """
         if torch.compiler.is_compiling():
             return self._traced(x, seq_len, cu_seqlens)
@@ -147,7 +148,7 @@ class ContextParallelAttention(nn.Module):
         with refusing(comm, getattr(x, "device", torch.device("cpu"))):
             length = self._length(x, comm.world_size, seq_len)
             documents = document_boundaries(cu_seqlens, length)
-            Mask(length, self.causal, self.window, documents)  # checks; RoPE comes before the op
+            Mask(length, self.causal, self.window, documents)  # checks before RoPE uses them
             tokens = _tokens(self.partition, length, comm.world_size, comm.rank)
             x = _blank(x, tokens)
             rotation = None
@@ -161,7 +162,8 @@ class ContextParallelAttention(nn.Module):
         return _blank(self._attend(q, k, v, length, cu_seqlens), tokens)
 
     def _traced(self, x: Tensor, seq_len: int | None, cu_seqlens: Tensor | None) -> Tensor:
-        """``forward`` as ``torch.compile`` traces it: no caches, and no value of a tensor."""
+        """Computes ``forward`` for ``torch.compile``: without caches and without reading
+        tensors."""
         rank, ranks = place_in(self.group)
         length = self._length(x, ranks, seq_len)
         where = (self.partition, x.shape[1] * ranks, ranks, rank)
@@ -181,7 +183,7 @@ class ContextParallelAttention(nn.Module):
     def _heads(
         self, x: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, (B, H, S, D)."""
+        """Returns queries, keys and values, (B, H, S, D)."""
         q, k, v = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -200,19 +202,10 @@ class ContextParallelAttention(nn.Module):
         return self.o_proj(cast("Tensor", out).transpose(1, 2).flatten(2))
 
     def _length(self, x: Tensor, ranks: int, seq_len: int | None) -> int:
-        """The true global length; ValueError where x or it cannot be."""
+        """Returns the true global length; raises ValueError for a wrong shape or length."""
         if x.dim() != 3 or x.shape[-1] != self.hidden_dim:
             raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, S, {self.hidden_dim})")
-        padded = x.shape[1] * ranks
-        length = padded if seq_len is None else seq_len
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
-        if partitions.padded_length(self.partition, length, ranks) != padded:
-            raise ValueError(
-                f"seq_len: {ranks} ranks x {x.shape[1]} rows = {padded} positions cannot hold "
-                f"{length} tokens dealt by {self.partition!r}; pad and deal with ringray.shard"
-            )
-        return length
+        return partitions.true_length(self.partition, seq_len, x.shape[1], ranks)
 
     def extra_repr(self) -> str:
         said = {
@@ -223,7 +216,7 @@ class ContextParallelAttention(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in said.items())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ContextParallelAttention:
-        # A copy, such as averaged weights, talks to the same ring: groups cannot be copied.
+        # A copy, such as averaged weights, uses the same ring: groups cannot be copied.
         memo[id(self.group)] = self.group
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
@@ -233,21 +226,21 @@ class ContextParallelAttention(nn.Module):
 
 @lru_cache(maxsize=16)
 def _tokens(partition: str, seq_len: int, world_size: int, rank: int) -> int:
-    """How many of a rank's rows are tokens; the padding stands behind them."""
+    """Counts the rows of a rank that are tokens; padding follows them."""
     return int((local_positions(partition, seq_len, world_size, rank) < seq_len).sum())
 
 
 def _blank(x: Tensor, tokens: int) -> Tensor:
-    """x (B, S, ...) with rows from ``tokens`` on set to 0, and no gradient in or out of them.
+    """Returns x (B, S, ...) with the rows from ``tokens`` on and their gradients set to 0.
 
-    Not a product with a mask: 0 x NaN would be NaN.
+    A product with a mask would keep NaN: 0 x NaN is NaN.
     """
     if tokens == x.shape[1]:
         return x
     return F.pad(x[:, :tokens], (0, 0, 0, x.shape[1] - tokens))
 
 
-# All layers of a model share one entry, fp32 (S, D) in total; one more is for an evaluation.
+# All layers of a model share one entry, fp32 (S, D) in total; a second one serves evaluation.
 @lru_cache(maxsize=2)
 def _rotation(
     partition: str,
@@ -259,8 +252,8 @@ def _rotation(
     theta: float,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of this rank's RoPE angles, fp32 (S, D / 2)."""
-    with torch.inference_mode(False):  # a later training step may find them in the cache
+    """Returns cos and sin of this rank's RoPE angles, fp32 (S, D / 2)."""
+    with torch.inference_mode(False):  # a later training step may take them from the cache
         positions = local_positions(partition, seq_len, world_size, rank).to(device)
         if documents is not None:
             boundaries = torch.tensor(documents, device=device)
@@ -271,7 +264,7 @@ def _rotation(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, H, S, D) with each pair (i, i + D / 2) turned, in fp32; in x's dtype."""
+    """Rotates each pair (i, i + D / 2) of x (B, H, S, D) in fp32; returns x's dtype."""
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
@@ -300,6 +293,6 @@ def _rotation_op(
         documents = document_boundaries(cu_seqlens, seq_len)
         Mask(seq_len, documents=documents)
     except ValueError:
-        documents = None  # ring_attention refuses it, on every rank
+        documents = None  # ring_attention refuses them on every rank
     cos, sin = _rotation(partition, seq_len, ranks, rank, documents, head_dim, theta, device)
-    return cos.clone(), sin.clone()  # the cache's own are not to be written into
+    return cos.clone(), sin.clone()  # the caller must not write into the cache

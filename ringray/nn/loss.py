@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def next_token_labels(
     input_ids: Tensor, cu_seqlens: Tensor | None = None, *, ignore_index: int = -100
 ) -> Tensor:
-    """Labels of a causal language model: each token's successor within its document.
+    """Returns labels of a causal language model: the successor of each token within its document.
 
-    Of the *whole* sequence, before it is sharded: the successor of a shard's last row is on another
-    rank.
+    Call it on the *whole* sequence, before sharding: the successor of a shard's last row is on
+    another rank.
 
     Args:
         input_ids: (B, sequence), integers.
@@ -52,22 +52,23 @@ def sharded_cross_entropy(
     ignore_index: int = -100,
     gradients: Literal["sum", "mean"] = "sum",
 ) -> Tensor:
-    """Cross entropy per token over all ranks of ``group``: the sum of all losses / their number.
+    """Returns cross entropy per token over all ranks of ``group``: sum of all losses / their
+    number.
 
-    A mean of the ranks' means would weigh tokens by how many labels their rank happens to hold;
-    this is the loss of one process that holds everything, whatever is ignored where. Labels are
-    shifted *before* sharding (``next_token_labels``) and padded with ``ignore_index``:
+    A mean of the ranks' means would weigh tokens by the number of labels on their rank; this is the
+    loss of one process that holds all rows, wherever labels are ignored. Labels are shifted
+    *before* sharding (``next_token_labels``) and padded with ``ignore_index``:
     ``ringray.shard(labels, dim=1, pad_value=-100)``.
 
     Args:
         logits: (..., V) floating point, this rank's rows, finite; losses are computed in fp32.
         labels: (...) integers, this rank's rows.
-        group: every rank that holds tokens of this step. None is the default group; pass the ring's
+        group: all ranks that hold tokens of this step. None is the default group; pass the ring's
             or, for one mean over data-parallel replicas as well, all ranks of ring x replicas.
-        ignore_index: label of tokens that count for nothing: prompts, document ends, padding.
-        gradients: what becomes of parameter gradients afterwards. ``sum``: each rank gets its part
-            of the gradient, and the parts are summed over ``group``. ``mean``: wrappers that
-            average over ``group``, as DDP and FSDP do, get the same result.
+        ignore_index: label of tokens without a loss: prompts, document ends, padding.
+        gradients: reduction of parameter gradients afterwards. ``sum``: each rank gets its part of
+            the gradient, and the parts are summed over ``group``. ``mean``: wrappers that average
+            over ``group``, as DDP and FSDP do, get the same result.
 
     Returns:
         fp32 scalar, bitwise equal on every rank; 0 with gradients 0 where every label of every rank
@@ -102,8 +103,8 @@ def sharded_cross_entropy(
 
 
 def _mean(own: Tensor, counted: Tensor, comm: Comm, factor: int) -> tuple[Tensor, Tensor]:
-    """The sum over all ranks / the count over all ranks, and the weight of ``own`` in it."""
-    # fp64 counts tokens exactly; fp32 stops at 2 ** 24.
+    """Returns the sum / the count over all ranks, and the gradient's weight of ``own``."""
+    # fp64 counts tokens exactly, fp32 up to 2 ** 24.
     totals = torch.stack([own.double(), counted.double()])
     comm.sum(totals)
     number = totals[1].clamp(min=1)
@@ -111,7 +112,7 @@ def _mean(own: Tensor, counted: Tensor, comm: Comm, factor: int) -> tuple[Tensor
 
 
 class _GlobalMean(torch.autograd.Function):
-    """Backward is this rank's part."""
+    """The global mean; its backward pass returns this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, counted: Tensor, comm: Comm, factor: int) -> Tensor:
@@ -124,7 +125,7 @@ class _GlobalMean(torch.autograd.Function):
         return grad * ctx.weight, None, None, None
 
 
-# The same as an operator, for torch.compile; see ``ringray.attention.compile``.
+# The operator for torch.compile; see ``ringray.attention.compile``.
 
 
 @operator(

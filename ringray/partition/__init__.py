@@ -1,9 +1,9 @@
 """Partitions: the rule that deals the positions of a sequence to the ranks of a ring.
 
 A partition is one pure function ``ranges(seq_len, world_size, rank) -> tuple[range, ...]`` over a
-*padded* sequence. The ranges of one rank share one step, are disjoint, and their sorted union is
-what the rank holds, in that order. Nothing else in ringray knows a partition by name: intervals,
-FLOPs, traffic and balance follow from the ranges alone.
+*padded* sequence. The ranges of one rank share one step and are disjoint; the rank holds their
+sorted union, in that order. Nothing else in ringray knows a partition by name: intervals, FLOPs,
+traffic and balance follow from the ranges alone.
 
 To add one: write ``ringray/partition/NAME.py`` with ``GRANULARITY`` (the padded length is a
 multiple of ``GRANULARITY * world_size``) and ``ranges``, and add it to ``PARTITIONS``. The contract
@@ -21,7 +21,7 @@ from ringray.partition import contiguous, striped, zigzag, zigzag_token
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PARTITIONS", "Partition", "get", "padded_length"]
+__all__ = ["DEFAULT", "PARTITIONS", "Partition", "get", "padded_length", "true_length"]
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,11 @@ PARTITIONS: dict[str, Partition] = {
         "zigzag-token": zigzag_token,
     }.items()
 }
+DEFAULT = "zigzag"
 
 
 def get(name: str) -> Partition:
-    """The partition called ``name``; ValueError with the valid names otherwise."""
+    """Returns the partition called ``name``; raises ValueError with the valid names otherwise."""
     try:
         return PARTITIONS[name]
     except (KeyError, TypeError):
@@ -57,6 +58,27 @@ def get(name: str) -> Partition:
 
 
 def padded_length(name: str, seq_len: int, world_size: int) -> int:
-    """``seq_len`` rounded up to the next length (tokens) that ``name`` deals evenly."""
+    """Returns ``seq_len`` rounded up to the next length (tokens) that ``name`` deals evenly."""
     unit = get(name).granularity * world_size
     return -(-seq_len // unit) * unit
+
+
+def true_length(name: str, seq_len: int | None, rows: int, world_size: int) -> int:
+    """Returns the true length (tokens) of a sequence whose shards have ``rows`` rows each: that is
+    ``seq_len``, or all rows if it is None.
+
+    Raises:
+        ValueError: unknown partition, or a length that these shards cannot have.
+    """
+    padded = rows * world_size
+    length = padded if seq_len is None else seq_len
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
+    expected = padded_length(name, length, world_size)
+    if expected != padded:
+        raise ValueError(
+            f"seq_len: {world_size} ranks x {rows} rows = {padded} positions, but partition "
+            f"{name!r} deals {length} tokens as {expected} ({expected // world_size} rows a rank); "
+            "pad and deal with ringray.shard"
+        )
+    return length

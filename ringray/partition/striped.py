@@ -4,5 +4,5 @@ GRANULARITY = 1
 
 
 def ranges(seq_len: int, world_size: int, rank: int) -> tuple[range, ...]:
-    """Positions of ``rank``: ``rank, rank + N, rank + 2N, ...``."""
+    """Returns the positions of ``rank``: ``rank, rank + N, rank + 2N, ...``."""
     return (range(rank, seq_len, world_size),)

@@ -8,7 +8,7 @@ GRANULARITY = 2
 
 
 def ranges(seq_len: int, world_size: int, rank: int) -> tuple[range, ...]:
-    """Positions of ``rank``: blocks ``rank`` and ``2N - 1 - rank`` of ``S / 2N`` tokens."""
+    """Returns the positions of ``rank``: blocks r and 2N-1-r of S / 2N tokens."""
     size = seq_len // (2 * world_size)
     mirror = 2 * world_size - 1 - rank
     return (range(rank * size, (rank + 1) * size), range(mirror * size, (mirror + 1) * size))

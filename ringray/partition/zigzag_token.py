@@ -7,6 +7,6 @@ GRANULARITY = 2
 
 
 def ranges(seq_len: int, world_size: int, rank: int) -> tuple[range, ...]:
-    """Positions of ``rank``: ``r, 2N-1-r, 2N+r, 4N-1-r, ...``, as two progressions of step 2N."""
+    """Returns the positions of ``rank``: ``r, 2N-1-r, 2N+r, 4N-1-r, ...`` in two progressions."""
     step = 2 * world_size
     return (range(rank, seq_len, step), range(step - 1 - rank, seq_len, step))

@@ -1,8 +1,8 @@
-"""Who needs which rows, which message carries them, and when. No torch.
+"""Traffic of a ring: the rows that each rank needs, and the messages that carry them. No torch.
 
 geometry   visible pairs and needed rows in closed form
-routes     the ranks that a chunk visits, and when
+routes     the ranks that a chunk visits, and the steps of these visits
 walk       the messages along a route
-script     what each rank does at each step
+script     transfers and computations of one rank, step by step
 occupancy  rows held at each step
 """

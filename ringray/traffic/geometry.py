@@ -1,9 +1,9 @@
-"""Who sees what of whom, in closed form: no rows are ever listed.
+"""Visible pairs and needed rows of all pairs of ranks, in closed form: no rows are listed.
 
-The ranges of a partition share one step, so "query p sees key k" between two ranges depends on
-the difference of two indices alone, and the visible pairs and the needed key rows have formulas.
-Everything the planner says (FLOPs, balance, traffic) and everything the ring sends comes from here.
-Imports numpy only.
+The ranges of a partition share one step, so "query p sees key k" between two ranges depends only on
+the difference of two indices, and the visible pairs and the needed key rows have formulas. FLOPs,
+balance and traffic of the planner, and all messages of the ring, follow from them. Imports numpy
+only.
 
 Arrays are int64 and indexed ``[visiting rank, owner]``: keys travel from their owner to the ranks
 whose queries see them, or queries to the ranks whose keys they see; rows are the owner's.
@@ -30,11 +30,15 @@ _ELEMENTS_AT_ONCE = 1 << 20  # bounds the memory of one vectorised step over doc
 
 @dataclass(frozen=True)
 class Mask:
-    """Who sees whom, in global positions (tokens).
+    """The keys that each query sees, in global positions (tokens).
 
-    ``seq_len``: true length; positions at or beyond it are padding, unseen and seeing nothing.
-    ``window``: a query at p sees ``[p - window, p]`` (causal only). ``documents``: boundaries
-    ``(0, ..., seq_len)`` of packed documents; a query sees its own document only.
+    ``seq_len``: true length; positions from there on are padding: they are not seen and see
+    nothing. ``window``: a query at p sees ``[p - window, p]`` (causal only). ``documents``:
+    boundaries ``(0, ..., seq_len)`` of packed documents; a query sees its own document only.
+
+    Raises:
+        ValueError: no tokens, a window without ``causal``, or boundaries that decrease or do not
+            go from 0 to ``seq_len``.
     """
 
     seq_len: int
@@ -64,17 +68,16 @@ class Mask:
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Document boundaries; one document when nothing is packed."""
+        """Returns the document boundaries; one document if nothing is packed."""
         return self.documents if self.documents is not None else (0, self.seq_len)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the positions of a sequence lie on the ranks of a ring.
+    """The positions of a sequence on the ranks of a ring.
 
-    ``padded``: length that is dealt (tokens). ``ranks``: of the ring. ``fold``: shards that each of
-    them holds: 1, or the Ulysses degree, when consecutive shards have come together by an exchange
-    of heads for rows.
+    ``padded``: length that is dealt (tokens). ``ranks``: of the ring. ``fold``: shards per rank: 1,
+    or the Ulysses degree where an exchange of heads for rows has joined consecutive shards.
     """
 
     partition: str
@@ -84,11 +87,12 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Rows that each rank of the ring holds."""
+        """Returns the rows that each rank of the ring holds."""
         return self.padded // self.ranks
 
     def ranges(self, rank: int) -> tuple[range, ...]:
-        """Positions of a rank: disjoint ranges of one step, whose sorted union it holds."""
+        """Returns disjoint ranges of one step; the rank holds the positions of their sorted
+        union."""
         if self.ranks == 1:
             return (range(self.padded),)
         rule, world_size = partitions.get(self.partition), self.ranks * self.fold
@@ -109,11 +113,10 @@ Travelling = Literal["keys", "queries"]
 
 
 class Pairs(NamedTuple):
-    """What ranks see of each other, ``[visiting rank, owner]``.
+    """Visible pairs and needed rows, ``[visiting rank, owner]``.
 
     ``visible``: visible (query, key) pairs. ``first``, ``stop``: the hull of the owner's rows that
-    the visiting rank computes with, half-open; ``stop <= first`` where there is none (then both are
-    0).
+    the visiting rank computes with, half-open; both are 0 where there is none.
     """
 
     visible: Ints
@@ -127,7 +130,7 @@ def _brief(values: tuple[int, ...]) -> str:
 
 @lru_cache(maxsize=512)
 def _pieces(layout: Layout) -> tuple[Ints, Ints, int]:
-    """First positions and counts, ``[rank, piece]``, and the step that all pieces share."""
+    """Returns first positions and counts, ``[rank, piece]``, and the step that all pieces share."""
     ranges = [layout.ranges(rank) for rank in range(layout.ranks)]
     step = ranges[0][0].step
     assert all(piece.step == step for pieces in ranges for piece in pieces)
@@ -140,21 +143,21 @@ def _pieces(layout: Layout) -> tuple[Ints, Ints, int]:
 
 
 def _sum_clamped(upto: Ints, cap: Ints) -> Ints:
-    """Sum of ``clip(y, 0, cap)`` over all integers ``y <= upto``."""
+    """Returns the sum of ``clip(y, 0, cap)`` over all integers ``y <= upto``."""
     inside = np.minimum(np.maximum(upto, 0), cap)
     return ((inside * (inside + 1)) >> 1) + np.maximum(upto - cap, 0) * cap
 
 
 def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
-    """How many (i, j) with ``0 <= i < n``, ``0 <= j < m`` have ``i - j >= least``."""
+    """Counts the (i, j) with ``0 <= i < n``, ``0 <= j < m`` and ``i - j >= least``."""
     return _sum_clamped(n - least, m) - _sum_clamped(-least, m)
 
 
 def _piece_pairs(
     mask: Mask, step: int, a: Ints, n: Ints, b: Ints, m: Ints
 ) -> tuple[Ints, Ints | np.int64, Ints]:
-    """For query ranges ``a + i*step`` (i < n) and key ranges ``b + j*step`` (j < m) of one
-    document: visible pairs, and first and last needed j (last < first where no key is needed)."""
+    """Returns visible pairs, and first and last needed j (last < first where no key is needed), for
+    query ranges ``a + i*step`` (i < n) and key ranges ``b + j*step`` (j < m) of one document."""
     if not mask.causal:
         return n * m, np.int64(0), np.where(n > 0, m, 0) - 1
     # p - k = (a - b) + (i - j) * step must lie in [0, window].
@@ -176,15 +179,15 @@ def _piece_pairs(
 def _mirrored_pairs(
     mask: Mask, step: int, a: Ints, n: Ints, b: Ints, m: Ints
 ) -> tuple[Ints, Ints | np.int64, Ints]:
-    """As ``_piece_pairs``, but with the first and the last needed *query* index: seen from the
-    other end of the sequence, keys look at the queries within their window."""
+    """Returns the same as ``_piece_pairs``, but the first and last needed *query* index: mirrored,
+    the sequence has keys that see the queries within their window."""
     keys, queries = -(b + (m - 1) * step), -(a + (n - 1) * step)
     visible, first_j, last_j = _piece_pairs(mask, step, keys, m, queries, n)
     return visible, np.maximum(n - 1 - last_j, 0), np.where(last_j >= first_j, n - 1 - first_j, -1)
 
 
 def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
-    """Visible pairs and needed rows for all pairs of ranks of one ring."""
+    """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
     first, count, step = _pieces(layout)
     ranks, pieces = first.shape
     bounds = np.array(mask.boundaries, np.int64)
@@ -192,7 +195,7 @@ def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     documents = documents[documents[:, 0] < documents[:, 1]]
     keys_travel = travelling == "keys"
 
-    # In one document without a window, who needs any row of a key rank needs its first one too.
+    # In one document without a window, a rank that needs any key row of another needs the first.
     whole = keys_travel and mask.window is None and len(documents) == 1
     visible = np.zeros((ranks, ranks), np.int64)
     lowest = np.full((ranks, ranks), 0 if whole else layout.padded, np.int64)
@@ -219,7 +222,7 @@ def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
         visible, lowest, highest = visible.T, lowest.T, highest.T
 
     def local_row(position: Ints) -> Ints:
-        """Local rows of the owner that stand before ``position``."""
+        """Counts the local rows of the owner before ``position``."""
         before = -((first - position[:, :, None]) // step)
         rows: Ints = np.clip(before, 0, count).sum(-1)
         return rows
@@ -230,7 +233,7 @@ def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
 
 
 def total_visible(mask: Mask) -> int:
-    """Visible (query, key) pairs of the whole sequence: the exact work, whatever the partition."""
+    """Returns the visible (query, key) pairs of the whole sequence, the same in every partition."""
     total = 0
     for begin, end in itertools.pairwise(mask.boundaries):
         n = end - begin
@@ -243,10 +246,10 @@ def total_visible(mask: Mask) -> int:
 
 
 def document_boundaries(seq_len: int, count: int) -> tuple[int, ...]:
-    """Boundaries of ``count`` packed documents of fixed, uneven lengths.
+    """Returns boundaries of ``count`` packed documents of fixed, uneven lengths.
 
     Lengths repeat 1 : 2 : 3 (so neighbours differ and few divide a ring evenly), scaled to
-    ``seq_len`` tokens; documents beyond ``seq_len`` are empty.
+    ``seq_len`` tokens; more documents than tokens leave some empty.
     """
     weights = [1 + i % 3 for i in range(count)]
     total, running, bounds = sum(weights), 0, [0]

@@ -1,11 +1,11 @@
-"""Routes: where a chunk of each rank goes, in which order, and when it is computed with.
+"""Routes: the ranks that a chunk visits, their order, and the steps of the visits.
 
-A chunk is what one rank owns and others need: its K and V (or, on the query side of a backward
-pass, its Q and dO). A route is the same for every owner: ``visits`` number the ranks that a chunk
-meets, 0 is its owner, and a table says which rank a visit is at. Visits form lanes: paths along
-which the chunk is handed on, and along which the sum of its gradients grows until the last rank of
-the lane sends it home. A ring is one lane; a ring in both directions is two; a ring of rings has
-one lane per node. Imports numpy only.
+A chunk is the rows that one rank owns and others need: of K and V (or, on the query side of a
+backward pass, of Q and dO). A route is the same for every owner: ``visits`` number the ranks that a
+chunk meets, 0 is its owner, and a table gives the rank of each visit. Visits form lanes: paths
+along which the chunk is handed on, and along which the sum of its gradients grows until the last
+rank of the lane sends it home. A ring is one lane; a ring in both directions is two; a ring of
+rings has one lane per node. Imports numpy only.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Lane(NamedTuple):
 class Route:
     """One way around the ring.
 
-    ``rank``: ``[owner, visit]``, the rank at which a visit is. ``step``: by visit, when its rank
-    computes with the chunk. ``posted``: by visit, at which step the transfer to it begins; it must
-    have ended before ``step``, and goes on while the steps between are computed.
+    ``rank``: ``[owner, visit]``, the rank of a visit. ``step``: by visit, the step at which its
+    rank computes with the chunk. ``posted``: by visit, the step at which the transfer to it begins;
+    it runs beside the steps between and ends before ``step``.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Route:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the ring."""
+        """Returns the number of ranks of the ring."""
         return len(self.rank)
 
     @cached_property
     def owner(self) -> Ints:
-        """``[rank, visit]``: whose chunk a rank meets at a visit."""
+        """Returns ``[rank, visit]``: the owner of the chunk that a rank meets at a visit."""
         return np.argsort(self.rank, axis=0)
 
     @cached_property
@@ -63,7 +63,7 @@ class Route:
         return self.rank * self.ranks + np.arange(self.ranks)[:, None]
 
     def by_visit(self, table: Ints) -> Ints:
-        """``[visiting rank, owner]`` to ``[owner, visit]``."""
+        """Reorders ``[visiting rank, owner]`` to ``[owner, visit]``."""
         return np.take(table, self._flat_pairs)
 
     @cached_property
@@ -71,12 +71,14 @@ class Route:
         return self.owner * len(self.step) + np.arange(len(self.step))
 
     def by_rank(self, table: Ints) -> Ints:
-        """``[owner, visit]`` to ``[rank, visit]``: a rank meets one owner's chunk at each visit."""
+        """Reorders ``[owner, visit]`` to ``[rank, visit]``: a rank meets one chunk at each
+        visit."""
         return np.take(table, self._flat)
 
     @cached_property
     def source(self) -> Ints:
-        """By visit, the visit that hands the chunk to it; 0 for the owner's own and kept chunks."""
+        """Returns, by visit, the visit that hands the chunk to it; 0 for visit 0 and kept
+        chunks."""
         source = np.maximum(np.arange(len(self.step)) - 1, 0)
         for lane in self.lanes:
             source[lane.first] = max(lane.source, 0)
@@ -84,13 +86,13 @@ class Route:
 
     @cached_property
     def handed_by(self) -> Ints:
-        """``[owner, visit]``: the rank that hands the chunk to a visit; none to visit 0 and to the
-        first of a kept lane."""
+        """Returns ``[owner, visit]``: the rank that hands the chunk to a visit; without meaning for
+        visit 0 and the first of a kept lane."""
         return self.rank[:, self.source]
 
     @cached_property
     def steps_differ(self) -> bool:
-        """Whether no rank has two visits at one step."""
+        """Returns whether no rank has two visits at one step."""
         return len(set(self.step)) == len(self.step)
 
 
@@ -102,7 +104,7 @@ def _table(*columns: Ints) -> Ints:
 
 @lru_cache(maxsize=64)
 def around(ranks: int, direction: int) -> Route:
-    """The ring: from neighbour to neighbour, toward higher (+1) or lower (-1) ranks."""
+    """Returns the ring: from neighbour to neighbour, toward higher (+1) or lower (-1) ranks."""
     owner = np.arange(ranks)
     table = _table(*((owner + direction * hop) % ranks for hop in range(ranks)))
     steps = tuple(range(ranks))
@@ -112,8 +114,8 @@ def around(ranks: int, direction: int) -> Route:
 
 @lru_cache(maxsize=64)
 def both_ways(ranks: int, up: int) -> Route:
-    """Both neighbours at once: ``up`` ranks are met toward higher ranks, the others toward lower
-    ones, in as many steps as the longer way has."""
+    """Returns the ring in both directions at once: ``up`` visits toward higher ranks, the others
+    toward lower ones, in as many steps as the longer way has."""
     owner = np.arange(ranks)
     hops = [0, *range(1, up + 1), *(-hop for hop in range(1, ranks - up))]
     table = _table(*((owner + hop) % ranks for hop in hops))
@@ -124,9 +126,9 @@ def both_ways(ranks: int, up: int) -> Route:
 
 @lru_cache(maxsize=64)
 def ring_of_rings(ranks: int, node: int, outer: int, inner: int) -> Route:
-    """A ring in each node of ``node`` consecutive ranks, and one across nodes between ranks of
-    equal place, whose transfers have the time of a whole inner ring. Directions as in ``around``.
-    """
+    """Returns a ring in each node of ``node`` consecutive ranks, and one across nodes between ranks
+    of equal place; its transfers may take as long as a whole inner ring. Directions are as in
+    ``around``."""
     nodes = ranks // node
     at, place = np.divmod(np.arange(ranks), node)
     table = _table(
@@ -149,7 +151,7 @@ def ring_of_rings(ranks: int, node: int, outer: int, inner: int) -> Route:
 
 @lru_cache(maxsize=64)
 def straight(ranks: int) -> Route:
-    """Every owner to every rank that needs something, at once and without stations."""
+    """Returns the route on which each owner sends to all ranks directly, at one step."""
     owner = np.arange(ranks)
     table = _table(*((owner + hop) % ranks for hop in range(ranks)))
     lanes = _lanes(*((0, visit, visit + 1) for visit in range(1, ranks)))
@@ -158,8 +160,8 @@ def straight(ranks: int) -> Route:
 
 @lru_cache(maxsize=64)
 def back(route: Route) -> Route | None:
-    """The same lanes walked back from their last ranks, which have kept the chunk: it is met last
-    by its owner. None where a lane does not begin at the owner."""
+    """Returns the same lanes walked back from their last ranks, which have kept the chunk; its
+    owner comes last. None where a lane does not begin at the owner."""
     if any(lane.source != 0 for lane in route.lanes):
         return None
     columns, steps, lanes = [route.rank[:, 0]], [0], []

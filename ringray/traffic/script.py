@@ -69,7 +69,7 @@ class Script:
 
     @property
     def visits(self) -> tuple[Visit, ...]:
-        """All visits in the order of computation."""
+        """Returns all visits in the order of computation."""
         return tuple(visit for step in self.steps for visit in step.visits)
 
 

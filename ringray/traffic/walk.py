@@ -1,9 +1,9 @@
-"""What travels: which rows each message carries, from whom to whom, and when.
+"""Walks: the rows of each message, its sender, its receiver and its step.
 
-A chunk walks a route (``routes``), and each message carries only the hull of the rows that
-some rank further on still needs. Sums of gradients grow along a lane and go home from its last
-rank. The planner counts these messages and the ring sends them: both read the same tables. Imports
-numpy only.
+A chunk walks a route (``routes``), and each message carries only the hull of the rows that some
+rank further on still needs. Sums of gradients grow along a lane and go home from its last rank. The
+planner counts these messages and the ring sends them: both read the same tables. Imports numpy
+only.
 
 Walks of a backward pass: ``planned`` lets K/V walk afresh from their owner, followed by the sums of
 dK/dV. ``reverse`` walks back from the ranks that received K/V last, which have kept them.
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many rows."""
+        """Returns the number of rows."""
         return max(0, self.stop - self.start)
 
     def __bool__(self) -> bool:
@@ -57,14 +57,14 @@ NO_ROWS = Rows(0, 0)
 
 
 class Weights(NamedTuple):
-    """Bytes of one row of what travels: of a chunk, and of the sum of its gradients."""
+    """Bytes of one travelling row: of a chunk, and of the sum of its gradients."""
 
     chunk: int
     sums: int
 
 
 class Sent(NamedTuple):
-    """What all ranks send in one pass: rows of chunks and of sums, and messages of each (the
+    """Traffic of all ranks in one pass: rows of chunks and of sums, and messages of each (the
     tensors for the same rows count as one)."""
 
     chunk_rows: int
@@ -73,12 +73,12 @@ class Sent(NamedTuple):
     sums: int
 
     def bytes(self, weights: Weights) -> int:
-        """Payload, all ranks together."""
+        """Returns the payload of all ranks together."""
         return self.chunk_rows * weights.chunk + self.sum_rows * weights.sums
 
     @property
     def messages(self) -> int:
-        """Of both."""
+        """Returns the messages of both."""
         return self.chunks + self.sums
 
 
@@ -86,9 +86,9 @@ class Sent(NamedTuple):
 class Traffic:
     """Hulls by owner and visit of one route; an empty hull has ``stop <= start``.
 
-    ``need``: what the rank of the visit computes with. ``held``: what it has: the hull of all needs
-    from there on, other lanes that start there included. ``later``: the same within its lane.
-    ``sums``: what the sum of gradients holds when it leaves the visit.
+    ``need``: rows that the rank of the visit computes with. ``held``: rows that it has: the hull of
+    all needs from there on, other lanes that start there included. ``later``: the same within its
+    lane. ``sums``: rows of the sum of gradients when it leaves the visit.
     """
 
     route: Route
@@ -100,7 +100,8 @@ class Traffic:
 
     @cached_property
     def chunk_rows(self) -> Ints:
-        """Rows of chunks that arrive, ``[owner, visit]``; none where the rank has kept its own."""
+        """Returns rows of chunks that arrive, ``[owner, visit]``; 0 where the rank has kept
+        them."""
         rows = np.maximum(self.held[1] - self.held[0], 0)
         rows[:, 0] = 0
         for lane in self.route.lanes:
@@ -110,15 +111,16 @@ class Traffic:
 
     @cached_property
     def sum_rows(self) -> Ints:
-        """Rows of sums that leave, ``[owner, visit]``: onwards, or home after the last need."""
+        """Returns rows of sums that leave, ``[owner, visit]``: onwards, or home after the last
+        need."""
         rows = np.maximum(self.sums[1] - self.sums[0], 0)
         rows[:, 0] = 0
         return np.where(self.later[1] > self.later[0], rows, 0)
 
     @cached_property
     def sums_to(self) -> Ints:
-        """``[owner, visit]``: the rank that receives the sum that a visit leaves: the next of the
-        lane if it needs rows, else the owner."""
+        """Returns ``[owner, visit]``: the rank that receives the sum that leaves a visit: the next
+        of the lane if it needs rows, else the owner."""
         onward = self.later[1] > self.later[0]
         to = np.repeat(np.arange(self.route.ranks)[:, None], onward.shape[1], 1)
         for lane in self.route.lanes:
@@ -128,7 +130,7 @@ class Traffic:
         return to
 
     def sent(self, which: Pass) -> Sent:
-        """Count one pass: only a backward pass sends sums."""
+        """Counts one pass: only a backward pass sends sums."""
         rows, messages = self._chunks_sent
         return Sent(rows, 0, messages, 0) if which == "forward" else self._both_sent
 
@@ -143,7 +145,7 @@ class Traffic:
 
 
 def traffic(pairs: Pairs, route: Route) -> Traffic:
-    """All hulls of one route, from what the ranks see of each other."""
+    """Returns all hulls of one route."""
     first, stop = route.by_visit(pairs.first), route.by_visit(pairs.stop)
     first = np.where(stop > first, first, _NONE)
     held = (first.copy(), stop.copy())
@@ -176,7 +178,7 @@ def _traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Trav
 
 @dataclass(frozen=True)
 class Costs:
-    """What one row costs on its way, in bytes: K/V, and each walk's chunk and sum in backward."""
+    """Bytes of one row: of K/V in the forward pass, and of each walk in the backward pass."""
 
     forward: Weights
     planned: Weights
@@ -184,8 +186,8 @@ class Costs:
 
 
 def costs(itemsize: int, batch: int, heads: int, kv_heads: int, head_dim: int) -> Costs:
-    """Bytes of a row (one position, all heads of the batch). Gradients travel in fp32, and so do
-    lse and delta."""
+    """Returns the bytes of a row (one position, all heads of the batch). Gradients travel in fp32,
+    as do lse and delta."""
     keys = 2 * batch * kv_heads * head_dim
     queries = batch * heads * head_dim
     return Costs(
@@ -196,7 +198,7 @@ def costs(itemsize: int, batch: int, heads: int, kv_heads: int, head_dim: int) -
 
 
 class Walks(NamedTuple):
-    """How both passes of one problem travel. ``travelling``: what walks in the backward pass."""
+    """The traffic of both passes. ``travelling``: the operands that walk in the backward pass."""
 
     forward: Traffic
     backward: Traffic
@@ -204,8 +206,8 @@ class Walks(NamedTuple):
     weights: Costs
 
     def tensors(self, which: Pass) -> int:
-        """How many all ranks send in one pass: K and V, or Q, dO, lse and delta, of a chunk; dK and
-        dV, or dQ, of a sum."""
+        """Counts the tensors that all ranks send in one pass: K and V, or Q, dO, lse and delta, of
+        a chunk; dK and dV, or dQ, of a sum."""
         sent = (self.forward if which == "forward" else self.backward).sent(which)
         if which == "forward" or self.travelling == "keys":
             return 2 * sent.messages
@@ -213,92 +215,93 @@ class Walks(NamedTuple):
 
     @property
     def backward_weights(self) -> Weights:
-        """Bytes of one row in the backward pass."""
+        """Returns the bytes of one row in the backward pass."""
         keys = self.travelling == "keys"
         return self.weights.planned if keys else self.weights.query_side
 
 
 class Unwalkable(ValueError):
-    """A backward walk that the forward pass or the transport makes impossible."""
+    """The forward pass or the transport makes a backward walk impossible."""
 
 
 def resolve_backward(name: str, transport: str, *, walks: bool) -> Backward:
-    """``auto`` or a name of ``BACKWARDS`` as the walk that is taken.
+    """Returns the walk for ``auto`` or a name of ``BACKWARDS``.
 
     ``walks``: the transport has chunks that walk.
 
     Raises:
         Unwalkable: ``transport`` has only one way back.
-        ValueError: no such walk.
+        ValueError: unknown walk.
     """
     chosen = "planned" if name == "auto" else name
-    for known in BACKWARDS:
-        if known == chosen:
-            if not walks and known != "planned":
-                raise Unwalkable(
-                    f"backward: got {name!r}, but with transport {transport!r} nothing walks; take "
-                    "'planned'"
-                )
-            return known
-    raise ValueError(unknown("backward", name, ("auto", *BACKWARDS)))
+    if chosen not in BACKWARDS:
+        raise ValueError(unknown("backward", name, ("auto", *BACKWARDS)))
+    if not walks and chosen != "planned":
+        raise Unwalkable(
+            f"backward: got {name!r}, but with transport {transport!r} nothing walks; take "
+            "'planned'"
+        )
+    return chosen
 
 
 @lru_cache(maxsize=128)
 def choose(
     layout: Layout, mask: Mask, routes: tuple[Route, ...], backward: Backward, weights: Costs
 ) -> Walks:
-    """The routes that send fewest bytes. On a tie the first one wins, so that every rank and the
-    planner choose alike.
+    """Returns the routes that send fewest bytes. On a tie the first one wins, so that every rank
+    and the planner choose the same.
 
     Raises:
         Unwalkable: ``reverse``, where on every route the forward pass drops rows that are needed
             on the way back, or would leave a rank with several chunks to keep.
     """
 
-    def forward_bytes(moved: Traffic) -> int:
-        return moved.sent("forward").bytes(weights.forward)
+    def cost(moved: Traffic, which: Pass, each: Weights) -> int:
+        return moved.sent(which).bytes(each)
 
     there = [_traffic(layout, mask, route, "keys") for route in routes]
     if backward == "reverse":
-        both = [
-            (moved, returning)
-            for moved in there
-            if (returning := _returning(moved, layout, mask)) is not None
-        ]
-        if not both:
-            raise Unwalkable(
-                "backward walk 'reverse' goes back from the ranks that received K/V last, but "
-                + (
-                    "this transport hands chunks on in the middle of their way; take 'planned'"
-                    if all(back(route) is None for route in routes)
-                    else f"with partition {layout.partition!r}, this mask and {layout.ranks} ranks "
-                    "the forward pass has dropped rows by then that are needed on the way back; "
-                    "take 'planned'"
-                )
-            )
-
-        def total(pair: tuple[Traffic, Traffic]) -> int:
-            return forward_bytes(pair[0]) + pair[1].sent("backward").bytes(weights.planned)
-
-        forward, returning = min(both, key=total)
+        forward, returning = min(
+            _ways_back(there, layout, mask),
+            key=lambda pair: (
+                cost(pair[0], "forward", weights.forward)
+                + cost(pair[1], "backward", weights.planned)
+            ),
+        )
         return Walks(forward, returning, "keys", weights)
     travelling: geometry.Travelling = "keys" if backward == "planned" else "queries"
-    afresh = (
-        there
-        if travelling == "keys"
-        else [_traffic(layout, mask, route, travelling) for route in routes]
-    )
     each = weights.planned if travelling == "keys" else weights.query_side
+    afresh = [_traffic(layout, mask, route, travelling) for route in routes]
     return Walks(
-        min(there, key=forward_bytes),
-        min(afresh, key=lambda moved: moved.sent("backward").bytes(each)),
+        min(there, key=lambda moved: cost(moved, "forward", weights.forward)),
+        min(afresh, key=lambda moved: cost(moved, "backward", each)),
         travelling,
         weights,
     )
 
 
+def _ways_back(there: list[Traffic], layout: Layout, mask: Mask) -> list[tuple[Traffic, Traffic]]:
+    """Lists the walks that can be walked back, each with its way back; raises Unwalkable if none
+    can."""
+    both = [(moved, _returning(moved, layout, mask)) for moved in there]
+    found = [(moved, returning) for moved, returning in both if returning is not None]
+    if not found:
+        why = (
+            f"with partition {layout.partition!r}, this mask and {layout.ranks} ranks the forward "
+            "pass has dropped rows by then that are needed on the way back"
+        )
+        if all(back(moved.route) is None for moved in there):
+            why = "this transport hands chunks on in the middle of their way"
+        raise Unwalkable(
+            "backward walk 'reverse' goes back from the ranks that received K/V last, but "
+            f"{why}; take 'planned'"
+        )
+    return found
+
+
 def _returning(forward: Traffic, layout: Layout, mask: Mask) -> Traffic | None:
-    """The walk back of ``forward``, or None where its last ranks do not hold what it needs."""
+    """Returns the walk back of ``forward``, or None where its last ranks lack rows that it
+    needs."""
     route = back(forward.route)
     if route is None:
         return None

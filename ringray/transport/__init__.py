@@ -2,9 +2,10 @@
 
 A transport is one pure function ``exchange(ranks, parameter) -> Exchange``: how many neighbouring
 ranks first exchange heads for rows, and on which routes the chunks walk then. To add one, write
-``ringray/transport/NAME.py`` with ``PARAMETER`` (what the number behind the name means, or None if
-it takes none) and ``exchange``, and add it to ``TRANSPORTS``; the contract suite then runs over it.
-Specs, plans and the ring read the same tables; nothing here needs torch.
+``ringray/transport/NAME.py`` with ``PARAMETER`` (the meaning of the number behind the name, or None
+if it takes none), ``SEARCHED`` (how the tuner tries it) and ``exchange``, and add it to
+``TRANSPORTS``; the contract suite then runs over it. Specs, plans and the ring read the same
+tables; nothing here needs torch.
 
 A transport is written as its name, or with its parameter: ``hybrid:2``, ``double-ring:4``.
 """
@@ -18,29 +19,31 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringray.base.errors import unknown
 from ringray.transport import allgather, bidirectional, double_ring, hybrid, ring, staged, ulysses
-from ringray.transport.exchange import Exchange
+from ringray.transport.exchange import Exchange, Searched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TRANSPORTS", "Exchange", "Transport", "check", "parse", "plan"]
+__all__ = ["DEFAULT", "TRANSPORTS", "Exchange", "Transport", "check", "parse", "plan", "searched"]
 
 
 @dataclass(frozen=True)
 class Transport:
-    """A named way of exchanging. ``parameter``: what the number behind the name means.
+    """A registered transport.
 
-    ``exchange(ranks, parameter)``: what it does on a ring of ``ranks``; ValueError, with the
+    ``parameter``: the meaning of the number behind the name. ``searched``: how the tuner tries it.
+    ``exchange(ranks, parameter)``: its exchange on a ring of ``ranks``; raises ValueError, with the
     equation, for a size that does not multiply out.
     """
 
     name: str
     parameter: str | None
+    searched: Searched
     exchange: Callable[[int, int | None], Exchange]
 
 
 TRANSPORTS: dict[str, Transport] = {
-    name: Transport(name, module.PARAMETER, module.exchange)
+    name: Transport(name, module.PARAMETER, module.SEARCHED, module.exchange)
     for name, module in {
         "ring": ring,
         "bidirectional": bidirectional,
@@ -51,10 +54,11 @@ TRANSPORTS: dict[str, Transport] = {
         "staged": staged,
     }.items()
 }
+DEFAULT = "ring"
 
 
 class Named(NamedTuple):
-    """A transport as it was asked for."""
+    """A transport and the number that was given behind its name."""
 
     transport: Transport
     parameter: int | None
@@ -62,7 +66,7 @@ class Named(NamedTuple):
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Named:
-    """``name`` or ``name:number``; ValueError with what is valid otherwise."""
+    """Reads ``name`` or ``name:number``; raises ValueError with the valid names otherwise."""
     name, colon, number = text.partition(":") if isinstance(text, str) else (str(text), "", "")
     if name not in TRANSPORTS or not isinstance(text, str):
         raise ValueError(unknown("transport", text, TRANSPORTS))
@@ -80,7 +84,7 @@ def parse(text: str) -> Named:
 
 @lru_cache(maxsize=1024)
 def plan(text: str, ranks: int, heads: int, kv_heads: int) -> Exchange:
-    """What ``text`` does on a ring of ``ranks`` with these heads.
+    """Returns the exchange that ``text`` stands for on a ring of ``ranks`` with these heads.
 
     Raises:
         ValueError: no such transport, or ring and heads do not multiply out; prints the equation.
@@ -98,9 +102,18 @@ def plan(text: str, ranks: int, heads: int, kv_heads: int) -> Exchange:
 
 
 def check(text: str, ranks: int, heads: int, kv_heads: int) -> str | None:
-    """Why this transport cannot work, or None."""
+    """Returns the reason why a transport does not fit, or None."""
     try:
         plan(text, ranks, heads, kv_heads)
     except ValueError as error:
         return str(error)
     return None
+
+
+def searched(ranks: int, heads: int, kv_heads: int) -> list[str]:
+    """Lists the transports that the tuner tries on a ring of ``ranks`` with these heads."""
+    found = []
+    for name, one in TRANSPORTS.items():
+        divisors = [f"{name}:{n}" for n in range(2, ranks) if ranks % n == 0]
+        found += {"name": [name], "divisors": divisors, "never": []}[one.searched]
+    return [text for text in found if check(text, ranks, heads, kv_heads) is None]

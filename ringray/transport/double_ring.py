@@ -1,17 +1,19 @@
-"""Double ring: a ring within each node, and one across nodes whose transfers have the time of a
+"""Double ring: a ring within each node, and one across nodes whose transfers may take as long as a
 whole inner ring, so that a slow network carries 1/node-size of the hops (Gu et al., LoongTrain,
 2024; Sun et al., BurstAttention, 2024)."""
 
 from __future__ import annotations
 
 from ringray.traffic.routes import ring_of_rings
-from ringray.transport.exchange import Exchange
+from ringray.transport.exchange import Exchange, Searched
 
 PARAMETER = "ranks per node"
+SEARCHED: Searched = "divisors"
 
 
 def exchange(ranks: int, parameter: int | None) -> Exchange:
-    """Nodes of ``parameter`` consecutive ranks; by default two nodes, or one if that is odd."""
+    """Returns a ring of nodes of ``parameter`` consecutive ranks; by default two nodes, or one if
+    the number of ranks is odd."""
     node = parameter or (ranks // 2 if ranks % 2 == 0 else ranks)
     if ranks % node:
         raise ValueError(

@@ -1,23 +1,27 @@
-"""What a transport is made of."""
+"""The exchange of one transport on one ring."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from ringray.traffic.routes import Route
 
+# Ways in which the tuner tries a transport: by its name alone, with each divisor of the ring size
+# between 1 and that size as its number, or not at all.
+Searched = Literal["name", "divisors", "never"]
+
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a transport does on one ring.
+    """The way in which K/V reaches the ranks of one ring.
 
-    ``routes``: the ways in which chunks can walk, of which the cheapest is taken; on a ring of
-    ``world size / fold`` ranks. ``fold``: neighbouring ranks that first exchange heads for rows, so
-    that each holds the rows of all of them for its share of the heads (1: none do).
-    ``heads_at_once``: K/V heads that are gathered from all ranks and computed with at once; None:
-    chunks of all heads walk the route. ``staged``: messages go through host memory.
+    ``routes``: the ways in which chunks can walk on a ring of ``world size / fold`` ranks; the
+    cheapest one is taken. ``fold``: neighbouring ranks that first exchange heads for rows, so that
+    each holds the rows of all of them for its share of the heads (1: none). ``heads_at_once``: K/V
+    heads that are gathered from all ranks and computed with at once; None: chunks of all heads walk
+    the route. ``staged``: messages go through host memory.
     """
 
     routes: tuple[Route, ...]
@@ -27,6 +31,6 @@ class Exchange:
 
     @property
     def walks(self) -> bool:
-        """Whether there are different ways back: not where heads are gathered, nor where all ranks
-        exchange them."""
+        """Returns whether there are several ways back: not where heads are gathered, nor where all
+        ranks exchange them."""
         return self.heads_at_once is None and (self.fold == 1 or self.routes[0].ranks > 1)

@@ -1,16 +1,18 @@
-"""Ulysses x ring in two dimensions: neighbouring ranks (one node, say) exchange heads for rows, and
-chunks of their joined rows walk the ring of these groups (Fang and Zhao, USP, 2024)."""
+"""Ulysses x ring in two dimensions: neighbouring ranks (such as one node) exchange heads for rows,
+and chunks of their joined rows walk the ring of these groups (Fang and Zhao, USP, 2024)."""
 
 from __future__ import annotations
 
 from ringray.traffic.routes import around
-from ringray.transport.exchange import Exchange
+from ringray.transport.exchange import Exchange, Searched
 
 PARAMETER = "Ulysses degree: neighbouring ranks that exchange heads"
+SEARCHED: Searched = "divisors"
 
 
 def exchange(ranks: int, parameter: int | None) -> Exchange:
-    """``parameter`` ranks exchange heads; by default as near to the square root as divides."""
+    """Returns a ring of groups of ``parameter`` ranks; the default is the largest divisor up to the
+    square root."""
     fold = parameter or _near_square(ranks)
     if ranks % fold:
         raise ValueError(
@@ -22,5 +24,5 @@ def exchange(ranks: int, parameter: int | None) -> Exchange:
 
 
 def _near_square(ranks: int) -> int:
-    """The largest divisor of ``ranks`` that is at most its square root."""
+    """Returns the largest divisor of ``ranks`` that is at most its square root."""
     return max(d for d in range(1, ranks + 1) if ranks % d == 0 and d * d <= ranks)

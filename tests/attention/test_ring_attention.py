@@ -127,7 +127,7 @@ def test_sharding_says_what_is_wrong() -> None:
         ringray.shard(x, dim=0, partition="zag")
     with pytest.raises(ValueError, match="is empty"):
         ringray.shard(torch.zeros(0, 6), dim=0)
-    with pytest.raises(ValueError, match="seq_len: 1 ranks x 6 rows = 6 positions cannot hold 7"):
+    with pytest.raises(ValueError, match="seq_len: 1 ranks x 6 rows = 6 positions, but "):
         ringray.unshard(x, dim=1, seq_len=7)
     for arguments, says in (
         (("zigzag", 0, 1, 0), "seq_len: got 0"),

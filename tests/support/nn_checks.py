@@ -96,7 +96,7 @@ def module_refuses_on_every_rank(rank: int, size: int) -> None:
     x = torch.randn(1, 16, HIDDEN)
     wrong: tuple[tuple[Tensor, dict[str, Any], str], ...] = (
         (x[..., :-1], {}, rf"x: got shape \(1, 16, {HIDDEN - 1}\), expected"),
-        (x, {"seq_len": 3}, "seq_len: .* cannot hold 3 tokens"),
+        (x, {"seq_len": 3}, "seq_len: .* deals 3 tokens as"),
         (x, {"cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens: expected boundaries"),
         (x.double(), {}, "dtype"),  # the projection's own error
     )

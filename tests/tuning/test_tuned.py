@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ringray
-from ringray.attention.arguments import Options, settle
+from ringray.attention.arguments import Options, resolve
 from ringray.base.errors import UserError
 from ringray.comm.ring import connect
 from ringray.tuning import lookup
@@ -289,12 +289,12 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
     options = Options("auto", True, None, None, None, "auto", "auto", "auto", None)
     with caplog.at_level("INFO", logger="ringray"):
-        job = settle(q, k, v, None, options, connect(None), needs_grad=False)
+        job = resolve(q, k, v, None, options, connect(None), needs_grad=False)
     assert (job.layout.partition, job.blocks) == ("striped", 32)
     assert "abcdef01" in caplog.text
     out = ringray.ring_attention(q, k, v, partition="auto", transport="auto")
     assert torch.equal(out, ringray.ring_attention(q, k, v, blocks=32))
-    longer = settle(q.repeat(1, 1, 2, 1), *(x.repeat(1, 1, 2, 1) for x in (k, v)), None, options,
+    longer = resolve(q.repeat(1, 1, 2, 1), *(x.repeat(1, 1, 2, 1) for x in (k, v)), None, options,
                     connect(None), needs_grad=False)  # fmt: skip
     assert (longer.layout.partition, longer.blocks) == ("zigzag", None)
 
@@ -311,7 +311,7 @@ def test_the_same_is_told_to_who_deals_the_shards() -> None:
 def test_auto_is_settled_before_it_is_compiled() -> None:
     q = torch.randn(1, 2, 16, 16)
     compiled = torch.compile(ringray.ring_attention, backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="tuned_strategy tells them"):
+    with pytest.raises(Exception, match="tuned_strategy returns them"):
         compiled(q, q, q, transport="auto")
 
 

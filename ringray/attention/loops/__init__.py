@@ -1,8 +1,13 @@
-"""Forward and backward of one rank: what is computed when, and what is sent meanwhile.
+"""Loops: forward and backward of one rank, computation beside messages.
 
-``walked`` is the ring loop, for every route on which chunks walk. ``gathered`` computes a few heads
-at a time with the keys of all ranks. ``folded`` exchanges heads for rows around either. Which one
-runs is what the transport's ``Exchange`` says; the modules below know no transport by name.
+``ring`` serves every route on which chunks walk. ``gather`` computes a few heads at a time with the
+keys of all ranks. ``heads`` exchanges heads for rows around either. The transport's ``Exchange``
+selects the loop; no module here knows a transport by name.
+
+ring    the ring loop, and the chunks and messages in flight
+chunks  rows of one owner's tensors
+gather  a few heads with the keys of all ranks
+heads   exchange of heads for rows around another loop
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ __all__ = ["backward", "forward"]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
-    """This rank's output, lse, and what its backward pass needs."""
+    """Returns this rank's output, lse, and the tensors that its backward pass needs."""
     comm.meter.running = "forward"
     comm = comm.staged() if problem.exchange.staged else comm
     with _exactly(q.device):
@@ -39,7 +44,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -
 def backward(
     dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of this rank's shard; ``saved`` is what ``forward`` returned."""
+    """Returns dq, dk, dv of this rank's shard; ``saved`` is from ``forward``."""
     comm.meter.running = "backward"
     comm = comm.staged() if problem.exchange.staged else comm
     with _exactly(dout.device):
@@ -49,7 +54,7 @@ def backward(
 
 
 def _exactly(device: torch.device) -> AbstractContextManager[None]:
-    """Autocast is for what calls the op: within, it would take fp32 sums through half precision."""
+    """Turns autocast off, which would compute fp32 sums in half precision."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

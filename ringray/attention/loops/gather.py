@@ -1,7 +1,8 @@
-"""A few heads at a time with the keys of all ranks: while one group of K/V heads is computed, the
-next is gathered. Rows are put in the order of their positions, so each query meets all its keys in
-one call and nothing is merged. In backward each rank's share of dK/dV goes straight to its owner,
-which adds the shares in the order of ranks.
+"""A few heads at a time with the keys of all ranks.
+
+While one group of K/V heads is computed, the next is gathered. Rows are put in the order of their
+positions, so each query meets all its keys in one call and nothing is merged. In backward each
+rank's share of dK/dV goes straight to its owner, which adds the shares in the order of ranks.
 
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
 """
@@ -9,7 +10,7 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,19 +21,24 @@ from ringray.comm.ring import Batch
 from ringray.traffic.walk import Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringray.attention.problem import RankProblem
-    from ringray.comm.ring import Comm, Pending
+    from ringray.comm.ring import Comm
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What this rank gathers and gives, and where what it gathers stands in order.
+    """Rows that one rank gathers and gives, and their places in the order of positions.
 
     ``wanted``: rows of each owner, this rank's own among them. ``given``: own rows by the rank that
-    wants them. ``place``: by owner, where its rows stand. ``start``, ``end``: int32 (1, S), which
-    of all of them a query sees.
+    wants them. ``place``: by owner, the places of its rows. ``start``, ``end``: int32 (1, S), the
+    gathered rows that a query sees.
     """
 
+    comm: Comm
+    rank: int
+    own: Rows
     wanted: dict[int, Rows]
     given: dict[int, Rows]
     place: dict[int, Tensor]
@@ -44,8 +50,8 @@ class _Plan:
         return sum(rows.size for rows in self.wanted.values())
 
 
-def _plan(problem: RankProblem, device: torch.device) -> _Plan:
-    script = problem.script("forward")
+def _plan(problem: RankProblem, comm: Comm, device: torch.device) -> _Plan:
+    script, rank, own = problem.script("forward"), problem.rank, problem.own
     given = {m.peer: m.rows for step in script.steps for m in step.messages if m.send and m.chunk}
     wanted = {visit.owner: visit.need or visit.held for visit in script.visits}
     at = {
@@ -54,117 +60,103 @@ def _plan(problem: RankProblem, device: torch.device) -> _Plan:
     }
     order = torch.cat(list(at.values())).sort().values
     place = {owner: torch.searchsorted(order, positions) for owner, positions in at.items()}
-    start, end = problem.intervals_of(problem.rank, problem.own, order)
-    return _Plan(wanted, given, place, start, end)
+    return _Plan(comm, rank, own, wanted, given, place, *problem.intervals_of(rank, own, order))
 
 
-class _Group:
-    """Some K/V heads from ``at`` on, which are computed with at one ``step``, and the query heads
-    that share them."""
+class _Group(NamedTuple):
+    """Some K/V heads that are computed with at one step, and the query heads that share them."""
 
-    def __init__(self, step: int, at: int, q: Tensor, k: Tensor, count: int) -> None:
-        self.step = step
-        share = q.shape[1] // k.shape[1]
-        stop = min(at + count, k.shape[1])
-        self.kv_heads = slice(at, stop)
-        self.heads = slice(at * share, stop * share)
-        self.label = f"K/V heads {at} to {stop - 1}" if stop - at > 1 else f"K/V head {at}"
+    step: int
+    heads: slice
+    kv_heads: slice
+    label: str
 
 
 def _groups(q: Tensor, k: Tensor, problem: RankProblem) -> list[_Group]:
-    count = problem.exchange.heads_at_once
+    count, share, kv_heads = problem.exchange.heads_at_once, q.shape[1] // k.shape[1], k.shape[1]
     assert count is not None
-    starts = range(0, k.shape[1], count)
-    return [_Group(step, at, q, k, count) for step, at in enumerate(starts)]
+    groups = []
+    for step, first in enumerate(range(0, kv_heads, count)):
+        stop = min(first + count, kv_heads)
+        several = stop - first > 1
+        label = f"K/V heads {first} to {stop - 1}" if several else f"K/V head {first}"
+        heads = slice(first * share, stop * share)
+        groups.append(_Group(step, heads, slice(first, stop), label))
+    return groups
 
 
-class _Gather:
-    """One group's K and V on their way from all ranks."""
+def _gather(k: Tensor, v: Tensor, group: _Group, plan: _Plan) -> Callable[[], tuple[Tensor, ...]]:
+    """Starts to gather K and V of one group; the result waits for them and puts them in order."""
+    own = Chunk((k[:, group.kv_heads], v[:, group.kv_heads]), plan.own)
+    # They travel while the group before is computed with.
+    hop = plan.comm.hop(f"step {group.step - 1}" if group.step else "start")
+    shape, batch = ChunkShape(own.tensors), Batch(hop, f"{group.label} of all")
+    parts = {owner: shape.empty(rows) for owner, rows in plan.wanted.items() if owner != plan.rank}
+    for peer, rows in plan.given.items():
+        for x in own.cut(rows):
+            batch.send(x.contiguous(), peer)
+    for owner, part in parts.items():
+        for x in part.tensors:
+            batch.receive(x, owner)
+    pending = plan.comm.post(batch)
 
-    def __init__(
-        self, k: Tensor, v: Tensor, group: _Group, plan: _Plan, problem: RankProblem, comm: Comm
-    ) -> None:
-        k, v = k[:, group.kv_heads], v[:, group.kv_heads]
-        self._plan, self._own = plan, Chunk((k, v), problem.own)
-        # It travels while the group before it is computed with.
-        hop = comm.hop(f"step {group.step - 1}" if group.step else "start")
-        kind, batch = ChunkShape((k, v)), Batch(hop, f"{group.label} of all")
-        self._parts = {
-            owner: kind.empty(rows) for owner, rows in plan.wanted.items() if owner != problem.rank
-        }
-        for peer, rows in plan.given.items():
-            for x in self._own.cut(rows):
-                batch.send(x.contiguous(), peer)
-        for owner, part in self._parts.items():
-            for x in part.tensors:
-                batch.receive(x, owner)
-        self._rank = problem.rank
-        self._pending: Pending = comm.post(batch)
+    def wait() -> tuple[Tensor, ...]:
+        pending.wait()
+        mine = plan.wanted[plan.rank]
+        parts[plan.rank] = Chunk(own.cut(mine), mine)
+        gathered = shape.empty(Rows(0, plan.rows)).tensors
+        for owner, part in parts.items():
+            for into, x in zip(gathered, part.tensors, strict=True):
+                into.index_copy_(2, plan.place[owner], x)
+        parts.clear()
+        return gathered
 
-    def wait(self) -> tuple[Tensor, Tensor]:
-        """K and V of the gathered rows, in the order of their positions."""
-        self._pending.wait()
-        mine = self._plan.wanted[self._rank]
-        self._parts[self._rank] = Chunk(self._own.cut(mine), mine)
-        k, v = ChunkShape(self._own.tensors).empty(Rows(0, self._plan.rows)).tensors
-        for owner, part in self._parts.items():
-            for into, x in zip((k, v), part.tensors, strict=True):
-                into.index_copy_(2, self._plan.place[owner], x)
-        self._parts.clear()
-        return k, v
+    return wait
 
 
-class _Scatter:
-    """One group's dK and dV on their way to their owners."""
+def _scatter(
+    sums: tuple[Tensor, ...], home: Chunk, group: _Group, plan: _Plan
+) -> Callable[[], None]:
+    """Starts to send dK and dV of one group to their owners; the result waits for this rank's
+    shares and adds them to ``home``."""
+    hop = plan.comm.hop(f"step {group.step + 1}")  # the step of the group after it
+    shape, batch = ChunkShape(sums), Batch(hop, f"sums of {group.label}")
+    for owner, place in plan.place.items():
+        if owner != plan.rank:
+            for x in sums:
+                batch.send(x.index_select(2, place), owner)
+    shares = {peer: shape.empty(rows) for peer, rows in plan.given.items()}
+    for peer, share in shares.items():
+        for x in share.tensors:
+            batch.receive(x, peer)
+    own = plan.place[plan.rank]
+    mine = tuple(x.index_select(2, own) for x in sums)
+    shares[plan.rank] = Chunk(mine, plan.wanted[plan.rank])
+    pending = plan.comm.post(batch)
 
-    def __init__(
-        self, dk: Tensor, dv: Tensor, group: _Group, plan: _Plan, problem: RankProblem, comm: Comm
-    ) -> None:
-        hop = comm.hop(f"step {group.step + 1}")  # the step of the group after it
-        kind, batch = ChunkShape((dk, dv)), Batch(hop, f"sums of {group.label}")
-        for owner, place in plan.place.items():
-            if owner != problem.rank:
-                for x in (dk, dv):
-                    batch.send(x.index_select(2, place), owner)
-        self._shares = {peer: kind.empty(rows) for peer, rows in plan.given.items()}
-        for peer, share in self._shares.items():
-            for x in share.tensors:
-                batch.receive(x, peer)
-        own = plan.place[problem.rank]
-        mine = Chunk((dk.index_select(2, own), dv.index_select(2, own)), plan.wanted[problem.rank])
-        self._shares[problem.rank] = mine
-        self._pending: Pending = comm.post(batch)
+    def wait() -> None:
+        pending.wait()
+        for rank in sorted(shares):
+            home.add(shares.pop(rank))
 
-    def wait(self, home: Chunk) -> None:
-        """Add all shares to ``home``."""
-        self._pending.wait()
-        for rank in sorted(self._shares):
-            home.add(self._shares.pop(rank))
+    return wait
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
-    """This rank's output over the keys of all ranks. Saved: q, k, v, out, lse."""
-    plan, groups = _plan(problem, q.device), _groups(q, k, problem)
+    """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse."""
+    plan, groups = _plan(problem, comm, q.device), _groups(q, k, problem)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-
-    coming = _Gather(k, v, groups[0], plan, problem, comm)
+    coming = _gather(k, v, groups[0], plan)
     for at, group in enumerate(groups):
-        keys, values = coming.wait()
+        keys, values = coming()
         if at + 1 < len(groups):
-            coming = _Gather(k, v, groups[at + 1], plan, problem, comm)
+            coming = _gather(k, v, groups[at + 1], plan)
         with comm.computing(at, group.label):
             state = ringray_kernels.forward(
-                q[:, group.heads],
-                keys,
-                values,
-                plan.start,
-                plan.end,
-                scale=problem.scale,
-                out_dtype=q.dtype,
-                blocks=problem.blocks,
-                backend=problem.backend,
-            )
+                q[:, group.heads], keys, values, plan.start, plan.end, out_dtype=q.dtype,
+                **problem.kernel,
+            )  # fmt: skip
         out[:, group.heads], lse[:, group.heads] = state
         del keys, values, state
     return Result(out, lse, (q, k, v, out, lse))
@@ -173,47 +165,30 @@ def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -
 def backward(
     dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
+    """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
     q, k, v, out, lse = saved
     delta = ringray_kernels.delta(dout, out, lse, backend=problem.backend)
-    plan, groups = _plan(problem, q.device), _groups(q, k, problem)
+    plan, groups = _plan(problem, comm, q.device), _groups(q, k, problem)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
-
-    def settle(going: tuple[_Scatter, _Group]) -> None:
-        scatter, group = going
-        scatter.wait(Chunk((dk[:, group.kv_heads], dv[:, group.kv_heads]), problem.own))
-
-    coming = _Gather(k, v, groups[0], plan, problem, comm)
-    going: tuple[_Scatter, _Group] | None = None
+    coming = _gather(k, v, groups[0], plan)
+    going: Callable[[], None] | None = None
     for at, group in enumerate(groups):
-        keys, values = coming.wait()
+        keys, values = coming()
         if at + 1 < len(groups):
-            coming = _Gather(k, v, groups[at + 1], plan, problem, comm)
-        sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows))
-        dk_all, dv_all = sums.tensors
+            coming = _gather(k, v, groups[at + 1], plan)
+        sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
         with comm.computing(at, group.label):
             ringray_kernels.backward(
-                dout[:, group.heads],
-                q[:, group.heads],
-                keys,
-                values,
-                lse[:, group.heads],
-                delta[:, group.heads],
-                plan.start,
-                plan.end,
-                scale=problem.scale,
-                dq=dq[:, group.heads],
-                dk=dk_all,
-                dv=dv_all,
-                out=out[:, group.heads],
-                blocks=problem.blocks,
-                backend=problem.backend,
-            )
+                dout[:, group.heads], q[:, group.heads], keys, values, lse[:, group.heads],
+                delta[:, group.heads], plan.start, plan.end, dq=dq[:, group.heads], dk=sums[0],
+                dv=sums[1], out=out[:, group.heads], **problem.kernel,
+            )  # fmt: skip
         del keys, values
         if going is not None:
-            settle(going)
-        going = (_Scatter(dk_all, dv_all, group, plan, problem, comm), group)
-        del sums, dk_all, dv_all
+            going()
+        home = Chunk((dk[:, group.kv_heads], dv[:, group.kv_heads]), plan.own)
+        going = _scatter(sums, home, group, plan)
+        del sums
     assert going is not None
-    settle(going)
+    going()
     return dq, dk, dv

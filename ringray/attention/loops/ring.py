@@ -1,58 +1,97 @@
 """The ring loop: chunks walk from rank to rank while each rank computes with those that it holds.
 
-Per step: begin the transfers that the walk's script lists, compute with the chunks at hand, merge,
-end the transfers that are due. The script says what is sent; this loop does not know the route.
-Sums of gradients follow one step behind the chunk that they belong to, in fp32, and come home.
+Per step: post the transfers that begin, compute with the chunks at hand and merge, wait for the
+transfers that are due, drop the chunks that were computed with. ``traffic.script`` lists transfers
+and computations of each step; the loop does not know the route. Sums of gradients follow one step
+behind the chunk that they belong to, in fp32, and come home.
 
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 import ringray_kernels
-from ringray.attention.loops.chunks import Chunk, ChunkShape, InFlight, Result
+from ringray.attention.loops.chunks import Chunk, ChunkShape, Result
+from ringray.comm.ring import Batch, Pending
+from ringray.traffic.walk import Rows
 from ringray_kernels import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Sequence
 
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
-    from ringray.traffic.script import Script, Visit
-    from ringray.traffic.walk import Rows
+    from ringray.traffic.script import Message, Script, Visit
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
-    """This rank's output over the keys of all ranks. Saved: q, k, v, out, lse and, where the
-    backward pass walks back from here, the chunks that were received last."""
-    script = problem.script("forward")
-    walk = InFlight(comm, problem.rank, Chunk((k, v), problem.own), ChunkShape((k, v)))
+    """Computes this rank's output over the keys of all ranks.
+
+    Saved are q, k, v, out, lse and, where the backward pass walks back from here, the chunks that
+    were received last.
+    """
+    script, kept = problem.script("forward"), _kept(problem)
+    ring = InFlight(comm, problem.rank, Chunk((k, v), problem.own))
     state: State | None = None
     left = sum(bool(visit.need) for visit in script.visits)
-    kept = _keeps(problem)
     for at, step in enumerate(script.steps):
-        walk.begin(at, step.messages)
+        ring.post(at, step.messages)
         for visit in step.visits:
             left -= bool(visit.need)
-            if visit.need or state is None:  # the first visit sets the state, whatever it needs
+            if visit.need or state is None:  # the first visit sets the state, even of no rows
                 out_dtype = None if left else q.dtype
                 with comm.computing(at, f"chunk {visit.owner}"):
-                    # No name for the chunk here: it would live until the next step's.
-                    state = _attend(q, walk.held[visit.owner], visit, problem, state, out_dtype)
-        walk.end(at, [visit.owner for visit in step.visits if visit.owner not in kept])
-    walk.finish()
+                    # The chunk gets no name here, which would keep it until the next step.
+                    state = _attend(q, ring.held[visit.owner], visit, problem, state, out_dtype)
+        ring.wait(at)
+        ring.drop(visit.owner for visit in step.visits if visit.owner not in kept)
+    ring.finish()
     assert state is not None
-    extra = [x for owner, rows in kept.items() for x in walk.held[owner].cut(rows)]
+    extra = [x for owner, rows in kept.items() for x in ring.held[owner].cut(rows)]
     return Result(*state, (q, k, v, *state, *extra))
 
 
-def _keeps(problem: RankProblem) -> dict[int, Rows]:
-    """What this rank keeps, by owner, for a backward pass that begins with it."""
+def backward(
+    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
+    q, k, v, out, lse, *kept = saved
+    delta = ringray_kernels.delta(dout, out, lse, backend=problem.backend)
+    script, rank, own = problem.script("backward"), problem.rank, problem.own
+    keys_walk = problem.walks.travelling == "keys"
+    queries, keys = (q, dout, lse, delta), (k, v)
+    moving, summed = (keys, keys) if keys_walk else (queries, (q,))
+    staying, added = (queries, (q,)) if keys_walk else (keys, keys)
+    ring = InFlight(comm, rank, Chunk(moving, own), summed)
+    stay = Side(rank, own, staying, ChunkShape(added, torch.float32).zeros(own).tensors)
+    for (owner, rows), *pair in zip(script.kept, kept[::2], kept[1::2], strict=True):
+        ring.held[owner] = Chunk(tuple(pair), rows)
+    work = _work(script, rank, _halves(q, k))
+    for at, step in enumerate(script.steps):
+        ring.post(at, step.messages)
+        for visit, heads in work[at]:
+            if visit.sums:
+                ring.sums[visit.owner] = ring.zeros(visit.sums)
+            if visit.need:
+                with comm.computing(at, f"chunk {visit.owner}"):
+                    _differentiate(stay, ring.side(visit), heads, out, problem, keys_walk)
+        ring.wait(at)
+        ring.drop(visit.owner for visit in step.visits)
+    ring.finish()
+    home = ring.sums[rank].tensors
+    dq, dk, dv = (*stay.gradients, *home) if keys_walk else (*home, *stay.gradients)
+    return dq, dk, dv
+
+
+def _kept(problem: RankProblem) -> dict[int, Rows]:
+    """Returns the rows, by owner, that the backward pass of ``problem`` begins with."""
     return dict(problem.script("backward").kept) if problem.backward == "reverse" else {}
 
 
@@ -68,118 +107,18 @@ def _attend(
     start, end = problem.intervals(problem.rank, problem.own, visit.owner, rows, q.device)
     k, v = held.cut(rows)
     return ringray_kernels.forward(
-        q,
-        k,
-        v,
-        start,
-        end,
-        scale=problem.scale,
-        state=state,
-        out_dtype=out_dtype,
-        blocks=problem.blocks,
-        backend=problem.backend,
+        q, k, v, start, end, state=state, out_dtype=out_dtype, **problem.kernel
     )
 
 
-def backward(
-    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
-    q, k, v, out, lse, *kept = saved
-    delta = ringray_kernels.delta(dout, out, lse, backend=problem.backend)
-    script = problem.script("backward")
-    if problem.walks.travelling == "queries":
-        return _queries_walk(dout, q, k, v, out, lse, delta, script, problem, comm)
-    dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    walk = InFlight(
-        comm,
-        problem.rank,
-        Chunk((k, v), problem.own),
-        ChunkShape((k, v)),
-        ChunkShape((k, v), torch.float32),
-    )
-    for (owner, rows), *pair in zip(script.kept, kept[::2], kept[1::2], strict=True):
-        walk.held[owner] = Chunk(tuple(pair), rows)
+class Side(NamedTuple):
+    """Rows of one rank in a backward pass: q, dout, lse and delta, or k and v; and their gradients
+    in fp32, to be added to."""
 
-    def differentiate(visit: Visit, into: Chunk, share: Heads) -> None:
-        heads, kv_heads = share
-        start, end = problem.intervals(problem.rank, problem.own, visit.owner, visit.need, q.device)
-        keys, values = walk.held[visit.owner].cut(visit.need)
-        dk, dv = into.cut(visit.need)
-        ringray_kernels.backward(
-            dout[:, heads],
-            q[:, heads],
-            keys[:, kv_heads],
-            values[:, kv_heads],
-            lse[:, heads],
-            delta[:, heads],
-            start,
-            end,
-            scale=problem.scale,
-            dq=dq[:, heads],
-            dk=dk[:, kv_heads],
-            dv=dv[:, kv_heads],
-            out=out[:, heads],
-            blocks=problem.blocks,
-            backend=problem.backend,
-        )
-
-    _all_visits(walk, script, problem.rank, shares(q, k), comm, differentiate)
-    assert walk.home is not None
-    dk, dv = walk.home.tensors
-    return dq, dk, dv
-
-
-def _queries_walk(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    script: Script,
-    problem: RankProblem,
-    comm: Comm,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``backward``, where queries meet the keys that stay."""
-    dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-    queries = (q, dout, lse, delta)
-    walk = InFlight(
-        comm,
-        problem.rank,
-        Chunk(queries, problem.own),
-        ChunkShape(queries),
-        ChunkShape((q,), torch.float32),
-    )
-
-    def differentiate(visit: Visit, into: Chunk, share: Heads) -> None:
-        heads, kv_heads = share
-        start, end = problem.intervals(visit.owner, visit.need, problem.rank, problem.own, q.device)
-        theirs = [x[:, heads] for x in walk.held[visit.owner].cut(visit.need)]
-        (dq,) = into.cut(visit.need)
-        own = visit.owner == problem.rank
-        ringray_kernels.backward(
-            theirs[1],
-            theirs[0],
-            k[:, kv_heads],
-            v[:, kv_heads],
-            theirs[2],
-            theirs[3],
-            start,
-            end,
-            scale=problem.scale,
-            dq=dq[:, heads],
-            dk=dk[:, kv_heads],
-            dv=dv[:, kv_heads],
-            out=out[:, heads, visit.need.start : visit.need.stop] if own else None,
-            blocks=problem.blocks,
-            backend=problem.backend,
-        )
-
-    _all_visits(walk, script, problem.rank, shares(q, k), comm, differentiate)
-    assert walk.home is not None
-    return walk.home.tensors[0], dk, dv
+    rank: int
+    rows: Rows
+    operands: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
 
 
 class Heads(NamedTuple):
@@ -189,46 +128,119 @@ class Heads(NamedTuple):
     kv_heads: slice
 
 
-def shares(q: Tensor, k: Tensor) -> tuple[Heads, ...]:
-    """The heads in two halves, or all at once where there is one K/V head."""
-    heads, kv_heads = q.shape[1], k.shape[1]
-    half = kv_heads // 2
-    if half == 0:
-        return (Heads(slice(0, heads), slice(0, kv_heads)),)
-    middle = half * (heads // kv_heads)
-    return (
-        Heads(slice(0, middle), slice(0, half)),
-        Heads(slice(middle, heads), slice(half, kv_heads)),
+def _differentiate(
+    stay: Side, visiting: Side, share: Heads, out: Tensor, problem: RankProblem, keys_walk: bool
+) -> None:
+    """Adds the gradients of some heads of two ranks' rows. ``out``: of this rank."""
+    queries, keys = (stay, visiting) if keys_walk else (visiting, stay)
+    start, end = problem.intervals(queries.rank, queries.rows, keys.rank, keys.rows, out.device)
+    q, dout, lse, delta, dq = (x[:, share.heads] for x in (*queries.operands, *queries.gradients))
+    k, v, dk, dv = (x[:, share.kv_heads] for x in (*keys.operands, *keys.gradients))
+    part = out[:, share.heads, queries.rows.start : queries.rows.stop]
+    ours = part if queries.rank == problem.rank else None
+    ringray_kernels.backward(
+        dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours, **problem.kernel
     )
 
 
-def _all_visits(
-    walk: InFlight,
-    script: Script,
-    rank: int,
-    halves: tuple[Heads, ...],
-    comm: Comm,
-    differentiate: Callable[[Visit, Chunk, Heads], None],
-) -> None:
-    """Execute a backward script. Half of the own chunk's work is kept for the last step, so that
-    the sums which come home then have something to hide behind."""
-    last = len(script.steps) - 1
-    assert walk.home is not None
-    whole = Heads(slice(None), slice(None))
-    waiting: tuple[Visit, Heads] | None = None
-    for at, step in enumerate(script.steps):
-        walk.begin(at, step.messages)
-        for visit in step.visits:
-            share, own = whole, visit.owner == rank
-            if own and at < last and len(halves) == 2:
-                share, waiting = halves[0], (visit, halves[1])
-            if not own and visit.sums:
-                walk.sums[visit.owner] = walk.zeros(visit.sums)
-            if visit.need:
-                with comm.computing(at, f"chunk {visit.owner}"):
-                    differentiate(visit, walk.home if own else walk.sums[visit.owner], share)
-        if at == last and waiting is not None and waiting[0].need:
-            with comm.computing(at, f"chunk {rank}"):
-                differentiate(waiting[0], walk.home, waiting[1])
-        walk.end(at, [visit.owner for visit in step.visits])
-    walk.finish()
+def _halves(q: Tensor, k: Tensor) -> tuple[Heads, ...]:
+    """Returns the heads in two halves, or all at once where there is one K/V head."""
+    half = k.shape[1] // 2
+    if half == 0:
+        return (Heads(slice(None), slice(None)),)
+    middle = half * (q.shape[1] // k.shape[1])
+    return Heads(slice(middle), slice(half)), Heads(slice(middle, None), slice(half, None))
+
+
+def _work(script: Script, rank: int, halves: tuple[Heads, ...]) -> list[list[tuple[Visit, Heads]]]:
+    """Lists by step the computations of a backward pass.
+
+    Half of the own chunk's work is kept for the last step, so that the transfers of sums that come
+    home have something to hide behind.
+    """
+    every = Heads(slice(None), slice(None))
+    *early, last = [[(visit, every) for visit in step.visits] for step in script.steps]
+    for work in early:
+        for i, (visit, _) in enumerate(work):
+            if visit.owner == rank:
+                work[i] = visit, halves[0]
+                last += [(visit, half) for half in halves[1:]]
+    return [*early, last]
+
+
+class InFlight:
+    """The chunks at this rank while a script is executed, and the messages under way.
+
+    ``held``: chunks by owner, this rank's own among them. ``sums``: of gradients by owner, made
+    here and not yet sent; the own ones stay, and those that come home are added to them.
+    """
+
+    def __init__(
+        self, comm: Comm, rank: int, own: Chunk, sums_like: tuple[Tensor, ...] = ()
+    ) -> None:
+        self._comm, self._rank = comm, rank
+        self._chunk, self._sum = ChunkShape(own.tensors), ChunkShape(sums_like, torch.float32)
+        self.held: dict[int, Chunk] = {rank: own}
+        self.sums: dict[int, Chunk] = {rank: self._sum.zeros(own.rows)}
+        self._pending: defaultdict[int, list[tuple[Pending, list[tuple[int, Chunk]]]]] = (
+            defaultdict(list)
+        )
+
+    def zeros(self, rows: Rows) -> Chunk:
+        """Makes a sum to add gradients to."""
+        return self._sum.zeros(rows)
+
+    def side(self, visit: Visit) -> Side:
+        """Returns the part of a chunk and of its sum that a visit computes with."""
+        owner, rows = visit.owner, visit.need
+        return Side(owner, rows, self.held[owner].cut(rows), self.sums[owner].cut(rows))
+
+    def post(self, step: int, messages: Sequence[Message]) -> None:
+        """Starts the transfers of one step; one batch for those that end together."""
+        for due, group in itertools.groupby(messages, lambda message: message.due):
+            together = list(group)
+            batch = Batch(self._comm.hop(f"step {step}"), ", ".join(map(_label, together)))
+            arriving = list[tuple[int, Chunk]]()
+            for message in together:
+                if message.send:
+                    self._send(message, batch)
+                    continue
+                chunk = (self._chunk if message.chunk else self._sum).empty(message.rows)
+                for x in chunk.tensors:
+                    batch.receive(x, message.peer)
+                if message.chunk:
+                    self.held[message.owner] = chunk
+                else:
+                    arriving.append((message.owner, chunk))
+            self._pending[due].append((self._comm.post(batch), arriving))
+
+    def _send(self, message: Message, batch: Batch) -> None:
+        source = self.held if message.chunk else self.sums
+        for x in source[message.owner].cut(message.rows):
+            batch.send(x.contiguous(), message.peer)
+        if not message.chunk:
+            del self.sums[message.owner]  # the batch keeps it until it is sent
+
+    def wait(self, step: int) -> None:
+        """Waits for the transfers due at ``step`` and adds the sums that came."""
+        for pending, arriving in self._pending.pop(step, ()):
+            pending.wait()
+            for owner, part in arriving:
+                self.sums[owner].add(part)
+
+    def drop(self, owners: Iterable[int]) -> None:
+        """Frees the chunks of ``owners``, except this rank's own."""
+        for owner in owners:
+            if owner != self._rank:
+                del self.held[owner]
+
+    def finish(self) -> None:
+        """Waits for what is still under way: transfers to ranks that take them later."""
+        for step in sorted(self._pending):
+            self.wait(step)
+
+
+def _label(message: Message) -> str:
+    """Returns ``chunk 2 to 3``, ``sum 0 from 1``: ranks of the ring in which chunks walk."""
+    what, way = "chunk" if message.chunk else "sum", "to" if message.send else "from"
+    return f"{what} {message.owner} {way} {message.peer}"

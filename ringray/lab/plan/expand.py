@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from ringray.lab.spec.model import Spec
 
-_TWO_DIMENSIONS = ("hybrid", "double-ring")
-_ONLY_NAMED = ("staged",)  # for ranks that have no other way
-
 _SWEPT = {
     "ring": ("size", "threads"),
     "problem": (
@@ -88,7 +85,7 @@ def _strategies(chosen: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     both = chosen["direction"] == "forward+backward"
     choices = {
         "partition": list(PARTITIONS),
-        "transport": _transports(chosen),
+        "transport": transports.searched(chosen["ring_size"], chosen["heads"], chosen["kv_heads"]),
         "backward": list(walk.BACKWARDS) if both else ["planned"],
     }
     left_open = [name for name in choices if chosen[name] == "auto"]
@@ -96,20 +93,6 @@ def _strategies(chosen: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         found = dict(zip(left_open, values, strict=True))
         if found.get("backward", "planned") == "planned" or _walks({**chosen, **found}):
             yield found
-
-
-def _transports(chosen: Mapping[str, Any]) -> list[str]:
-    """Returns the transports that fit the ring, those with a number once for each that fits."""
-    ranks, heads, kv_heads = chosen["ring_size"], chosen["heads"], chosen["kv_heads"]
-    found = []
-    for name in transports.TRANSPORTS:
-        if name in _ONLY_NAMED:
-            continue
-        ways = [name]
-        if name in _TWO_DIMENSIONS:
-            ways = [f"{name}:{n}" for n in range(2, ranks) if ranks % n == 0]
-        found += [way for way in ways if transports.check(way, ranks, heads, kv_heads) is None]
-    return found
 
 
 def _walks(chosen: Mapping[str, Any]) -> bool:
