@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import loops
 from ringray.attention.arguments import Options, describe, mistake, resolve
@@ -71,6 +72,11 @@ class OpSettings(NamedTuple):
         return connect_named(self.group, self.ranks)
 
 
+# Options in place of those that the operator is to refuse.
+_ACCEPTED = Options(
+    partitions.DEFAULT, True, None, None, None, transports.DEFAULT, "auto", "auto", None
+)
+
 _SETTINGS = (
     "str? group, int ranks, str partition, bool causal, SymInt? window, SymInt? seq_len, "
     "float? scale, str transport, str backward, str backend, SymInt? rows, str? blocks"
@@ -107,7 +113,7 @@ def attention(
     """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
     refused = _refused(options, cu_seqlens)
     if refused is not None:  # the operator raises it: other ranks may run theirs already
-        options = Options("zigzag", True, None, None, None, "ring", "auto", "auto", None)
+        options = _ACCEPTED
         cu_seqlens = None
     elif cu_seqlens is not None:
         # Not in the operators, so that all layers and both passes share one copy.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from ringray import partition as partitions
+from ringray import transport as transports
 from ringray.attention import compile as compiled
 from ringray.attention import loops
 from ringray.attention.arguments import Options, resolve
@@ -29,13 +31,13 @@ def ring_attention(
     v: Tensor,
     *,
     group: dist.ProcessGroup | None = None,
-    partition: str = "zigzag",
+    partition: str = partitions.DEFAULT,
     causal: bool = True,
     window: int | None = None,
     cu_seqlens: Tensor | None = None,
     seq_len: int | None = None,
     scale: float | None = None,
-    transport: str = "ring",
+    transport: str = transports.DEFAULT,
     backward: str = "auto",
     backend: str = "auto",
     blocks: Blocks | int | None = None,

@@ -52,7 +52,7 @@ def shard(
     x: Tensor,
     *,
     dim: int,
-    partition: str = "zigzag",
+    partition: str = partitions.DEFAULT,
     group: dist.ProcessGroup | None = None,
     pad_value: float = 0,
 ) -> Tensor:
@@ -81,7 +81,7 @@ def unshard(
     x: Tensor,
     *,
     dim: int,
-    partition: str = "zigzag",
+    partition: str = partitions.DEFAULT,
     group: dist.ProcessGroup | None = None,
     seq_len: int | None = None,
 ) -> Tensor:

@@ -32,7 +32,7 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
         layout=Layout(point.partition, point.seq_len, point.world_size),
         rank=rank,
         mask=Mask(point.seq_len),
-        exchange=transport.plan("ring", point.world_size, heads, k.shape[1]),
+        exchange=transport.plan(transport.DEFAULT, point.world_size, heads, k.shape[1]),
         backward="planned",
         costs=walk.costs(q.element_size(), batch, heads, k.shape[1], head_dim),
         scale=point.whole.scale,

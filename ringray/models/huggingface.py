@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from ringray import partition as partitions
+from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.arguments import document_boundaries
 from ringray.attention.sharding import shard
@@ -72,8 +74,8 @@ class Ring:
     seq_len: int
     cu_seqlens: tuple[int, ...] | None = None
     group: dist.ProcessGroup | None = None
-    partition: str = "zigzag"
-    transport: str = "ring"
+    partition: str = partitions.DEFAULT
+    transport: str = transports.DEFAULT
     backend: str = "auto"
     blocks: Blocks | int | None = None
 
@@ -94,9 +96,9 @@ def shard_batch(
     cu_seqlens: Tensor | None = None,
     attention_mask: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
-    partition: str = "zigzag",
+    partition: str = partitions.DEFAULT,
     gradients: Literal["sum", "mean"] = "sum",
-    transport: str = "ring",
+    transport: str = transports.DEFAULT,
     backend: str = "auto",
     blocks: Blocks | int | None = None,
 ) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from ringray import partition as partitions
+from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
 from ringray.attention.sharding import shard
@@ -55,8 +56,8 @@ _OPAQUE = {
 def context_parallel(
     *,
     group: dist.ProcessGroup | None = None,
-    partition: str = "zigzag",
-    transport: str = "ring",
+    partition: str = partitions.DEFAULT,
+    transport: str = transports.DEFAULT,
     backend: str = "auto",
     blocks: Blocks | int | None = None,
     buffers: Sequence[Tensor] = (),

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ringray import partition as partitions
+from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
 from ringray.attention.arguments import document_boundaries
@@ -74,8 +75,8 @@ class ContextParallelAttention(nn.Module):
         window: int | None = None,
         rope_theta: float | None = 10000.0,
         group: dist.ProcessGroup | None = None,
-        partition: str = "zigzag",
-        transport: str = "ring",
+        partition: str = partitions.DEFAULT,
+        transport: str = transports.DEFAULT,
         backend: str = "auto",
         blocks: Blocks | int | None = None,
         device: torch.device | str | None = None,

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ringray import partition, transport
 from ringray.base import private_files, provenance
 from ringray.base.errors import UserError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 Use = Literal["strategy", "kernel"]
-DEFAULTS = {"partition": "zigzag", "transport": "ring", "backward": "planned"}
+DEFAULTS = {"partition": partition.DEFAULT, "transport": transport.DEFAULT, "backward": "planned"}
 _LARGEST = 16 << 20  # bytes of one table
 _LOCAL = "local.json"
 

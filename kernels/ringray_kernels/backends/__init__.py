@@ -5,11 +5,24 @@ To add one: write ``backends/NAME.py`` (or a package) with the members of ``api.
 runs every registered backend against the fp64 oracle.
 """
 
+from __future__ import annotations
+
+from typing import Literal
+
 BACKENDS: dict[str, str] = {
     "triton": "ringray_kernels.backends.triton",
     "aten": "ringray_kernels.backends.aten",
     "reference": "ringray_kernels.backends.reference",
 }
+
+# Blocks that a backend takes: the tiles of its kernels (a text in specs), query rows per call, or
+# none.
+BLOCKS: dict[str, Literal["tiles", "rows", "none"]] = {
+    "triton": "tiles",
+    "aten": "rows",
+    "reference": "none",
+}
+INTERPRETED = ("triton",)  # backends that run in an interpreter on a CPU
 
 # The order in which ``auto`` tries them. A CPU runs Triton in an interpreter, for tests only.
 PREFERRED: dict[str, tuple[str, ...]] = {

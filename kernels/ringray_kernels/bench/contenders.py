@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import ringray_kernels
+from ringray_kernels.backends import BLOCKS, on_device
 from ringray_kernels.bench.flex import flex
 from ringray_kernels.config import Blocks
 from ringray_kernels.defaults import CANDIDATES, SPECIALISED
@@ -61,10 +62,10 @@ class Ringray:
     backend: str | None = None
 
     def backend_on(self, device: torch.device) -> str:
-        return self.backend or ("triton" if device.type == "cuda" else "aten")
+        return self.backend or on_device("auto", device.type)
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
-        if self.blocks is not None and self.backend_on(device) != "triton":
+        if self.blocks is not None and BLOCKS[self.backend_on(device)] != "tiles":
             return "blocks are for the triton backend"
         if self.blocks is not None and self.blocks.atomic_dq and point.direction == "forward":
             return "differs in backward only"

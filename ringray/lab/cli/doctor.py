@@ -17,6 +17,7 @@ from ringray.base.errors import RingrayError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ADDRESS, options
 from ringray.lab.cluster.connect import local_ranks
+from ringray_kernels.backends import INTERPRETED
 
 if TYPE_CHECKING:
     import argparse
@@ -169,20 +170,20 @@ def _gloo(torch: dict[str, Any]) -> Iterator[Finding]:
 
 def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
     backends = torch.get("backends", {})
-    interpreted = ["triton"] if torch.get("interpreted") else []
+    interpreted = INTERPRETED if torch.get("interpreted") else ()
     usable = [name for name, why in backends.items() if why is None and name not in interpreted]
     if backends:
         verdict: Literal["ok", "missing"] = "ok" if usable else "missing"
         said = ", ".join(usable) or "none works here"
         chosen = f"; auto is {torch['auto']}" if "auto" in torch else ""
         yield Finding(verdict, "backends", said + chosen)
-    if interpreted and backends.get("triton") is None:
-        why = "TRITON_INTERPRET is set" if torch.get("gpus") else "its kernels need a GPU"
-        said = f"triton: only in its interpreter, for small sizes ({why})"
-        yield Finding("note", "backends", said)
+    reason = "TRITON_INTERPRET is set" if torch.get("gpus") else "its kernels need a GPU"
     for name, why in backends.items():
         if why is not None:
             yield Finding("note", "backends", f"{name}: {why}")
+        elif name in interpreted:
+            said = f"{name}: only in its interpreter, for small sizes ({reason})"
+            yield Finding("note", "backends", said)
 
 
 def _home() -> Iterator[Finding]:

@@ -42,8 +42,8 @@ def torch_() -> dict[str, Any]:
         try:
             backend = api.load_backend(name)
             found["backends"][name] = backend.unsupported(q)
-            if name == "triton":
-                found["interpreted"] = getattr(backend, "INTERPRETED", False)
+            if getattr(backend, "INTERPRETED", False):
+                found["interpreted"] = True
         except Exception as error:
             found["backends"][name] = f"{type(error).__name__}: {error}"
     with contextlib.suppress(Exception):  # reported above for each backend

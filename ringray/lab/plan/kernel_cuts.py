@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from ringray_kernels.backends import on_device
+from ringray_kernels.backends import BLOCKS, on_device
 from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
 from ringray_kernels.defaults import default
 from ringray_kernels.dtypes import DTYPES
@@ -27,9 +27,9 @@ _MOST_PACKED = 8
 def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
     """Returns the values of ``blocks`` for one problem, by its backend on ``device``."""
     backend = on_device(chosen["backend"], device)
-    if backend == "aten":
+    if BLOCKS[backend] == "rows":
         return [None, *(rows for rows in _ROWS if rows < chosen["seq_len"])]
-    if backend != "triton":
+    if BLOCKS[backend] != "tiles":
         return [None]
     kernels: list[Kernel] = ["forward"]
     if chosen["direction"] == "forward+backward":

@@ -13,7 +13,7 @@ from ringray import transport
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.cost_model import choose_walks
 from ringray.traffic import geometry, walk
-from ringray_kernels.backends import on_device
+from ringray_kernels.backends import BLOCKS, INTERPRETED, on_device
 from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
 from ringray_kernels.dtypes import DTYPES
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 RANK_BYTES = 1 << 46  # q, k and v of one rank: 64 TiB, more than any device or host has
 ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads
-TEXT_BLOCKS = ("triton",)  # backends whose blocks are a text in specs; the others take a number
 
 # Query-key pairs, all heads and passes; backward counts as three forward passes. A pair takes 2 to
 # 25 us in the interpreter on one core of an AMD EPYC (head dims 16 to 256, tiles of 16 x 16 and
@@ -102,7 +101,7 @@ def _unsendable(config: TrialConfig) -> Reason | None:
 
 def interpreted(config: TrialConfig, device: str) -> bool:
     """Tells whether a point on ``device`` runs in Triton's interpreter."""
-    return device == "cpu" and config.backend == "triton"
+    return device == "cpu" and config.backend in INTERPRETED
 
 
 def unfit(config: TrialConfig, device: str) -> Reason | None:
@@ -118,7 +117,7 @@ def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
     resolved = on_device(backend, device)
     named = f"auto ({resolved} on {device})" if backend == "auto" else backend
     text = isinstance(blocks, Blocks)
-    if text != (resolved in TEXT_BLOCKS):
+    if text != (BLOCKS[resolved] == "tiles"):
         kind = "a number of query rows per call" if text else "a text such as 'forward=128x64/8/2'"
         got = f"got {config.blocks}, backend {named} takes null or {kind}"
         return Reason("strategy.blocks", got)

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ringray import transport
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, digits, mib, plural, ratio, share
 from ringray.lab.trial.outcome import STATUSES
@@ -141,7 +142,7 @@ def constants(configs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> st
         "documents": named("documents"),
         "direction": first["direction"],
         "partition": first["partition"],
-        "transport": named("transport", "ring"),
+        "transport": named("transport", transport.DEFAULT),
         "backward": named("backward", "auto"),
         "backend": named("backend", "auto"),
         "blocks": named("blocks"),

@@ -28,6 +28,8 @@ from pydantic import (
     model_validator,
 )
 
+from ringray import partition as partitions
+from ringray import transport as transports
 from ringray.base.errors import SpecError
 from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.kinds import KINDS
@@ -49,7 +51,6 @@ from ringray.lab.spec.fields import (
 )
 from ringray.lab.spec.yaml_source import Source, read_text
 from ringray.lab.trial.metrics import METRICS
-from ringray.partition import PARTITIONS
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
 from ringray_kernels.dtypes import DTYPES
@@ -119,10 +120,12 @@ class ProblemSection(_Section):
 class StrategySection(_Section):
     """How the ring computes the attention."""
 
-    partition: Annotated[Names, Several(one_of(["auto", *PARTITIONS]))] = "zigzag"
+    partition: Annotated[Names, Several(one_of(["auto", *partitions.PARTITIONS]))] = (
+        partitions.DEFAULT
+    )
     """Rule that deals positions to ranks. auto: the tuned choice, or zigzag; in kind strategy-tune
     each partition."""
-    transport: Annotated[Names, Several(TRANSPORT)] = "ring"
+    transport: Annotated[Names, Several(TRANSPORT)] = transports.DEFAULT
     """How K/V reaches the other ranks: a name, or a name with its number, as in hybrid:2 (ranks
     that exchange heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once). auto: the
     tuned choice, or ring; in kind strategy-tune each transport that fits the ring."""

@@ -12,12 +12,12 @@ import ringray
 from ringray.base.errors import SpecError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
-from ringray.lab.plan import plan, pruning
+from ringray.lab.plan import plan
 from ringray.lab.report import words
 from ringray.lab.spec import model as spec
 from ringray_kernels import Blocks, testing
 from ringray_kernels.api import load_backend
-from ringray_kernels.backends import BACKENDS
+from ringray_kernels.backends import BACKENDS, BLOCKS
 from tests.support import place as drive
 from tests.support import ring_checks
 from tests.support.ranks import Case, on_ring
@@ -94,7 +94,7 @@ def build(strategy: str, device: str = "cuda", problem: str = "seq_len: 64", res
 def test_the_plan_knows_which_blocks_a_backend_takes() -> None:
     for name in BACKENDS:
         takes = load_backend(name).BLOCKS
-        assert takes is (Blocks if name in pruning.TEXT_BLOCKS else int), name
+        assert takes is (Blocks if BLOCKS[name] == "tiles" else int), name
 
 
 @pytest.mark.parametrize(
