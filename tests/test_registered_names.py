@@ -43,7 +43,6 @@ ALLOWED = {
     ("ringray.lab.plan.limits", "ring"): SECTION,
     ("ringray.lab.report.live", "ring"): SECTION,
     ("ringray.lab.report.words", "ring"): SECTION,
-    ("ringray.lab.tracking.mlflow_record", "ring"): SECTION,
     ("ringray.models.huggingface", "ring"): "the argument of a model's forward",
     ("ringray.lab.spec.model", "grid"): "the default of specs",
     ("ringray.lab.trial.metrics", "overlap"): "a group of metrics",
