@@ -179,18 +179,13 @@ def _kept_like(q: Tensor, k: Tensor, settings: OpSettings) -> list[Tensor]:
         return []  # the operator raises it when it runs
     fold = exchange.fold
     rows, heads, kv_heads = rows * fold, heads // fold, k.shape[1] // fold
-    shapes: list[tuple[int, ...]] = []
+    queries, keys = (batch, heads, rows, width), (batch, kv_heads, rows, width)
+    kept: list[Tensor] = []
     if fold > 1:
-        shapes = [
-            (batch, heads, rows, width), *[(batch, kv_heads, rows, width)] * 2,
-            (batch, heads, rows, width),
-        ]  # fmt: skip
-    lanes = _lanes(exchange) if backward == "reverse" else 0
-    shapes += [(batch, kv_heads, lanes * rows, width)] * 2 * (lanes > 0)
-    kept = [_like(q, shape) for shape in shapes]
-    if fold > 1:
-        lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
-        kept.insert(_INPUTS - 1, lse)
+        lse = torch.empty(queries[:-1], dtype=torch.float32, device=q.device)
+        kept = [*(_like(q, shape) for shape in (queries, keys, keys, queries)), lse]
+    if backward == "reverse" and (lanes := _lanes(exchange)):
+        kept += [_like(q, (batch, kv_heads, lanes * rows, width)) for _ in ("k", "v")]
     return kept
 
 

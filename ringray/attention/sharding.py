@@ -14,7 +14,7 @@ from torch import Tensor
 from ringray import partition as partitions
 from ringray.attention.compile import operator
 from ringray.attention.problem import positions
-from ringray.comm.ring import connect, connect_named, name_of, place_in
+from ringray.comm.ring import connect_named, name_of, place_in
 from ringray.traffic.geometry import Layout
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ def unshard(
     dim = _dimension(x, dim)
     _, ranks = place_in(group)
     length = partitions.true_length(partition, seq_len, x.shape[dim], ranks)
-    if torch.compiler.is_compiling():
-        return _unshard(x, dim, partition, name_of(group), ranks, length)
-    return cast("Tensor", _Unshard.apply(x, dim, partition, connect(group), length))
+    return cast("Tensor", _unshard(x, dim, partition, name_of(group), ranks, length))
 
 
 def _dimension(x: Tensor, dim: int) -> int:
@@ -156,18 +154,7 @@ def _sum(grad: Tensor, dim: int, partition: str, comm: Comm) -> Tensor:
     return _take(grad, dim, partition, comm.rank, comm.world_size, 0)
 
 
-class _Unshard(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, partition: str, comm: Comm, length: int) -> Tensor:
-        ctx.problem = dim, partition, comm
-        return _join(x, length, dim, partition, comm)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _sum(grad, *ctx.problem), None, None, None, None
-
-
-# Operators for torch.compile; see ``attention.compile``. ``group``: by its name.
+# Operators, opaque to torch.compile; see ``attention.compile``. ``group``: by its name.
 
 _RING = "SymInt dim, str partition, str? group, int ranks"
 

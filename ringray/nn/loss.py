@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ringray.attention.compile import operator
-from ringray.comm.ring import connect, connect_named, name_of, place_in
+from ringray.comm.ring import connect_named, name_of, place_in
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-
-    from ringray.comm.ring import Comm
 
 
 def next_token_labels(
@@ -96,36 +94,10 @@ def sharded_cross_entropy(
     counted = (labels != ignore_index).sum()
     _, ranks = place_in(group)
     factor = ranks if gradients == "mean" else 1
-    if torch.compiler.is_compiling():
-        loss, _ = _global_mean(own, counted, name_of(group), ranks, factor)
-        return loss
-    return cast("Tensor", _GlobalMean.apply(own, counted, connect(group), factor))
+    return cast("Tensor", _global_mean(own, counted, name_of(group), ranks, factor)[0])
 
 
-def _mean(own: Tensor, counted: Tensor, comm: Comm, factor: int) -> tuple[Tensor, Tensor]:
-    """Returns the sum / the count over all ranks, and the gradient's weight of ``own``."""
-    # fp64 counts tokens exactly, fp32 up to 2 ** 24.
-    totals = torch.stack([own.double(), counted.double()])
-    comm.sum(totals)
-    number = totals[1].clamp(min=1)
-    return (totals[0] / number).float(), (factor / number).float()
-
-
-class _GlobalMean(torch.autograd.Function):
-    """The global mean; its backward pass returns this rank's part."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, counted: Tensor, comm: Comm, factor: int) -> Tensor:
-        loss, ctx.weight = _mean(own, counted, comm, factor)
-        return loss
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad * ctx.weight, None, None, None
-
-
-# The operator for torch.compile; see ``ringray.attention.compile``.
+# An operator, opaque to torch.compile; see ``ringray.attention.compile``.
 
 
 @operator(
@@ -136,7 +108,12 @@ class _GlobalMean(torch.autograd.Function):
 def _global_mean(
     own: Tensor, counted: Tensor, group: str | None, ranks: int, factor: int
 ) -> tuple[Tensor, Tensor]:
-    return _mean(own, counted, connect_named(group, ranks), factor)
+    """Returns the sum / the count over all ranks, and the gradient's weight of ``own``."""
+    # fp64 counts tokens exactly, fp32 up to 2 ** 24.
+    totals = torch.stack([own.double(), counted.double()])
+    connect_named(group, ranks).sum(totals)
+    number = totals[1].clamp(min=1)
+    return (totals[0] / number).float(), (factor / number).float()
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -131,36 +131,30 @@ class Traffic:
 
     def sent(self, which: Pass) -> Sent:
         """Counts one pass: only a backward pass sends sums."""
-        rows, messages = self._chunks_sent
-        return Sent(rows, 0, messages, 0) if which == "forward" else self._both_sent
+        both = self._sent
+        return Sent(both.chunk_rows, 0, both.chunks, 0) if which == "forward" else both
 
     @cached_property
-    def _chunks_sent(self) -> tuple[int, int]:
-        return int(self.chunk_rows.sum()), int(np.count_nonzero(self.chunk_rows))
-
-    @cached_property
-    def _both_sent(self) -> Sent:
-        (rows, messages), sums = self._chunks_sent, self.sum_rows
-        return Sent(rows, int(sums.sum()), messages, int(np.count_nonzero(sums)))
+    def _sent(self) -> Sent:
+        tables = (self.chunk_rows, self.sum_rows)
+        rows, messages = (int(x.sum()) for x in tables), (np.count_nonzero(x) for x in tables)
+        return Sent(*rows, *messages)
 
 
 def traffic(pairs: Pairs, route: Route) -> Traffic:
     """Returns all hulls of one route."""
     first, stop = route.by_visit(pairs.first), route.by_visit(pairs.stop)
     first = np.where(stop > first, first, _NONE)
-    held = (first.copy(), stop.copy())
-    later, sums = held, held  # one lane: what is held is for the lane alone
-    if len(route.lanes) > 1:
-        later = (first.copy(), stop.copy())
-    sums = (first.copy(), stop.copy())
+    held, later, sums = ((first.copy(), stop.copy()) for _ in range(3))
     for lane in reversed(route.lanes):
         visits = slice(lane.first, lane.stop)
-        for hulls in (later, held) if later is not held else (held,):
-            hulls[0][:, visits] = np.minimum.accumulate(hulls[0][:, visits][:, ::-1], 1)[:, ::-1]
-            hulls[1][:, visits] = np.maximum.accumulate(hulls[1][:, visits][:, ::-1], 1)[:, ::-1]
+        for low, high in (held, later):
+            low[:, visits] = np.minimum.accumulate(low[:, visits][:, ::-1], 1)[:, ::-1]
+            high[:, visits] = np.maximum.accumulate(high[:, visits][:, ::-1], 1)[:, ::-1]
         if lane.source > 0:
-            np.minimum(held[0][:, lane.source], held[0][:, lane.first], out=held[0][:, lane.source])
-            np.maximum(held[1][:, lane.source], held[1][:, lane.first], out=held[1][:, lane.source])
+            low, high = (x[:, lane.source] for x in held)
+            np.minimum(low, held[0][:, lane.first], out=low)
+            np.maximum(high, held[1][:, lane.first], out=high)
         sums[0][:, visits] = np.minimum.accumulate(sums[0][:, visits], 1)
         sums[1][:, visits] = np.maximum.accumulate(sums[1][:, visits], 1)
     return Traffic(route, route.by_visit(pairs.visible), (first, stop), held, later, sums)
