@@ -1,8 +1,8 @@
 """Backends: implementations of attention on one rank, by name. Imports no torch.
 
 To add one: write ``backends/NAME.py`` (or a package) with the members of ``api.Backend``, as in
-``reference.py``, and add its module path to ``BACKENDS``. The contract suite in ``tests/contracts``
-runs every registered backend against the fp64 oracle.
+``reference.py``, and add its module path to ``BACKENDS`` and its kind of blocks to ``BLOCKS``. The
+contract suite in ``tests/contracts`` runs every registered backend against the fp64 oracle.
 """
 
 from __future__ import annotations
