@@ -34,7 +34,6 @@ BENCH = "fixed points of the kernels' benchmark; the kernels import nothing of r
 ALLOWED = {
     ("ringray.base.provenance", "triton"): PACKAGE,
     ("ringray.lab.cli.doctor", "triton"): PACKAGE,
-    ("ringray.tuning.check", "triton"): PACKAGE,
     ("ringray.tuning.table", "triton"): PACKAGE,
     ("ringray_kernels.bench.machine", "triton"): PACKAGE,
     ("ringray.lab.driver.run", "ring"): SECTION,
