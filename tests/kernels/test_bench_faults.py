@@ -78,7 +78,7 @@ def test_a_lost_device_costs_no_records(
     assert cli.main([*only, "--contenders", names]) == 1
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["status"] for line in lines] == ["unsupported", "wrong", "failed"]
-    assert "the device answers no more" in capsys.readouterr().out
+    assert "the device no longer responds" in capsys.readouterr().out
 
 
 def test_who_may_hang_is_measured_after_all_others(

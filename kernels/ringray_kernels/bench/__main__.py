@@ -1,7 +1,7 @@
 """``python -m ringray_kernels.bench``: our kernels against every attention installed here.
 
-``--compile-only`` says what the kernels compile to and needs no GPU; ``--quick`` and ``--all``
-measure on one. docs/benchmarks.md says how to read what comes out.
+``--compile-only`` describes the compiled kernels and needs no GPU; ``--quick`` and ``--all``
+measure on one. docs/benchmarks.md explains the output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MINUTES = {"quick": 4.5, "all": 25.0}
 
 
 class _Usage(Exception):
-    """The command line, or the place to run, is wrong; says what is expected."""
+    """A wrong command line or machine; the message has the expected one."""
 
 
 class _BenchParser(argparse.ArgumentParser):
@@ -32,25 +32,28 @@ class _BenchParser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     made = _BenchParser(
         prog="python -m ringray_kernels.bench", description=__doc__, allow_abbrev=False
     )
     what = made.add_mutually_exclusive_group()
-    what.add_argument("--quick", action="store_true", help="what matters most, five minutes")
-    what.add_argument("--all", action="store_true", help="everything, about twenty minutes")
-    what.add_argument("--compile-only", action="store_true", help="compile, run nothing: no GPU")
-    what.add_argument("--list", action="store_true", help="the cases and contenders there are")
-    made.add_argument("--json", type=Path, metavar="F", help="append JSON lines as results come")
-    made.add_argument("--device", choices=("cuda", "cpu"), help="default cuda; cpu is a rehearsal")
+    what.add_argument("--quick", action="store_true", help="the most important cases, five minutes")
+    what.add_argument("--all", action="store_true", help="all cases, about twenty minutes")
+    what.add_argument("--compile-only", action="store_true", help="compile without a run or a GPU")
+    what.add_argument("--list", action="store_true", help="print all cases and contenders")
+    made.add_argument("--json", type=Path, metavar="F", help="append JSON lines during the run")
+    made.add_argument("--device", choices=("cuda", "cpu"), help="default cuda; cpu runs tiny sizes")
     made.add_argument(
-        "--only", action="append", metavar="TEXT", help="cases whose name has TEXT; repeatable"
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help="only cases with TEXT in the name; repeatable",
     )
-    made.add_argument("--contenders", metavar="A,B", help="these only, see --list")
+    made.add_argument("--contenders", metavar="A,B", help="only these, see --list")
     made.add_argument("--minutes", type=float, metavar="M", help="start no case after M minutes")
     made.add_argument(
         "--patience", type=float, default=120.0, metavar="S",
-        help="end when nothing comes back for S seconds (120): a kernel hangs",
+        help="end after S seconds without progress (120): a kernel hangs",
     )  # fmt: skip
     made.add_argument("--target", nargs="+", metavar="T", help="with --compile-only: sm_90, ...")
     made.add_argument(
@@ -68,7 +71,7 @@ def _compile_only(args: argparse.Namespace) -> int:
     wrong = [dim for dim in args.head_dim or () if not 1 <= dim <= 256]
     if wrong:
         raise _Usage(f"--head-dim: got {wrong[0]}, expected 1 to 256")
-    # In the interpreter nothing would be compiled.
+    # The interpreter compiles nothing.
     os.environ.pop("TRITON_INTERPRET", None)
     from ringray_kernels.inspect import report
 
@@ -94,17 +97,17 @@ def _names(given: str | None) -> list[str]:
 
 
 def _device(name: str | None) -> torch.device:
-    """The device to measure on, before triton is imported."""
+    """Returns the device to measure on; called before triton is imported."""
     import torch
 
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise _Usage(
-            "no GPU here. --compile-only says what the kernels compile to without one; "
-            "--device cpu rehearses the benchmark at tiny sizes"
+            "no GPU here. --compile-only describes the compiled kernels without one; "
+            "--device cpu runs the benchmark at tiny sizes"
         )
-    # In the interpreter a GPU would not be used.
+    # The interpreter does not use a GPU.
     os.environ.pop("TRITON_INTERPRET", None)
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -153,9 +156,11 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line; the exit code. 0: fine; 1: one of our kernels is wrong or failed, or a
-    figure was refused; 2: the command line or the place is wrong; 3: something hung; 130:
-    interrupted."""
+    """Runs one command line and returns the exit code.
+
+    0: success; 1: one of our kernels is wrong or failed, or a figure was refused; 2: wrong command
+    line or machine; 3: a kernel hung; 130: interrupted.
+    """
     try:
         args = parser().parse_args(argv)
         if not args.compile_only and (args.target or args.head_dim):
@@ -165,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             return _list(args)
         if not (args.quick or args.all):
-            raise _Usage("say what to do: --quick, --all, --list or --compile-only")
+            raise _Usage("expected one of --quick, --all, --list and --compile-only")
         if args.minutes is not None and not args.minutes > 0:
             raise _Usage(f"--minutes: got {args.minutes:g}, expected more than 0")
         if not args.patience > 0:

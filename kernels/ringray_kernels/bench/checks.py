@@ -1,7 +1,7 @@
-"""Correctness gates timing: sampled rows of every result against attention computed by definition.
+"""Checks before timing: sampled rows of every result against attention computed by definition.
 
 Shape legend: R sampled query rows, K sampled key rows, S rows, D head dim; all of one batch entry.
-Everything is computed in chunks, so that 128k tokens fit, in fp64 or (long 16-bit problems) fp32.
+Computations run in chunks, so that 128k tokens fit, in fp64 or (long 16-bit problems) fp32.
 
 Sampled query rows of the first and the last query head give out and dq. dk and dv of sampled keys
 of the last key/value head sum over all queries, and so need lse and delta of every row of its query
@@ -26,14 +26,14 @@ _RANDOM_ROWS = 96
 _ELEMENTS = 1 << 25  # of one chunk of scores
 _FP64_ROWS = 16 * 1024  # longer 16-bit problems are checked in fp32, thousands of times finer
 _FP32_LIMIT = 2e-5
-_HALF_LIMIT = 1.5  # in eps of the dtype: 1.2% for bf16, of which GPU kernels take a third
+_HALF_LIMIT = 1.5  # in eps of the dtype: 1.2% for bf16; GPU kernels reach a third of it
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What is right in the sampled rows.
+    """The right values of the sampled rows.
 
-    ``want``: by tensor name, (heads, rows, D); ``heads`` and ``rows``: which of its heads and rows.
+    ``want``: by tensor name, (heads, rows, D); ``heads``, ``rows``: the indices of those samples.
     """
 
     want: Mapping[str, Tensor]
@@ -43,8 +43,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``errors``: by tensor, relative to the norm; ``share``: the worst one over the limit, so at
-    most 1 is right; ``reason``: what is wrong, or None."""
+    """The result of a check.
+
+    ``errors``: by tensor, relative to the norm; ``share``: the largest one over the limit, at most
+    1 if right; ``reason``: the mistake, or None.
+    """
 
     errors: dict[str, float]
     share: float
@@ -52,12 +55,12 @@ class Verdict:
 
 
 def error_limit(dtype: torch.dtype) -> float:
-    """Largest accepted relative error."""
+    """Returns the largest accepted relative error."""
     return _FP32_LIMIT if dtype == torch.float32 else _HALF_LIMIT * torch.finfo(dtype).eps
 
 
 def sampled_rows(point: Point, device: torch.device) -> Tensor:
-    """Sorted rows: random ones, the ends, both sides of tile and of document boundaries."""
+    """Returns sorted rows: random ones, the ends, both sides of tile and document boundaries."""
     generator = torch.Generator().manual_seed(point.seq_len)
     chosen = set(torch.randint(point.seq_len, (_RANDOM_ROWS,), generator=generator).tolist())
     edges = {0, 64, 128, point.seq_len, *(point.boundaries or ())}
@@ -69,7 +72,7 @@ def sampled_rows(point: Point, device: torch.device) -> Tensor:
 def _masked_scores(
     q: Tensor, k: Tensor, low: Tensor, high: Tensor, keys: Tensor, scale: float
 ) -> Tensor:
-    """q (R, D) against k (K, D) that stands at positions ``keys``; unseen pairs are -inf."""
+    """Returns scores of q (R, D) and k (K, D) at positions ``keys``; unseen pairs are -inf."""
     seen = (keys >= low[:, None]) & (keys < high[:, None])
     return (q @ k.T * scale).masked_fill_(~seen, -math.inf)
 
@@ -88,15 +91,15 @@ class _Heads:
         self.group = point.heads // point.kv_heads
 
     def query(self, head: int) -> tuple[Tensor, Tensor]:
-        """q and dout (S, D) of a query head."""
+        """Returns q and dout (S, D) of a query head."""
         return self.inputs.q[0, head].to(self.dtype), self.inputs.dout[0, head].to(self.dtype)
 
     def key(self, kv_head: int) -> tuple[Tensor, Tensor]:
-        """k and v (S, D) of a key/value head."""
+        """Returns k and v (S, D) of a key/value head."""
         return self.inputs.k[0, kv_head].to(self.dtype), self.inputs.v[0, kv_head].to(self.dtype)
 
     def rows(self, head: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """out and dq (R, D) of some query rows."""
+        """Computes out and dq (R, D) of some query rows."""
         (q, dout), (k, v) = self.query(head), self.key(head // self.group)
         scores = _masked_scores(
             q[rows], k, self.low[rows], self.high[rows], self.positions, self.point.scale
@@ -108,12 +111,12 @@ class _Heads:
         return out, dscores @ k * self.point.scale
 
     def statistics(self, head: int) -> tuple[Tensor, Tensor]:
-        """lse and delta (S,) of every row of a query head, by chunks of rows."""
+        """Computes lse and delta (S,) of all rows of a query head, by chunks of rows."""
         (q, dout), (k, v) = self.query(head), self.key(head // self.group)
         lse, delta = (torch.empty(len(q), dtype=self.dtype, device=q.device) for _ in range(2))
         step = max(1, _ELEMENTS // len(k))
         bounds = range(0, len(q), step)
-        # Rows see ranges that move forward: outside of these keys a chunk sees nothing.
+        # Ranges move forward with the rows: a chunk sees no key outside of these.
         first = self.low[list(bounds)].tolist()
         last = self.high[[min(at + step, len(q)) - 1 for at in bounds]].tolist()
         for at, a, b in zip(bounds, first, last, strict=True):
@@ -128,8 +131,8 @@ class _Heads:
         return lse, delta
 
     def keys(self, kv_head: int, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """dk and dv (K, D) of some key rows, summed over the queries of all heads that share them,
-        by chunks of queries."""
+        """Computes dk and dv (K, D) of some key rows, summed over the queries of all heads that
+        share them, by chunks of queries."""
         k, v = self.key(kv_head)
         k, v = k[keys], v[keys]
         dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -151,7 +154,7 @@ class _Heads:
 
 @torch.no_grad()
 def reference(point: Point, inputs: Inputs) -> Reference:
-    """What the results of ``point`` (forward: out; backward: dq, dk, dv) must be."""
+    """Computes the right results of ``point`` (forward: out; backward: dq, dk, dv)."""
     heads = _Heads(point, inputs)
     rows = sampled_rows(point, inputs.q.device)
     query_heads = tuple(sorted({0, point.heads - 1}))
@@ -169,11 +172,11 @@ def reference(point: Point, inputs: Inputs) -> Reference:
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Norm of got - want over the norm of want, with all rows scaled to about one size.
+    """Returns the norm of got - want over that of want, with rows scaled to about one size.
 
     Unscaled, early rows of a causal problem are a hundred times larger than late ones and would
-    hide their errors. Rows smaller than half of all are scaled as the median: where an exact
-    gradient is 0, nothing is relative to it.
+    hide their errors. Rows below the median are scaled like the median, because an exact gradient
+    may be 0.
     """
     got, want = got.double().flatten(0, -2), want.double().flatten(0, -2)
     norms = want.norm(dim=-1, keepdim=True)
@@ -182,7 +185,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def check(results: Mapping[str, Tensor], right: Reference, dtype: torch.dtype) -> Verdict:
-    """Whether ``results`` (by name, (1, heads, S, D)) are finite, and right in the sample.
+    """Checks that ``results`` (by name, (1, heads, S, D)) are finite, and right in the sample.
 
     Raises:
         KeyError: a result is missing.

@@ -1,9 +1,9 @@
-"""Contenders: every attention that is measured, ours and others.
+"""Contenders: the implementations of attention that are measured, ours and others.
 
 To add one: write a class with ``unsupported`` and ``prepare`` as in ``Contender`` (most need only
-an ``attend`` function given to ``Autograd``) and add it to ``CONTENDERS``. Give it its best natural
-call: its own layout, causal and window flags, packed lengths, no mask that is written out. Nothing
-else knows contenders by name, except the targets in ``report.py``.
+an ``attend`` function given to ``Autograd``) and add it to ``CONTENDERS``. Use its best natural
+call: its own layout, causal and window flags, packed lengths, no explicit mask. Only the targets in
+``targets.py`` name contenders elsewhere.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ if TYPE_CHECKING:
 
 
 class Unsupported(Exception):
-    """What a contender cannot do, found out by trying."""
+    """A contender turned out unable to compute a point."""
 
 
 class Contender(Protocol):
     """An attention that can be measured."""
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
-        """Why it cannot compute ``point`` on ``device``, or None if it may."""
+        """Returns why it cannot compute ``point`` on ``device``, or None if it may."""
 
     def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
-        """What is timed: computes out, or dq, dk, dv by name, (1, heads, S, D) in q's dtype.
+        """Returns the timed function: out, or dq, dk, dv by name, (1, heads, S, D) in q's dtype.
 
-        Backward may run the forward pass here. ``Unsupported`` if it turns out not to work.
+        Backward may run the forward pass here. Raises ``Unsupported`` if it turns out not to work.
         """
 
 
 @dataclass(frozen=True)
 class Ringray:
-    """Our kernels, with all that a ring of one pays: intervals, delta, zeroed fp32 gradients and
+    """Our kernels with all costs of a ring of one: intervals, delta, zeroed fp32 gradients and
     their cast. ``backend`` None is triton on a GPU, aten on a CPU."""
 
     blocks: Blocks | None = None
@@ -118,7 +118,7 @@ def _not_hopper(device: torch.device) -> str | None:
 
 @dataclass(frozen=True)
 class BlocksContender(Ringray):
-    """Ours on Hopper, forward in blocks that may become the default of one head dim."""
+    """Our forward on Hopper in blocks that may become the default of one head dim."""
 
     head_dim: int = 128
 
@@ -130,7 +130,7 @@ class BlocksContender(Ringray):
 
 @dataclass(frozen=True)
 class Specialised(Ringray):
-    """Ours on Hopper, with a warp that copies."""
+    """Our kernels on Hopper with a copying warp."""
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         reason = _not_hopper(device)
@@ -148,7 +148,7 @@ class Specialised(Ringray):
 class Autograd:
     """An ``attend(point, q, k, v) -> out`` with gradients, all (1, heads, S, D).
 
-    ``limits(point, device)``: why it cannot, or None.
+    ``limits(point, device)`` returns why it cannot, or None.
     """
 
     attend: Callable[[Point, Tensor, Tensor, Tensor], Tensor]
@@ -176,7 +176,7 @@ class Autograd:
 
 
 def _sdpa(backend: SDPBackend) -> Autograd:
-    """SDPA held to one backend. Its own flags only: full and causal."""
+    """Returns SDPA with one backend and its own flags: full and causal."""
 
     def limits(point: Point, device: torch.device) -> str | None:
         if point.mask not in ("full", "causal"):
@@ -193,7 +193,7 @@ def _sdpa(backend: SDPBackend) -> Autograd:
 
     @lru_cache(maxsize=1)
     def shares_heads(point: Point, device: torch.device) -> bool:
-        """Whether the backend takes shared heads without a copy; asked with a tiny problem."""
+        """Tries with a tiny problem whether the backend takes shared heads without a copy."""
         tiny = replace(point, seq_len=128)
         q, k = (
             torch.zeros(1, heads, 128, point.head_dim, dtype=point.torch_dtype, device=device)
@@ -221,20 +221,20 @@ def _sdpa(backend: SDPBackend) -> Autograd:
 
 
 def _packed(point: Point, *tensors: Tensor) -> list[Tensor]:
-    """(1, H, S, D) as (S, H, D), as packed calls want it; views."""
+    """Returns views of (1, H, S, D) as (S, H, D), the layout of packed calls."""
     return [x[0].transpose(0, 1) for x in tensors]
 
 
 @lru_cache(maxsize=4)
 def _boundaries(point: Point, device: torch.device) -> tuple[Tensor, int]:
-    """Boundaries as int32 on the device, and the longest document (rows)."""
+    """Returns boundaries as int32 on the device, and the rows of the longest document."""
     bounds = point.boundaries or (0, point.seq_len)
     longest = max(b - a for a, b in itertools.pairwise(bounds))
     return torch.tensor(bounds, dtype=torch.int32, device=device), longest
 
 
 def _window(point: Point) -> tuple[int, int]:
-    """Keys seen before and after the own one, -1 for all."""
+    """Returns the visible keys before and after the own one, -1 for all."""
     if point.window is not None:
         return point.window, 0
     return (-1, 0) if point.causal else (-1, -1)
@@ -247,7 +247,7 @@ def _half_on_gpu(point: Point, device: torch.device) -> str | None:
 
 
 def _varlen() -> Autograd:
-    """``torch.nn.attention.varlen``: PyTorch's own flash kernel on packed documents."""
+    """Returns ``torch.nn.attention.varlen``: PyTorch's flash kernel on packed documents."""
 
     def function() -> Any:
         return importlib.import_module("torch.nn.attention.varlen").varlen_attn
@@ -277,7 +277,8 @@ def _varlen() -> Autograd:
 
 
 def _flash_attn(module: str) -> Autograd:
-    """The flash-attn package (``flash_attn``), or FlashAttention 3 (``flash_attn_interface``)."""
+    """Returns the package flash-attn (``flash_attn``) or FlashAttention 3
+    (``flash_attn_interface``)."""
 
     def limits(point: Point, device: torch.device) -> str | None:
         if importlib.util.find_spec(module) is None:
@@ -294,7 +295,7 @@ def _flash_attn(module: str) -> Autograd:
             out = package.flash_attn_varlen_func(
                 *_packed(point, q, k, v), cu, cu, longest, longest, **how
             )
-            out = out[0] if isinstance(out, tuple) else out  # some versions give lse as well
+            out = out[0] if isinstance(out, tuple) else out  # some versions return lse as well
             return out.transpose(0, 1)[None]
         out = package.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), **how)
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
@@ -303,7 +304,7 @@ def _flash_attn(module: str) -> Autograd:
 
 
 def _flex() -> Autograd:
-    """FlexAttention, compiled for exactly these shapes."""
+    """Returns FlexAttention, compiled for exactly these shapes."""
 
     def limits(point: Point, device: torch.device) -> str | None:
         return None if device.type == "cuda" else "compiled for GPUs only here"
@@ -330,6 +331,6 @@ CONTENDERS: dict[str, Contender] = {
     "flash-attn": _flash_attn("flash_attn"),
     "flash-attn-3": _flash_attn("flash_attn_interface"),
 }
-# Kernels with barriers of their own, in which a bug is a deadlock: they are measured after everyone
-# else, beside "ringray" once more, so that a hang costs nothing but their own figures.
+# Kernels with explicit barriers, in which a bug is a deadlock: they are measured after all others,
+# beside "ringray" once more, so that a hang loses only their own figures.
 LAST = ("ringray-specialised",)

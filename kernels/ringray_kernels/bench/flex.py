@@ -1,4 +1,4 @@
-"""FlexAttention as a contender: a block mask made from intervals, compiled once per point."""
+"""FlexAttention as a contender: a block mask from intervals, compiled once per point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 128
 
 
 def _mask_mod(point: Point, device: torch.device) -> Callable[..., Tensor]:
-    """The mask as users of FlexAttention write it."""
+    """Returns the mask as users of FlexAttention write it."""
     if point.mask == "documents":
         bounds = torch.tensor(point.boundaries, device=device)
         positions = torch.arange(point.seq_len, device=device)
@@ -43,9 +43,9 @@ def _mask_mod(point: Point, device: torch.device) -> Callable[..., Tensor]:
 
 
 def block_mask(point: Point, device: torch.device) -> BlockMask | None:
-    """Which blocks are seen in part and which as a whole; None where everything is seen.
+    """Returns the partly and the wholly visible blocks, or None if all pairs are visible.
 
-    Made from the intervals: ``create_block_mask`` would write out all S x S pairs.
+    Made from the intervals: ``create_block_mask`` would compute all S x S pairs.
     """
     if point.mask == "full":
         return None
@@ -62,7 +62,7 @@ def block_mask(point: Point, device: torch.device) -> BlockMask | None:
 
     def listed(which: Tensor) -> tuple[Tensor, Tensor]:
         count = which.sum(-1, dtype=torch.int32)
-        # Stable and descending: the blocks that count, in order, then the others.
+        # Stable and descending: the listed blocks in order, then the others.
         order = torch.argsort(which.int(), dim=-1, descending=True, stable=True).int()
         return count[None, None], order[None, None].contiguous()
 
@@ -79,15 +79,15 @@ def block_mask(point: Point, device: torch.device) -> BlockMask | None:
 def _compiled(point: Point, device: torch.device) -> tuple[Callable[..., Any], BlockMask | None]:
     import torch._functorch.config as functorch
 
-    # A backward pass that is timed many times must not give its buffers away.
+    # A repeated backward pass must keep its buffers.
     functorch.donated_buffer = False
-    # Each point is compiled afresh: earlier shapes would count against the recompile limit.
+    # Earlier shapes would count against the recompile limit.
     torch._dynamo.reset()
     return torch.compile(flex_attention, dynamic=False), block_mask(point, device)
 
 
 def flex(point: Point, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """FlexAttention of (1, H, S, D), heads shared by its own flag."""
+    """Computes FlexAttention of (1, H, S, D); shared heads by its own flag."""
     function, mask = _compiled(point, q.device)
     out: Tensor = function(
         q, k, v, block_mask=mask, scale=point.scale, enable_gqa=point.heads != point.kv_heads

@@ -1,4 +1,4 @@
-"""The machine that is measured: names and versions for the record, cache, memory, peak rates."""
+"""The measured machine: names and versions for the record, cache, memory, peak rates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PEAKS: tuple[tuple[str, float], ...] = (
 
 
 def peak_tflops(device_name: str, dtype: str) -> float | None:
-    """The most that the device can do in ``dtype``, in TFLOP/s; None for an unknown device.
+    """Returns the peak rate of the device in ``dtype``, TFLOP/s; None for an unknown device.
 
     fp32 products run as tf32 at best, at half the rate of 16 bits.
     """
@@ -44,7 +44,7 @@ def device_name(device: torch.device) -> str:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Size of the last-level cache; a CPU's is not asked for."""
+    """Returns the size of a GPU's last-level cache; 0 for a CPU."""
     if device.type != "cuda":
         return 0
     properties = torch.cuda.get_device_properties(device)
@@ -52,14 +52,14 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Memory that is free for inputs now; on a CPU 1 GiB."""
+    """Returns the free memory of a GPU; 1 GiB for a CPU."""
     if device.type != "cuda":
         return 1 << 30
     return int(torch.cuda.mem_get_info(device)[0])
 
 
 def _ask(command: list[str], cwd: Path | None = None) -> str | None:
-    """First line of what a command prints, or None."""
+    """Returns the first line that a command prints, or None."""
     if not shutil.which(command[0]):
         return None
     try:
@@ -72,7 +72,7 @@ def _ask(command: list[str], cwd: Path | None = None) -> str | None:
 
 
 def _smi(device: torch.device, *fields: str) -> list[str] | None:
-    """Fields of nvidia-smi for the device that torch counts as ``device``."""
+    """Returns fields of nvidia-smi for torch's ``device``, or None."""
     if device.type != "cuda" or torch.version.hip:
         return None
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
@@ -84,14 +84,14 @@ def _smi(device: torch.device, *fields: str) -> list[str] | None:
 
 
 def clocks(device: torch.device) -> dict[str, str] | None:
-    """Current clock, temperature and power; None where nobody can be asked."""
+    """Returns current clock, temperature and power, or None without nvidia-smi."""
     names = ("clocks.sm", "temperature.gpu", "power.draw")
     values = _smi(device, *names)
     return None if values is None else dict(zip(names, values, strict=False))
 
 
 def source_digest() -> str:
-    """12 hex digits of sha256 over this package's Python files: names the code without git."""
+    """Returns 12 hex digits of sha256 over the Python files: names the code without git."""
     total = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         total.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -106,9 +106,9 @@ def _version(name: str) -> str | None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a measurement was taken on, as JSON-able values."""
+    """Returns the hardware and versions of a measurement as JSON-able values."""
     smi = _smi(device, "driver_version", "clocks.max.sm", "power.limit") or [""] * 3
-    # A copy of the tree without its .git may be told the commit.
+    # The variable names the commit of a copy without .git.
     commit = os.environ.get("RINGRAY_COMMIT") or _ask(["git", "rev-parse", "HEAD"], cwd=_PACKAGE)
     return {
         "device": device_name(device),

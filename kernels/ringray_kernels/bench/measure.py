@@ -1,4 +1,4 @@
-"""One point: every contender is checked, and those that are right are timed in turns."""
+"""One point: checks of all contenders, and interleaved timing of the right ones."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ringray_kernels.bench.problems import Point
 
 Status = Literal["ok", "wrong", "refused", "unsupported", "oom", "failed"]
-# Long calls scatter less, and there is no time for many of them.
+# Long calls vary less and leave no time for many of them.
 _LONG_FLOPS = 1e13
 _REASON_LENGTH = 300
 
 
 class DeviceLost(Exception):
-    """The device answers no more: whatever runs next would fail too. ``records``: what the case has
-    given until then."""
+    """The device no longer responds, so all later calls would fail. ``records``: those of the case
+    so far."""
 
     def __init__(self, reason: str, records: Iterable[Record] = ()) -> None:
         super().__init__(reason)
@@ -39,8 +39,8 @@ class DeviceLost(Exception):
 class Record:
     """One contender at one case. Times in milliseconds per call.
 
-    ``share``: worst error over its limit, at most 1 is right; ``errors``: relative, by tensor.
-    ``more``: what only some cases have.
+    ``share``: largest error over its limit, at most 1 if right; ``errors``: relative, by tensor;
+    ``more``: fields of some cases only.
     """
 
     case: str
@@ -57,7 +57,7 @@ class Record:
     more: dict[str, Any] = field(default_factory=dict)
 
     def json(self, environment: dict[str, Any], clocks: dict[str, str] | None) -> str:
-        """One JSON line, without NaN and infinity, which JSON does not know."""
+        """Returns one JSON line; NaN and infinity become text, since JSON lacks them."""
         content = asdict(self)
         line = {**content, **content.pop("more"), "clocks": clocks, "environment": environment}
         line.pop("more", None)
@@ -75,14 +75,14 @@ def _finite(value: Any) -> Any:
 
 
 def effort(point: Point, device: torch.device) -> timing.Effort:
-    """How often a point is measured: decided beforehand, by its size alone."""
+    """Returns the number of samples of a point, decided in advance by its size alone."""
     if device.type == "cpu":
         return timing.Effort(rounds=5, sample_ms=0.5)
     return timing.Effort(rounds=20 if point.flops < _LONG_FLOPS else 7)
 
 
 def failure(case: str, contender: str, error: BaseException) -> Record:
-    """The record of a contender that raised ``error``."""
+    """Returns the record of a contender that raised ``error``."""
     text = " ".join(str(error).split())[:_REASON_LENGTH]
     if isinstance(error, Unsupported):
         return Record(case, contender, "unsupported", text)
@@ -92,10 +92,10 @@ def failure(case: str, contender: str, error: BaseException) -> Record:
 
 
 def free(device: torch.device, records: Iterable[Record]) -> None:
-    """Gives memory back.
+    """Frees memory.
 
     Raises:
-        DeviceLost: an earlier error has left the device unusable; with ``records``.
+        DeviceLost: an earlier error left the device unusable; with ``records``.
     """
     gc.collect()
     if device.type == "cuda":
@@ -114,7 +114,7 @@ def timed(
     result: timing.Timing,
     peak: float | None,
 ) -> Record:
-    """The record of a right contender; without a figure if that cannot be true."""
+    """Returns the record of a right contender, without a figure if that is impossible."""
     refused = timing.above_peak(flops, result, peak)
     if refused:
         return Record(
@@ -136,13 +136,13 @@ def measure(
     peak: float | None,
     mark: Callable[[str], None] = timing.unmarked,
 ) -> list[Record]:
-    """One record for each of the contenders ``names``, in their order.
+    """Returns one record for each of the contenders ``names``, in their order.
 
-    ``say`` is told what is being done, ``mark`` whose turn it is at every sample; ``peak``: TFLOP/s
-    that no figure may exceed, None to skip.
+    ``say`` receives each step, ``mark`` each sample; ``peak``: the limit of figures in TFLOP/s,
+    None for no limit.
 
     Raises:
-        DeviceLost: nothing more can be measured in this process.
+        DeviceLost: this process can measure no more.
     """
     records: dict[str, Record] = {}
     able: list[str] = []
@@ -157,7 +157,7 @@ def measure(
             _measure(point, able, device, say, peak, mark, records)
         except DeviceLost:
             raise
-        except Exception as error:  # no memory for the inputs, say
+        except Exception as error:  # for example no memory for the inputs
             failed = [name for name in able if name not in records]
             records |= {name: failure(point.name, name, error) for name in failed}
         free(device, records.values())
@@ -173,7 +173,7 @@ def _measure(
     mark: Callable[[str], None],
     records: dict[str, Record],
 ) -> None:
-    """Adds to ``records`` as they come."""
+    """Adds each record to ``records`` when it is complete."""
     case = point.name
     say("inputs and reference")
     sets = make_sets(point, device, machine.cache_bytes(device), machine.memory_bytes(device))
@@ -193,9 +193,9 @@ def _measure(
                 records[name] = Record(
                     case, name, "wrong", verdict.reason, share=verdict.share, errors=verdict.errors
                 )
-        except Exception as error:  # of any type, from any library: the others go on
+        except Exception as error:  # of any type, from any library: other contenders go on
             records[name] = failure(case, name, error)
-        first = rest = None  # type: ignore[assignment]  # what is not timed is not kept either
+        first = rest = None  # type: ignore[assignment]  # frees results that are not timed
         free(device, records.values())
     say(f"timing {', '.join(ready) or 'nobody'}; {len(sets)} sets of inputs")
     results = timing.interleaved(ready, device, effort(point, device), mark)

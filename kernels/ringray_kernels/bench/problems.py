@@ -1,4 +1,4 @@
-"""What the benchmark measures: points, their exact FLOPs, and inputs larger than the cache.
+"""The cases of the benchmark: points, their exact FLOPs, and inputs larger than the cache.
 
 Shapes: q, dout (1, H, S, D), k, v (1, Hkv, S, D), contiguous, standard normal values.
 """
@@ -82,7 +82,7 @@ class Point:
 
     @property
     def boundaries(self) -> tuple[int, ...] | None:
-        """Where documents begin and end (rows), or None if nothing is packed."""
+        """Rows at which documents begin and end, or None without packing."""
         if self.mask != "documents":
             return None
         ends = [sum(_DOCUMENTS[:i]) for i in range(len(_DOCUMENTS) + 1)]
@@ -103,12 +103,12 @@ class Point:
 
     @property
     def flops(self) -> float:
-        """Floating point operations of all heads, from the visible pairs alone."""
+        """Floating point operations of all heads, from the visible pairs only."""
         forward = FORWARD_FLOPS * self.pairs * self.head_dim * self.heads
         return forward * (BACKWARD_FACTOR if self.direction == "backward" else 1)
 
     def visible(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Half-open range of keys that each query sees; int64 (S,), non-decreasing."""
+        """Returns the half-open range of keys that each query sees; int64 (S,), non-decreasing."""
         bounds = self.boundaries
         return visible_range(
             torch.arange(self.seq_len, device=device),
@@ -129,12 +129,12 @@ class Inputs(NamedTuple):
 
 
 def short(number: int) -> str:
-    """``16384`` is ``16k``; other numbers stay."""
+    """Writes multiples of 1024 as ``16k``, other numbers in full."""
     return f"{number // 1024}k" if number >= 1024 and number % 1024 == 0 else str(number)
 
 
 def make_inputs(point: Point, device: torch.device, seed: int) -> Inputs:
-    """Made on the device: minutes would go by on a CPU at 128k."""
+    """Returns random inputs, made on the device: a CPU would take minutes at 128k."""
     generator = torch.Generator(device).manual_seed(seed)
     shape = (1, point.heads, point.seq_len, point.head_dim)
     kv_shape = (1, point.kv_heads, *shape[2:])
@@ -151,7 +151,7 @@ def make_inputs(point: Point, device: torch.device, seed: int) -> Inputs:
 def make_sets(
     point: Point, device: torch.device, cache_bytes: int, memory_bytes: int
 ) -> list[Inputs]:
-    """Sets of inputs to rotate over, so that no call finds its inputs in the cache.
+    """Returns sets of inputs to rotate over, so that no call finds its inputs in the cache.
 
     Together they exceed twice ``cache_bytes``, as far as ``MAX_SETS`` and a share of
     ``memory_bytes`` allow. Only what the direction reads counts.
@@ -167,7 +167,7 @@ def make_sets(
 
 @dataclass(frozen=True)
 class VirtualPoint:
-    """The hops of ``world_size`` ranks, one after another on one device; causal, batch 1."""
+    """The hops of ``world_size`` ranks in sequence on one device; causal, batch 1."""
 
     partition: str
     world_size: int
@@ -182,7 +182,7 @@ class VirtualPoint:
         return Point("causal", self.seq_len, self.head_dim, self.heads, self.heads, self.dtype)
 
     def name(self, direction: Direction) -> str:
-        """``virtual/zigzag/n8/backward/causal/128k/d128/h8/bf16``."""
+        """Returns ``virtual/zigzag/n8/backward/causal/128k/d128/h8/bf16``."""
         whole = replace(self.whole, direction=direction)
         return f"virtual/{self.partition}/n{self.world_size}/{whole.name}"
 
@@ -200,7 +200,7 @@ def _both(points: Sequence[Point]) -> list[Point]:
 
 
 def points(which: Literal["quick", "all"], device: str) -> list[Point]:
-    """What ``--quick`` or ``--all`` measures, what the targets need first; tiny on a CPU."""
+    """Returns the points of ``--quick`` or ``--all``, those of targets first; tiny on a CPU."""
     k = 1024
     if device == "cpu":
         tiny = [
@@ -241,7 +241,7 @@ def points(which: Literal["quick", "all"], device: str) -> list[Point]:
 
 
 def virtual_points(which: Literal["quick", "all"], device: str) -> list[VirtualPoint]:
-    """The virtual rings, the one that has a target first; tiny on a CPU."""
+    """Returns the virtual rings, the one with a target first; tiny on a CPU."""
     if device == "cpu":
         sizes = (2,) if which == "quick" else (2, 4)
         return [VirtualPoint(p, n, 128, 2, 32) for n in sizes for p in PARTITIONS]

@@ -1,4 +1,4 @@
-"""What is printed: a table for each case, and what stands in a virtual ring's line."""
+"""Printed results: a table for each case, a line for a virtual ring."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _milliseconds(value: float) -> str:
 
 
 def table(records: Sequence[Record]) -> list[str]:
-    """One case, a contender a line. ``x ours``: its time over ringray's; ``error``: share of the
-    limit, at most 1."""
+    """Returns the table of one case, a line per contender. ``x ours``: its time over ringray's;
+    ``error``: share of the limit, at most 1."""
     ours = next((r.median_ms for r in records if r.contender == "ringray"), None)
     lines = [
         records[0].case,
@@ -48,7 +48,7 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def ring_line(record: Record) -> str:
-    """A virtual ring in one line."""
+    """Returns the line of a virtual ring."""
     if record.status != "ok" or record.median_ms is None:
         return f"{record.case}  {record.status}: {record.reason}"
     more = record.more

@@ -1,4 +1,4 @@
-"""One run of the benchmark: case after case, printed and written down as results come."""
+"""One run of the benchmark: cases in sequence, with results printed and saved at once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from ringray_kernels.bench.measure import Record
     from ringray_kernels.bench.problems import Point, VirtualPoint
 
-# The first virtual ring, which has a target, comes after as many points.
+# Points before the first virtual ring, which has a target.
 _BEFORE_RINGS = 8
 
 
 class BenchSession:
-    """Measures on ``device`` with the contenders ``names``; records go to ``file`` too, if given.
-    No case is started after ``minutes``; after ``patience_s`` seconds without progress the process
-    ends, see ``Watchdog``."""
+    """A run on ``device`` with the contenders ``names``, which also writes records to ``file``.
+
+    It starts no case after ``minutes`` and ends the process after ``patience_s`` seconds without
+    progress, see ``Watchdog``.
+    """
 
     def __init__(
         self,
@@ -46,12 +48,12 @@ class BenchSession:
         self.case = ""
 
     def run(self, points: Sequence[Point], rings: Sequence[VirtualPoint]) -> bool:
-        """Everything, then the summary. False if one of our kernels is wrong or failed, a figure
-        was refused, or the device was lost."""
+        """Runs all cases and prints the summary. Returns False if one of our kernels is wrong or
+        failed, a figure was refused, or the device was lost."""
         print(", ".join(f"{key} {value}" for key, value in self.environment.items() if value))
         bench = VirtualBench(self.device, self._peak("bfloat16"))
         if bench.peak is None:
-            print(f"{self.device_name}: peak not known, no figure is held against it")
+            print(f"{self.device_name}: peak not known, figures are not checked against it")
         print(flush=True)
         fine = True
         try:
@@ -59,7 +61,7 @@ class BenchSession:
                 self._run(bench, points, rings)
         except measure.DeviceLost as error:
             fine = False
-            print(f"the device answers no more, the rest is not measured: {error}\n")
+            print(f"the device no longer responds, the rest is not measured: {error}\n")
         print("\n".join(targets.summary(self.records, self.device_name)))
         return self._ended() and fine
 
@@ -81,7 +83,7 @@ class BenchSession:
                 self._point(point, [*beside, *names], kept=names)
 
     def _able_last(self, point: Point) -> list[str]:
-        """Who can compute ``point`` and is measured after all others."""
+        """Returns the contenders for ``point`` that are measured after all others."""
         return [
             name
             for name in self.names
@@ -90,7 +92,7 @@ class BenchSession:
         ]
 
     def _hung(self, doing: str) -> None:
-        """Saves what there is, from the watchdog's thread: the main one will not come back."""
+        """Saves all results, in the watchdog's thread: the main thread does not return."""
         name = doing.rpartition(" ")[2]
         reason = f"no progress for {self.watchdog.patience_s:g} s while {doing}"
         print(f"\nHUNG: {self.case}: {reason}; the rest is not measured\n", flush=True)
@@ -104,12 +106,12 @@ class BenchSession:
         return machine.peak_tflops(self.device_name, dtype)
 
     def _say(self, text: str) -> None:
-        """What is being done now, on stderr: if something hangs, it is known what."""
+        """Prints the present step to stderr, which identifies a hang."""
         self.watchdog.mark(text)
         print(f"  ... {text}", file=sys.stderr, flush=True)
 
     def _point(self, point: Point, names: Sequence[str], kept: Sequence[str] | None = None) -> None:
-        """``names`` at one point; the records of ``kept`` are kept, by default all."""
+        """Measures ``names`` at one point and keeps the records of ``kept``, by default all."""
 
         def measured() -> list[Record]:
             return measure.measure(
@@ -151,7 +153,7 @@ class BenchSession:
             raise lost
 
     def _keep(self, found: Sequence[Record], clocks: dict[str, str] | None) -> None:
-        """Records, and writes down at once."""
+        """Keeps records and writes them to the file at once."""
         self.records += found
         if self.file is not None:
             for record in found:
@@ -159,7 +161,7 @@ class BenchSession:
             self.file.flush()
 
     def _ended(self) -> bool:
-        """Says what was left out and what went wrong; whether nothing did."""
+        """Prints skipped cases and failures; returns whether there are no failures."""
         if self.skipped:
             print(f"\nnot started within {self.minutes:g} minutes: {', '.join(self.skipped)}")
         bad = [
@@ -169,5 +171,5 @@ class BenchSession:
             or (one.contender.startswith("ringray") and one.status not in ("ok", "unsupported"))
         ]
         if bad:
-            print("\nnot as it should be:\n" + "\n".join(bad))
+            print("\nfailures:\n" + "\n".join(bad))
         return not bad

@@ -1,4 +1,4 @@
-"""What the kernels aim at on an H200 (bf16, head dim 128), and whether they reach it."""
+"""Targets of the kernels on an H200 (bf16, head dim 128), compared with the results."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Results:
         self._records = {(one.case, one.contender): one for one in records}
 
     def tflops(self, case: str, contender: str = "ringray") -> float | None:
-        """Measured TFLOP/s, or None."""
+        """Returns measured TFLOP/s, or None."""
         found = self._records.get((case, contender))
         return None if found is None or found.status != "ok" else found.tflops
 
     def more(self, case: str, name: str) -> float | None:
-        """One of ringray's further figures, or None."""
+        """Returns one of ringray's further figures, or None."""
         found = self._records.get((case, "ringray"))
         return None if found is None else found.more.get(name)
 
 
 @dataclass(frozen=True)
 class SpeedTarget:
-    """``measured`` gives the figure, or None where it was not taken; ``at_least`` or ``at_most``
-    is what it is held against."""
+    """A bound on a figure. ``measured`` returns the figure, or None if it is missing; the bound is
+    ``at_least`` or ``at_most``."""
 
     name: str
     measured: Callable[[Results], float | None]
@@ -43,7 +43,7 @@ class SpeedTarget:
     at_most: float | None = None
 
     def line(self, results: Results) -> str:
-        """``met`` or ``missed``, and by how much."""
+        """Returns the line with the verdict and the margin."""
         bound = self.at_least if self.at_least is not None else self.at_most
         assert bound is not None
         sign = "≥" if self.at_least is not None else "≤"
@@ -68,7 +68,7 @@ def _against(name: str, point: Point, other: str, at_least: float) -> SpeedTarge
 
 
 def _share(point: Point) -> SpeedTarget:
-    """Time of a sparse mask over causal's, over the ratio of their FLOPs."""
+    """Bounds the time of a sparse mask over causal's, over the ratio of their FLOPs."""
     causal = replace(point, mask="causal", window=None)
 
     def ratio(results: Results) -> float | None:
@@ -86,7 +86,7 @@ def _virtual(direction: Direction) -> Iterator[SpeedTarget]:
 
 
 def targets() -> list[SpeedTarget]:
-    """All targets; rates in TFLOP/s."""
+    """Returns all targets; rates in TFLOP/s."""
 
     def at_16k(mask: MaskName, direction: Direction) -> Point:
         return Point(mask, 16 * _K, direction=direction)
@@ -120,7 +120,7 @@ def targets() -> list[SpeedTarget]:
 
 
 def summary(records: Iterable[Record], device_name: str) -> list[str]:
-    """One line for each target, under a line that says what for."""
+    """Returns a heading and one line for each target."""
     results = Results(records)
     note = "" if "H200" in device_name else f"; this is {device_name}"
     return [f"targets (for an H200{note})", *(target.line(results) for target in targets())]

@@ -1,7 +1,7 @@
-"""Timing: contenders take turns round by round, each sample long enough to be trusted.
+"""Timing: contenders alternate in rounds, with samples long enough to be reliable.
 
-A shared or warming device drifts by more than the differences of interest, so contenders of one
-point are never timed one after the other but interleaved, and compared by their medians.
+A shared or warming device drifts by more than the differences of interest, so the contenders of a
+point are interleaved, never timed in sequence, and compared by their medians.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 _WARM_UP = 2
 _ESTIMATE = 3
 _MAX_CALLS = 2000
-# Cycles that the device waits before what is timed, so that the host is ahead and its launches are
-# not measured: about 2 ms before the calls of a sample, 6 ms before a rank's hops.
+# Cycles that the device waits before timed calls, so that the host is ahead and its launches are
+# not measured: about 2 ms before the calls of a sample, 6 ms before the hops of a rank.
 _SAMPLE_HEAD_START = 4_000_000
 _HEAD_START = 10_000_000
 
 
 @dataclass(frozen=True)
 class Effort:
-    """``rounds`` samples of each contender, each of at least about ``sample_ms`` milliseconds."""
+    """``rounds`` samples of each contender, of at least about ``sample_ms`` milliseconds each."""
 
     rounds: int = 20
     sample_ms: float = 2.0
@@ -46,16 +47,12 @@ class Timing:
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The sample below which ``share`` of the samples lie, between neighbours linearly."""
-    ordered = sorted(samples)
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+    """Returns the quantile ``share`` of the samples, with linear interpolation."""
+    return float(np.quantile(samples, share))
 
 
 def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
-    """Milliseconds per call of ``count`` calls that rotate over ``calls`` from ``first`` on."""
+    """Returns milliseconds per call of ``count`` calls, rotating over ``calls`` from ``first``."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -73,7 +70,7 @@ def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
 
 
 def unmarked(doing: str) -> None:
-    """Nobody watches what is being done."""
+    """Ignores the present step."""
 
 
 def interleaved(
@@ -82,9 +79,9 @@ def interleaved(
     effort: Effort,
     mark: Callable[[str], None] = unmarked,
 ) -> dict[str, Timing | Exception]:
-    """Each contender's timing; one that fails is left out of later rounds and gets its error.
+    """Returns the timing of each contender, or its error; a failed one skips later rounds.
 
-    ``mark`` is told whose turn begins.
+    ``mark`` receives the contender before each of its samples.
     """
     counts: dict[str, int] = {}
     failed: dict[str, Exception] = {}
@@ -94,11 +91,11 @@ def interleaved(
             sample(calls, max(_WARM_UP, len(calls)), 0, device)
             each = sample(calls, _ESTIMATE, 0, device)
             counts[name] = max(1, min(_MAX_CALLS, math.ceil(effort.sample_ms / max(each, 1e-6))))
-        except Exception as error:  # of any type: the others go on
+        except Exception as error:  # of any type: other contenders go on
             failed[name] = error.with_traceback(None)
     samples: dict[str, list[float]] = {name: [] for name in counts}
     for turn in range(effort.rounds):
-        # Everyone is first, last and in between equally often.
+        # All contenders take all places equally often.
         order = list(counts)
         shift = turn % max(1, len(order))
         for name in order[shift:] + order[:shift]:
@@ -122,7 +119,7 @@ def interleaved(
 
 
 def above_peak(flops: float, timing: Timing, peak_tflops: float | None) -> str | None:
-    """Why a figure cannot be true, or None: a fifth of the samples is faster than the hardware."""
+    """Returns why a figure is impossible, or None: a fifth of the samples beats the hardware."""
     fastest = tflops(flops, timing.p20_ms)
     if peak_tflops is None or fastest <= peak_tflops:
         return None
@@ -130,24 +127,24 @@ def above_peak(flops: float, timing: Timing, peak_tflops: float | None) -> str |
 
 
 def tflops(flops: float, milliseconds: float) -> float:
-    """``flops`` in ``milliseconds`` as TFLOP/s."""
+    """Returns ``flops`` in ``milliseconds`` as TFLOP/s."""
     return flops / (milliseconds * 1e9)
 
 
 class Clock:
-    """Times calls on the device alone: events on a GPU, a timer on a CPU."""
+    """A clock for single calls: events on a GPU, a timer on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.marks: list[tuple[Any, Any]] = []
 
     def head_start(self) -> None:
-        """Keeps the device busy while the host launches what is timed next."""
+        """Keeps the device busy while the host launches the next timed calls."""
         if self.device.type == "cuda":
             torch.cuda._sleep(_HEAD_START)
 
     def time(self, call: Callable[[], Any]) -> Any:
-        """What ``call`` returns; it is timed."""
+        """Times ``call`` and returns its result."""
         if self.device.type != "cuda":
             before = time.perf_counter()
             result = call()
@@ -161,7 +158,7 @@ class Clock:
         return result
 
     def milliseconds(self) -> list[float]:
-        """Of every call since the last question, in order."""
+        """Returns the milliseconds of all calls since the last query, in order."""
         marks, self.marks = self.marks, []
         if self.device.type != "cuda":
             return [(stop - start) * 1e3 for start, stop in marks]

@@ -1,12 +1,12 @@
-"""The virtual ring: the hops of N ranks, one after another on one device.
+"""The virtual ring: the hops of N ranks in sequence on one device.
 
-What a ring of N devices would compute, without its transfers: every rank's kernel calls with the
-ring's own intervals and order. Two numbers come of it. *Overhead*: the sum of all hop times over
-one call for the whole sequence; what cutting into hops costs. *Critical path*: the time of the
-slowest rank over that call; at best 1/N.
+It computes a ring of N devices without its transfers: the kernel calls of all ranks with the
+intervals and order of the ring. It gives two numbers. *Overhead*: the sum of all hop times over one
+call for the whole sequence, the cost of the division into hops. *Critical path*: the time of the
+slowest rank over that call, at best 1/N.
 
-The hops come from what ``HOPS`` names; the kernels install and run without it. Shapes as in
-``problems``; a shard has S / N rows.
+The function named by ``HOPS`` provides the hops; the kernels install and run without it. Shapes as
+in ``problems``; a shard has S / N rows.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from ringray_kernels.bench.problems import Direction, VirtualPoint
 
 _ROUNDS = 5
-HOPS = "ringray.attention.virtual:hops"  # MODULE:FUNCTION that says what a rank of a ring computes
+HOPS = "ringray.attention.virtual:hops"  # MODULE:FUNCTION that returns the hops of a rank
 
 
 class _Hop(NamedTuple):
-    """One kernel call of one rank: which rows of whose chunk, and what its queries see of them."""
+    """One kernel call of one rank: rows of the owner's chunk, and the intervals of its queries."""
 
     owner: int
     rows: slice
@@ -61,7 +61,7 @@ class _Rank:
 
 
 class VirtualRing:
-    """All ranks of one virtual ring, and what they have computed so far."""
+    """All ranks of one virtual ring, and their results so far."""
 
     def __init__(self, point: VirtualPoint, inputs: Inputs, backend: str) -> None:
         self.inputs = inputs
@@ -84,7 +84,7 @@ class VirtualRing:
         return shard.k[:, :, hop.rows], shard.v[:, :, hop.rows]
 
     def forward(self, clock: Clock) -> None:
-        """Every rank's forward hops; each call is timed."""
+        """Runs the forward hops of all ranks and times each call."""
         self.states = []
         for rank in self.ranks:
             clock.head_start()
@@ -108,7 +108,7 @@ class VirtualRing:
             self.states.append(state)
 
     def prepare_backward(self) -> None:
-        """delta, and gradients of zero, from the last forward."""
+        """Computes delta and zeroes the gradients, after the last forward."""
         self.deltas, self.grads = [], []
         for rank, state in zip(self.ranks, self.states, strict=True):
             shard = rank.shard
@@ -120,9 +120,9 @@ class VirtualRing:
             self.grads.append((dq, dk, dv))
 
     def backward(self, clock: Clock) -> None:
-        """Every rank's backward hops, added to the gradients; each call is timed.
+        """Runs the backward hops of all ranks and times each call.
 
-        In place of the sums of dK/dV that travel, ranks add to their owner's.
+        Ranks add dK and dV to their owner's; a real ring sends the sums.
         """
         for rank, state, delta, grads in zip(
             self.ranks, self.states, self.deltas, self.grads, strict=True
@@ -145,7 +145,7 @@ class VirtualRing:
                 clock.time(call)
 
     def assembled(self, direction: Direction) -> dict[str, Tensor]:
-        """The whole sequence's results from all ranks, in q's dtype."""
+        """Returns the results of the whole sequence, in q's dtype."""
 
         def whole(parts: list[Tensor]) -> Tensor:
             like = parts[0]
@@ -162,7 +162,7 @@ class VirtualRing:
 
 
 class OneCall:
-    """The same problem in one call, with the same clock."""
+    """The same problem in one call, timed by the same clock."""
 
     def __init__(self, ring: VirtualRing) -> None:
         self.ring = ring
@@ -195,7 +195,7 @@ class OneCall:
         )  # fmt: skip
 
     def results(self, direction: Direction) -> dict[str, Tensor]:
-        """Of the first call in ``direction``, in q's dtype."""
+        """Returns the results of the first call in ``direction``, in q's dtype."""
         if direction == "forward":
             return {"out": self.state.out}
         names = ("dq", "dk", "dv")
@@ -204,7 +204,7 @@ class OneCall:
 
 
 class VirtualBench:
-    """Measures virtual rings; inputs and references are kept from one to the next of a length."""
+    """Measurements of virtual rings; consecutive rings of a length share inputs and references."""
 
     def __init__(self, device: torch.device, peak: float | None, rounds: int = _ROUNDS) -> None:
         self.device, self.peak, self.rounds = device, peak, rounds
@@ -213,7 +213,7 @@ class VirtualBench:
 
     def _inputs(self, point: VirtualPoint) -> tuple[Inputs, dict[Direction, checks.Reference]]:
         if self._kept is None or self._kept[0] != point.whole:
-            self._kept = None  # before the next is made
+            self._kept = None  # frees it before the next is made
             inputs = make_inputs(point.whole, self.device, 0)
             right: dict[Direction, checks.Reference] = {
                 "forward": checks.reference(point.whole, inputs),
@@ -223,10 +223,10 @@ class VirtualBench:
         return self._kept[1:]
 
     def measure(self, point: VirtualPoint, say: Callable[[str], None]) -> list[Record]:
-        """Two records, forward and backward; ``median_ms`` is the sum of all hops.
+        """Returns two records, forward and backward; ``median_ms`` is the sum of all hops.
 
         Raises:
-            DeviceLost: nothing more can be measured in this process.
+            DeviceLost: this process can measure no more.
         """
         directions: tuple[Direction, ...] = ("forward", "backward")
         records: list[Record] = []
@@ -257,7 +257,7 @@ class VirtualBench:
                     continue
                 say(f"timing {direction}")
                 records.append(self._timed(point, direction, ring, whole, clock, verdict))
-        except Exception as error:  # of any type: other rings may do
+        except Exception as error:  # of any type: other rings go on
             records += [
                 measure.failure(point.name(direction), "ringray", error)
                 for direction in directions[len(records) :]

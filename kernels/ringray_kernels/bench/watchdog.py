@@ -1,4 +1,4 @@
-"""Ends the benchmark when a kernel never returns: nothing else can, once the host waits for it."""
+"""The end of a benchmark whose kernel never returns, while the host waits for the device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ PATIENCE_S = 120.0
 
 
 class Watchdog:
-    """While entered, ends the process with ``EXIT_HUNG`` when ``mark`` was not called for
-    ``patience_s`` seconds; ``hung`` is told before what was last marked, and saves what there is.
+    """A context that ends the process with ``EXIT_HUNG`` after ``patience_s`` seconds without
+    ``mark``; before that it calls ``hung`` with the last mark to save results.
 
-    A thread: waiting for a device releases the interpreter's lock, but no signal handler runs.
+    It runs in a thread: a wait for the device releases the interpreter's lock, but runs no signal
+    handlers.
     """
 
     def __init__(self, patience_s: float, hung: Callable[[str], None]) -> None:
@@ -27,7 +28,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def mark(self, doing: str) -> None:
-        """Something has ended, and ``doing`` begins."""
+        """Records progress: ``doing`` begins."""
         self._last = (doing, time.monotonic())
 
     def __enter__(self) -> Watchdog:
