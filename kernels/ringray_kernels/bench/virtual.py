@@ -68,8 +68,6 @@ class VirtualRing:
         self.device = inputs.q.device
         self.more: dict[str, Any] = {"scale": point.whole.scale, "backend": backend}
         self.ranks = [self._rank(point, rank, backend) for rank in range(point.world_size)]
-        low, high = point.whole.visible(self.device)
-        self.bounds = low.int()[None], high.int()[None]
         self.states: list[State] = []
         self.deltas: list[Tensor] = []
         self.grads: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -161,48 +159,6 @@ class VirtualRing:
         return {n: whole([grads[i] for grads in self.grads]) for i, n in enumerate(names)}
 
 
-class OneCall:
-    """The same problem in one call, timed by the same clock."""
-
-    def __init__(self, ring: VirtualRing) -> None:
-        self.ring = ring
-        q, k, v, dout = ring.inputs
-        self.state = self._attend()
-        self.delta = ringray_kernels.delta(dout, *self.state, backend=ring.more["backend"])
-        self.grads = [
-            torch.zeros(x.shape, dtype=torch.float32, device=ring.device) for x in (q, k, v)
-        ]
-
-    def _attend(self) -> State:
-        q, k, v, _ = self.ring.inputs
-        return ringray_kernels.forward(
-            q, k, v, *self.ring.bounds, out_dtype=q.dtype, **self.ring.more
-        )
-
-    def forward(self, clock: Clock) -> None:
-        clock.head_start()
-        clock.time(self._attend)
-
-    def backward(self, clock: Clock) -> None:
-        q, k, v, dout = self.ring.inputs
-        dq, dk, dv = self.grads
-        clock.head_start()
-        clock.time(
-            lambda: ringray_kernels.backward(
-                dout, q, k, v, self.state.lse, self.delta, *self.ring.bounds, dq=dq, dk=dk, dv=dv,
-                out=self.state.out, **self.ring.more,
-            )
-        )  # fmt: skip
-
-    def results(self, direction: Direction) -> dict[str, Tensor]:
-        """Returns the results of the first call in ``direction``, in q's dtype."""
-        if direction == "forward":
-            return {"out": self.state.out}
-        names = ("dq", "dk", "dv")
-        dtype = self.ring.inputs.q.dtype
-        return {name: x.to(dtype) for name, x in zip(names, self.grads, strict=True)}
-
-
 class VirtualBench:
     """Measurements of virtual rings; consecutive rings of a length share inputs and references."""
 
@@ -236,15 +192,16 @@ class VirtualBench:
             say("checking every rank's hops")
             ring = VirtualRing(point, inputs, self.backend)
             clock = Clock(self.device)
-            whole = OneCall(ring)
+            # A ring of one rank computes the same problem in one call.
+            whole = VirtualRing(replace(point, world_size=1), inputs, self.backend)
             for direction in directions:
-                if direction == "backward":
-                    ring.prepare_backward()
                 verdicts = []
-                for one, results in ((ring, ring.assembled), (whole, whole.results)):
+                for one in (ring, whole):
+                    if direction == "backward":
+                        one.prepare_backward()
                     getattr(one, direction)(clock)
                     verdicts.append(
-                        checks.check(results(direction), right[direction], inputs.q.dtype)
+                        checks.check(one.assembled(direction), right[direction], inputs.q.dtype)
                     )
                 clock.milliseconds()
                 case, (verdict, once) = point.name(direction), verdicts
@@ -271,7 +228,7 @@ class VirtualBench:
         point: VirtualPoint,
         direction: Direction,
         ring: VirtualRing,
-        whole: OneCall,
+        whole: VirtualRing,
         clock: Clock,
         verdict: checks.Verdict,
     ) -> Record:
