@@ -2,7 +2,7 @@
 
 An existing folder of this user loses the rights of others. A file is written under an unpredictable
 name, so that no prepared link is followed, and then replaces its target whole or not at all.
-Imports nothing heavy.
+A function that cannot do its work raises OSError, but for ``close``. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -47,11 +47,7 @@ def create_home() -> Path:
 
 
 def folder(path: Path) -> Path:
-    """Creates ``path`` and its missing parents, closes it to others and returns it.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Creates ``path`` and its missing parents, closes it to others and returns it."""
     above(path / "any")
     close(path)
     return path
@@ -59,11 +55,7 @@ def folder(path: Path) -> Path:
 
 def above(path: Path) -> None:
     """Creates the missing folders above ``path``, closed to others; leaves existing ones as they
-    are.
-
-    Raises:
-        OSError: one cannot be created.
-    """
+    are."""
     folder, missing = path.parent, []
     while not folder.exists() and folder != folder.parent:
         missing.append(folder)
@@ -83,21 +75,13 @@ def close(path: Path) -> None:
 
 
 def create(path: Path) -> None:
-    """Creates an empty file at ``path`` or keeps the present one, and closes it to others.
-
-    Raises:
-        OSError: it cannot be created, for example because ``path`` is a link.
-    """
+    """Creates an empty file at ``path`` or keeps the present one, and closes it to others."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, FILE))
     close(path)
 
 
 def database(path: Path) -> None:
-    """Does ``create`` for a sqlite file and for the files that sqlite keeps beside it.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Does ``create`` for a sqlite file and for the files that sqlite keeps beside it."""
     # An existing file is not opened: closing it would drop the locks of all connections of this
     # process to it, and another process would then take the file for unused.
     with contextlib.suppress(FileExistsError):
@@ -108,11 +92,7 @@ def database(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces ``path``, whole or not at all, by a file that holds ``text``.
-
-    Raises:
-        OSError: it cannot be written, or its folder does not exist.
-    """
+    """Replaces ``path``, whole or not at all, by a file that holds ``text``."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW
     try:

@@ -131,13 +131,9 @@ def forward(
         for call in calls:
             mask = _additive_mask(call, starts, ends, q.dtype)
             for entry in _batch_slices(batch, q, k, v, out, lse):
-                _forward_call(
-                    call,
-                    *(x[entry] for x in (q, k, v, out, lse)),
-                    mask=mask,
-                    scale=scale,
-                    fresh=state is None and call.first,
-                )
+                parts = (x[entry] for x in (q, k, v, out, lse))
+                fresh = state is None and call.first
+                _forward_call(call, *parts, mask=mask, scale=scale, fresh=fresh)
     return State(out if out.dtype == out_dtype else out.to(out_dtype), lse)
 
 
@@ -162,13 +158,9 @@ def _forward_call(
     lse_rows = _by_group(lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
     for heads in _head_slices(queries, keys_):
         part, part_lse = fused.forward(
-            queries[heads],
-            keys_[heads],
-            values[heads],
-            causal=call.mode == "causal",
-            mask=mask,
+            queries[heads], keys_[heads], values[heads], causal=call.mode == "causal", mask=mask,
             scale=scale,
-        )
+        )  # fmt: skip
         if fresh:
             out_rows[heads].copy_(part)
             lse_rows[heads].copy_(part_lse)
@@ -204,12 +196,8 @@ def backward(
         for call in calls:
             mask = _additive_mask(call, starts, ends, q.dtype)
             for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
-                _backward_call(
-                    call,
-                    *(x[entry] for x in (dout, q, k, v, out, lse, dq, dk, dv)),
-                    mask=mask,
-                    scale=scale,
-                )
+                parts = (x[entry] for x in (dout, q, k, v, out, lse, dq, dk, dv))
+                _backward_call(call, *parts, mask=mask, scale=scale)
 
 
 def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
@@ -244,16 +232,9 @@ def _backward_call(
     dk_rows, dv_rows = (_by_group(x, kv_heads)[:, 0, keys] for x in (dk, dv))
     for heads in _head_slices(queries, keys_):
         part_q, part_k, part_v = fused.backward(
-            dout_rows[heads],
-            queries[heads],
-            keys_[heads],
-            values[heads],
-            out_rows[heads],
-            lse_rows[heads],
-            causal=call.mode == "causal",
-            mask=mask,
-            scale=scale,
-        )
+            dout_rows[heads], queries[heads], keys_[heads], values[heads], out_rows[heads],
+            lse_rows[heads], causal=call.mode == "causal", mask=mask, scale=scale,
+        )  # fmt: skip
         dq_rows[heads] += part_q
         for grad, part in ((dk_rows[heads], part_k), (dv_rows[heads], part_v)):
             # One addition per query head in fp32: the parts share their K/V head.

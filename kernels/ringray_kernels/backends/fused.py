@@ -85,39 +85,15 @@ def backward(
     if _flash(q, mask):
         no_lengths = torch.empty(0, dtype=torch.int32, device=q.device)
         grads = _ops._scaled_dot_product_flash_attention_backward(
-            dout,
-            q,
-            k,
-            v,
-            out,
-            lse.contiguous(),
-            no_lengths,
-            no_lengths,
-            rows,
-            k.shape[2],
-            0.0,
-            causal,
-            no_seed,
-            no_seed,
-            scale=scale,
-        )
+            dout, q, k, v, out, lse.contiguous(), no_lengths, no_lengths, rows, k.shape[2], 0.0,
+            causal, no_seed, no_seed, scale=scale,
+        )  # fmt: skip
     else:
         lse = torch.nn.functional.pad(lse, (0, -rows % _LSE_ALIGNMENT), value=torch.inf)
         *grads_, _ = _ops._scaled_dot_product_efficient_attention_backward(
-            dout,
-            q,
-            k,
-            v,
-            _aligned(mask, q, k),
-            out,
-            lse,
-            no_seed,
-            no_seed,
-            0.0,
-            [True, True, True, False],
-            causal,
-            scale=scale,
-        )
+            dout, q, k, v, _aligned(mask, q, k), out, lse, no_seed, no_seed, 0.0,
+            [True, True, True, False], causal, scale=scale,
+        )  # fmt: skip
         grads = tuple(grads_)
     dq, dk, dv = (grad[..., :head_dim] for grad in grads)
     return dq, dk, dv

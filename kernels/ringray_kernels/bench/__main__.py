@@ -75,11 +75,7 @@ def _compile_only(args: argparse.Namespace) -> int:
     os.environ.pop("TRITON_INTERPRET", None)
     from ringray_kernels.inspect import report
 
-    return report.main(
-        args.target or report.TARGETS,
-        args.head_dim or report.HEAD_DIMS,
-        args.json,
-    )
+    return report.main(args.target or report.TARGETS, args.head_dim or report.HEAD_DIMS, args.json)
 
 
 def _names(given: str | None) -> list[str]:
@@ -170,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             return _list(args)
         if not (args.quick or args.all):
-            raise _Usage("expected one of --quick, --all, --list and --compile-only")
+            raise _Usage("expected --quick, --all, --list or --compile-only")
         if args.minutes is not None and not args.minutes > 0:
             raise _Usage(f"--minutes: got {args.minutes:g}, expected more than 0")
         if not args.patience > 0:
