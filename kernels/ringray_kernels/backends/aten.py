@@ -70,7 +70,7 @@ def _work(start: Tensor, end: Tensor, batch: int, blocks: int | None) -> list[_W
 
 
 def _by_group(x: Tensor, kv_heads: int) -> Tensor:
-    """(B, H, S, D) seen as (B * Hkv, H / Hkv, S, D): one batch entry per key/value head."""
+    """Views (B, H, S, D) as (B * Hkv, H / Hkv, S, D): one batch entry per key/value head."""
     batch, heads, rows, width = x.shape
     grouped = x.unflatten(1, (kv_heads, heads // kv_heads))
     if batch == 1:

@@ -197,7 +197,7 @@ def _measure(
             records[name] = failure(case, name, error)
         first = rest = None  # type: ignore[assignment]  # frees results that are not timed
         free(device, records.values())
-    say(f"timing {', '.join(ready) or 'nobody'}; {len(sets)} sets of inputs")
+    say(f"timing {', '.join(ready) or 'none'}; {len(sets)} sets of inputs")
     results = timing.interleaved(ready, device, effort(point, device), mark)
     for name, result in results.items():
         if isinstance(result, Exception):

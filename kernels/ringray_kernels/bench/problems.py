@@ -69,7 +69,7 @@ class Point:
 
     @property
     def is_half(self) -> bool:
-        """Whether elements have 16 bits."""
+        """True for elements of 16 bits."""
         return DTYPES[self.dtype].itemsize == 2
 
     @property
@@ -154,7 +154,7 @@ def make_sets(
     """Returns sets of inputs to rotate over, so that no call finds its inputs in the cache.
 
     Together they exceed twice ``cache_bytes``, as far as ``MAX_SETS`` and a share of
-    ``memory_bytes`` allow. Only what the direction reads counts.
+    ``memory_bytes`` allow. Tensors that the direction does not read do not count.
     """
     row = point.head_dim * DTYPES[point.dtype].itemsize * point.seq_len
     tensors = (1 if point.direction == "forward" else 2) * point.heads + 2 * point.kv_heads
