@@ -8,6 +8,8 @@ it. It covers the modules that a rank executes between the configuration of a tr
 - modules that start, watch, limit or describe a rank (``base``, ``lab/trial/faults.py``, ...);
 - ``tuning``: the driver looks choices up and sends them in the configuration, which a point's
   digest covers, and ranks look up nothing;
+- ``lab/trial/metrics.py``, mostly headings: a metric that ranks combine in another way needs
+  another name;
 - ``bench`` and ``inspect`` of the kernels: benchmarks and reports of the compiler.
 """
 
