@@ -82,8 +82,9 @@ def hold(
         try:
             yield lambda: _named(path) == me
         finally:
-            if _named(path) == me:
-                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                if _named(path) == me:
+                    path.unlink()
 
 
 def owner(store: Path, digest: str, role: str) -> Owner | None:
