@@ -82,6 +82,8 @@ def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> 
     assert (kept.environment, new.environment) == (ENVIRONMENT, newer)
     assert store.find("quick").environment == newer
     assert store.find("quick").status == "running"
+    store.begin(sweep(environment=newer), [trial(3)])
+    assert [row.index for row in store.trials(DIGEST)] == [0, 1, 3], "what has ended stays"
 
 
 def test_trials_that_are_planned_no_more_stay_if_they_have_ended(store: Store) -> None:
