@@ -92,9 +92,8 @@ def predict(config: TrialConfig, hardware: Hardware) -> Cost:
     visible = walks.forward.visible
     pair_flops = 4 * config.head_dim * config.heads * config.batch
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
-    flops, seconds = 0, 0.0
-    exchanged = _heads_for_rows(config, fold)
-    sent_bytes, messages = exchanged.sent_bytes, exchanged.messages
+    exchanged_bytes, messages = _heads_for_rows(config, fold)
+    flops, sent_bytes, seconds = 0, exchanged_bytes, 0.0
     tables: list[Walked] = []
     passes: tuple[walk.Pass, ...] = ("forward", "backward")
     for which in passes[: 1 + config.has_backward]:
@@ -109,7 +108,7 @@ def predict(config: TrialConfig, hardware: Hardware) -> Cost:
         pair_seconds = pair_flops / fold * factor / (_rate(config, hardware) * speed)
         seconds += _critical_path(table, pair_seconds, weights, hardware, groups)
         tables.append(table)
-    seconds += exchanged.sent_bytes / config.ring_size / hardware.bandwidth
+    seconds += exchanged_bytes / config.ring_size / hardware.bandwidth
     work = walks.forward.route.by_rank(visible).sum(1)
     return Cost(
         flops=flops,
@@ -153,21 +152,17 @@ def _sizes(config: TrialConfig, exchange: Exchange, *, on_cpu: bool) -> Sizes:
     )
 
 
-class _Moved(NamedTuple):
-    sent_bytes: int
-    messages: int
-
-
-def _heads_for_rows(config: TrialConfig, fold: int) -> _Moved:
-    """Counts the exchange of heads for rows among ``fold`` ranks, and back: Q, K, V there, out and
-    lse back; in backward dO there, dQ, dK and dV back, in their own dtype."""
+def _heads_for_rows(config: TrialConfig, fold: int) -> tuple[int, int]:
+    """Returns bytes and messages of the exchange of heads for rows among ``fold`` ranks, and back:
+    Q, K, V there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype.
+    """
     rows = config.batch * config.padded
     elements = 2 * (config.heads + config.kv_heads) * config.head_dim * rows  # Q, out, K, V
     there_and_back = elements * DTYPES[config.dtype].itemsize
     moved, tensors = there_and_back + config.heads * rows * walk.FP32, 5
     if config.has_backward:
         moved, tensors = moved + there_and_back, tensors + 4
-    return _Moved(moved * (fold - 1) // fold, tensors * config.ring_size * (fold - 1))
+    return moved * (fold - 1) // fold, tensors * config.ring_size * (fold - 1)
 
 
 def _rate(config: TrialConfig, hardware: Hardware) -> float:
@@ -179,14 +174,14 @@ def _rate(config: TrialConfig, hardware: Hardware) -> float:
 
 
 def _critical_path(
-    tables: Walked, seconds_per_pair: float, weights: walk.Weights, hardware: Hardware, groups: int
+    table: Walked, seconds_per_pair: float, weights: walk.Weights, hardware: Hardware, groups: int
 ) -> float:
     """Returns seconds of the slowest rank, which computes while the rows of its next step arrive.
 
     With several ``groups`` of heads, each walks for itself and one computes while the next arrives.
     """
-    compute = tables.visible * seconds_per_pair
-    arriving = tables.chunks_in * weights.chunk + tables.sums_in * weights.sums
+    compute = table.visible * seconds_per_pair
+    arriving = table.chunks_in * weights.chunk + table.sums_in * weights.sums
     transfer = arriving / hardware.bandwidth + hardware.latency * (arriving > 0)
     if groups == 1:
         return float(np.maximum(compute, transfer).sum(1).max())

@@ -73,7 +73,7 @@ class TrialConfig:
         """``blocks`` as the op takes them; the field holds the text of a spec."""
         return Blocks.parse(self.blocks) if isinstance(self.blocks, str) else self.blocks
 
-    @property
+    @cached_property
     def padded(self) -> int:
         """Length that the ranks share, padding included, in tokens."""
         return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
