@@ -56,7 +56,7 @@ def test_a_sweep_ends_well(swept: Swept) -> None:
     assert swept.first.err == ""
     out = swept.first.out
     for size in (1, 2, 3):
-        assert f"ring {size}  ok" in out
+        assert f"ring{size}  ok" in out
     assert (
         out.index("3 trials, 3 pruned")
         < out.index("[1/3]")
