@@ -32,7 +32,14 @@ from ringray.base.errors import PlaceError
 from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.location import artifact_root, is_server
-from ringray.lab.tracking.worker import REQUEST_TIMEOUT, brief, connection_to_driver, log, receive
+from ringray.lab.tracking.worker import (
+    REQUEST_TIMEOUT,
+    brief,
+    connection_to_driver,
+    log,
+    receive,
+    send,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,8 +171,7 @@ class Session:
         error = next(reversed(self._errors.values()), None)
         if self._asked:
             state = SyncState(len(self._done), len(self._backlog), error)
-            with suppress(OSError):  # the driver is gone
-                self._driver.send((self._projection.place, state))
+            send(self._driver, (self._projection.place, state))
 
     def _tail(self) -> bool:
         """Reads the changes of the store into the backlog; returns False if it cannot be read."""
@@ -281,7 +287,7 @@ def main() -> int:
             return 1
         except Exception as error:
             log(traceback.format_exc())
-            driver.send(brief(error))
+            send(driver, brief(error))
             return 1
         signal.signal(signal.SIGTERM, session.terminate)
         # While nothing waits for it: the driver is starting its ranks now.
@@ -312,7 +318,7 @@ def _open(
     projection = Projection(store, digest, uri, experiment, artifact_root(uri), settled)
     if not settled:
         projection.refresh()
-    driver.send(projection.place)
+    send(driver, projection.place)
     writers = WRITERS if is_server(uri) else 1
     return Session(store, digest, projection, driver, writers, opened=not settled)
 

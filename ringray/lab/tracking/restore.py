@@ -17,7 +17,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking.archive import experiments_of, runs_of, sweep_of, trial_of
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.tracker import UNHURRIED_S
-from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log
+from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, send
 from ringray.lab.trial.selection import selected
 
 if TYPE_CHECKING:
@@ -118,12 +118,13 @@ def main() -> int:
     try:
         path, selector, uri = driver.recv()
         with Store(path, create=False) as store:
+            # Not a Restored, which is __main__.Restored here and unknown to the driver.
             answer = tuple(rebuild(MlflowClient(tracking_uri=uri), store, selector, uri))
     except Exception as error:  # whatever MLflow, its database or the network raise
         log(traceback.format_exc())
-        driver.send(brief(error))
+        send(driver, brief(error))
         return 1
-    driver.send(answer)
+    send(driver, answer)
     return 0
 
 

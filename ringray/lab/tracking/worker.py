@@ -69,8 +69,7 @@ class Worker:
 
     def send(self, message: object) -> None:
         """Sends ``message``; if the process has ended, the next :meth:`receive` raises."""
-        with suppress(OSError):
-            self._connection.send(message)
+        send(self._connection, message)
 
     def receive(self, timeout: float) -> Any:
         """Returns the next message, or None if none comes within ``timeout`` seconds.
@@ -96,6 +95,12 @@ def connection_to_driver() -> Connection:
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     return Connection(descriptor)
+
+
+def send(connection: Connection, message: object) -> None:
+    """Sends ``message``; if the other side has ended, the next :func:`receive` raises."""
+    with suppress(OSError):
+        connection.send(message)
 
 
 def receive(connection: Connection, timeout: float) -> Any:

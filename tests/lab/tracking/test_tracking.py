@@ -201,6 +201,16 @@ def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -
     assert [(run.info.run_id, run.info.status) for run in runs()[0]] == [(first, "FINISHED")]
 
 
+def test_a_driver_that_dies_before_mlflow_is_open_loses_nothing(store: Store) -> None:
+    begin(store, trials(2))
+    store.record(DIGEST, trials(2)[0].key, outcome(0))
+    tracker = Tracker(store.path, DIGEST, None, "quick").start()
+    # The connection closes, as at the end of the driver.
+    assert tracker._worker.end(patience=120.0) == "exit code 0"
+    check_complete(store)
+    assert [run.info.status for run in runs()[0]] == ["KILLED"]
+
+
 def test_the_parent_of_a_driver_that_is_gone_was_killed(store: Store) -> None:
     begin(store, trials(1))
     store.record(DIGEST, trials(1)[0].key, outcome(0))
