@@ -46,55 +46,43 @@ def strategy(
     will compute: blocks tuned for another one are not used. The backward walk is chosen together
     with the transport.
     """
-    names = (("partition", partition), ("transport", transport), ("backward", backward))
-    given = {name: value for name, value in names if value != "auto"}
-    said = []
+    asked = {"partition": partition, "transport": transport, "backward": backward}
+    given = {name: value for name, value in asked.items() if value != "auto"}
     chosen: dict[str, Any] = {}
-    if off():
-        return _defaults(given, blocks, "default: RINGRAY_TUNED=0")
+    said = []
     try:
+        if off():
+            raise UserError("RINGRAY_TUNED=0")
         known = tuned.table()
     except UserError as error:
-        return _defaults(given, blocks, f"default: {error}")
+        return _settled(given, chosen, blocks, [f"default: {error}"])
     if "auto" in (partition, transport):
         entry, why = known.find("strategy", wanted.strategy, place)
-        clash = [
-            f"{name}={entry.choice.get(name)}"
-            for name, value in given.items()
-            if entry is not None and entry.choice.get(name) != value
-        ]
+        choice = entry.choice if entry else given
+        clash = [f"{name}={choice.get(name)}" for name in given if choice.get(name) != given[name]]
         if clash:
             entry, why = None, f"tuned with {', '.join(clash)}"
         chosen = dict(entry.choice) if entry else {}
         said.append(f"strategy: {why if entry else f'default ({why})'}")
     if transport != "auto":
         chosen.pop("backward", None)
-    cut = blocks
-    if blocks is None:
-        if chosen.get("blocks") is not None and chosen.get("backend") == backend:
-            cut = chosen["blocks"]
-        else:
-            entry, why = known.find("kernel", wanted.kernel, place)
-            if entry and entry.choice.get("backend") == backend:
-                cut = entry.choice["blocks"]
-            said.append(f"blocks: {why if cut is not None else f'default ({why})'}")
-    return Strategy(
-        chosen.get("partition", given.get("partition", tuned.DEFAULTS["partition"])),
-        chosen.get("transport", given.get("transport", tuned.DEFAULTS["transport"])),
-        chosen.get("backward", backward),
-        cut,
-        "; ".join(said),
-    )
+    if blocks is not None:
+        return _settled(given, chosen, blocks, said)
+    if chosen.get("backend") == backend and chosen.get("blocks") is not None:
+        return _settled(given, chosen, chosen["blocks"], said)
+    entry, why = known.find("kernel", wanted.kernel, place)
+    if entry and entry.choice.get("backend") == backend:
+        blocks = entry.choice["blocks"]
+    said.append(f"blocks: {why if blocks is not None else f'default ({why})'}")
+    return _settled(given, chosen, blocks, said)
 
 
-def _defaults(given: dict[str, str], blocks: int | str | None, source: str) -> Strategy:
-    return Strategy(
-        given.get("partition", tuned.DEFAULTS["partition"]),
-        given.get("transport", tuned.DEFAULTS["transport"]),
-        given.get("backward", "auto"),
-        blocks,
-        source,
-    )
+def _settled(
+    given: dict[str, str], chosen: dict[str, Any], blocks: int | str | None, said: list[str]
+) -> Strategy:
+    names = {**tuned.DEFAULTS, "backward": "auto", **given}
+    names |= {name: chosen[name] for name in names if name in chosen}
+    return Strategy(**names, blocks=blocks, source="; ".join(said))
 
 
 def off() -> bool:
