@@ -137,8 +137,7 @@ class Traffic:
     @cached_property
     def _sent(self) -> Sent:
         tables = (self.chunk_rows, self.sum_rows)
-        rows, messages = (int(x.sum()) for x in tables), (np.count_nonzero(x) for x in tables)
-        return Sent(*rows, *messages)
+        return Sent(*(int(x.sum()) for x in tables), *(int(np.count_nonzero(x)) for x in tables))
 
 
 def traffic(pairs: Pairs, route: Route) -> Traffic:
