@@ -80,6 +80,22 @@ def test_nothing_is_left_to_do_when_all_stand(sweep: Sweep) -> None:
     assert not Resume.of(sweep.plan, sweep.store, environment).to_do
 
 
+def test_a_sweep_that_cannot_be_tracked_is_forgotten_if_it_is_new(tmp_path: Path) -> None:
+    def unreachable() -> Any:
+        raise PlaceError("no MLflow server answers")
+
+    with Store(tmp_path / "store.db") as store:
+        made = Sweep(plan.build(spec.parse(SPEC)), store, Silent())
+        resume = Resume.of(made.plan, store, made.info.environment)
+        with pytest.raises(PlaceError, match="no MLflow"):
+            made.begin(resume, unreachable)
+        assert store.sweeps() == []
+        made.begin(resume, None)
+        with pytest.raises(PlaceError, match="no MLflow"):
+            made.begin(resume, unreachable)
+        assert [row.digest for row in store.sweeps()] == [made.plan.digest]
+
+
 def test_a_line_is_written_only_of_what_the_store_holds(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
