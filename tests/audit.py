@@ -72,7 +72,7 @@ def accepted() -> dict[str, str]:
 
 
 def ask(packages: Mapping[str, str]) -> list[Finding]:
-    """What the first service that knows all ``packages`` says.
+    """Returns the answer of the first service that knows all ``packages``.
 
     Raises:
         NotAudited: none of them does, or is reached.
@@ -134,7 +134,7 @@ def read_answer(answer: Any, packages: Mapping[str, str]) -> list[Finding]:
 
 
 def look_up(packages: Mapping[str, str], folder: Path) -> tuple[list[Finding], str]:
-    """What the advisories in ``folder`` say, and when the youngest of them was changed.
+    """Returns the findings of the advisories in ``folder``, and the date of the youngest of them.
 
     Raises:
         NotAudited: there are none of PyPI.

@@ -1,4 +1,4 @@
-"""What the documentation shows runs, and does what it says."""
+"""Examples of the documentation run and do what their pages say."""
 
 from __future__ import annotations
 

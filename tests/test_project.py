@@ -1,4 +1,4 @@
-"""What a newcomer relies on before any code runs: links, make targets, package data."""
+"""Links, make targets and package data, which a newcomer relies on before any code runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies on disk is its owner's alone, and no spec, store or table reaches out of its folder."""
+"""Files are readable by their owner alone; no spec, store or table reaches out of its folder."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_digests_and_keys_are_no_paths(text: str) -> None:
             use(text)
 
 
-# What a spec may name
+# Files that a spec may name
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_tracking_process_has_no_token_of_ray(
         started.end(0.0)
 
 
-# What an imported table may hold
+# Content of an imported table
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_what_a_table_says_prints_no_codes(tmp_path: Path) -> None:
     assert tuned.read(path)[0].place.hardware == "x\ufffd[2J[/bold]"
 
 
-# What an embedded Ray leaves open
+# Open ports of an embedded Ray
 
 RAY = """
 import os, stat, sys

@@ -1,4 +1,4 @@
-"""What a measurement was taken on, and when two points are the same."""
+"""The environment of a measurement, and the identity of two points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep in MLflow: summary, figures, charts and parallel coordinates."""
+"""MLflow's pages of a sweep: summary, figures, charts and parallel coordinates."""
 
 from __future__ import annotations
 

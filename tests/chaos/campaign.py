@@ -51,7 +51,7 @@ RESUMED = (1, 2, 130, -signal.SIGKILL, -signal.SIGINT)
 
 
 class Broken(AssertionError):
-    """What must be true is not."""
+    """A promise does not hold."""
 
 
 def kill_rank(of: World, draw: random.Random) -> bool:
@@ -238,7 +238,7 @@ class Sweep:
         )
 
     def _rows(self, of: World) -> list[TrialRow] | None:
-        """What is recorded; nothing of a sweep that was not begun. None: the store cannot be read
+        """Returns the recorded trials, none of a sweep that was not begun. None: it cannot be read
         now: it is damaged, or the disk has no room for what sqlite lays beside it."""
         try:
             return of.place.trials(self.name) if of.place.sweeps() else []
@@ -250,7 +250,7 @@ class Sweep:
             return []
 
     def _look(self, of: World, recorded: dict[str, float]) -> bool:
-        """Whether trials were measured since the last look, none of them for the second time; but
+        """Tells whether trials were measured since the last look, none for the second time; but
         those whose records were damaged may have to be."""
         rows = self._rows(of)
         if rows is None:

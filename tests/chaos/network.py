@@ -24,7 +24,7 @@ class Machine:
 
     @property
     def inside(self) -> list[str]:
-        """What stands before a command that runs there."""
+        """Returns the words before a command that runs there."""
         return ["ip", "netns", "exec", self.name]
 
     def runs(self, pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""Does anything grow? Thousands of trials in one sweep, and what its processes hold all along.
+"""Soak test: thousands of trials in one sweep, whose processes must not grow.
 
     python -m tests.chaos.soak --trials 5000
 
@@ -45,7 +45,7 @@ MORE = 2  # files, threads or sockets that may be open by chance
 
 @dataclass(frozen=True)
 class Held:
-    """What one process holds. ``mib``: USS."""
+    """Resources of one process. ``mib``: USS."""
 
     mib: float
     files: int

@@ -37,7 +37,7 @@ def begun(place: Place, text: str, *arguments: object) -> subprocess.Popen[str]:
 def recovered(
     place: Place, driver: Any, name: str, strike: Callable[[], object]
 ) -> tuple[Any, Any]:
-    """What the driver left behind and the fault that it met, after ``strike`` hit one trial: it
+    """Returns the ended driver and the fault that it recorded, after ``strike`` hit one trial: it
     was tried again on a new ring, and all were measured."""
 
     def again() -> list[float]:

@@ -78,7 +78,7 @@ def submitted(head: Head, spec: Path, *more: object) -> Done:
 
 
 def ended(place: Place, name: str) -> int:
-    """How many trials of a sweep have ended; 0 before it begins."""
+    """Returns the number of ended trials of a sweep; 0 before it begins."""
     if not any(row.name == name for row in place.sweeps()):
         return 0
     return sum(row.status is not None for row in place.trials(name))

@@ -114,7 +114,7 @@ def test_a_stalled_rank_costs_one_try(place: Place) -> None:
 
 
 def test_without_retries_a_stalled_rank_fails_its_trial(place: Place) -> None:
-    """Where the trial's deadline comes before a rank counts as stalled."""
+    """The trial's deadline comes before a rank counts as stalled."""
     limit = 8.0
     json = place.home / "a.jsonl"
     driver = in_its_middle(place, json, timeout=f"{limit:g}s", retries=0)

@@ -1,4 +1,4 @@
-"""What the campaign breaks: a cluster of several nodes, their cables, a tracking server, a disk."""
+"""The victims of the campaign: a cluster of several nodes, cables, a tracking server, a disk."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class World:
         self.cut[name] = time.monotonic()
 
     def tend(self) -> None:
-        """What the owner of a cluster does: what was away for long enough comes back."""
+        """Brings back nodes and cables that were away for long enough, as an owner would."""
         now = time.monotonic()
         for name in [name for name, since in self.cut.items() if now - since > BACK_S]:
             self._plug_in(name)
@@ -120,7 +120,7 @@ class World:
         del self.cut[name]
 
     def mend(self) -> None:
-        """What was broken is whole again: disk, cables, server, nodes."""
+        """Repairs everything that is broken: disk, cables, server, nodes."""
         self.free_disk()
         for name in list(self.cut):
             self._plug_in(name)
@@ -149,7 +149,7 @@ class World:
 
 
 def variables(place: Place) -> dict[str, str]:
-    """What nodes have in their environment."""
+    """Returns the environment variables of nodes."""
     return HEALTH | {"PYTHONPATH": place.environment["PYTHONPATH"]}
 
 
@@ -189,7 +189,7 @@ def world(folder: Path) -> Iterator[World]:
 
 
 def _mount(home: Path) -> bool:
-    """Whether ``home`` could be put on a small disk of its own."""
+    """Mounts a small disk at ``home``; False where this user may not."""
     options = ["-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "ringray-test", str(home)]
     with suppress(OSError):
         return subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What every registered backend must do: attention on intervals, within the error budget.
+"""Contract of every registered backend: attention on intervals, within the error budget.
 
 A backend that cannot compute on this machine's tensors is skipped. Sizes are at least 61 rows: on
 less, the yardstick's own error is a matter of luck.
@@ -175,7 +175,7 @@ def test_head_dims(backend: str, head_dim: int) -> None:
         check(problem, compute(backend, problem, problem.inputs))
 
 
-# How each type of ``blocks`` can cut: into a few and into many.
+# Values of each type of ``blocks``: few blocks and many.
 CUTS: dict[type, list[Any]] = {
     int: [None, 1, 16, 100],
     Blocks: [

@@ -1,4 +1,4 @@
-"""What every figure of a sweep promises, whatever it draws."""
+"""Contract of every figure of a sweep, whatever it draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every registered partition must keep to, whatever its rule."""
+"""Contract of every registered partition, whatever its rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every method of search promises, on made-up landscapes whose best point is known."""
+"""Contract of every method of search, on made-up landscapes whose best point is known."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def cases(size: int, mask: dict[str, Any] | None = None) -> Iterator[Case]:
 
 
 def planned(case: Case, size: int, *, backward: bool) -> cost_model.Cost:
-    """What the planner says; ``walk.Unwalkable`` where it says that it cannot be."""
+    """Returns the planner's cost; ``walk.Unwalkable`` if the case is impossible."""
     documents = case.cu and tuple(b - a for a, b in itertools.pairwise(case.cu))
     config = point(
         ring_size=size, seq_len=case.seq_len, batch=case.batch, heads=case.heads,
@@ -177,7 +177,7 @@ def memory(rank: int, size: int) -> None:
 
 
 def refusals(rank: int, size: int) -> None:
-    """What ring and heads do not allow is told to every rank, with the equation."""
+    """Rings and heads that do not fit are refused on every rank, with the equation."""
     wrong = {
         "ulysses": (
             (7 * size, 7),

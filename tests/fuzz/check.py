@@ -1,4 +1,4 @@
-"""Whether what was accepted makes sense, worked out without the code that accepted it.
+"""Checks of accepted plans, worked out without the code that accepted them.
 
 Nothing here calls the planner's own rules: counts of visible pairs, divisibility and the product of
 a sweep are worked out anew, from the canonical form of the spec and the flat configs of the trials.
@@ -133,7 +133,7 @@ def _check_trial(canonical: dict[str, Any], trial: Trial) -> None:
 
 
 def _check_fits(config: dict[str, Any]) -> None:
-    """What can run at all: sizes that multiply out, masks that mean something."""
+    """Checks that a point can run: sizes that multiply out, masks that mean something."""
     ring, heads, kv_heads = config["ring_size"], config["heads"], config["kv_heads"]
     assert heads % kv_heads == 0, "heads do not divide"
     assert config["window"] is None or (config["causal"] and config["window"] >= 0)

@@ -59,7 +59,7 @@ def schema() -> dict[str, Any]:
 
 
 def make(seed: int, index: int) -> tuple[str, bytes]:
-    """How the case was made, and its bytes."""
+    """Returns the method that made the case, and its bytes."""
     rng = random.Random(f"{seed}/{index}")
     ways = (
         (35, "schema", _from_schema), (30, "tree", _tree), (20, "tokens", _tokens), (15, "bytes",

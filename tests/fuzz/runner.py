@@ -42,7 +42,7 @@ class Hang(BaseException):
 
 @dataclass
 class Found:
-    """What came of some cases. ``wrong``: index and what is wrong; ``slowest``: seconds of CPU time
+    """Results of some cases. ``wrong``: index and what is wrong; ``slowest``: seconds of CPU time
     and index."""
 
     counts: Counter[str] = field(default_factory=Counter)

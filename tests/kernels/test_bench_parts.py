@@ -1,4 +1,4 @@
-"""What the benchmark is made of: points and their FLOPs, checks, contenders."""
+"""Parts of the benchmark: points and their FLOPs, checks, contenders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the default configurations compile to on GPUs that are not there.
+"""Compiled code of the default configurations, for GPUs that are not there.
 
 Compiled in a process of their own: this one may have triton's interpreter switched on.
 """

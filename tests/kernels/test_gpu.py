@@ -293,7 +293,7 @@ def test_rows_that_nobody_sees_may_hold_anything(
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("at", [0, 128, 300, 333])
 def test_a_hop_in_which_nobody_sees_anything(at: int, head_dim: int, path: str) -> None:
-    """Where empty intervals stand must not matter, nor what the keys hold."""
+    """The position of empty intervals and the content of unseen keys must not matter."""
     case = Case(head_dim=head_dim, kv_heads=2, blocks=blocks_of(path, head_dim))
     q, k, v, dout = case.inputs()
     k.fill_(NAN)
@@ -318,7 +318,7 @@ def test_a_hop_in_which_nobody_sees_anything(at: int, head_dim: int, path: str) 
 
 
 def compiled() -> int:
-    """How many variants of all our kernels this process has compiled or loaded so far."""
+    """Returns the number of variants of our kernels that this process has compiled or loaded."""
     package = importlib.import_module("ringray_kernels.backends.triton")
     kernels = {}
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):

@@ -90,7 +90,7 @@ def test_rows_that_see_nothing() -> None:
 
 @pytest.mark.parametrize("at", [0, 31, 64, 200])
 def test_a_hop_in_which_nobody_sees_anything(at: int) -> None:
-    """Where empty intervals stand must not matter."""
+    """The position of empty intervals must not matter."""
     q, k, v, start, _ = problem("causal", 140, 200)
     nothing = torch.full_like(start, at)
     k[:], v[:] = float("nan"), float("nan")

@@ -1,4 +1,4 @@
-"""The Triton kernels in the interpreter: what the contract suite does not ask of every backend."""
+"""The Triton kernels in the interpreter, beyond what the contract suite asks of every backend."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_merging_is_attention_over_both() -> None:
 @pytest.mark.parametrize("at", [0, 31, 128, 300])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_hop_in_which_nobody_sees_anything(dtype: torch.dtype, at: int) -> None:
-    """Where empty intervals stand must not matter, nor what the keys hold."""
+    """The position of empty intervals and the content of unseen keys must not matter."""
     generator = torch.Generator().manual_seed(at)
     q = torch.randn(1, 2, 130, 16, generator=generator).to(dtype)
     k, v = (torch.full((1, 1, 300, 16), float("nan"), dtype=dtype) for _ in range(2))

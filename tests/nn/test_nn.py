@@ -103,7 +103,7 @@ def test_low_precision_and_autocast() -> None:
 
 
 def test_training_after_inference() -> None:
-    """What inference mode left in a cache does not break autograd."""
+    """Tensors that inference mode left in a cache do not break autograd."""
     module = ringray.ContextParallelAttention(16, 2, rope_theta=321.0)
     x = torch.randn(1, 14, 16)
     with torch.inference_mode():

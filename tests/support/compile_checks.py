@@ -1,4 +1,4 @@
-"""What each rank of a real ring checks of compiled code: the same bits as eager, in one graph."""
+"""Checks of every rank of a real ring: compiled code gives the same bits as eager, in one graph."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def reverse_keeps_what_it_needs(rank: int, size: int) -> None:
 
 
 def one_rank_is_wrong(rank: int, size: int) -> None:
-    """What is wrong on one rank is said on all, compiled as well, and the ring works afterwards."""
+    """A mistake on one rank is told on all, compiled as well, and the ring works afterwards."""
     q, k, v, *_ = testing.make_inputs(1, 4, 2, 8, 16, torch.float32, seed=0)
     last = rank == size - 1
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
@@ -154,7 +154,7 @@ def modes(rank: int, size: int) -> None:
 
 
 def _step(model: nn.Module, ids: Tensor, labels: Tensor, cu: Tensor | None) -> list[Tensor]:
-    """What one rank computes of a step: its loss, and the whole logits."""
+    """One rank's results of a step: its loss, and the whole logits."""
     rows = ringray.shard(ids, dim=1)
     logits = model(rows, seq_len=SEQ_LEN, cu_seqlens=cu)
     loss = ringray.sharded_cross_entropy(logits, ringray.shard(labels, dim=1, pad_value=-100))

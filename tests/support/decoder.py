@@ -146,7 +146,7 @@ def trainer_alone(model: nn.Module, text: Text | None = None) -> Trainer:
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """What a ring without a wrapper does after backward."""
+    """Sums gradients over the ring, as is needed without a wrapper."""
     for parameter in model.parameters():
         assert parameter.grad is not None
         dist.all_reduce(parameter.grad)

@@ -1,4 +1,4 @@
-"""What each rank of a real ring checks of Hugging Face models, beside their own SDPA."""
+"""Checks of every rank of a real ring: Hugging Face models beside their own SDPA."""
 
 from __future__ import annotations
 

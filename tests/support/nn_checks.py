@@ -1,4 +1,4 @@
-"""What each rank of a real ring checks about the module, the loss and the usual wrappers."""
+"""Checks of every rank of a real ring: the module, the loss and the usual wrappers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _run(
 
 
 def module_refuses_on_every_rank(rank: int, size: int) -> None:
-    """What is wrong on one rank is told on all, and the ring works afterwards."""
+    """A mistake on one rank is told on all, and the ring works afterwards."""
     module = ringray.ContextParallelAttention(HIDDEN, 4)
     x = torch.randn(1, 16, HIDDEN)
     wrong: tuple[tuple[Tensor, dict[str, Any], str], ...] = (

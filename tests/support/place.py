@@ -52,7 +52,7 @@ def tiny(name: str, **changes: Any) -> str:
 
 
 def wait_until(what: str, condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """What ``condition`` returns as soon as that is true; fails after ``patience`` seconds."""
+    """Returns the value of ``condition`` once that is true; fails after ``patience`` seconds."""
     until = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < until, f"not after {patience:.0f} s: {what}"
@@ -138,7 +138,7 @@ class Place:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def sweeps(self) -> list[SweepRow]:
-        """What the store knows; nothing where there is none."""
+        """Returns the sweeps of the store; none where there is no store."""
         path = self.home / "store.db"
         if not path.exists() or path.stat().st_size == 0:  # a driver is about to make it
             return []

@@ -84,7 +84,7 @@ class Head:
         return self.nodes[-1]
 
     def ask(self, path: str) -> Any:
-        """What the dashboard answers."""
+        """Returns the dashboard's answer."""
         request = urllib.request.Request(
             f"{self.url}{path}", headers={"Authorization": f"Bearer {self.token}"}
         )
@@ -92,7 +92,7 @@ class Head:
             return json.load(answer)
 
     def alive(self) -> int:
-        """How many nodes there are; 0 while the dashboard does not answer."""
+        """Returns the number of nodes; 0 while the dashboard does not answer."""
         with suppress(OSError, ValueError, KeyError):
             found = self.ask("/api/v0/nodes")["data"]["result"]["result"]
             return sum(node["state"] == "ALIVE" for node in found)
@@ -157,7 +157,7 @@ def cluster(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Returns unused ports."""
     sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:

@@ -1,4 +1,4 @@
-"""What each rank of a real ring checks: results, gradients, traffic, refusals and sharding."""
+"""Checks of every rank of a real ring: results, gradients, traffic, refusals and sharding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def exact(rank: int, size: int) -> None:
 
 
 class Truth(NamedTuple):
-    """What a case computes, by the oracle in fp64, and the yardstick of its budget."""
+    """The right results of a case, by the oracle in fp64, and the yardstick of its budget."""
 
     want: testing.Gradients
     yard: testing.Gradients
@@ -84,7 +84,7 @@ def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
 
 
 def random_problems(rank: int, size: int) -> None:
-    """Lengths, batches and backends that nobody chose; the same on every rank."""
+    """Random lengths, batches and backends, the same on every rank."""
     rng = random.Random(size)
     for at in range(12):
         seq_len = rng.choice([1, 2, 7, 64, 129])
@@ -137,7 +137,7 @@ def repeatable(rank: int, size: int) -> None:
 
 
 def traffic(rank: int, size: int) -> None:
-    """What is sent is what the walk says: K and V in their dtype, dK and dV in fp32."""
+    """The walk's rows are sent: K and V in their dtype, dK and dV in fp32."""
     for partition, mask, dtype in itertools.product(
         PARTITIONS, ({}, {"causal": False}, {"window": 7}), DTYPES[:2]
     ):

@@ -1,4 +1,4 @@
-"""What each rank of a real ring checks about ``context_parallel``."""
+"""Checks of every rank of a real ring: ``context_parallel``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADS, KV_HEADS = 4, 2
 
 
 class PlainModel(nn.Module):
-    """What people have: it knows SDPA and position ids, and nothing of rings."""
+    """A user's model: it knows SDPA and position ids, and nothing about rings."""
 
     def __init__(self, *, causal: bool = True, scale: float | None = None) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def fsdp(rank: int, size: int) -> None:
 
 
 def nobody_waits_for_a_refused_rank(rank: int, size: int) -> None:
-    """What one rank cannot route, all ranks learn; the ring works afterwards."""
+    """A call that one rank cannot route fails on all ranks; the ring works afterwards."""
     q = torch.randn(1, 4, 8, 16)
     last = rank == size - 1
     mask = torch.ones(8, 8).bool()

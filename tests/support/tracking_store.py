@@ -1,4 +1,4 @@
-"""What the tests of tracking share: a sweep to record, its store, and what MLflow then shows."""
+"""Shared by the tests of tracking: a sweep to record, its store, and its runs in MLflow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What travels: all ranks' scripts are executed with sets of rows. What is sent is held and needed,
-every rank meets what it needs, sums come home once, and the planner counts the same messages."""
+"""Walks: all ranks' scripts are executed with sets of rows. A rank sends only rows that it holds
+and others need, meets all rows that it needs, and gets its sums once; the planner counts the same.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +195,7 @@ def execute(
     moved: Traffic, which: walk.Pass, layout: Layout, mask: Mask, travelling: str,
     kept: list[dict[int, set[int]]] | None = None,
 ) -> Execution:  # fmt: skip
-    """Run it, and check that everyone met what it needs, and who sent what."""
+    """Executes a pass; checks that every rank met the rows that it needs, and counts messages."""
     done = Execution(moved, which, layout, kept or [{} for _ in range(layout.ranks)])
     for (visitor, owner), rows in needs(layout, mask, travelling).items():
         assert done.met.get((visitor, owner), set()) == rows, (visitor, owner)
@@ -207,7 +208,7 @@ def execute(
 
 
 def held_last(one: Script) -> dict[int, set[int]]:
-    """What a rank had of each chunk that it met."""
+    """Returns the rows that a rank held of each chunk that it met."""
     return {visit.owner: span(visit.held) for visit in one.visits}
 
 

@@ -1,4 +1,4 @@
-"""What is said when a Ray cluster does not let one in; tests/chaos/test_jobs.py has real ones."""
+"""Messages when a Ray cluster refuses a connection; tests/chaos/test_jobs.py has real clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of Ray's autoscaler, and how long a ring waits for its place."""
+"""Ray's autoscaler: its configuration, its status, and how long a ring waits for its place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GROUP = "ab" * 18
 
 
-# Where the configuration lies
+# Places of the configuration
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_pod_asks_kubernetes_for_its_raycluster(monkeypatch: pytest.MonkeyPatc
     assert (gpu["max_workers"], gpu["resources"]["GPU"], found["max_workers"]) == (3, 2, 3)
 
 
-# What the autoscaler says of a placement group
+# Status of a placement group
 
 
 def reply(version: int = 1, **state: Any) -> Any:

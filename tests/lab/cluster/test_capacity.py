@@ -1,4 +1,4 @@
-"""What a cluster has or can come to have, which rings fit on it, and what a refused one is told."""
+"""Present and possible nodes of a cluster, the rings that fit on them, and refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_fractions_of_a_resource_add_up() -> None:
     assert Capacity((NodeGroup("a", {"CPU": 0.3}),)).ranks({"CPU": 0.1}) == 3
 
 
-# What Ray says, as an offer
+# From Ray's answers to a capacity
 
 
 def test_nodes_that_are_alike_are_one_group() -> None:
@@ -126,7 +126,7 @@ def test_types_without_a_number_share_that_of_the_cluster() -> None:
     assert str(capacity.of_config({}, EMPTY)) == "1 × head (no CPU, no GPU)"
 
 
-# What a cluster refuses
+# Refusals
 
 
 def growing() -> tuple[Cluster, list[int]]:

@@ -1,4 +1,4 @@
-"""Where a job server is, whether it is one, and in words why it does not let one in."""
+"""Job servers: their address, wrong addresses, and the reasons of refusals."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def submit(here: Jobs, store: str | None = None) -> tuple[Job, bool]:
         return here.submit(PLAN, shipment, store)
 
 
-# What is sent
+# The files of a job
 
 
 def test_the_first_submit_sends_the_source_and_the_spec(server: Server, here: Jobs) -> None:
@@ -169,7 +169,7 @@ def test_jobs_of_others_are_not_ours(server: Server, here: Jobs) -> None:
     assert here.all() == []
 
 
-# How it ends
+# The end of a job
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a search leaves behind for `auto`: from the rows of a sweep to a table that can be read."""
+"""Tuned choices for `auto`: from the rows of a sweep to a table that can be read."""
 
 from __future__ import annotations
 

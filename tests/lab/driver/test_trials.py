@@ -1,4 +1,4 @@
-"""What a session makes of rings that fail or are interrupted; with rings that only say so."""
+"""Trials on rings that fail or are interrupted; the rings are stand-ins."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def trial(name: str, backward: str) -> plan.Trial:
 
 
 def measured(name: str, backward: str) -> tuple[plan.Trial, measurement.RankReport]:
-    """What this rank reports of a trial on the ring that it is in."""
+    """Returns a trial and this rank's report of it."""
     point = trial(name, backward)
     context = RankContext(dist.get_rank(), RING, torch.device("cpu"), dist.group.WORLD)
     return point, overlap.run(point.config, context)

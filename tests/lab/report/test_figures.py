@@ -1,4 +1,4 @@
-"""What the figures show of a sweep: the right numbers under the right names."""
+"""Figures of a sweep: the right numbers under the right names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep that runs."""
+"""The live view of a sweep that runs."""
 
 from __future__ import annotations
 

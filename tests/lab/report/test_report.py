@@ -1,4 +1,4 @@
-"""What a person sees of plans and results."""
+"""Reports of plans and results."""
 
 from __future__ import annotations
 

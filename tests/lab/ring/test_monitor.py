@@ -1,4 +1,4 @@
-"""Whether a node is lost, by what connecting to it says; and when ranks are given up."""
+"""Lost nodes, by the errors of connecting to them; and ranks that are given up."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def watched(
     pauses: dict[float, float] | None = None,
     stop: threading.Event | None = None,
 ) -> tuple[list[Any], float]:
-    """What they answered, and when."""
+    """Returns their answers and the time of each."""
     ranks = Ranks(ends, pauses or {})
     monkeypatch.setattr(monitor.time, "monotonic", lambda: ranks.now)
     monkeypatch.setattr(ray, "wait", ranks.wait)

@@ -30,7 +30,7 @@ STATIC, GROWING, GPUS = (
 
 
 class Counted:
-    """What a ring looks like from outside; ``alive`` holds those that are not closed."""
+    """A stand-in for a ring; ``alive`` holds those that are not closed."""
 
     alive: list[Counted] = []  # noqa: RUF012
 

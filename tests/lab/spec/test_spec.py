@@ -194,7 +194,7 @@ def test_survives_pickling() -> None:
 
 
 class TestDigest:
-    """What is measured, however it is written."""
+    """The same measurements, however they are written."""
 
     base = "version: 1\nname: d\nkind: latency\nproblem:\n  seq_len: 64\n  heads: 4\n"
 

@@ -1,4 +1,4 @@
-"""What a person is told about a broken spec: line and field of each mistake, and the way out."""
+"""Messages about broken specs: line and field of each mistake, and the way out."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store) -> None
 
 
 def _left(store: Store, host: str, pid: int = 7) -> Path:
-    """What a driver leaves that was killed, or whose lock does not reach this machine."""
+    """The file of a driver that was killed, or whose lock does not reach this machine."""
     path = store.path.with_name(f".store.db.{DIGEST[:12]}.driver.lock")
     path.write_text(f"{pid} {host} 1.5\n")
     return path

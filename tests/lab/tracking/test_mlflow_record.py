@@ -1,4 +1,4 @@
-"""What MLflow is shown and where it may be: names, notes and tables, and addresses."""
+"""Records in MLflow: names, notes, tables; and its addresses."""
 
 from __future__ import annotations
 

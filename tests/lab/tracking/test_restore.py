@@ -1,4 +1,4 @@
-"""What MLflow keeps is enough to rebuild a lost store, to the bit."""
+"""A lost store is rebuilt from MLflow, to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fault is called, whom it names, what it says and what is done about it: plain data."""
+"""Faults as plain data: kinds, ranks at fault, messages, consequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank used while a trial ran: read from counters, merged over ranks, and cheap."""
+"""Machine load during a trial: read from counters, merged over ranks, and cheap."""
 
 from __future__ import annotations
 
