@@ -47,17 +47,21 @@ class ListError(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One wrong change: ``old``, which stands in ``file`` exactly once, becomes ``new``."""
+    """One wrong change: ``old``, which stands in ``file`` exactly once, becomes ``new``.
+
+    ``only``: an expression that selects some of ``tests``, as pytest's ``-k``.
+    """
 
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
+    only: str = ""
     timeout: float = TIMEOUT_S
 
     def mutated(self, tree: Path) -> str:
-        """The text of the changed file."""
+        """Returns the text of the changed file."""
         path = tree / self.file
         if not path.is_file():
             raise ListError(f"{self.name}: no file {self.file}")
@@ -103,7 +107,7 @@ class Tree:
         self._changes += 1
         os.utime(path, (stat.st_atime, stat.st_mtime + self._changes))
         try:
-            code, out = self.run(mutant.tests, mutant.timeout)
+            code, out = self.run(mutant.tests, mutant.only, mutant.timeout)
         finally:
             path.write_bytes(original)
             os.utime(path, (stat.st_atime, stat.st_mtime))
@@ -111,10 +115,11 @@ class Tree:
             raise ListError(f"{mutant.name}: no such test:\n{out[-2000:]}")
         return Verdict(mutant, _noticed(code, out), time.monotonic() - began)
 
-    def run(self, tests: Sequence[str], timeout: float) -> tuple[int | None, str]:
-        """Exit code and output of pytest; no code after ``timeout`` seconds."""
+    def run(self, tests: Sequence[str], only: str, timeout: float) -> tuple[int | None, str]:
+        """Returns exit code and output of pytest; no code after ``timeout`` seconds."""
+        quiet = ["-x", "-q", "-p", "no:cacheprovider"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            [sys.executable, "-m", "pytest", *quiet, *(["-k", only] if only else []), *tests],
             cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
@@ -137,7 +142,7 @@ def _noticed(code: int | None, out: str) -> str:
 
 
 def read(path: Path = LIST) -> list[Mutant]:
-    """All mutants of a list.
+    """Reads all mutants of a list.
 
     Raises:
         ListError: a name stands twice.
@@ -151,7 +156,7 @@ def read(path: Path = LIST) -> list[Mutant]:
 
 
 def judged(mutants: Sequence[Mutant]) -> Iterator[Verdict]:
-    """The verdict on each mutant, ``AT_ONCE`` at a time, in the order of the list."""
+    """Yields the verdict on each mutant in the order of the list, ``AT_ONCE`` at a time."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for at in range(AT_ONCE):
@@ -178,11 +183,15 @@ def check_unchanged(mutants: Sequence[Mutant]) -> None:
     Raises:
         ListError: one of them fails.
     """
-    tests = sorted({test for one in mutants for test in one.tests})
+    tests: dict[str, set[str]] = {}
+    for one in mutants:
+        tests.setdefault(one.only, set()).update(one.tests)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        code, out = Tree(Path(folder)).run(tests, 60.0 + TIMEOUT_S * len(tests))
-    if code != 0:
-        raise ListError(f"the tests fail without any mutant:\n{out[-4000:]}")
+        tree = Tree(Path(folder))
+        for only, some in tests.items():
+            code, out = tree.run(sorted(some), only, TIMEOUT_S * (1 + len(some)))
+            if code != 0:
+                raise ListError(f"the tests fail without any mutant:\n{out[-4000:]}")
 
 
 def _slice(text: str) -> tuple[int, int]:

@@ -239,7 +239,7 @@ class Sweep:
 
     def _rows(self, of: World) -> list[TrialRow] | None:
         """Returns the recorded trials, none of a sweep that was not begun. None: it cannot be read
-        now: it is damaged, or the disk has no room for what sqlite lays beside it."""
+        now: it is damaged, or the disk has no space for the files of sqlite beside it."""
         try:
             return of.place.trials(self.name) if of.place.sweeps() else []
         except PlaceError:
