@@ -200,6 +200,7 @@ def execute(
     for (visitor, owner), rows in needs(layout, mask, travelling).items():
         assert done.met.get((visitor, owner), set()) == rows, (visitor, owner)
     counted = moved.sent(which)
+    assert {type(number) for number in counted} == {int}, "the store takes plain integers"
     assert done.sent["chunk"] == counted.chunk_rows
     assert done.sent["sum"] == counted.sum_rows
     assert done.sent["messages"] == counted.messages
