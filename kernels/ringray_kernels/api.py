@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +17,6 @@ from torch import Tensor
 from ringray_kernels import dtypes
 from ringray_kernels.backends import BACKENDS, PREFERRED
 from ringray_kernels.config import Blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DTYPES = tuple(map(dtypes.torch_dtype, dtypes.DTYPES))
 MAX_HEAD_DIM = 256

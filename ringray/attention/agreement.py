@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from ringray.base.errors import PeerError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
-
-    from ringray.comm.ring import Comm
+from ringray.comm.ring import Comm
 
 _REJECTED = -1
 

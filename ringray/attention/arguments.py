@@ -6,7 +6,7 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,15 +16,13 @@ from ringray import transport as transports
 from ringray.attention.agreement import Signature, agree, refusing
 from ringray.attention.problem import RankProblem
 from ringray.base.provenance import version
+from ringray.comm.ring import Comm
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout, Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
 from ringray_kernels.api import check_blocks, check_qkv, resolve_backend
 from ringray_kernels.config import Blocks
-
-if TYPE_CHECKING:
-    from ringray.comm.ring import Comm
 
 
 class Options(NamedTuple):

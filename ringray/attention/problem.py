@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ringray.traffic import script, walk
-from ringray.traffic.walk import Rows
+from ringray.traffic.geometry import Layout, Mask
+from ringray.traffic.script import Script
+from ringray.traffic.walk import Backward, Costs, Pass, Rows, Walks
+from ringray.transport import Exchange
+from ringray_kernels.config import Blocks
 from ringray_kernels.intervals import intervals, visible_range
-
-if TYPE_CHECKING:
-    from ringray.traffic.geometry import Layout, Mask
-    from ringray.traffic.script import Script
-    from ringray.traffic.walk import Backward, Costs, Pass, Walks
-    from ringray.transport import Exchange
-    from ringray_kernels.config import Blocks
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,17 @@ the token of each local row, for RoPE, masks and losses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ringray import partition as partitions
 from ringray.attention.compile import operator
 from ringray.attention.problem import positions
-from ringray.comm.ring import connect_named, name_of, place_in
+from ringray.comm.ring import Comm, connect_named, name_of, place_in
 from ringray.traffic.geometry import Layout
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-    from ringray.comm.ring import Comm
 
 
 def local_positions(partition: str, seq_len: int, world_size: int, rank: int) -> Tensor:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from ringray import transport
 from ringray.attention.problem import RankProblem
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout, Mask
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ringray.traffic.walk import Pass
+from ringray.traffic.walk import Pass
 
 
 def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any, ...]:

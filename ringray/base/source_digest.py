@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 # Package -> its measured files and folders; "." is all of it but UNMEASURED.
 MEASURED = {

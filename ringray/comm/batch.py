@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import torch.distributed as dist
 from torch import Tensor
 
 from ringray.instruments.progress import HERE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch.distributed as dist
-
-    from ringray.instruments.timeline import Timeline
+from ringray.instruments.timeline import Timeline
 
 
 class Tape(Protocol):

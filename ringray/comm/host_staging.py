@@ -7,18 +7,14 @@ order in which they were posted, which is the same on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from ringray.comm.batch import Batch, Pending
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch.distributed as dist
 
 
 @lru_cache(maxsize=1)

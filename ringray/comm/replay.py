@@ -7,17 +7,13 @@ communicators. So any transport can be timed without its computation, and no pas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from ringray.comm.batch import Batch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ringray.comm.batch import Pending
+from ringray.comm.batch import Batch, Pending
 
 
 class _Blank(NamedTuple):

@@ -6,10 +6,8 @@ A *hop* is named by its pass and the step at which its transfers begin: ``forwar
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 
 class Span(NamedTuple):

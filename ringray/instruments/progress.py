@@ -9,13 +9,10 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _FRAMES = 40  # of one thread
 _THREADS = 16

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ringray.instruments.hops import Span
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Moment = float | torch.cuda.Event
 

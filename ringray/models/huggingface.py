@@ -19,11 +19,12 @@ D head dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ringray import partition as partitions
@@ -34,12 +35,7 @@ from ringray.attention.sharding import shard
 from ringray.comm.ring import connect
 from ringray.models.huggingface_masks import no_mask
 from ringray.traffic.geometry import Mask
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-    from torch import nn
-
-    from ringray_kernels.config import Blocks
+from ringray_kernels.config import Blocks
 
 NAME = "ringray"
 IGNORED = -100  # label that transformers' losses skip

@@ -7,14 +7,11 @@ that build any other mask are refused.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
+from torch import Tensor
 
 # Mask functions of transformers.masking_utils that a ring computes, from the arguments of the
 # attention layer and from its own documents.

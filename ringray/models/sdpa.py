@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -25,15 +27,8 @@ from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
 from ringray.attention.sharding import shard
-from ringray.comm.ring import connect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import torch.distributed as dist
-
-    from ringray.comm.ring import Comm
-    from ringray_kernels.config import Blocks
+from ringray.comm.ring import Comm, connect
+from ringray_kernels.config import Blocks
 
 __all__ = ["context_parallel"]
 

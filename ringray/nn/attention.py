@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,11 +27,7 @@ from ringray.attention.sharding import _positions, local_positions
 from ringray.comm.ring import connect, place_in
 from ringray.nn.loss import next_token_labels, sharded_cross_entropy
 from ringray.traffic.geometry import Mask
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-    from ringray_kernels.config import Blocks
+from ringray_kernels.config import Blocks
 
 __all__ = ["ContextParallelAttention", "next_token_labels", "sharded_cross_entropy"]
 

@@ -5,17 +5,15 @@ Shape legend: B batch, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from ringray.attention.compile import operator
 from ringray.comm.ring import connect_named, name_of, place_in
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 
 def next_token_labels(

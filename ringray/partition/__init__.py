@@ -12,14 +12,11 @@ suite in ``tests/contracts`` runs over every name registered here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ringray.base.errors import unknown
 from ringray.partition import contiguous, striped, zigzag, zigzag_token
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["DEFAULT", "PARTITIONS", "Partition", "get", "padded_length", "true_length"]
 

@@ -14,16 +14,15 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringray import partition as partitions
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Ints = NDArray[np.int64]
 
-    Ints = NDArray[np.int64]
 
 _ELEMENTS_AT_ONCE = 1 << 20  # bounds the memory of one vectorised step over documents
 

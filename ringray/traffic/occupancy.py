@@ -7,17 +7,15 @@ is a fold over the tables from which ``script`` lists the transfers. Imports num
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from ringray.traffic.walk import Traffic
 
-    from ringray.traffic.walk import Traffic
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class Walked(NamedTuple):

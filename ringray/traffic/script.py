@@ -7,23 +7,18 @@ Four generators list the transfers from the tables of ``walk``, one rule each.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringray.traffic.routes import KEPT
-from ringray.traffic.walk import NO_ROWS, Rows, Traffic
+from ringray.traffic.walk import NO_ROWS, Hulls, Pass, Rows, Traffic
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from ringray.traffic.walk import Hulls, Pass
-
-    Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 
 class Message(NamedTuple):

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringray.base.errors import unknown
 from ringray.traffic import geometry
+from ringray.traffic.geometry import Layout, Mask, Pairs
 from ringray.traffic.routes import KEPT, Route, back
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Ints = NDArray[np.int64]
+Hulls = tuple[Ints, Ints]
 
-    from ringray.traffic.geometry import Layout, Mask, Pairs
-
-    Ints = NDArray[np.int64]
-    Hulls = tuple[Ints, Ints]
 
 Pass = Literal["forward", "backward"]
 Backward = Literal["planned", "reverse", "query-side"]

@@ -13,16 +13,14 @@ A transport is written as its name, or with its parameter: ``hybrid:2``, ``doubl
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ringray.base.errors import unknown
 from ringray.transport import allgather, bidirectional, double_ring, hybrid, ring, staged, ulysses
 from ringray.transport.exchange import Exchange, Searched
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["DEFAULT", "TRANSPORTS", "Exchange", "Transport", "check", "parse", "plan", "searched"]
 

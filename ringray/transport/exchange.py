@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from ringray.traffic.routes import Route
+from ringray.traffic.routes import Route
 
 # Ways in which the tuner tries a transport: by its name alone, with each divisor of the ring size
 # between 1 and that size as its number, or not at all.

@@ -6,14 +6,12 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base.errors import UserError
 from ringray.tuning import table as tuned
+from ringray.tuning.table import Buckets, Place
 from ringray_kernels.backends import on_device
-
-if TYPE_CHECKING:
-    from ringray.tuning.table import Buckets, Place
 
 logger = logging.getLogger("ringray")
 

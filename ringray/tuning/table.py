@@ -12,17 +12,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ringray import partition, transport
 from ringray.base import private_files, provenance
 from ringray.base.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 Use = Literal["strategy", "kernel"]
 DEFAULTS = {"partition": partition.DEFAULT, "transport": transport.DEFAULT, "backward": "planned"}

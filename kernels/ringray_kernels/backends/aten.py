@@ -8,7 +8,8 @@ the fused calls (packing, output) to a fraction of one tensor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +18,6 @@ from ringray_kernels.api import State
 from ringray_kernels.backends import fused
 from ringray_kernels.cover import Call, cover
 from ringray_kernels.merge import merge_
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BLOCKS = int  # query rows per fused call
 ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps every core busy

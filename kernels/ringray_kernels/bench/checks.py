@@ -11,16 +11,13 @@ heads.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ringray_kernels.bench.problems import Inputs, Point
+from ringray_kernels.bench.problems import Inputs, Point
 
 _RANDOM_ROWS = 96
 _ELEMENTS = 1 << 25  # of one chunk of scores

@@ -12,9 +12,10 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,16 +25,12 @@ from torch.nn.functional import scaled_dot_product_attention
 import ringray_kernels
 from ringray_kernels.backends import BLOCKS, on_device
 from ringray_kernels.bench.flex import flex
+from ringray_kernels.bench.problems import Inputs, Point
 from ringray_kernels.config import Blocks
 from ringray_kernels.defaults import CANDIDATES, SPECIALISED
 from ringray_kernels.intervals import intervals
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ringray_kernels.bench.problems import Inputs, Point
-
-    Results = dict[str, Tensor]
+Results = dict[str, Tensor]
 
 
 class Unsupported(Exception):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ringray_kernels.bench.problems import Point
+from ringray_kernels.bench.problems import Point
 
 _BLOCK = 128
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from ringray_kernels.bench import checks, machine, timing
+from ringray_kernels.bench.checks import Verdict
 from ringray_kernels.bench.contenders import CONTENDERS, Unsupported
-from ringray_kernels.bench.problems import make_sets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ringray_kernels.bench.checks import Verdict
-    from ringray_kernels.bench.problems import Point
+from ringray_kernels.bench.problems import Point, make_sets
 
 Status = Literal["ok", "wrong", "refused", "unsupported", "oom", "failed"]
 # Long calls vary less and leave no time for many of them.

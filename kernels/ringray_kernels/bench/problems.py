@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ringray_kernels.dtypes import DTYPES, torch_dtype
 from ringray_kernels.intervals import visible_range
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MaskName = Literal["full", "causal", "window", "documents"]
 Direction = Literal["forward", "backward"]

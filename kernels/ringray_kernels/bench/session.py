@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import torch
 
 from ringray_kernels.bench import contenders, machine, measure, report, targets
+from ringray_kernels.bench.measure import Record
+from ringray_kernels.bench.problems import Point, VirtualPoint
 from ringray_kernels.bench.virtual import VirtualBench
 from ringray_kernels.bench.watchdog import PATIENCE_S, Watchdog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from ringray_kernels.bench.measure import Record
-    from ringray_kernels.bench.problems import Point, VirtualPoint
 
 # Points before the first virtual ring, which has a target.
 _BEFORE_RINGS = 8

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+Calls = Sequence[Callable[[], Any]]
 
-    Calls = Sequence[Callable[[], Any]]
 
 _WARM_UP = 2
 _ESTIMATE = 3

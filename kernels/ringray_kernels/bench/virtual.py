@@ -12,8 +12,9 @@ in ``problems``; a shard has S / N rows.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +24,8 @@ from ringray_kernels.api import State
 from ringray_kernels.bench import checks, measure, timing
 from ringray_kernels.bench.contenders import Ringray
 from ringray_kernels.bench.measure import Record
-from ringray_kernels.bench.problems import Inputs, make_inputs
+from ringray_kernels.bench.problems import Direction, Inputs, VirtualPoint, make_inputs
 from ringray_kernels.bench.timing import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ringray_kernels.bench.problems import Direction, VirtualPoint
 
 _ROUNDS = 5
 HOPS = "ringray.attention.virtual:hops"  # MODULE:FUNCTION that returns the hops of a rank

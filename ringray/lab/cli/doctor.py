@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -9,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ringray.base import private_files, provenance, units
 from ringray.base.errors import RingrayError
@@ -18,10 +20,6 @@ from ringray.base.redaction import shown
 from ringray.lab.cli.options import ADDRESS, options
 from ringray.lab.cluster.connect import local_ranks
 from ringray_kernels.backends import INTERPRETED
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
 
 PYTHONS = ((3, 11), (3, 13))
 LEAST = {"torch": (2, 11), "triton": (3, 6)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError
@@ -15,9 +15,6 @@ from ringray.lab.cluster import job_package, job_server
 from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
 from ringray.lab.plan.plan import build
 from ringray.lab.spec import model as specs
-
-if TYPE_CHECKING:
-    import argparse
 
 
 @options(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base.errors import UserError
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator
-
-    Command = Callable[[argparse.Namespace], int]
+Command = Callable[[argparse.Namespace], int]
 
 
 class Option:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base import units
 from ringray.base.redaction import public_spec
 from ringray.lab.cli.options import ALL, SPEC, Option, options, writing
 from ringray.lab.cli.results import say, title
-from ringray.lab.plan.plan import build, trial_dict
+from ringray.lab.plan.plan import Plan, build, trial_dict
 from ringray.lab.report import words
 from ringray.lab.spec import model as specs
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ringray.lab.plan.plan import Plan
 
 _ROWS = 60  # rows of a table without --all
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringray.base import units
 from ringray.base.errors import UserError
@@ -14,11 +14,7 @@ from ringray.lab.cli.options import ALL, STORE, SWEEP, options
 from ringray.lab.cli.results import ROWS, print_trials, say, title
 from ringray.lab.report import words
 from ringray.lab.store.store import Store, default_path
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ringray.lab.trial.outcome import SweepRow
+from ringray.lab.trial.outcome import SweepRow
 
 
 def open_store(given: str | None, create: bool = False) -> Store:

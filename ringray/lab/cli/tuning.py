@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringray.base import units
 from ringray.base.errors import SpecError, UserError
@@ -15,11 +15,7 @@ from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import build
 from ringray.lab.spec import model as specs
 from ringray.tuning import table as tuned
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ringray.tuning.table import Entry
+from ringray.tuning.table import Entry
 
 
 @options(SPEC, ADDRESS, STORE, JSON, NO_TRACKING)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import psutil
 import ray
@@ -21,11 +22,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ringray.lab.cluster import capacity, ray_private
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ringray.lab.cluster.capacity import Capacity
+from ringray.lab.cluster.capacity import Capacity
 
 ASK_S = 30.0  # seconds for a task on the head to answer; a new process there takes some
 _RPC_S = 5  # seconds for one answer of Ray's control plane

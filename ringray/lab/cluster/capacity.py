@@ -7,11 +7,9 @@ holds, times the nodes of the group.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from typing import Any
 
 HEAD = "node:__internal_head__"  # the resource by which Ray marks its head node
 _SHOWN = ("CPU", "GPU")  # resources that messages show

@@ -11,19 +11,15 @@ import socket
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
 
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import access, ray_private
-from ringray.lab.cluster.capacity import of_nodes
+from ringray.lab.cluster.capacity import Capacity, of_nodes
 from ringray.lab.cluster.fit import Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ringray.lab.cluster.capacity import Capacity
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
 RANK_BYTES = 512 << 20  # resident memory of a rank before its first trial

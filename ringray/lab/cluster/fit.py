@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from ringray.lab.cluster.capacity import Placement, of_nodes
+from ringray.lab.cluster.capacity import Capacity, Placement, of_nodes
 from ringray.lab.plan.pruning import Reason, unfit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ringray.lab.cluster.capacity import Capacity
-    from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import TrialConfig
 
 
 class Cluster:

@@ -11,17 +11,13 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringray.base import provenance
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ringray.lab.spec.model import Spec
+from ringray.lab.spec.model import Spec
 
 _FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
 

@@ -8,16 +8,14 @@ import logging
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cluster import access, ray_private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROBE_S = 5.0  # seconds for the address to answer
 CALL_S = 60.0  # seconds for one request; an upload is one

@@ -11,21 +11,18 @@ import asyncio
 import re
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base import provenance
 from ringray.base.errors import PlaceError, UserError
+from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
 from ringray.lab.kinds import KINDS
+from ringray.lab.plan.plan import Plan
 from ringray.lab.spec.model import NAME
 from ringray.lab.trial.selection import selected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ringray.lab.cluster.job_package import Shipment
-    from ringray.lab.plan.plan import Plan
 
 STOP_WAIT_S = 60  # seconds for a sweep to end by itself before Ray kills its driver
 # cluster/runtime_env.yaml has the same for `ray job submit`.

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
 from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster import autoscaler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ringray.lab.cluster.autoscaler import Standing
+from ringray.lab.cluster.autoscaler import Standing
 
 POLL_S = 1  # seconds between two looks, a whole number for Ray
 QUIET_S = 2.0  # seconds before a wait is reported

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.trial.outcome import Outcome, TrialRow
+from ringray.lab.plan.plan import Plan, Trial
+from ringray.lab.trial.outcome import Outcome, TrialRow
 
 
 class Observer(Protocol):

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ringray.base import provenance
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import connect
-from ringray.lab.driver.observer import Summary
+from ringray.lab.cluster.fit import Cluster
+from ringray.lab.driver.observer import Observer, Summary, Tracking
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.signals import Signals
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.plan import cost_dict, trial_row
+from ringray.lab.plan.plan import Plan, Trial, cost_dict, trial_row
 from ringray.lab.plan.pruning import Reason
 from ringray.lab.store.jsonl import Lines
+from ringray.lab.store.store import Store
 from ringray.lab.trial import faults
 from ringray.lab.trial.outcome import (
     NOT_TRIED,
@@ -32,15 +36,6 @@ from ringray.lab.trial.outcome import (
     TrialInfo,
     TrialRow,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from ringray.lab.cluster.fit import Cluster
-    from ringray.lab.driver.observer import Observer, Tracking
-    from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.store.store import Store
 
 _ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
 

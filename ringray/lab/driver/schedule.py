@@ -7,11 +7,13 @@ holds instead of measuring again, so an interrupted search continues where it wa
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ringray.lab.driver.studies import (
+    StudyResult,
     outcome_of,
     refused_and_ended,
     results,
@@ -20,19 +22,13 @@ from ringray.lab.driver.studies import (
     searched,
     studies,
 )
+from ringray.lab.plan.cost_model import Cost
+from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import Candidate, SearchSettings
+from ringray.lab.search.base import Ask, Candidate, Search, SearchSettings, Told
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from ringray.lab.driver.studies import StudyResult
-    from ringray.lab.plan.cost_model import Cost
-    from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.search.base import Ask, Search, Told
-    from ringray.lab.trial.config import TrialConfig
-    from ringray.lab.trial.outcome import Outcome, TrialRow
+from ringray.lab.trial.outcome import Outcome, TrialRow
 
 
 class Work(NamedTuple):

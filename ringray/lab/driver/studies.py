@@ -7,23 +7,19 @@ in the searched fields.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.kernel_cuts import kernel_of
+from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.search.base import Told, layers, score
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS, columns
-from ringray.lab.trial.outcome import NOT_TRIED, UNASKED
+from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.trial.config import TrialConfig
-    from ringray.lab.trial.outcome import Outcome, TrialRow
 
 _STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 

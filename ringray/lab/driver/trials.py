@@ -5,30 +5,26 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ringray.lab.cluster.fit import Cluster
+from ringray.lab.driver.run import Sweep
+from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan import deadline
+from ringray.lab.plan.plan import Trial
 from ringray.lab.ring.monitor import RingFault
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.store import traces
-from ringray.lab.trial.measurement import summarise, verdict
+from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.faults import Fault
+from ringray.lab.trial.measurement import RankReport, summarise, verdict
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ringray.lab.cluster.fit import Cluster
-    from ringray.lab.driver.run import Sweep
-    from ringray.lab.driver.schedule import Schedule, Work
-    from ringray.lab.plan.plan import Trial
-    from ringray.lab.trial.config import TrialConfig
-    from ringray.lab.trial.faults import Fault
-    from ringray.lab.trial.measurement import RankReport
-    from ringray.tuning.table import Place
+from ringray.tuning.table import Place
 
 BACKOFF_S = 0.5  # pause before the second attempt; each further pause is twice as long
 BACKOFF_MOST_S = 30.0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,6 @@ from ringray.lab.trial import faults
 from ringray.lab.trial.config import TrialConfig
 from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.testing import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True)

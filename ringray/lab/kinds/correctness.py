@@ -8,7 +8,6 @@ bit, except a dQ whose blocks ask for atomic sums.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,13 +16,11 @@ from ringray.attention.sharding import local_positions, shard, unshard
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import RankContext, ring_pass
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
 from ringray_kernels.config import Blocks
 from ringray_kernels.dtypes import torch_dtype
-
-if TYPE_CHECKING:
-    from ringray.lab.trial.config import TrialConfig
 
 NAMES = ("out", "dq", "dk", "dv")
 

@@ -7,18 +7,15 @@ before it is timed; on a GPU its kernels are compiled and inspected before they 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import torch
 
 from ringray.lab.kinds import correctness, latency
+from ringray.lab.kinds.base import RankContext
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels.config import Blocks, Kernel, Problem, supports, target_named
 from ringray_kernels.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    import torch
-
-    from ringray.lab.kinds.base import RankContext
-    from ringray.lab.trial.config import TrialConfig
 
 CHECKED = 1021  # tokens: odd, and several tiles of the largest block
 

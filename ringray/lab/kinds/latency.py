@@ -7,7 +7,7 @@ the machine's speed cancels. Memory is measured in the first warm-up run, which 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,15 +15,11 @@ from torch import Tensor
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import RankContext, additive_mask, ring_pass
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, peak_memory
 from ringray_kernels.dtypes import torch_dtype
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ringray.lab.trial.config import TrialConfig
-
-    Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 def _random(config: TrialConfig, heads: int, rows: int, context: RankContext, salt: int) -> Tensor:

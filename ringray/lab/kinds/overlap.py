@@ -18,8 +18,8 @@ The samples hold the same per hop, and the median repeat's spans become the tria
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ringray.comm import ring as comm
 from ringray.comm.replay import Recording
@@ -27,12 +27,8 @@ from ringray.instruments.hops import hops, total
 from ringray.instruments.timeline import Timeline
 from ringray.lab.kinds import latency
 from ringray.lab.kinds.base import RankContext, ring_pass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ringray.lab.trial.config import TrialConfig
-    from ringray.lab.trial.measurement import RankReport
+from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.measurement import RankReport
 
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:

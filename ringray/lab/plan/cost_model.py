@@ -7,24 +7,21 @@ and transfers over a bandwidth. Imports neither torch nor ray.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ringray import transport
 from ringray.lab.plan import peak_memory
 from ringray.lab.plan.peak_memory import Sizes
+from ringray.lab.trial.config import TrialConfig
 from ringray.traffic import occupancy, walk
 from ringray.traffic.geometry import Layout
+from ringray.traffic.occupancy import Walked
+from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ringray.lab.trial.config import TrialConfig
-    from ringray.traffic.occupancy import Walked
-    from ringray.transport import Exchange
 
 BACKWARD_FLOPS = 2.5  # over those of forward: five matrix products against two
 

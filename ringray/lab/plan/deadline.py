@@ -6,14 +6,10 @@ no plan knows; ``limits.trial_timeout`` is the upper bound.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ringray.lab.kinds import KINDS
-
-if TYPE_CHECKING:
-    from ringray.lab.plan.plan import Trial
-    from ringray.lab.spec.model import LimitsSection
-    from ringray.lab.trial.config import TrialConfig
+from ringray.lab.plan.plan import Trial
+from ringray.lab.spec.model import LimitsSection
+from ringray.lab.trial.config import TrialConfig
 
 FLOOR_S = 60.0
 FACTOR = 50.0

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ringray import transport as transports
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan import kernel_cuts, limits
+from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.partition import PARTITIONS
 from ringray.traffic import walk
 from ringray.tuning import table as tuned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ringray.lab.spec.model import Spec
 
 _SWEPT = {
     "ring": ("size", "threads"),

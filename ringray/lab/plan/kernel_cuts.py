@@ -7,15 +7,13 @@ or compiles to spills. Imports neither torch nor triton.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ringray_kernels.backends import BLOCKS, on_device
 from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
 from ringray_kernels.defaults import default
 from ringray_kernels.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _ROWS = (64, 128, 256, 512, 1024, 2048, 4096)  # query rows of one fused call
 _TILES = (32, 64, 128, 256)

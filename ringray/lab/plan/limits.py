@@ -7,17 +7,14 @@ anything of that size is made. Imports neither torch nor ray.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ringray.lab.kinds import KINDS
 from ringray.lab.search import METHODS
+from ringray.lab.spec.model import Spec
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ringray.lab.spec.model import Spec
-    from ringray.lab.trial.config import TrialConfig
 
 MOST_POINTS = 100_000
 MOST_DOCUMENTS = 20_000_000  # boundaries of documents, of all points

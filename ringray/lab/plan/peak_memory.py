@@ -6,25 +6,20 @@ at each step (``occupancy``). Imports numpy only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ringray.traffic.routes import KEPT
-from ringray.traffic.walk import FP32
+from ringray.traffic.occupancy import Walked
+from ringray.traffic.routes import KEPT, Route
+from ringray.traffic.walk import FP32, Traffic, Walks
+from ringray.transport import Exchange
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+Floats = NDArray[np.float64]
 
-    from numpy.typing import NDArray
-
-    from ringray.traffic.occupancy import Walked
-    from ringray.traffic.routes import Route
-    from ringray.traffic.walk import Traffic, Walks
-    from ringray.transport import Exchange
-
-    Floats = NDArray[np.float64]
 
 CALL_ELEMENTS = 1 << 19  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
 _KEYS_PER_BLOCK = 512  # of ATen's CPU kernel

@@ -13,23 +13,19 @@ import multiprocessing
 import os
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base import provenance
 from ringray.lab.plan import cost_model, limits
 from ringray.lab.plan.expand import expand
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
+from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
-from ringray.lab.trial.outcome import TrialRow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ringray.lab.spec.model import Spec
-    from ringray.lab.trial.outcome import Outcome
+from ringray.lab.trial.outcome import Outcome, TrialRow
 
 _MANY_GEOMETRIES = 2000  # about a second of work, which pays for the start of more processes
 _CHUNK = 100  # points

@@ -7,18 +7,15 @@ knows the device that ``auto`` means there. Imports neither torch nor ray.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ringray import transport
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.cost_model import choose_walks
+from ringray.lab.trial.config import TrialConfig
 from ringray.traffic import geometry, walk
 from ringray_kernels.backends import BLOCKS, INTERPRETED, on_device
 from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
 from ringray_kernels.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from ringray.lab.trial.config import TrialConfig
 
 RANK_BYTES = 1 << 46  # q, k and v of one rank: 64 TiB, more than any device or host has
 ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads

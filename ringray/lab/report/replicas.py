@@ -6,12 +6,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ringray.lab.trial.metrics import METRICS
-
-if TYPE_CHECKING:
-    from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import TrialRow
 
 _T = TypeVar("_T")
 

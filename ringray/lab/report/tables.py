@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from ringray.base import units
+from ringray.lab.plan.plan import Trial
 from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial.measurement import HOP
-from ringray.lab.trial.metrics import METRICS, columns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import TextIO
-
-    from rich.console import RenderableType
-
-    from ringray.lab.plan.plan import Trial
-    from ringray.lab.trial.metrics import Metric
-    from ringray.lab.trial.outcome import SweepRow, TrialRow
+from ringray.lab.trial.metrics import METRICS, Metric, columns
+from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 STYLES = {
     "ok": "green",

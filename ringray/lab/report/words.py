@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ringray import transport
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, digits, mib, plural, ratio, share
+from ringray.lab.plan.plan import Plan
+from ringray.lab.trial.metrics import Metric
 from ringray.lab.trial.outcome import STATUSES
 from ringray_kernels.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ringray.lab.plan.plan import Plan
-    from ringray.lab.trial.metrics import Metric
 
 # Column headings of config fields, in the order of comparison.
 HEADS = {

@@ -8,21 +8,17 @@ from __future__ import annotations
 import errno
 import socket
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from ringray.instruments.progress import tail_of
+from ringray.instruments.progress import Progress, tail_of
 from ringray.lab.trial import faults
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from ringray.instruments.progress import Progress
 
 BESIDE = "beside"  # the concurrency group of a rank's side thread
 SIGN_S = 1.0  # wait for the other ranks when one has failed

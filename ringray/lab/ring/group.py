@@ -8,8 +8,9 @@ go on only if all of them have answered, as after a lack of memory on which they
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util import placement_group, placement_group_table, remove_placement_group
@@ -19,20 +20,14 @@ from ringray.base.errors import PlaceError
 from ringray.base.provenance import code_digest
 from ringray.lab.cluster import placement_wait
 from ringray.lab.cluster.capacity import Placement
+from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.kinds import KINDS
-from ringray.lab.ring.actor import Rank
+from ringray.lab.ring.actor import Introduction, Rank
 from ringray.lab.ring.calls import BESIDE, RankCalls, Where
 from ringray.lab.ring.monitor import RankMonitor, RingFault
-from ringray.lab.trial.config import resolved
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.cluster.placement_wait import Patience
-    from ringray.lab.ring.actor import Introduction
-    from ringray.lab.trial.config import TrialConfig
-    from ringray.lab.trial.measurement import RankReport
-    from ringray.tuning.table import Place
+from ringray.lab.trial.config import TrialConfig, resolved
+from ringray.lab.trial.measurement import RankReport
+from ringray.tuning.table import Place
 
 START_TIMEOUT = 120.0  # seconds for actors to start and import torch
 LATER_S = 30.0  # process groups time out so much later than the driver, which knows more

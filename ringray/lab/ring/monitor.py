@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
@@ -18,9 +19,6 @@ from ringray.base.errors import RingrayError, StoppedError
 from ringray.lab.ring.calls import SIGN_S, RankCalls, gone, lost
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 PULSE_S = 2.0  # between two questions to a rank; shorter trials are not asked
 STALL_S = 10.0  # without an answer

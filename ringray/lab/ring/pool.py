@@ -8,21 +8,17 @@ into smaller rings.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ringray.base.errors import StoppedError
+from ringray.lab.cluster.capacity import Placement
+from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.ring.quarantine import Quarantine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ringray.lab.cluster.capacity import Placement
-    from ringray.lab.cluster.fit import Cluster
-    from ringray.lab.spec.model import Spec
-    from ringray.lab.trial.config import TrialConfig
+from ringray.lab.spec.model import Spec
+from ringray.lab.trial.config import TrialConfig
 
 
 class RingPool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ringray.lab.trial.faults import Fault
+from ringray.lab.trial.faults import Fault
 
 
 class Quarantine:

@@ -9,16 +9,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from ringray.base.errors import PlaceError, UserError
-from ringray.lab.trial.outcome import record_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from ringray.lab.trial.outcome import SweepInfo, TrialRow
+from ringray.lab.trial.outcome import SweepInfo, TrialRow, record_line
 
 _START = b'{"point": '  # the start of each of our lines
 

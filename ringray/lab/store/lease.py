@@ -13,16 +13,14 @@ import glob
 import os
 import socket
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from ringray.base import private_files
 from ringray.base.errors import PlaceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _RETRY_S = 0.5  # seconds; `owner` may hold a free lock for a moment
 

@@ -11,19 +11,17 @@ import re
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base.errors import PlaceError
 from ringray.lab.store import lease, rows, snapshot
 from ringray.lab.store.schema import Damage, connect
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _PAGE = 4096  # bytes; sqlite's default, which every store has
 _SIZE = slice(28, 32)  # where the first page says how many there are; sqlite looks itself at 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base.provenance import point_digest
 from ringray.lab.store.schema import SWEEP, SWEEP_SEAL, TRIAL, TRIAL_SEAL, Damage, seal_of
@@ -19,10 +21,6 @@ from ringray.lab.trial.outcome import (
     TrialInfo,
     TrialRow,
 )
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Sequence
 
 
 class Environments(dict[str, dict[str, Any]]):

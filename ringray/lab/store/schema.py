@@ -7,17 +7,14 @@ import os
 import re
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringray.base import private_files
 from ringray.base.errors import DamagedStore, PlaceError
 from ringray.lab.store import snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 BUSY_S = 5.0  # seconds to wait for another process's lock
 _APPLICATION_ID = 0x72696E67  # "ring"; marks the file as a store

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ringray.base import private_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def path_of(store: Path) -> Path:

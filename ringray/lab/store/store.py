@@ -10,9 +10,10 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ringray.base import private_files
 from ringray.base.errors import PlaceError, UserError, suggestion
@@ -22,22 +23,16 @@ from ringray.lab.store.schema import connect, damaged, failures, transaction
 from ringray.lab.trial.outcome import (
     STATUSES,
     SWEEP_STATUSES,
+    Kept,
+    Outcome,
+    SweepInfo,
+    SweepRow,
+    SweepStatus,
     Tracked,
+    TrialInfo,
+    TrialRow,
 )
 from ringray.lab.trial.selection import selected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ringray.lab.trial.outcome import (
-        Kept,
-        Outcome,
-        SweepInfo,
-        SweepRow,
-        SweepStatus,
-        TrialInfo,
-        TrialRow,
-    )
 
 Role = Literal["driver", "tracker"]
 _SNAPSHOT_S = 30.0  # seconds between two snapshots while a driver records, at least

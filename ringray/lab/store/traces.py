@@ -11,17 +11,14 @@ Imports neither torch nor MLflow.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from ringray.base import private_files
+from ringray.instruments.hops import Span
+from ringray.lab.trial.measurement import RankReport
 from ringray.lab.trial.outcome import part_of_a_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ringray.instruments.hops import Span
-    from ringray.lab.trial.measurement import RankReport
 
 COMPUTE, WAIT, TRANSFER = 0, 1, 2  # lanes; further transfers have the next numbers
 

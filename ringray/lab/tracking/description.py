@@ -9,21 +9,17 @@ import html
 import json
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.figures import TITLES, data
+from ringray.lab.report.figures.data import FigurePoint
 from ringray.lab.tracking.mlflow_record import TABLE, run_names
 from ringray.lab.trial.metrics import columns as metric_columns
 from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ringray.lab.report.figures.data import FigurePoint
 
 FIGURES = "figures"
 _LENGTH = 7800  # characters; a tag has 8000

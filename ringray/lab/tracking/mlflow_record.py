@@ -12,15 +12,13 @@ import io
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ringray.base.redaction import plain, public_spec, without_credentials
 from ringray.lab.report import words
 from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow, record_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 TABLE = "results_table.json"
 _PARAM_LENGTH = 6000

@@ -17,10 +17,10 @@ import json
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
@@ -30,17 +30,12 @@ from ringray.base.errors import PlaceError
 from ringray.base.redaction import without_credentials
 from ringray.lab.report.figures import pictures
 from ringray.lab.report.words import shared
+from ringray.lab.store.store import Store
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import TRIAL_TAG, runs_of, sweep_tags, trial_tags
 from ringray.lab.tracking.description import FIGURES, RunPlace, note
-from ringray.lab.trial.outcome import UNASKED, Tracked, part_of_a_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.store.store import Store
-    from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import UNASKED, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
 _CHILD_STATUS = {

@@ -16,15 +16,13 @@ import time
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ringray.base import private_files, provenance
 from ringray.base.errors import PlaceError, RingrayError
 from ringray.base.redaction import TOKENS, hidden, shown
 from ringray.lab.trial.outcome import part_of_a_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REQUEST_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # the variable with the seconds for one call
 _LOG_BYTES = 1 << 20

@@ -7,17 +7,14 @@ torch nor ray.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ringray.base.errors import PeerError
 from ringray.base.redaction import shown
 from ringray.base.units import BYTES, memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ringray.lab.trial.outcome import Status
+from ringray.lab.trial.outcome import Status
 
 Kind = Literal[
     "out-of-memory", "node-lost", "rank-died", "stalled", "compile-error", "user-error", "error",

@@ -13,12 +13,10 @@ their metrics are left out.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 
 class Load(NamedTuple):

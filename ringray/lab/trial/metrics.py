@@ -9,13 +9,11 @@ metrics that a tuned choice keeps.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ringray.lab.trial.machine_load import LOADS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 Group = Literal["time", "memory", "traffic", "baseline", "overlap", "error", "load"]
 Table = Literal["results", "live", "mlflow", "tuned"]

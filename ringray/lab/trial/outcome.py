@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import plain, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Status = Literal["ok", "oom", "pruned", "timeout", "failed"]
 SweepStatus = Literal["running", "complete", "failed", "interrupted"]

@@ -9,7 +9,7 @@ and the experiments.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -24,9 +24,6 @@ from ringray_kernels.backends.triton.launch import (
 )
 from ringray_kernels.config import Blocks, target_named
 from ringray_kernels.intervals import inverse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BLOCKS = Blocks
 

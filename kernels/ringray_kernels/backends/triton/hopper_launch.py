@@ -3,13 +3,12 @@ triton."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ringray_kernels.api import State
 from ringray_kernels.backends.triton import hopper
 from ringray_kernels.backends.triton.arguments import (
     LEAST_SCALE,
@@ -19,10 +18,7 @@ from ringray_kernels.backends.triton.arguments import (
     legal_strides,
 )
 from ringray_kernels.backends.triton.hopper_backward import hopper_dkv_kernel
-
-if TYPE_CHECKING:
-    from ringray_kernels.api import State
-    from ringray_kernels.config import BlockConfig
+from ringray_kernels.config import BlockConfig
 
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:

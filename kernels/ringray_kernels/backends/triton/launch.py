@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ringray_kernels.api import State
 from ringray_kernels.backends.triton.arguments import (
     INTERPRETED,
     LEAST_SCALE,
@@ -26,9 +27,6 @@ from ringray_kernels.backends.triton.arguments import (
 from ringray_kernels.backends.triton.backward import delta_kernel, dkv_kernel, dq_kernel
 from ringray_kernels.backends.triton.forward import forward_kernel
 from ringray_kernels.config import BlockConfig, Blocks, Target, head_dim_parts
-
-if TYPE_CHECKING:
-    from ringray_kernels.api import State
 
 _DELTA_ROWS = 64
 

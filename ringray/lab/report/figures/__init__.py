@@ -20,14 +20,10 @@ matplotlib is imported when a figure is drawn, not before.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from ringray.lab.report.figures.data import points
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import TrialRow
 
 TITLES: dict[str, str] = {
     "throughput": "Throughput by length",

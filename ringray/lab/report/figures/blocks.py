@@ -6,16 +6,13 @@ and path are named in it, for the one that was fastest).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ringray.base import units
 from ringray.lab.report.figures import data, style
+from ringray.lab.report.figures.data import FigurePoint
 from ringray_kernels.config import Blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ringray.lab.report.figures.data import FigurePoint
 
 KERNELS = ("forward", "dq", "dkv")
 

@@ -6,16 +6,13 @@ points of one problem may be compared, points of one strategy make a line.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.lab.report import words
 from ringray.lab.report.replicas import by_point, together
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import TrialRow
 
 MAX_PANELS = 6
 _UNNAMED = ("partition", "transport")  # the name of a strategy where there is only one

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ringray.lab.report.figures import data, style
+from ringray.lab.report.figures.data import FigurePoint, Panel
 from ringray.lab.trial.metrics import METRICS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.report.figures.data import FigurePoint, Panel
 
 MAX_LINES = 8
 

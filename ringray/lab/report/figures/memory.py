@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ringray.base.units import GIB, MIB
 from ringray.lab.report.figures import lines, style
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.report.figures.data import FigurePoint, Panel
+from ringray.lab.report.figures.data import FigurePoint, Panel
 
 
 def draw(points: Sequence[FigurePoint]) -> style.Figure | None:

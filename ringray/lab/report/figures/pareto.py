@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ringray.base.units import MIB
 from ringray.lab.report.figures import data, style
+from ringray.lab.report.figures.data import FigurePoint
 from ringray.lab.search.base import layers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.report.figures.data import FigurePoint
 
 MAX_NAMES = 6  # per panel: the front's ends and points evenly between them
 

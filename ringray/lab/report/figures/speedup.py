@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ringray.lab.report import words
 from ringray.lab.report.figures import data, style
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.report.figures.data import FigurePoint, Panel
+from ringray.lab.report.figures.data import FigurePoint, Panel
 
 MAX_STRATEGIES = 12
 MAX_LENGTHS = 4

@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -17,11 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from ringray.lab.report.figures.data import Panel
+from ringray.lab.report.figures.data import Panel
 
 __all__ = ["Axes", "Figure"]
 

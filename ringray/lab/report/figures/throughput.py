@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ringray.lab.report import words
 from ringray.lab.report.figures import data, lines, style
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.report.figures.data import FigurePoint, Panel
+from ringray.lab.report.figures.data import FigurePoint, Panel
 
 
 def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
