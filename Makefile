@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q --durations=10
 # Days since 1970: `make chaos` runs another part of the large sets of cases each day.
 TURN ?= $(shell echo $$(( $$(date -u +%s) / 86400 )))
-WORKERS ?= 2
+WORKERS ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart autoscaling test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots clean
@@ -49,10 +49,9 @@ autoscaling: $(STAMP) ## measure rings on a cluster that grows and shrinks on th
 test: $(STAMP) ## run the quick tests
 	@$(PYTEST) tests -m "not slow and not chaos and not gpu"
 
-# Tests that kill processes mostly wait, so two files of them run at a time; then the slow ones.
+# Tests that kill processes mostly wait: WORKERS=2 runs two files of them at a time.
 # pytest ends with 5 when nothing is selected.
 #   TURN=20779 make chaos     the cases of that day again
-#   WORKERS=0 make chaos      one test at a time
 chaos: $(STAMP) ## run the slow tests and those that kill processes; of large sets a part per day
 	@echo "turn $(TURN); to run the same cases again: make TURN=$(TURN) chaos"
 	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "chaos and not gpu" \
