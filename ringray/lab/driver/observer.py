@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.trial.outcome import Outcome, TrialRow
+
+if TYPE_CHECKING:  # the tracker imports this module and needs no plan
+    from ringray.lab.plan.plan import Plan, Trial
 
 
 class Observer(Protocol):

@@ -2,58 +2,59 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from typing import TYPE_CHECKING
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import ray
 
-from ringray.lab.cluster.capacity import Capacity, NodeGroup, Placement
+from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
-from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.plan import plan
-from ringray.lab.ring.group import ActorRing
 from ringray.lab.spec import model as spec
+
+ROOT = Path(__file__).resolve().parents[3]
+# A placement group turns GPUs into resources ``GPU_group_*``; actors that ask for none would leave
+# these free, and see no device. A process of its own: Ray reads its authentication mode only once.
+RING_ON_GPUS = """
+import shutil, tempfile
+import ray
+from ringray.lab.cluster.capacity import Placement
+from ringray.lab.cluster.placement_wait import Patience
+from ringray.lab.ring.group import ActorRing
 from tests.support.place import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-RANKS = 2
-
-
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A local Ray with as many GPUs as there are ranks."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    folder = tempfile.mkdtemp(prefix="rr-")  # Ray's sockets lie in it: names must be short
-    ray.init(
-        num_cpus=RANKS, num_gpus=RANKS, include_dashboard=False, _temp_dir=folder,
-        logging_level="ERROR", log_to_driver=False,
-    )  # fmt: skip
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def free(prefix: str) -> float:
-    """The free amount of all resources whose names begin with ``prefix``."""
+def free(prefix):
     return sum(n for name, n in ray.available_resources().items() if name.startswith(prefix))
 
-
-def test_each_actor_holds_the_gpu_that_its_placement_reserves(gpus: None) -> None:
-    """A placement group turns GPUs into resources ``GPU_group_*``; actors that ask for none would
-    leave these free, and see no device."""
+folder = tempfile.mkdtemp(prefix="rr-")  # Ray's sockets are in it: names must be short
+ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder,
+         logging_level="ERROR", log_to_driver=False)
+try:
     bundle = (("CPU", 1.0), ("GPU", 1.0))
-    ring = ActorRing(RANKS, Placement("cpu", "PACK", bundle), 60.0, Patience(60.0))
-    try:
-        assert len(ring.ranks) == RANKS
-        wait_until("the GPUs of the node are taken", lambda: free("GPU") == 0, 20)
-        assert free("GPU_group") == 0
-    finally:
-        ring.close()
-    wait_until("the GPUs are given back", lambda: free("GPU") == RANKS, 20)
+    ring = ActorRing(2, Placement("cpu", "PACK", bundle), 60.0, Patience(60.0))
+    assert len(ring.ranks) == 2
+    wait_until("the GPUs of the node are taken", lambda: free("GPU") == 0, 60)
+    assert free("GPU_group") == 0
+    ring.close()
+    wait_until("the GPUs are released", lambda: free("GPU") == 2, 60)
+finally:
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+def test_each_actor_holds_the_gpu_that_its_placement_reserves(tmp_path: Path) -> None:
+    given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    given.pop("CUDA_VISIBLE_DEVICES", None)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    done = subprocess.run(
+        [sys.executable, "-c", RING_ON_GPUS],
+        env={**given, "HOME": str(tmp_path), "PYTHONPATH": path, "RAY_AUTH_MODE": "disabled"},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
