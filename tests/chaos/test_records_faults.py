@@ -132,7 +132,7 @@ def test_a_store_that_is_lost_is_taken_back_from_mlflow(place: Place) -> None:
     place.end(driver)
     drive.wait_until(
         "the tracker's end",
-        lambda: not any("tracking_process" in drive.title(one) for one in place.processes()),
+        lambda: not any("lab.tracking.process" in drive.title(one) for one in place.processes()),
     )
     assert place.mlflow("lost")[0][0].info.status == "KILLED"
     before = {row.key: row for row in place.trials("lost") if row.status}
