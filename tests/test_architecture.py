@@ -128,7 +128,7 @@ def test_the_kernels_need_torch_and_triton_only() -> None:
     [
         ("import ringray", {"torch", "ray", "mlflow", "triton", "numpy", "pydantic"}),
         ("import ringray.lab.cli.spec", {"torch", "ray", "mlflow", "triton", "matplotlib"}),
-        ("import ringray.lab.cli.store", {"torch", "ray", "mlflow", "triton", "matplotlib"}),
+        ("import ringray.lab.cli.store", {"torch", "ray", "mlflow", "numpy", "pydantic"}),
         ("import ringray.lab.tracking.tracker", {"torch", "mlflow", "triton", "matplotlib"}),
         ("import ringray.attention, ringray.nn, ringray.models.sdpa", {"ray", "mlflow"}),
         ("import ringray_kernels.api", {"ringray", "ray", "mlflow"}),

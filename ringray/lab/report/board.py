@@ -6,14 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringray.base import units
-from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.report import words
 from ringray.lab.report.replicas import by_point, together
 from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.lab.trial.outcome import Outcome, TrialRow
+
+if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
+    from ringray.lab.plan.plan import Plan, Trial
 
 _FIXED_S = 0.05  # wall time of a trial beside its computation, seconds
 _TOLD = ("median_ms", "p20_ms", "baseline_ms", "ratio", "hidden")  # in the line of a trial

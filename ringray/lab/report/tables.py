@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -14,13 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ringray.base import units
-from ringray.lab.plan.plan import Trial
 from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial.measurement import HOP
 from ringray.lab.trial.metrics import METRICS, Metric, columns
 from ringray.lab.trial.outcome import SweepRow, TrialRow
+
+if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
+    from ringray.lab.plan.plan import Trial
 
 STYLES = {
     "ok": "green",

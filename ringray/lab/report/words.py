@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ringray import transport
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, digits, mib, plural, ratio, share
-from ringray.lab.plan.plan import Plan
 from ringray.lab.trial.metrics import Metric
 from ringray.lab.trial.outcome import STATUSES
 from ringray_kernels.dtypes import DTYPES
+
+if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
+    from ringray.lab.plan.plan import Plan
 
 # Column headings of config fields, in the order of comparison.
 HEADS = {
@@ -118,6 +119,8 @@ def _part(name: str, given: Any) -> str:
 
 def constants(configs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
     """Writes the config values that all trials share: "ring of 2, device auto, ..."."""
+    from ringray import transport  # with numpy, which `ringray list` does not need
+
     first = configs[0]
     together = not {"heads", "head_dim"} & set(fields)
 
