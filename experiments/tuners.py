@@ -1,4 +1,4 @@
-"""How good is a search? Every method, on what a full measurement of the same points has recorded.
+"""Comparison of search methods on recorded full measurements of the same points.
 
     ringray run experiments/tuners.yaml && python experiments/tuners.py tuners
 

@@ -49,7 +49,7 @@ class Sizes:
 
     @property
     def narrow(self) -> bool:
-        """Whether results are other tensors than their fp32 accumulators."""
+        """True if results are other tensors than their fp32 accumulators."""
         return self.itemsize != FP32
 
     @property

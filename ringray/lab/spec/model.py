@@ -81,7 +81,7 @@ class RingSection(_Section):
     device: Annotated[str, one_of(["auto", "cpu", "cuda"])] = "auto"
     """Device of each rank; auto takes GPUs if the cluster has them."""
     placement: Annotated[str, one_of(["pack", "spread", "strict-pack", "strict-spread"])] = "pack"
-    """How Ray places the ranks on nodes; the strict strategies fail if they cannot be met."""
+    """Placement of the ranks on nodes by Ray; the strict strategies fail if they cannot be met."""
     threads: Annotated[Ints, Several(whole(1, 256))] = 1
     """CPU threads of each rank. The tuning kinds search among several values."""
     idle_release: Annotated[float, duration(0, 86400)] = 60.0
@@ -105,7 +105,7 @@ class ProblemSection(_Section):
     dtype: Annotated[Names, Several(one_of(DTYPES, DTYPE_ALIASES))] = "bfloat16"
     """Type of q, k, v and the result; accumulators are always float32."""
     causal: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = True
-    """Whether a query sees no later position."""
+    """true: a query sees no later position."""
     window: Annotated[IntsOrNull, Several(or_null(whole(0, 2**31 - 1), "no window"))] = None
     """Positions before itself that a causal query sees, beside itself. null: all."""
     documents: Annotated[
@@ -118,7 +118,7 @@ class ProblemSection(_Section):
 
 
 class StrategySection(_Section):
-    """How the ring computes the attention."""
+    """The way in which the ring computes the attention."""
 
     partition: Annotated[Names, Several(one_of(["auto", *partitions.PARTITIONS]))] = (
         partitions.DEFAULT
@@ -126,9 +126,9 @@ class StrategySection(_Section):
     """Rule that deals positions to ranks. auto: the tuned choice, or zigzag; in kind strategy-tune
     each partition."""
     transport: Annotated[Names, Several(TRANSPORT)] = transports.DEFAULT
-    """How K/V reaches the other ranks: a name, or a name with its number, as in hybrid:2 (ranks
-    that exchange heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once). auto: the
-    tuned choice, or ring; in kind strategy-tune each transport that fits the ring."""
+    """The transport of K/V: a name, or a name with its number, as in hybrid:2 (ranks that exchange
+    heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once). auto: the tuned choice,
+    or ring; in kind strategy-tune each transport that fits the ring."""
     backward: Annotated[Names, Several(one_of(["auto", *BACKWARDS]))] = "auto"
     """Tensors that travel in the backward pass. planned: K/V start again from their owner, dK/dV
     follow. reverse: K/V return from their last rank. query-side: Q, dO and dQ travel, K/V stay.
@@ -152,7 +152,7 @@ class Baseline(_Section):
 
 
 class MeasureSection(_Section):
-    """How to measure each point."""
+    """The measurement of each point."""
 
     warmup: Annotated[int, whole(0, 100)] = 1
     """Runs before the first measured run."""
@@ -220,7 +220,7 @@ class LimitsSection(_Section):
 
 
 class TrackingSection(_Section):
-    """Where to show the results. Does not change the identity of a sweep."""
+    """The MLflow store of the results. Does not change the identity of a sweep."""
 
     experiment: Annotated[str, or_null(_EXPERIMENT, "the name")] = Field(
         default="", json_schema_extra={"default": None}
@@ -229,7 +229,7 @@ class TrackingSection(_Section):
     uri: Annotated[str | None, or_null(_URI, "the environment's, or local")] = None
     """MLflow tracking URI. null: $MLFLOW_TRACKING_URI, or sqlite under $RINGRAY_HOME."""
     enabled: Annotated[bool, TRUTH] = True
-    """Whether to log to MLflow. false: results stay in the store only."""
+    """true: log to MLflow. false: results stay in the store only."""
 
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"

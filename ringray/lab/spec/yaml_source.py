@@ -78,7 +78,7 @@ def _neighbour(path: Path) -> str:
 
 
 class Mark(NamedTuple):
-    """Where a value stands and how it was written."""
+    """The position of a value and its text."""
 
     line: int  # 1-based, of the value, or of its key if the value is a mapping or a list
     key_line: int

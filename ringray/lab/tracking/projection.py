@@ -240,7 +240,7 @@ class Projection:
         return show.sweep_tags(self._sweep) | sweep_tags(self._sweep)
 
     def _wanted(self, trial: TrialRow) -> bool:
-        """Whether the trial has a run of its own."""
+        """Returns whether the trial has its own run."""
         if trial.status != "pruned":
             return True
         if trial.reason == UNASKED:

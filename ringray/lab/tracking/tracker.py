@@ -98,7 +98,7 @@ class Tracker:
 
     @property
     def asked(self) -> bool:
-        """Whether :meth:`ask_to_finish` was called."""
+        """True if :meth:`ask_to_finish` was called."""
         return self._until is not None
 
     def wait_ready(self, timeout: float = READY_S) -> None:
