@@ -8,9 +8,11 @@ A function that cannot do its work raises OSError, but for ``close``. Imports no
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from ringray.base.errors import PlaceError
@@ -89,6 +91,17 @@ def database(path: Path) -> None:
     for name in ("", "-wal", "-shm", "-journal"):
         one = path.resolve()
         close(one.with_name(one.name + name))
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock that keeps other processes from writing ``path`` meanwhile."""
+    lock = path.with_name(f".{path.name}.lock")
+    above(lock)
+    create(lock)
+    with lock.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write(path: Path, text: str) -> None:

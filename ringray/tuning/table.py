@@ -9,10 +9,8 @@ read or written.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -261,24 +259,12 @@ def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
         UserError: the present table cannot be read, or the new one not written.
     """
     path = path or folder() / _LOCAL
-    with _locked(path):
-        merged = Table(read(path) if path.exists() else [])
-        for entry in entries:
-            merged.put(entry)
-        write(merged.entries, path)
-    return path
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock so that concurrent writers of ``path`` lose no entry."""
-    lock = path.with_name(f".{path.name}.lock")
     try:
-        private_files.above(lock)
-        private_files.create(lock)
-        file = lock.open("r+")
+        with private_files.locked(path):
+            merged = Table(read(path) if path.exists() else [])
+            for entry in entries:
+                merged.put(entry)
+            write(merged.entries, path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return path

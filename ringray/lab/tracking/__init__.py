@@ -7,6 +7,7 @@ projection     runs, metrics and artifacts
 mlflow_record  params, tags and tables
 description    the parent run's page
 location       which MLflow store
+database       MLflow's sqlite file, created whole
 archive        rows kept in MLflow, read back
 restore        a lost store read back from MLflow
 """

@@ -210,7 +210,7 @@ def _check_file(path: Path) -> None:
     except sqlite3.DatabaseError as error:
         raise wrong(f"cannot be used: {error}") from error
     # MLflow would add its tables to any database, ringray's own store included.
-    if tables and "alembic_version" not in tables:
+    if tables and not tables & {"alembic_version", "experiments"}:
         raise wrong("belongs to another program")
 
 

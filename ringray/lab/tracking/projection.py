@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
@@ -34,6 +33,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import TRIAL_TAG, runs_of, sweep_tags, trial_tags
+from ringray.lab.tracking.database import client_of
 from ringray.lab.tracking.description import FIGURES, RunPlace, note
 from ringray.lab.trial.outcome import UNASKED, Tracked, TrialRow, part_of_a_path
 
@@ -79,7 +79,7 @@ class Projection:
     ) -> None:
         self._store = store
         self._digest = digest
-        self._client = MlflowClient(tracking_uri=uri)
+        self._client = client_of(uri)
         self._experiment = experiment
         self._artifacts = artifacts
         self._sweep = store.find(digest)

@@ -112,14 +112,14 @@ def _choose(parents: list[Run], selector: str, where: str) -> tuple[SweepInfo, f
 
 def main() -> int:
     """Answers one request of :func:`restore`; returns 0 if nothing failed."""
-    from mlflow import MlflowClient
+    from ringray.lab.tracking.database import client_of
 
     driver = connection_to_driver()
     try:
         path, selector, uri = driver.recv()
         with Store(path, create=False) as store:
             # Not a Restored, which is __main__.Restored here and unknown to the driver.
-            answer = tuple(rebuild(MlflowClient(tracking_uri=uri), store, selector, uri))
+            answer = tuple(rebuild(client_of(uri), store, selector, uri))
     except Exception as error:  # whatever MLflow, its database or the network raise
         log(traceback.format_exc())
         send(driver, brief(error))

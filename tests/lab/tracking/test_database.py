@@ -1,0 +1,100 @@
+"""MLflow's own database is whole in every home, whoever comes first and whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ringray.lab.tracking import location
+from ringray.lab.tracking.database import client_of
+
+OPEN = """
+import sys
+from ringray.lab.tracking.database import client_of
+client = client_of(sys.argv[1])
+client.create_run("0", tags={"who": sys.argv[2]})
+"""
+
+
+def opened(uri: str, who: str = "") -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", OPEN, uri, who], stderr=subprocess.PIPE)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(one.name for one in path.parent.iterdir() if one.name.startswith(path.name))
+
+
+def new_sizes(path: Path) -> list[int]:
+    return [one.stat().st_size for one in path.parent.glob(".mlflow.db.new-*")]
+
+
+@pytest.mark.slow
+def test_processes_that_come_first_together_all_find_it_whole(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    location.check(uri)  # leaves an empty file, as in a driver
+    first = [opened(uri, who) for who in "ab"]
+    for one in first:
+        _, errors = one.communicate(timeout=120)
+        assert one.returncode == 0, errors.decode()
+    found = client_of(uri).search_runs(["0"])
+    assert sorted(run.data.tags["who"] for run in found) == ["a", "b"]
+    assert names(tmp_path / "mlflow.db") == ["mlflow.db"]
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_creates_it_leaves_nothing_broken(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    process = opened(f"sqlite:///{path}")
+    until = time.monotonic() + 60
+    while time.monotonic() < until and max(new_sizes(path), default=0) < 100_000:
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert new_sizes(path), "killed too late to tell"
+    assert not path.exists() or path.stat().st_size == 0
+    assert client_of(f"sqlite:///{path}").search_experiments()
+    assert not new_sizes(path)
+
+
+@pytest.mark.parametrize("left", ["experiments", "alembic_version"])
+def test_a_half_made_database_is_set_aside(tmp_path: Path, left: str) -> None:
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE experiments (experiment_id INTEGER)")
+        db.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        if left == "experiments":
+            db.execute("DROP TABLE alembic_version")
+        else:
+            db.execute("INSERT INTO alembic_version VALUES ('no such revision')")
+        db.commit()
+    location.check(f"sqlite:///{path}")
+    assert client_of(f"sqlite:///{path}").search_experiments()
+    kept = [name for name in names(path) if "incomplete" in name]
+    assert len(kept) == 1
+
+
+def test_an_empty_database_of_this_mlflow_stays(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    made = client_of(f"sqlite:///{path}").create_experiment("mine")
+    assert client_of(f"sqlite:///{path}").get_experiment(made).name == "mine"
+    assert names(path) == ["mlflow.db"]
+
+
+def test_a_database_with_runs_is_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    client_of(f"sqlite:///{path}").create_run("0", tags={"who": "me"})
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE alembic_version SET version_num = 'a newer one'")
+        db.commit()
+    client_of(f"sqlite:///{path}")  # no error yet: MLflow's own says what to do
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT value FROM tags WHERE key = 'who'").fetchall() == [("me",)]
+    assert names(path) == ["mlflow.db"]
