@@ -48,17 +48,16 @@ def submit(arguments: argparse.Namespace) -> int:
                 "it runs different source; to run this one: "
                 f"`ringray stop {plan.digest[:12]} --address {url}`, then submit again"
             )
+    ways = f"follow: {again}\nstop:   ringray stop {plan.spec.name} --address {url}"
     if arguments.detach:
-        print(f"follow: {again}")
-        print(f"stop:   ringray stop {plan.spec.name} --address {url}")
+        print(ways)
         return 0
     sys.stdout.flush()
     try:
         job = here.follow(job, _write)
     except KeyboardInterrupt:
         print(f"\ndetached; job {job.id} continues")
-        print(f"follow: {again}")
-        print(f"stop:   ringray stop {plan.spec.name} --address {url}")
+        print(ways)
         return INTERRUPTED
     return _end(job, again)
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+
+from rich.console import Console
 
 from ringray.base import units
 from ringray.base.redaction import shown
-from ringray.lab.report import words
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
-    from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.report import replicas, tables, words
+from ringray.lab.store.traces import folder_of
+from ringray.lab.trial.outcome import TrialRow
 
 ROWS = 40  # rows of a table of results, unless all are shown
 
@@ -27,8 +24,6 @@ def say(console: Console, *lines: str) -> None:
 
 def title(console: Console, name: str, digest: str, *parts: tuple[str, str]) -> None:
     """Prints the name of a sweep, its short digest and further parts, each with its style."""
-    from ringray.lab.report import tables
-
     parts = ((name, "bold cyan"), (digest[:12], "bright_black"), *parts)
     console.print(tables.heading(parts))
 
@@ -38,8 +33,6 @@ def print_trials(
 ) -> None:
     """Prints the constants, the results of trials that are not pruned, replicas as one, and the
     hops if a trial measured them; ``more`` is the option or command that shows all rows."""
-    from ringray.lab.report import replicas, tables
-
     measured = [row for row in trials if row.status != "pruned"]
     if not measured:
         return
@@ -61,9 +54,6 @@ def print_trials(
 def _print_hops(
     console: Console, digest: str, trials: Sequence[TrialRow], more: str, everything: bool
 ) -> None:
-    from ringray.lab.report import tables
-    from ringray.lab.store.traces import folder_of
-
     few, hidden = tables.with_hops(trials, sys.maxsize if everything else ROWS)
     if not few:
         return

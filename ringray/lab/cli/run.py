@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+from rich.console import Console
 
 from ringray.base import units
 from ringray.base.errors import PlaceError, SpecError, UserError
@@ -25,27 +29,20 @@ from ringray.lab.cli.options import (
 )  # fmt: skip
 from ringray.lab.cli.results import print_trials, say, title
 from ringray.lab.cli.store import open_store
+from ringray.lab.driver import schedule
+from ringray.lab.driver.observer import Summary
+from ringray.lab.driver.studies import entries
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.plan import build
-from ringray.lab.report import words
+from ringray.lab.plan.plan import Plan, build
+from ringray.lab.report import studies, tables, words
 from ringray.lab.report.live import observer
 from ringray.lab.search import METHODS
 from ringray.lab.spec import model as specs
+from ringray.lab.store.store import Store
+from ringray.lab.tracking import location, tracker
 from ringray.lab.trial.metrics import METRICS
-from ringray.lab.trial.outcome import UNKNOWN
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
-
-    from rich.console import Console
-
-    from ringray.lab.driver.observer import Summary
-    from ringray.lab.plan.plan import Plan
-    from ringray.lab.spec.model import Spec
-    from ringray.lab.store.store import Store
-    from ringray.lab.tracking.tracker import Tracker
-    from ringray.lab.trial.outcome import SweepRow, TrialRow
+from ringray.lab.trial.outcome import UNKNOWN, SweepRow, TrialRow
+from ringray.tuning import table as tuned
 
 
 @options(SPEC, ADDRESS, STORE, JSON, NO_TRACKING)
@@ -100,15 +97,11 @@ def _go_on(store: Store, sweep: str, arguments: argparse.Namespace) -> int:
 
 def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     """Runs a tuning plan and keeps the best point of each problem; returns the exit code."""
-    from ringray.tuning import table as tuned
-
     tuned.table()  # reports a broken table before hours of measuring
     code = execute(plan, store, arguments)
     if code == 130:
         return code
-    from ringray.lab.driver import studies
-
-    found = studies.entries(plan, store.trials(plan.digest))
+    found = entries(plan, store.trials(plan.digest))
     screen = _screen(arguments)
     if not found:
         print("tuned:  nothing, because no point could be measured", file=screen)
@@ -118,7 +111,7 @@ def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     return code
 
 
-def stored_spec(sweep: SweepRow) -> Spec:
+def stored_spec(sweep: SweepRow) -> specs.Spec:
     """Returns the spec that a sweep was started with.
 
     Raises:
@@ -149,22 +142,20 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     with ExitStack() as closing:
         view = observer(screen)
         closing.callback(view.close)
-        tracker = None
+        tracking = None
         if plan.spec.tracking.enabled and not arguments.no_tracking:
-            tracker = _tracking(plan, store, closing, view.note)
-        from ringray.lab.driver import run as driver
+            tracking = _tracking(plan, store, closing, view.note)
+        from ringray.lab.driver import run as driver  # with ray
 
         summary = driver.run(
             plan,
             store=store,
             address=arguments.address,
             observer=view,
-            tracking=tracker,
+            tracking=tracking,
             json_path=json_path,
         )
     try:
-        from ringray.lab.report import tables
-
         _print_summary(tables.console(screen), plan, store, summary, arguments)
     except BrokenPipeError:
         if arguments.json != "-":
@@ -174,7 +165,7 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
 
 def _tracking(
     plan: Plan, store: Store, closing: ExitStack, note: Callable[[str], None]
-) -> Callable[[], Tracker]:
+) -> Callable[[], tracker.Tracker]:
     """Returns a function that starts tracking in a process prepared here, which ``closing`` ends.
 
     If MLflow has this sweep already and does not answer now, a note says so.
@@ -182,8 +173,6 @@ def _tracking(
     Raises:
         PlaceError: MLflow cannot be used.
     """
-    from ringray.lab.tracking import location, tracker
-
     place = plan.spec.tracking
     settled = tracker.settled(store, plan.digest, place.uri)
     if settled:
@@ -215,15 +204,11 @@ def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over:
     """Prints the best points of a search."""
     if not KINDS[plan.spec.kind].tunes and METHODS[plan.spec.search.method].exhaustive:
         return
-    from ringray.lab.driver import schedule
-    from ringray.lab.report import studies as shown
-    from ringray.lab.report import tables
-
     found = schedule.found(plan, trials, over=over)
-    for table in shown.fronts(plan, trials, found):
+    for table in studies.fronts(plan, trials, found):
         tables.show(table, console)
         console.print()
-    for line in shown.lines(plan, trials, found):
+    for line in studies.lines(plan, trials, found):
         say(console, line)
 
 

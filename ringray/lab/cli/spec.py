@@ -12,7 +12,6 @@ from typing import Any
 from ringray.base import units
 from ringray.base.redaction import public_spec
 from ringray.lab.cli.options import ALL, SPEC, Option, options, writing
-from ringray.lab.cli.results import say, title
 from ringray.lab.plan.plan import Plan, build, trial_dict
 from ringray.lab.report import words
 from ringray.lab.spec import model as specs
@@ -57,6 +56,7 @@ def _built(arguments: argparse.Namespace) -> Plan:
 
 
 def _print(plan: Plan, everything: bool) -> None:
+    from ringray.lab.cli.results import say, title  # with rich, which `validate` does not need
     from ringray.lab.report import tables
 
     spec, runnable = plan.spec, plan.runnable

@@ -12,8 +12,10 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, STORE, SWEEP, options
 from ringray.lab.cli.results import ROWS, print_trials, say, title
-from ringray.lab.report import words
+from ringray.lab.report import tables, words
+from ringray.lab.store.recover import recover as mend
 from ringray.lab.store.store import Store, default_path
+from ringray.lab.tracking import tracker
 from ringray.lab.trial.outcome import SweepRow
 
 
@@ -51,8 +53,6 @@ def sweeps(arguments: argparse.Namespace) -> int:
     if not rows:
         print(f"no sweeps in {path} yet; `ringray run experiments/quickstart.yaml` makes one")
         return 0
-    from ringray.lab.report import tables
-
     tables.show(tables.sweeps_table(rows), tables.console())
     return 0
 
@@ -64,8 +64,6 @@ def status(arguments: argparse.Namespace) -> int:
         sweep = as_it_stands(store, store.find(arguments.sweep))
         trials = store.trials(sweep.digest)
         owner = store.owner(sweep.digest)
-    from ringray.lab.report import tables
-
     console = tables.console()
     pending = sweep.total - sum(sweep.counts.values())
     state = (sweep.status, tables.STYLES[sweep.status])
@@ -86,8 +84,6 @@ def sync(arguments: argparse.Namespace) -> int:
     with open_store(arguments.store) as store:
         sweep = store.find(arguments.sweep)
         path = store.path
-    from ringray.lab.tracking import tracker
-
     place = sweep.spec.get("tracking", {})
     state = tracker.sync(
         path, sweep.digest, place.get("uri"), place.get("experiment") or sweep.name
@@ -102,8 +98,6 @@ def sync(arguments: argparse.Namespace) -> int:
 @options(STORE)
 def recover(arguments: argparse.Namespace) -> int:
     """Saves the readable part of a damaged store."""
-    from ringray.lab.store.recover import recover as mend
-
     path = Path(arguments.store) if arguments.store else default_path()
     result = mend(path)
     if result.kept is None:

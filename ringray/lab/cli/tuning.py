@@ -13,6 +13,7 @@ from ringray.lab.cli.run import search
 from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import build
+from ringray.lab.report import tables
 from ringray.lab.spec import model as specs
 from ringray.tuning import table as tuned
 from ringray.tuning.table import Entry
@@ -63,8 +64,6 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _print(entries: list[Entry]) -> None:
-    from ringray.lab.report import tables
-
     here = tuned.here()
     console = tables.console()
     table = tables.bare_table()

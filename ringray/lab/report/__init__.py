@@ -9,5 +9,5 @@ studies       results of searches
 trace_figure  picture of a trace
 figures       PNGs of a sweep
 
-The views import rich, and only when something is shown.
+tables, live and studies import rich, the figures matplotlib.
 """

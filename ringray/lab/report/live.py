@@ -9,25 +9,25 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.console import Group as Lines
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from ringray.base import units
 from ringray.base.redaction import shown
+from ringray.lab.driver.observer import Summary
+from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.report import words
 from ringray.lab.report.board import Board, BoardGroup, trial_line, worst_error
+from ringray.lab.report.tables import STYLES, bare_table, console, fit, heading, metric_cell
 from ringray.lab.trial.metrics import columns
-from ringray.lab.trial.outcome import UNASKED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import TextIO
-
-    from rich.console import Console, RenderableType
-    from rich.table import Table
-
-    from ringray.lab.driver.observer import Summary
-    from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.trial.outcome import Outcome, TrialRow
+from ringray.lab.trial.outcome import UNASKED, Outcome, TrialRow
 
 REFRESH_HZ = 4.0
 _BAR = 10  # width of a bar, cells
@@ -45,8 +45,6 @@ def observer(file: TextIO | None = None) -> LiveTable | PlainLines:
     """Returns a live table for a terminal with a cursor, plain lines for any other ``file``."""
     file = file or sys.stdout
     if file.isatty():
-        from ringray.lab.report.tables import console
-
         terminal = console(file)
         if terminal.is_terminal and not terminal.is_dumb_terminal:
             return LiveTable(terminal)
@@ -110,8 +108,6 @@ class LiveTable:
     """One table, redrawn in place."""
 
     def __init__(self, console: Console) -> None:
-        from rich.live import Live
-
         self._console = console
         self._board: Board | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -190,9 +186,6 @@ class LiveTable:
 
 def render(board: Board, rows: int, to: Console) -> RenderableType:
     """Returns the whole view: header, at most ``rows`` rows, counts."""
-    from rich.console import Group as Lines
-    from rich.text import Text
-
     shown = _visible(board, rows)
     line = words.counts(board.counts, board.total - board.done)
     if hidden := len(board.groups) - len(shown):
@@ -210,8 +203,6 @@ def render(board: Board, rows: int, to: Console) -> RenderableType:
 
 
 def _header(board: Board) -> RenderableType:
-    from ringray.lab.report.tables import heading
-
     spec = board.plan.spec
     sizes = "/".join(map(str, spec.sweep("ring", "size")))
     left = board.remaining_s
@@ -238,10 +229,6 @@ def _visible(board: Board, rows: int) -> list[BoardGroup]:
 
 
 def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
-    from rich.text import Text
-
-    from ringray.lab.report.tables import STYLES, bare_table, fit
-
     fields = board.fields or ("partition",)
     results = [result for group in shown for result in group.ended.values()]
     errors = any(worst_error(result.metrics) is not None for result in results)
@@ -276,11 +263,6 @@ def _metric_cells(
     group: BoardGroup, errors: bool, compared: bool, bars: bool
 ) -> list[RenderableType]:
     """Returns the cells of a row's metrics; none where nothing is measured yet."""
-    from rich.progress_bar import ProgressBar
-    from rich.text import Text
-
-    from ringray.lab.report.tables import metric_cell
-
     metrics = group.metrics()
     if not metrics:
         return []
@@ -290,18 +272,15 @@ def _metric_cells(
         right = worst is not None and worst <= 1
         cells.append(Text(units.digits(worst), "green" if right else "bold red"))
     for metric in columns("live"):
-        if metric.group != "baseline":
-            style = {"median_ms": "bold", "p20_ms": "bright_black"}.get(metric.name, "")
-            cell = metric_cell(metric, metrics, style)
-            if metric.name == "median_ms" and len(group.keys) > 1:
-                cell.append(f" ×{len(group.ended)}")
-            cells.append(cell)
-        elif compared:
-            cell = metric_cell(metric, metrics)
-            cells.append(cell)
-            if bars and metric.name in metrics:  # half a bar is the baseline's time
-                ratio = min(metrics[metric.name], _BAR_TOP)
-                cells.append(ProgressBar(_BAR_TOP, ratio, _BAR, False, "", cell.style, cell.style))
-            elif bars:
-                cells.append("")
+        if metric.group == "baseline" and not compared:
+            continue
+        style = {"median_ms": "bold", "p20_ms": "bright_black"}.get(metric.name, "")
+        cell = metric_cell(metric, metrics, style)
+        cells.append(cell)
+        if metric.name == "median_ms" and len(group.keys) > 1:
+            cell.append(f" ×{len(group.ended)}")
+        elif metric.group == "baseline" and bars:  # half a bar is the baseline's time
+            ratio = min(metrics.get(metric.name, 0.0), _BAR_TOP)
+            bar = ProgressBar(_BAR_TOP, ratio, _BAR, False, "", cell.style, cell.style)
+            cells.append(bar if metric.name in metrics else "")
     return cells

@@ -1,4 +1,4 @@
-"""Replicas of one point as one measurement."""
+"""Replicas of one point as one measurement, and the points of one problem."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ringray.lab.report.words import PROBLEM
 from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import TrialRow
 
@@ -16,9 +17,19 @@ _T = TypeVar("_T")
 
 def by_point(of: Iterable[_T], config: Callable[[_T], Mapping[str, Any]]) -> list[list[_T]]:
     """Groups items that differ in the replica only, in the order of the first of each group."""
+    return _groups(of, lambda one: {**config(one), "replica": 0})
+
+
+def by_problem(rows: Iterable[TrialRow], beside: Sequence[str] = ()) -> list[list[TrialRow]]:
+    """Groups rows of one problem, which may also differ in its fields ``beside``."""
+    fields = [name for name in PROBLEM if name not in beside]
+    return _groups(rows, lambda row: [row.config.get(name) for name in fields])
+
+
+def _groups(of: Iterable[_T], key: Callable[[_T], object]) -> list[list[_T]]:
     groups: dict[str, list[_T]] = {}
     for one in of:
-        groups.setdefault(repr({**config(one), "replica": 0}), []).append(one)
+        groups.setdefault(repr(key(one)), []).append(one)
     return list(groups.values())
 
 

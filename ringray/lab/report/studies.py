@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+
+from rich.table import Table
 
 from ringray.base import units
-from ringray.lab.driver.studies import searched
-from ringray.lab.report import words
+from ringray.lab.driver.studies import StudyResult, searched
+from ringray.lab.plan.plan import Plan
+from ringray.lab.report import tables, words
 from ringray.lab.trial.metrics import METRICS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
-    from ringray.lab.driver.studies import StudyResult
-    from ringray.lab.plan.plan import Plan
-    from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import TrialRow
 
 _ROWS = 12  # largest number of rows of a front
 
@@ -41,8 +36,6 @@ def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) ->
 
 def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[Table]:
     """Returns the Pareto front of each study, where there are several objectives."""
-    from ringray.lab.report import tables
-
     objectives = plan.spec.search.objectives
     if len(objectives) < 2:
         return []

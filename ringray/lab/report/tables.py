@@ -16,6 +16,7 @@ from rich.text import Text
 from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
+from ringray.lab.report.replicas import by_problem
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial.measurement import HOP
 from ringray.lab.trial.metrics import METRICS, Metric, columns
@@ -147,27 +148,18 @@ def metric_cell(metric: Metric, metrics: Mapping[str, float], style: str = "") -
     """Returns a metric of a trial as a cell, red where it is bad."""
     number = metrics.get(metric.name)
     if metric.name == "ratio" and number is not None:
-        style = ratio_style(number)
+        style = "green" if number <= 1 else "yellow" if number <= 1.25 else "red"
     elif metric.group == "error" and number is not None and number > 1:
         style = "bold red"
     return Text(words.metric(metric, metrics), style)
 
 
-def ratio_style(ratio: float) -> str:
-    """Returns green where the ring is faster than the baseline, yellow or red where it is not."""
-    return "green" if ratio <= 1 else "yellow" if ratio <= 1.25 else "red"
-
-
 def _fastest(rows: Iterable[TrialRow]) -> set[str]:
     """Returns the keys of the trials that are the fastest of several at their problem."""
-    by_problem: dict[str, list[TrialRow]] = {}
-    for row in rows:
-        if row.status == "ok" and "median_ms" in row.metrics:
-            problem = repr([row.config.get(name) for name in words.PROBLEM])
-            by_problem.setdefault(problem, []).append(row)
+    timed = [row for row in rows if row.status == "ok" and "median_ms" in row.metrics]
     return {
         min(same, key=lambda row: row.metrics["median_ms"]).key
-        for same in by_problem.values()
+        for same in by_problem(timed)
         if len(same) > 1
     }
 

@@ -13,17 +13,18 @@ import io
 import json
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from ringray.base.redaction import plain
 from ringray.base.units import MIB
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from matplotlib.axes import Axes
 
 _WIDTH, _SIDES, _TOP, _BOTTOM = 900, 62, 40, 44  # of the picture and around the rows, pixels
 _HEIGHTS = {"compute": 22, "wait": 8, "transfer": 8}  # of a lane, pixels
@@ -104,10 +105,6 @@ def draw(bars: Sequence[Bar], caption: str = "") -> str:
     """
     if not bars:
         raise ValueError("the trace is empty")
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
     tops, bottom = _lanes(bars)
     lines = textwrap.wrap(caption, round((_WIDTH - 24) / _CHARACTER))
     below = _BOTTOM + 15 * len(lines)

@@ -16,34 +16,18 @@ from ringray_kernels.dtypes import DTYPES
 if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
     from ringray.lab.plan.plan import Plan
 
-# Column headings of config fields, in the order of comparison.
-HEADS = {
-    "ring_size": "ring",
-    "partition": "partition",
-    "transport": "transport",
-    "seq_len": "length",
-    "batch": "batch",
-    "heads": "heads",
-    "kv_heads": "kv heads",
-    "head_dim": "head dim",
-    "dtype": "dtype",
-    "causal": "causal",
-    "window": "window",
-    "documents": "docs",
-    "direction": "direction",
-    "backward": "backward",
-    "backend": "backend",
-    "blocks": "blocks",
-    "threads": "threads",
-}
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "window", "documents",
     "direction",
 )  # fmt: skip
-STRATEGY = (
-    "ring_size", "partition", "transport", "backward", "backend", "blocks", "threads",
+_FIELDS = (
+    "ring_size", "partition", "transport", *PROBLEM, "backward", "backend", "blocks", "threads",
 )  # fmt: skip
+STRATEGY = tuple(name for name in _FIELDS if name not in PROBLEM)
+# Column headings of both, in the order of comparison.
+HEADS = {name: name.replace("_", " ") for name in _FIELDS}
+HEADS |= {"ring_size": "ring", "seq_len": "length", "documents": "docs"}
 TEXTS = ("partition", "transport", "dtype", "causal", "direction", "backward", "backend")
 # In a trial's name these need no heading; the others have one ("window17").
 _PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend", "device")

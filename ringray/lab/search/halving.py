@@ -10,14 +10,18 @@ selects the first ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ringray.lab.search.base import Ask, Method, contenders, ranked
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.search.base import Candidate, Search, SearchSettings, Told
+from ringray.lab.search.base import (
+    Ask,
+    Candidate,
+    Method,
+    Search,
+    SearchSettings,
+    Told,
+    contenders,
+    ranked,
+)
 
 _WIDTH = 3  # points of one round, which may be measured in parallel
 

@@ -8,14 +8,10 @@ few runs each, and at the end the best of them are measured in full, one after a
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from ringray.lab.search.base import Ask, Method, ranked
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.search.base import Candidate, Search, SearchSettings, Told
+from ringray.lab.search.base import Ask, Candidate, Method, Search, SearchSettings, Told, ranked
 
 _FINALISTS = 3  # points measured in full
 _SKETCH = 5  # repeats of a full measurement per repeat of a proposal

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ringray.lab.search.base import Ask, Method
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.search.base import Candidate, Search, SearchSettings
+from ringray.lab.search.base import Ask, Candidate, Method, Search, SearchSettings
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterator
+from typing import get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ringray.base.errors import SpecError, nearest
 from ringray.lab.spec.fields import Mismatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
-
-    from ringray.lab.spec.yaml_source import Source, Where
+from ringray.lab.spec.yaml_source import Source, Where
 
 Model = type[BaseModel]
 

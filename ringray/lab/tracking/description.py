@@ -16,7 +16,7 @@ from urllib.parse import quote
 from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.figures import TITLES, data
-from ringray.lab.report.figures.data import FigurePoint
+from ringray.lab.report.replicas import by_problem
 from ringray.lab.tracking.mlflow_record import TABLE, run_names
 from ringray.lab.trial.metrics import columns as metric_columns
 from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow
@@ -83,13 +83,10 @@ def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: RunPlace) -> str:
     return "Trials: " + " · ".join(found) + f"; files: `results.csv`, `{TABLE}`, `plan.json`"
 
 
-def _winners(points: Sequence[FigurePoint]) -> list[str]:
+def _winners(points: Sequence[TrialRow]) -> list[str]:
     """Returns, for each problem that was solved in several ways, the fastest and its lead."""
     timed = data.having(points, "median_ms")
-    by_problem: dict[tuple[str, ...], list[FigurePoint]] = {}
-    for point in timed:
-        by_problem.setdefault(point.values(words.PROBLEM), []).append(point)
-    contests = [same for same in by_problem.values() if len(same) > 1]
+    contests = [same for same in by_problem(timed) if len(same) > 1]
     if not contests:
         return []
     among = words.varying(point.config for point in timed)
@@ -115,7 +112,7 @@ def _winners(points: Sequence[FigurePoint]) -> list[str]:
     return lines
 
 
-def _overlap(first: FigurePoint, second: FigurePoint) -> bool:
+def _overlap(first: TrialRow, second: TrialRow) -> bool:
     """Returns whether the faster fifth of the runner-up reaches the slower fifth of the winner."""
     return second.metrics.get("p20_ms", 0.0) <= first.metrics.get("p80_ms", 0.0)
 

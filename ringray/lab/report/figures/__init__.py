@@ -41,6 +41,7 @@ def pictures(rows: Sequence[TrialRow]) -> Iterator[tuple[str, bytes]]:
 
     found = points(rows)
     for name in TITLES:
-        figure = importlib.import_module(f"{__name__}.{name}").draw(found)
+        with style.settings():
+            figure = importlib.import_module(f"{__name__}.{name}").draw(found)
         if figure is not None:
             yield name, style.png(figure)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ringray.base import units
 from ringray.lab.report.figures import data, style
-from ringray.lab.report.figures.data import FigurePoint
+from ringray.lab.trial.outcome import TrialRow
 from ringray_kernels.config import Blocks
 
 KERNELS = ("forward", "dq", "dkv")
@@ -34,7 +34,7 @@ class Map(NamedTuple):
     default_ms: float | None
 
 
-def maps(found: Sequence[FigurePoint]) -> tuple[list[Map], int]:
+def maps(found: Sequence[TrialRow]) -> tuple[list[Map], int]:
     """Returns a map for each problem and kernel with several sizes, and how many are left out."""
     panels, left_out = data.panels(data.having(found, "median_ms"))
     made: list[Map] = []
@@ -69,7 +69,7 @@ def _detail(text: str) -> str:
 
 
 def _collect(
-    trials: Iterable[tuple[FigurePoint, tuple[int, int], str]],
+    trials: Iterable[tuple[TrialRow, tuple[int, int], str]],
 ) -> dict[tuple[int, int], Cell]:
     cells: dict[tuple[int, int], Cell] = {}
     for point, place, detail in trials:
@@ -79,16 +79,15 @@ def _collect(
     return cells
 
 
-def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Figure | None:
     """Draws a heat map per problem and kernel, darker is slower; None where blocks do not vary."""
     found, left_out = maps(points)
     if not found:
         return None
-    titles = [data.Panel(one.title, ()) for one in found]
-    with style.settings():
-        figure, axes = style.grid(titles, "Time by block sizes, light is fast", left_out)
-        for one, at in zip(found, axes, strict=True):
-            _heat(figure, at, one)
+    titles = [one.title for one in found]
+    figure, axes = style.grid(titles, "Time by block sizes, light is fast", left_out)
+    for one, at in zip(found, axes, strict=True):
+        _heat(figure, at, one)
     return figure
 
 

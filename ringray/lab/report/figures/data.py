@@ -7,52 +7,35 @@ points of one problem may be compared, points of one strategy make a line.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from ringray.lab.report import words
-from ringray.lab.report.replicas import by_point, together
+from ringray.lab.report.replicas import by_problem, merged
 from ringray.lab.trial.outcome import TrialRow
 
 MAX_PANELS = 6
 _UNNAMED = ("partition", "transport")  # the name of a strategy where there is only one
 
 
-@dataclass(frozen=True)
-class FigurePoint:
-    """One configuration and the median over its replicas of each metric that is finite."""
-
-    config: dict[str, Any]
-    metrics: dict[str, float]
-
-    def values(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """Returns the values of ``fields``, comparable and hashable."""
-        return tuple(repr(self.config.get(name)) for name in fields)
-
-
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """The points of one set of axes; ``title``: the values that tell it from other panels."""
 
     title: str
-    points: tuple[FigurePoint, ...]
+    points: Sequence[TrialRow]
 
 
-def points(rows: Sequence[TrialRow]) -> list[FigurePoint]:
-    """Returns the points with an ok trial, in the order of the plan."""
-    ok = [row for row in rows if row.status == "ok"]
-    return [
-        FigurePoint(same[0].config, together([row.metrics for row in same]))
-        for same in by_point(ok, lambda row: row.config)
-    ]
+def points(rows: Sequence[TrialRow]) -> list[TrialRow]:
+    """Returns the points with an ok trial, in the order of the plan: of each the median over its
+    replicas of every metric that is finite."""
+    return merged(row for row in rows if row.status == "ok")
 
 
-def having(found: Iterable[FigurePoint], *metrics: str) -> list[FigurePoint]:
+def having(found: Iterable[TrialRow], *metrics: str) -> list[TrialRow]:
     """Returns the points that have all of ``metrics``."""
     return [point for point in found if all(name in point.metrics for name in metrics)]
 
 
-def panels(found: Sequence[FigurePoint], beside: Sequence[str] = ()) -> tuple[list[Panel], int]:
+def panels(found: Sequence[TrialRow], beside: Sequence[str] = ()) -> tuple[list[Panel], int]:
     """Returns the points by problem, and the number of problems left out.
 
     ``beside``: fields of the problem that the axes show, so panels do not differ in them. Of more
@@ -60,36 +43,30 @@ def panels(found: Sequence[FigurePoint], beside: Sequence[str] = ()) -> tuple[li
     among equals.
     """
     varying = [name for name in _varying(found, words.PROBLEM) if name not in beside]
-    by_problem: dict[tuple[str, ...], list[FigurePoint]] = {}
-    for point in found:
-        by_problem.setdefault(point.values(varying), []).append(point)
-    best = sorted(
-        by_problem.values(), key=lambda same: (-len(same), -same[0].config.get("seq_len", 0))
-    )[:MAX_PANELS]
+    problems = by_problem(found, beside)
+    best = sorted(problems, key=lambda same: (-len(same), -same[0].config.get("seq_len", 0)))
     kept = [
-        Panel(problem(same[0], varying), tuple(same))
-        for same in by_problem.values()
-        if any(same is one for one in best)
+        Panel(problem(same[0], varying), same) for same in problems if same in best[:MAX_PANELS]
     ]
-    return kept, len(by_problem) - len(kept)
+    return kept, len(problems) - len(kept)
 
 
-def strategies(found: Sequence[FigurePoint]) -> tuple[str, ...]:
+def strategies(found: Sequence[TrialRow]) -> tuple[str, ...]:
     """Returns the fields of the strategy in which ``found`` differ."""
     return _varying(found, words.STRATEGY)
 
 
-def strategy(point: FigurePoint, fields: Sequence[str]) -> str:
+def strategy(point: TrialRow, fields: Sequence[str]) -> str:
     """Names a point's strategy by the fields in which strategies differ."""
     return words.label(point.config, fields or _UNNAMED)
 
 
-def problem(point: FigurePoint, fields: Sequence[str]) -> str:
+def problem(point: TrialRow, fields: Sequence[str]) -> str:
     """Names a point's problem by the fields in which problems differ."""
     config = {**point.config, "seq_len": f"{point.config['seq_len']:,} tokens"}
     return words.label(config, fields)
 
 
-def _varying(found: Iterable[FigurePoint], fields: Sequence[str]) -> tuple[str, ...]:
+def _varying(found: Iterable[TrialRow], fields: Sequence[str]) -> tuple[str, ...]:
     among = words.varying(point.config for point in found)
     return tuple(name for name in among if name in fields)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ringray.lab.report.figures import data, style
-from ringray.lab.report.figures.data import FigurePoint, Panel
+from ringray.lab.report.figures.data import Panel
 from ringray.lab.trial.metrics import METRICS
+from ringray.lab.trial.outcome import TrialRow
 
 MAX_LINES = 8
 
@@ -21,7 +22,7 @@ class Line(NamedTuple):
 
 
 def chart(
-    points: Sequence[FigurePoint],
+    points: Sequence[TrialRow],
     metric: str,
     title: str,
     unit: Callable[[float], tuple[float, str]],
@@ -41,20 +42,19 @@ def chart(
     # A strategy looks the same in every panel, and in every figure of a sweep.
     names = dict.fromkeys(data.strategy(point, fields) for point in shown)
     looks = dict(zip(names, style.looks(), strict=False))
-    with style.settings():
-        figure, axes = style.grid(panels, title, left_out)
-        for panel, one in zip(panels, axes, strict=True):
-            found = lines(panel, fields, metric, size)
-            for line in found:
-                one.plot(line.xs, line.ys, label=line.name, **looks[line.name])
-            finish(one, panel, size)
-            style.lengths(one, [x for line in found for x in line.xs])
-            one.set_ylabel(label)
-        style.legend(figure, axes)
+    figure, axes = style.grid([one.title for one in panels], title, left_out)
+    for panel, one in zip(panels, axes, strict=True):
+        found = lines(panel, fields, metric, size)
+        for line in found:
+            one.plot(line.xs, line.ys, label=line.name, **looks[line.name])
+        finish(one, panel, size)
+        style.lengths(one, [x for line in found for x in line.xs])
+        one.set_ylabel(label)
+    style.legend(figure, axes)
     return figure
 
 
-def varying_lengths(found: Sequence[FigurePoint], metric: str) -> tuple[list[Panel], int]:
+def varying_lengths(found: Sequence[TrialRow], metric: str) -> tuple[list[Panel], int]:
     """Returns the panels in which the length varies, and the number of problems left out."""
     every, left_out = data.panels(data.having(found, metric), beside=("seq_len",))
     kept = [one for one in every if len({p.config["seq_len"] for p in one.points}) > 1]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ringray.base.units import GIB, MIB
 from ringray.lab.report.figures import lines, style
-from ringray.lab.report.figures.data import FigurePoint, Panel
+from ringray.lab.report.figures.data import Panel
+from ringray.lab.trial.outcome import TrialRow
 
 
-def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Figure | None:
     """Draws MiB or GiB per rank on logarithmic axes; None where no length varies."""
     return lines.chart(points, "peak_memory_bytes", "Peak memory by length", _unit, _logarithmic)
 

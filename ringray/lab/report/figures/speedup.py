@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ringray.lab.report import words
 from ringray.lab.report.figures import data, style
-from ringray.lab.report.figures.data import FigurePoint, Panel
+from ringray.lab.report.figures.data import Panel
+from ringray.lab.trial.outcome import TrialRow
 
 MAX_STRATEGIES = 12
 MAX_LENGTHS = 4
@@ -34,7 +35,7 @@ def bars(panel: Panel, fields: Sequence[str]) -> Bars:
     return Bars(names[:MAX_STRATEGIES], lengths, values)
 
 
-def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Figure | None:
     """Draws 1 / ratio; None without a baseline or with a single strategy."""
     shown = [point for point in data.having(points, "ratio") if point.metrics["ratio"] > 0]
     fields = data.strategies(shown)
@@ -45,13 +46,13 @@ def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
     baseline = words.baseline(shown[0].config) or "the baseline"
     tallest = max(len(one.names) * (len(one.lengths) + 1) for one in drawn)
     size = (3.9, max(2.0, 0.9 + 0.13 * tallest))
-    with style.settings():
-        figure, axes = style.grid(panels, f"Speed-up over {baseline}", left_out, size)
-        for one, found in zip(axes, drawn, strict=True):
-            _panel(one, found)
-            one.axvline(1.0, color=style.INK, linewidth=1.1)
-            one.set_xlabel("times as fast (line: equal)")
-        style.legend(figure, axes)
+    titles = [one.title for one in panels]
+    figure, axes = style.grid(titles, f"Speed-up over {baseline}", left_out, size)
+    for one, found in zip(axes, drawn, strict=True):
+        _panel(one, found)
+        one.axvline(1.0, color=style.INK, linewidth=1.1)
+        one.set_xlabel("times as fast (line: equal)")
+    style.legend(figure, axes)
     return figure
 
 

@@ -19,8 +19,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ringray.lab.report.figures.data import Panel
-
 __all__ = ["Axes", "Figure"]
 
 # Paul Tol's "bright", made for colour-blind readers; each also has its own mark.
@@ -76,23 +74,20 @@ def png(figure: Figure) -> bytes:
 
 
 def grid(
-    panels: Sequence[Panel], title: str, left_out: int = 0, size: tuple[float, float] = _PANEL
+    titles: Sequence[str], title: str, left_out: int, size: tuple[float, float] = _PANEL
 ) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with axes of ``size`` inches for each panel, ``_COLUMNS`` in a row."""
-    columns = min(len(panels), _COLUMNS)
-    rows = math.ceil(len(panels) / columns)
+    """Returns a figure with axes of ``size`` inches for each of ``titles``, ``_COLUMNS`` in a
+    row."""
+    columns = min(len(titles), _COLUMNS)
+    rows = math.ceil(len(titles) / columns)
     width = size[0] * columns if columns > 1 else size[0] * 1.5
     figure = Figure(figsize=(width, size[1] * rows + 0.5), layout="constrained")
     if left_out:
         title += f"  (and {left_out} more problems: see the table)"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    axes: list[Axes] = []
-    for at, panel in enumerate(panels):
-        one = figure.add_subplot(rows, columns, at + 1)
-        if panel.title:
-            one.set_title(panel.title)
-        axes.append(one)
-    return figure, axes
+    return figure, [
+        figure.add_subplot(rows, columns, at, title=name) for at, name in enumerate(titles, 1)
+    ]
 
 
 def looks() -> Iterator[dict[str, Any]]:

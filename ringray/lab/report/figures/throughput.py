@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from ringray.lab.report import words
 from ringray.lab.report.figures import data, lines, style
-from ringray.lab.report.figures.data import FigurePoint, Panel
+from ringray.lab.report.figures.data import Panel
+from ringray.lab.trial.outcome import TrialRow
 
 
-def draw(points: Sequence[FigurePoint]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Figure | None:
     """Draws TFLOP/s of all ranks together, from the exact count of FLOPs, or GFLOP/s where all
     values are below one; None where no length varies."""
     return lines.chart(points, "tflops", "Throughput by length", _unit, _with_baseline)
