@@ -20,6 +20,7 @@ from ringray_kernels.config import Blocks
 
 DTYPES = tuple(map(dtypes.torch_dtype, dtypes.DTYPES))
 MAX_HEAD_DIM = 256
+LARGEST_SCALE = torch.finfo(torch.float32).max
 
 
 class State(NamedTuple):
@@ -171,11 +172,22 @@ def check_blocks(blocks: object, backend: str) -> None:
     raise ValueError(f"blocks: got {blocks!r}, backend {backend!r} takes None or {expected}")
 
 
+def unusable_scale(scale: object) -> str | None:
+    """Returns why scores, which are fp32, cannot be multiplied by ``scale``, or None."""
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if number and abs(cast("float", scale)) <= LARGEST_SCALE:  # not so for NaN
+        return None
+    return f"scale: got {scale!r}, expected None or a finite number that fp32 holds"
+
+
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, blocks: object, backend: str
-) -> str:
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, scale: float, blocks: object,
+    backend: str,
+) -> str:  # fmt: skip
     """Checks the problem and returns the resolved backend."""
     check_qkv(q, k, v)
+    if wrong := unusable_scale(scale):
+        raise ValueError(wrong)
     rows = (
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
         q.shape[2],
@@ -206,7 +218,7 @@ def forward(
         q: (B, Hq, Sq, D), fp32, bf16 or fp16; ``k``, ``v``: (B, Hkv, Sk, D), the same dtype.
         start, end: int32 (B or 1, Sq), half-open rows of k that each query row sees, each
             non-decreasing along the rows.
-        scale: factor on q . k before the softmax.
+        scale: factor on q . k before the softmax: any finite number that fp32 holds.
         state: the result of earlier hops, fp32; it is consumed (its tensors may be reused).
         out_dtype: dtype of the returned ``out``; None means fp32. Set it on the last hop.
         blocks: the partition of the work: query rows per fused call for ``aten``, a ``Blocks`` for
@@ -219,7 +231,7 @@ def forward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    backend = _check(q, k, v, start, end, blocks, backend)
+    backend = _check(q, k, v, start, end, scale, blocks, backend)
     if state is not None:
         _expect("state.out", state.out, q.shape, torch.float32)
         _expect("state.lse", state.lse, q.shape[:3], torch.float32)
@@ -260,7 +272,7 @@ def backward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    backend = _check(q, k, v, start, end, blocks, backend)
+    backend = _check(q, k, v, start, end, scale, blocks, backend)
     _expect("dout", dout, q.shape, q.dtype)
     if out is not None:
         _expect("out", out, q.shape, q.dtype)

@@ -5,7 +5,6 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from ringray.traffic import walk
 from ringray.traffic.geometry import Layout, Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
-from ringray_kernels.api import check_blocks, check_qkv, resolve_backend
+from ringray_kernels.api import check_blocks, check_qkv, resolve_backend, unusable_scale
 from ringray_kernels.config import Blocks
 
 
@@ -156,11 +155,7 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
     causal: object = options.causal
     if not isinstance(causal, bool):
         return f"causal: got {causal!r}, expected True or False"
-    scale = options.scale
-    number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if scale is not None and not (number and (types_only or math.isfinite(scale))):
-        return f"scale: got {scale!r}, expected None or a finite number"
-    return None
+    return None if options.scale is None else unusable_scale(options.scale)
 
 
 def document_boundaries(cu_seqlens: Tensor | None, seq_len: int) -> tuple[int, ...] | None:

@@ -62,7 +62,7 @@ def ring_attention(
         cu_seqlens: boundaries of packed documents, 1-D integers from 0 to the sequence length, not
             decreasing, on any device, shared by all batch rows. A query sees its own document.
         seq_len: true global length (tokens) when the shards hold padding; None means N * S.
-        scale: factor on q . k before the softmax; None is 1 / sqrt(D).
+        scale: factor on q . k before the softmax, any number that fp32 holds; None is 1 / sqrt(D).
         transport: way in which K/V reach the other ranks, a name of
         ``ringray.transport.TRANSPORTS``,
             or one with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``; or

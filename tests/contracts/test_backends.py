@@ -52,9 +52,11 @@ class Problem:
     seed: int = 0
     blocks: Blocks | int | None = None
 
+    factor: float | None = None
+
     @property
     def scale(self) -> float:
-        return self.head_dim**-0.5
+        return self.head_dim**-0.5 if self.factor is None else self.factor
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -136,7 +138,13 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     q, k, v, dout = problem.inputs
     seen, scale = problem.seen, problem.scale
     want = testing.oracle(q, k, v, dout, seen, scale=scale)
-    yard = testing.yardstick(q, k, v, dout, seen, scale=scale, causal=problem.causal)
+    # SDPA scales after masking: what it gives for -q is right, and as exact.
+    sign = -1 if scale <= 0 else 1
+    yard = testing.yardstick(
+        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=problem.causal
+    )
+    assert yard.dq is not None
+    yard = yard._replace(dq=sign * yard.dq)
     for name, got in (("out", result.out), *result.grads.items()):
         share = testing.budget_share(got, getattr(want, name), getattr(yard, name), dout)
         assert share <= 1, f"{case} {problem}: {name} takes {share:.3f} of its budget"
@@ -383,3 +391,23 @@ def test_more_and_fewer_keys_than_queries(backend: str) -> None:
         want = _both("reference", (q, k, v, dout), start, end, 0.3)
         for a, b in zip((*got[0], *got[1:]), (*want[0], *want[1:]), strict=True):
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.0, -0.2, -1.0, 3, 1e-45, -1e-200, -2e-38])
+@pytest.mark.parametrize("mask", ["causal", "window and documents"])
+def test_every_finite_scale(backend: str, factor: float, mask: str) -> None:
+    """Fused calls scale after masking, which only a positive scale survives."""
+    for dtype in DTYPES[:1] if interpreted(backend) else DTYPES:
+        problem = Problem(heads=4, kv_heads=2, dtype=dtype, factor=factor, **MASKS[mask])
+        everyone = torch.arange(problem.rows)
+        for parts in (None, [everyone[::2].contiguous(), everyone[1::2].contiguous()]):
+            check(problem, compute(backend, problem, problem.inputs, parts), f"{mask} {parts}")
+            compared = compute(backend, problem, problem.inputs, parts, with_out=False)
+            check(problem, compared, f"{mask} {parts}, without out")
+
+
+@pytest.mark.parametrize("factor", [NAN, float("inf"), -float("inf"), 1e39, 10**400, "1", True])
+def test_other_scales_are_refused(backend: str, factor: Any) -> None:
+    problem = Problem(factor=factor)
+    with pytest.raises(ValueError, match=r"scale: got .* expected None or a finite number"):
+        compute(backend, problem, problem.inputs)

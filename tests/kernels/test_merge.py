@@ -52,3 +52,22 @@ def test_it_writes_through_views() -> None:
     merge_(out[1:3, 2:5], lse[1:3, 2:5], torch.ones(2, 3, 3), torch.zeros(2, 3))
     assert float(out.sum()) == 18
     assert int((lse == 0).sum()) == 6
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0, 1e4, 1e30])
+def test_ties_of_any_size_are_shared_equally(size: float) -> None:
+    out, lse = torch.zeros(3, 1), torch.full((3,), size)
+    merge_(out, lse, torch.ones(3, 1), torch.full((3,), size))
+    assert (out == 0.5).all()
+
+
+@pytest.mark.parametrize("size", [10.0, 100.0, 1e4])
+def test_the_stated_limit_of_exact_scores(size: float) -> None:
+    """16 parts with 1 to 16 keys of one score: a part and a merge round lse once each."""
+    v = torch.randn(136, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    out, lse = torch.zeros(1, 1), torch.tensor([-INF])
+    for part in v.split(list(range(1, 17))):
+        mean, found = attention(torch.full((1, len(part)), size, dtype=torch.float64), part)
+        merge_(out, lse, mean.float(), found.float())
+    limit = 2 * 16 * 2**-24 * (size + 5) * float(v.abs().max())
+    assert float((out - v.mean(0)).abs()) <= limit + 1e-6

@@ -21,6 +21,7 @@ from ringray_kernels.merge import merge_
 
 BLOCKS = int  # query rows per fused call
 ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps every core busy
+LEAST_SCALE = torch.finfo(torch.float32).tiny  # a smaller one is 0 to the fused calls
 
 
 def unsupported(q: Tensor) -> str | None:
@@ -81,6 +82,14 @@ def _by_group(x: Tensor, kv_heads: int) -> Tensor:
     return grouped.flatten(0, 1)
 
 
+def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Returns queries and a positive scale with the same scores: fused calls scale after masking,
+    and no other scale leaves the -inf of a masked score as it is."""
+    if abs(scale) < LEAST_SCALE:
+        return torch.zeros_like(q), 1.0
+    return (-q, -scale) if scale < 0 else (q, scale)
+
+
 def _viewable(x: Tensor) -> bool:
     return x.shape[0] == 1 or x.stride(0) == x.stride(1) * x.shape[1]
 
@@ -115,6 +124,7 @@ def forward(
     blocks: int | None = None,
 ) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
+    q, scale = _positive(q, scale)
     q, k, v = (_unit_stride(x) for x in (q, k, v))
     work = _work(start, end, q.shape[0], blocks)
     out_dtype = out_dtype or torch.float32
@@ -185,6 +195,10 @@ def backward(
     blocks: int | None = None,
 ) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
+    given, found = scale, dq
+    q, scale = _positive(q, scale)
+    if scale != given:
+        dq = torch.zeros_like(dq)  # of the other queries
     if out is None:
         # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
         dout, q, k, v = (x.float() for x in (dout, q, k, v))
@@ -196,6 +210,8 @@ def backward(
             for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
                 parts = (x[entry] for x in (dout, q, k, v, out, lse, dq, dk, dv))
                 _backward_call(call, *parts, mask=mask, scale=scale)
+    if scale == -given:
+        found -= dq
 
 
 def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
