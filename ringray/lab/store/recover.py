@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.store import lease, rows, snapshot
 from ringray.lab.store.schema import Damage, connect
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepInfo
+from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepRow
 
 _PAGE = 4096  # bytes; sqlite's default, which every store has
 _SIZE = slice(28, 32)  # where the first page says how many there are; sqlite looks itself at 0
@@ -139,28 +140,21 @@ def _open(path: Path, new: Path) -> sqlite3.Connection:
         return connect(path, create=False)
 
 
-class _Environments(rows.Environments):
-    """Environments from several sources; an unreadable one is empty."""
-
-    def __init__(self, sources: list[sqlite3.Connection]) -> None:
-        super().__init__(sources[0])
-        self._sources = sources
-
-    def __missing__(self, identity: str) -> dict[str, Any]:
-        self[identity] = {}
-        for db in self._sources:
-            with suppress(sqlite3.Error, Damage):
-                self[identity] = rows.environment(db, identity)
-        return self[identity]
+def _environment(sources: list[sqlite3.Connection], identity: str) -> dict[str, Any]:
+    """Returns an environment from the first source that has it; an unreadable one is empty."""
+    for db in sources:
+        with suppress(sqlite3.Error, Damage):
+            return rows.environment(db, identity)
+    return {}
 
 
 def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
     """Writes the rows of all sources, those of the first one before the others'; the sweeps that
     were created last come last."""
-    environments = _Environments(sources)
+    environments = cache(partial(_environment, sources))
     keys = [_keys(db) for db in sources]
     sweeps = _sweeps(sources, environments)
-    digests = sorted(sweeps, key=lambda digest: sweeps[digest][1])
+    digests = sorted(sweeps, key=lambda digest: sweeps[digest].created)
     digests += sorted({digest for one in keys for digest in one} - set(digests))
     saved = []
     for digest in digests:
@@ -171,29 +165,31 @@ def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
         if digest not in sweeps and not any(found):
             continue
         # `ringray run SPEC` knows it by its digest and gives it its name again.
-        nameless = SweepInfo(digest, f"lost-{digest[:12]}", UNKNOWN, {}, "", {})
-        info, created = sweeps.get(digest, (nameless, 0.0))
+        lost_row = SweepRow(digest, f"lost-{digest[:12]}", UNKNOWN, {}, "", {}, "interrupted", 0, 0)
+        sweep = sweeps.get(digest, lost_row)
         for one in found:
-            store.restore(info, created, one)
+            store.restore(sweep, sweep.created, one)
         trials = store.trials(digest)
         ended = {row.key for row in trials if row.status is not None}
         lost = {key for one in keys for key, seq in one.get(digest, {}).items() if seq} - ended
         saved.append(
-            Saved(digest, info.name, len(trials), len(ended), tuple(sorted(lost)), info is nameless)
+            Saved(
+                digest, sweep.name, len(trials), len(ended), tuple(sorted(lost)), sweep is lost_row
+            )
         )
     return tuple(saved)
 
 
 def _sweeps(
-    sources: list[sqlite3.Connection], environments: _Environments
-) -> dict[str, tuple[SweepInfo, float]]:
-    """Returns the sweeps by digest, each with the time of its creation; the first source wins."""
-    found: dict[str, tuple[SweepInfo, float]] = {}
+    sources: list[sqlite3.Connection], environments: rows.Environments
+) -> dict[str, SweepRow]:
+    """Returns the sweeps by digest; the first source wins."""
+    found: dict[str, SweepRow] = {}
     for db in reversed(sources):
         for (digest,) in _scan(db, "digest FROM sweeps", "digest"):
             with suppress(sqlite3.Error, Damage):
-                for one in rows.sweep_infos(db, environments, "WHERE digest = ?", digest):
-                    found[digest] = one[:2]
+                for one in rows.sweep_rows(db, environments, "WHERE digest = ?", digest):
+                    found[digest] = one
     return found
 
 
@@ -211,7 +207,7 @@ def _keys(db: sqlite3.Connection) -> dict[str, dict[str, int]]:
 
 
 def _trials(
-    db: sqlite3.Connection, environments: _Environments, digest: str, keys: Iterable[str]
+    db: sqlite3.Connection, environments: rows.Environments, digest: str, keys: Iterable[str]
 ) -> list[Kept]:
     found: list[Kept] = []
     for key in keys:

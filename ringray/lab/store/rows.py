@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -22,59 +23,36 @@ from ringray.lab.trial.outcome import (
     TrialRow,
 )
 
-
-class Environments(dict[str, dict[str, Any]]):
-    """Decoded environments by id, read when first needed: thousands of trials share one."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        super().__init__()
-        self._db = db
-
-    def __missing__(self, identity: str) -> dict[str, Any]:
-        self[identity] = environment(self._db, identity)
-        return self[identity]
-
-
+Environments = Callable[[str], dict[str, Any]]  # returns the decoded environment of that id
 NEXT_TURN = "(SELECT max(turn) + 1 FROM sweeps)"
 _PLAN = TRIAL[2:5]
 _OUTCOME = TRIAL[5:]  # columns that are empty until a trial has ended
 BROKEN = f"SELECT key FROM trials WHERE seal IS NOT {TRIAL_SEAL}"
 
 
-def sweep_infos(
+def sweep_rows(
     db: sqlite3.Connection, environments: Environments, condition: str, *values: str
-) -> list[tuple[SweepInfo, float, float, SweepStatus]]:
+) -> list[SweepRow]:
     """Returns the sweeps that fit ``condition`` (the end of an SQL statement, never a user's
-    text), each with the times of creation and update and its status."""
-    columns = f"{', '.join(SWEEP)}, created, updated, status, seal IS {SWEEP_SEAL}"
+    text), without the numbers of their trials."""
+    columns = f"{', '.join(SWEEP)}, status, created, updated, seal IS {SWEEP_SEAL}"
     found = []
-    for digest, name, kind, spec, source, where, *times_and_status, whole in db.execute(
+    for digest, name, kind, spec, source, where, *state, whole in db.execute(
         f"SELECT {columns} FROM sweeps {condition}", values
     ).fetchall():
         if not whole:
             raise Damage(f"sweep {name} ({digest[:12]}) is not as it was written")
         spec = _parsed(spec, f"the spec of sweep {name}")
-        info = SweepInfo(digest, name, kind, spec, source, environments[where])
-        found.append((info, *times_and_status))
+        found.append(SweepRow(digest, name, kind, spec, source, environments(where), *state))
     return found
 
 
-def sweep_rows(
-    db: sqlite3.Connection, environments: Environments, condition: str, *values: str
-) -> list[SweepRow]:
-    """Returns the sweeps that fit ``condition`` (as above), with the numbers of their trials."""
+def counted(db: sqlite3.Connection, sweep: SweepRow) -> SweepRow:
+    """Returns the sweep with the numbers of its trials."""
     query = "SELECT status, count(*) FROM trials WHERE digest = ? GROUP BY status"
-    found = []
-    for info, created, updated, status in sweep_infos(db, environments, condition, *values):
-        by_status = dict(db.execute(query, (info.digest,)).fetchall())
-        counts = {str(one): by_status[one] for one in STATUSES if one in by_status}
-        found.append(
-            SweepRow(
-                info.digest, info.name, info.kind, info.spec, info.source, info.environment,
-                status, created, updated, sum(by_status.values()), counts,
-            )
-        )  # fmt: skip
-    return found
+    by_status = dict(db.execute(query, (sweep.digest,)).fetchall())
+    counts = {str(one): by_status[one] for one in STATUSES if one in by_status}
+    return replace(sweep, total=sum(by_status.values()), counts=counts)
 
 
 def trial_rows(
@@ -99,7 +77,7 @@ def trial_rows(
         )
         trial = TrialRow(
             key, index, config, predicted, status, reason, metrics, samples, point, attempts,
-            started, ended, None if where is None else environments[where],
+            started, ended, None if where is None else environments(where),
         )  # fmt: skip
         found.append(Kept(trial, seq))
     return found

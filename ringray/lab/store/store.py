@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +68,9 @@ class Store:
         had_log = self.path.with_name(f"{self.path.name}-wal").exists()
         self._db = connect(self.path, create)
         self._lock = threading.RLock()
-        self._environments = rows.Environments(self._db)
+        self._environments = cache(
+            partial(rows.environment, self._db)
+        )  # thousands of trials share one
         self._leases: dict[str, Callable[[], bool]] = {}  # a driver's, by digest: still held?
         self._snapshot_due = time.monotonic() + _SNAPSHOT_S
         self.doubt = None if had_log else self._lost_log()
@@ -292,7 +295,8 @@ class Store:
 
     def _sweeps(self, condition: str, *values: str) -> list[SweepRow]:
         with self._read() as db:
-            return rows.sweep_rows(db, self._environments, condition, *values)
+            found = rows.sweep_rows(db, self._environments, condition, *values)
+            return [rows.counted(db, sweep) for sweep in found]
 
     def _trials(self, condition: str, digest: str, *values: int) -> list[Kept]:
         with self._read() as db:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ class Watch:
         import psutil
 
         self._process = psutil.Process()
-        self._gpu = _Gpu.of(gpu) if gpu else None
+        self._gpu = _gpu(gpu) if gpu else None
         self._energy = self._gpu.millijoules() if self._gpu else None
         psutil.cpu_percent()  # the next call is relative to this one
         self._cpu = time.process_time()
@@ -90,27 +91,8 @@ class Watch:
 class _Gpu:
     """One GPU in NVML. Readings that it does not support are left out."""
 
-    _known: dict[str, _Gpu | None] = {}  # NVML takes milliseconds to open  # noqa: RUF012
-
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
-
-    @classmethod
-    def of(cls, uuid: str) -> _Gpu | None:
-        """Returns the GPU; None where NVML does not know it."""
-        if uuid not in cls._known:
-            cls._known[uuid] = cls._open(uuid)
-        return cls._known[uuid]
-
-    @classmethod
-    def _open(cls, uuid: str) -> _Gpu | None:
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except Exception:  # no NVML, or an error of one of many drivers
-            return None
 
     def millijoules(self) -> int | None:
         """Returns the energy since the driver was loaded."""
@@ -126,3 +108,15 @@ class _Gpu:
                 with suppress(self._nvml.NVMLError):
                     found[name] = float(load.now(self._nvml, self._handle))
         return found
+
+
+@cache  # NVML takes milliseconds to open
+def _gpu(uuid: str) -> _Gpu | None:
+    """Returns the GPU; None where NVML does not know it."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    except Exception:  # no NVML, or an error of one of many drivers
+        return None

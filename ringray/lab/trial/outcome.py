@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import plain, shown
@@ -19,8 +19,8 @@ Status = Literal["ok", "oom", "pruned", "timeout", "failed"]
 SweepStatus = Literal["running", "complete", "failed", "interrupted"]
 
 UNKNOWN = "unknown"  # kind of a sweep whose digest alone is left
-STATUSES: tuple[Status, ...] = ("ok", "oom", "pruned", "timeout", "failed")
-SWEEP_STATUSES: tuple[SweepStatus, ...] = ("running", "complete", "failed", "interrupted")
+STATUSES: tuple[Status, ...] = get_args(Status)
+SWEEP_STATUSES: tuple[SweepStatus, ...] = get_args(SweepStatus)
 
 
 # Reasons of pruned points: not requested by the search; prefix of a rank's own reason.
@@ -112,20 +112,14 @@ class TrialRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepRow:
-    """A sweep in the store. ``counts`` has a number per status, without zeros."""
+class SweepRow(SweepInfo):
+    """A sweep in the store. ``total`` trials; ``counts`` has a number per status, without zeros."""
 
-    digest: str
-    name: str
-    kind: str
-    spec: dict[str, Any]
-    source: str
-    environment: dict[str, Any]
     status: SweepStatus
     created: float
     updated: float
-    total: int
-    counts: dict[str, int]
+    total: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", plain(self.name))
@@ -147,13 +141,8 @@ class Tracked(NamedTuple):
     run_id: str
 
 
-def record_line(
-    sweep: SweepInfo | SweepRow, trial: TrialRow, environment: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Returns a line of ``--json``; numbers that are not finite become null, as in JSON.
-
-    ``environment`` wins over the trial's own, which wins over the sweep's.
-    """
+def record_line(sweep: SweepInfo, trial: TrialRow) -> dict[str, Any]:
+    """Returns a line of ``--json``; numbers that are not finite become null, as in JSON."""
     return {
         "point": trial.point,
         "sweep": sweep.digest,
@@ -163,5 +152,5 @@ def record_line(
         "metrics": {
             name: value if math.isfinite(value) else None for name, value in trial.metrics.items()
         },
-        "environment": environment or trial.environment or sweep.environment,
+        "environment": trial.environment or sweep.environment,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,7 +84,7 @@ class FakeNvml:
 def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
-    monkeypatch.setattr(machine_load._Gpu, "_known", {})
+    monkeypatch.setattr(machine_load, "_gpu", cache(machine_load._gpu.__wrapped__))
     watch = Watch("GPU-1")
     time.sleep(0.25)
     found = watch.stop()
@@ -100,7 +101,7 @@ def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_nvml_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(machine_load._Gpu, "_known", {})
+    monkeypatch.setattr(machine_load, "_gpu", cache(machine_load._gpu.__wrapped__))
     assert set(Watch("GPU-1").stop()) == {"cpu_percent", "host_cpu_percent", "rss_bytes"}
 
 
