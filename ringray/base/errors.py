@@ -87,6 +87,11 @@ class StoppedError(RingrayError):
     """The end of a wait because the run stops."""
 
 
+def reason_of(error: OSError) -> str:
+    """Returns the reason in an error of the operating system, for the middle of a sentence."""
+    return (error.strerror or str(error)).lower()
+
+
 def unknown(what: str, got: object, choices: Iterable[str]) -> str:
     """Returns the message about a name that is not in ``choices``: given, expected, nearest."""
     choices = tuple(choices)

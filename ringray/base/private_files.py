@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ringray.base.errors import PlaceError
+from ringray.base.errors import PlaceError, reason_of
 
 FOLDER, FILE = 0o700, 0o600
 _OTHERS = 0o077
@@ -40,9 +40,8 @@ def create_home() -> Path:
         if path == Path.home() / ".ringray":
             close(path)  # another folder may be shared on purpose
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
         raise PlaceError(
-            f"the home folder {path} cannot be used: {why}; "
+            f"the home folder {path} cannot be used: {reason_of(error)}; "
             "set RINGRAY_HOME to a folder that you may write to"
         ) from error
     return path

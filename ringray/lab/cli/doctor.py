@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ringray.base import private_files, provenance, units
-from ringray.base.errors import RingrayError
+from ringray.base.errors import RingrayError, reason_of
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ADDRESS, options
 from ringray.lab.cluster.connect import local_ranks
@@ -195,8 +195,8 @@ def _home() -> Iterator[Finding]:
             pass
         others = path.stat().st_mode & 0o022
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        yield Finding("missing", "home", f"{path} is not writable: {why}; set RINGRAY_HOME")
+        why = f"{path} is not writable: {reason_of(error)}; set RINGRAY_HOME"
+        yield Finding("missing", "home", why)
         return
     free = shutil.disk_usage(path).free
     said = f"{path}, {units.memory(free)} free"

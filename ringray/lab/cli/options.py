@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ringray.base.errors import UserError
+from ringray.base.errors import UserError, reason_of
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -54,6 +54,6 @@ def writing(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"--json {path}: cannot be written: {(error.strerror or str(error)).lower()}; "
+            f"--json {path}: cannot be written: {reason_of(error)}; "
             "name a file in a folder that you may write to, or - for stdout"
         ) from error

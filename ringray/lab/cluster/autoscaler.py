@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import ray
@@ -28,44 +28,40 @@ ASK_S = 30.0  # seconds for a task on the head to answer; a new process there ta
 _RPC_S = 5  # seconds for one answer of Ray's control plane
 
 
-@dataclass(frozen=True)
-class AutoscalerConfig:
-    """An autoscaler's configuration. ``source``: ``config`` if it was read; ``none`` if there is no
-    autoscaler and nodes are added by hand; ``unknown`` if there may be one."""
-
-    source: Literal["config", "none", "unknown"]
-    config: Mapping[str, Any] | None = None
+# An autoscaler's configuration; empty if there is no autoscaler and nodes are added by hand, None
+# if there may be one.
+Config = Mapping[str, Any] | None
 
 
 def reach(present: Capacity) -> Capacity | None:
     """Returns the nodes that the connected cluster can grow to; None if that cannot be known."""
     found = _ask()
-    if found.source == "none":
-        return present
-    return capacity.of_config(found.config, present) if found.config is not None else None
+    if found is None:
+        return None
+    return capacity.of_config(found, present) if found else present
 
 
-def _ask() -> AutoscalerConfig:
+def _ask() -> Config:
     """Looks on this machine and, if the head is another one, there."""
     if ray.util.client.ray.is_connected():  # a client cannot ask the control plane
-        return AutoscalerConfig("unknown")
+        return None
     port = _gcs_address().rpartition(":")[2]
     found = look(port)
-    if found.source != "unknown":
+    if found is not None:
         return found
     heads = [n["NodeID"] for n in ray.nodes() if n["Alive"] and capacity.HEAD in n["Resources"]]
     if not heads or heads[0] == ray.get_runtime_context().get_node_id():
-        return found
+        return None
     pinned = NodeAffinitySchedulingStrategy(heads[0], soft=False)
     task = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
     try:
-        answer: AutoscalerConfig = ray.get(task.remote(port), timeout=ASK_S)
+        answer: Config = ray.get(task.remote(port), timeout=ASK_S)
     except (RayError, TimeoutError):  # the head may have another environment than the driver
-        return found
+        return None
     return answer
 
 
-def look(port: str) -> AutoscalerConfig:
+def look(port: str) -> Config:
     """Looks on this machine for the autoscaler of the Ray whose control plane is at ``port``."""
     for process in psutil.process_iter():
         try:
@@ -80,31 +76,30 @@ def look(port: str) -> AutoscalerConfig:
         if options.get("--gcs-address", "").rpartition(":")[2] != port:
             continue
         path = options.get("--autoscaling-config")
-        return AutoscalerConfig("none") if path is None else _of_file(Path(path).expanduser())
+        return {} if path is None else _of_file(Path(path).expanduser())
     return _of_kubernetes()
 
 
-def _of_file(path: Path) -> AutoscalerConfig:
+def _of_file(path: Path) -> Config:
     import yaml
 
     with suppress(OSError, ValueError, yaml.YAMLError):
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         if isinstance(config, dict):
-            return AutoscalerConfig("config", config)
-    return AutoscalerConfig("unknown")
+            return config
+    return None
 
 
-def _of_kubernetes() -> AutoscalerConfig:
+def _of_kubernetes() -> Config:
     """Reads the RayCluster of this pod. KubeRay names it in the environment, and lets the head's
     service account read it if the autoscaler runs beside the head."""
     name, space = os.environ.get("RAY_CLUSTER_NAME"), os.environ.get("RAY_CLUSTER_NAMESPACE")
     if not (name and space and "KUBERNETES_SERVICE_HOST" in os.environ):
-        return AutoscalerConfig("unknown")
+        return None
     try:
-        config = ray_private.kuberay_config(name, space)
+        return ray_private.kuberay_config(name, space)
     except Exception:  # no right to read it, or a Ray that keeps it elsewhere
-        return AutoscalerConfig("unknown")
-    return AutoscalerConfig("none" if config is None else "config", config)
+        return None
 
 
 @dataclass(frozen=True)

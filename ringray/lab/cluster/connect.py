@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 
 from ringray.base.errors import PlaceError
+from ringray.base.redaction import TOKENS
 from ringray.lab.cluster import access, ray_private
-from ringray.lab.cluster.capacity import Capacity, of_nodes
+from ringray.lab.cluster.capacity import of_nodes
 from ringray.lab.cluster.fit import Cluster
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
@@ -76,6 +77,8 @@ def connect(address: str | None) -> Iterator[Cluster]:
 def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> Iterator[Cluster]:
     import ray
 
+    from ringray.lab.cluster import autoscaler
+
     me = psutil.Process()
     others, started = me.children(), list[psutil.Process]()
     try:
@@ -90,7 +93,7 @@ def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> I
             if local:
                 started = [child for child in me.children() if child not in others]
         present = of_nodes(ray.nodes())
-        yield Cluster(local, present, None if local else lambda: _reach(present))
+        yield Cluster(local, present, None if local else lambda: autoscaler.reach(present))
     finally:
         family = _with_descendants(started)
         if local:
@@ -144,12 +147,6 @@ def _alone() -> Iterator[dict[str, Any]]:
             os.environ[_LOOPBACK] = before
 
 
-def _reach(present: Capacity) -> Capacity | None:
-    from ringray.lab.cluster import autoscaler
-
-    return autoscaler.reach(present)
-
-
 def _lives(process: psutil.Process) -> bool:
     """Returns whether a process runs; a killed one is a zombie until its parent collects it."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -190,8 +187,7 @@ def _check_answers(address: str) -> None:
 def _authenticate() -> None:
     """Restricts the Ray that this process starts to itself and its workers, by a token."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
-    given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if os.environ["RAY_AUTH_MODE"] == "token" and not given:
+    if os.environ["RAY_AUTH_MODE"] == "token" and not any(map(os.environ.get, TOKENS)):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     if "ray" in sys.modules:  # it looked at the mode when it was imported
         ray_private.reload_config()

@@ -34,14 +34,13 @@ class Shipment:
 def _left_here(folder: str, names: list[str]) -> list[str]:
     """Names the files that are not sent: all but Python source and its folders, so that keys and
     notes beside the source stay here, and folders behind links."""
-    kept = []
-    for name in names:
-        path = Path(folder, name)
+
+    def sent(path: Path) -> bool:
         source = path.is_file() and path.suffix == ".py"
-        package = path.is_dir() and not path.is_symlink() and name != "__pycache__"
-        if (source or package) and not name.startswith("."):
-            kept.append(name)
-    return [name for name in names if name not in kept]
+        package = path.is_dir() and not path.is_symlink() and path.name != "__pycache__"
+        return (source or package) and not path.name.startswith(".")
+
+    return [name for name in names if not sent(Path(folder, name))]
 
 
 @contextmanager

@@ -200,15 +200,30 @@ class Jobs:
         Connects again if the connection breaks; output that was written is not repeated.
         """
         heard = time.monotonic()
-        seen = 0
+        seen = 0  # characters
+
+        async def tail() -> None:
+            nonlocal heard, seen
+            at, chunks = 0, self._client.tail_job_logs(job.id)
+            while True:
+                try:
+                    text = await anext(chunks)
+                except StopAsyncIteration:
+                    return
+                except Exception as error:  # from Ray, aiohttp and the system
+                    if at:  # until now there was a connection
+                        heard = time.monotonic()
+                    raise PlaceError(str(error) or type(error).__name__) from error
+                at += len(text)
+                if at > seen:
+                    write(text[seen - at :])
+                    seen = at
+
         while True:
             try:
-                seen = asyncio.run(_tail(self._client, job.id, seen, write))
+                asyncio.run(tail())
                 job = self.get(job)
-            except (_Lost, PlaceError) as error:
-                if isinstance(error, _Lost):
-                    heard = heard if error.seen == seen else time.monotonic()
-                    seen = error.seen
+            except PlaceError as error:
                 if time.monotonic() - heard > LOST_S:
                     raise PlaceError(
                         f"no answer from {self.url} for {LOST_S:.0f} s, where job {job.id} may "
@@ -219,31 +234,6 @@ class Jobs:
                 if job.ended:
                     return job
             time.sleep(POLL_S)
-
-
-class _Lost(Exception):
-    """The connection broke after ``seen`` characters."""
-
-    def __init__(self, seen: int, cause: Exception) -> None:
-        super().__init__(str(cause) or type(cause).__name__)
-        self.seen = seen
-
-
-async def _tail(client: Any, id: str, seen: int, write: Callable[[str], None]) -> int:
-    """Writes the log from character ``seen`` on; returns its length when it ended."""
-    at = 0
-    chunks = client.tail_job_logs(id)
-    while True:
-        try:
-            text = await anext(chunks)
-        except StopAsyncIteration:
-            return max(seen, at)
-        except Exception as error:  # from Ray, aiohttp and the system
-            raise _Lost(max(seen, at), error) from error
-        at += len(text)
-        if at > seen:
-            write(text[-(at - seen) :])
-            seen = at
 
 
 def _job(details: Any) -> Job | None:

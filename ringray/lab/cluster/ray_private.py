@@ -29,8 +29,8 @@ def cluster_status(address: str, timeout_s: float) -> Any | None:
     return autoscaler_pb2.GetClusterStatusReply.FromString(answer)
 
 
-def kuberay_config(name: str, namespace: str) -> dict[str, Any] | None:
-    """Returns the autoscaler's configuration in a RayCluster, None if it has no autoscaler.
+def kuberay_config(name: str, namespace: str) -> dict[str, Any]:
+    """Returns the autoscaler's configuration in a RayCluster, empty if it has no autoscaler.
 
     Raises errors of many types, as without the right to read it.
     """
@@ -39,7 +39,7 @@ def kuberay_config(name: str, namespace: str) -> dict[str, Any] | None:
     client = node_provider.KubernetesHttpApiClient(namespace=namespace)
     resource = client.get(f"rayclusters/{name}")
     if not resource["spec"].get("enableInTreeAutoscaling"):
-        return None
+        return {}
     config: dict[str, Any] = autoscaling_config._derive_autoscaling_config_from_ray_cr(resource)
     return config
 

@@ -11,12 +11,8 @@ from typing import Any
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Interrupted(KeyboardInterrupt):
-    """An interruption by SIGINT or SIGTERM."""
-
-
 class Signals:
-    """A block in which SIGINT and SIGTERM raise ``Interrupted``; a second one ends the process.
+    """A block in which SIGINT and SIGTERM raise KeyboardInterrupt; a second one ends the process.
 
     Python handles signals in its main thread only; in another thread the block changes nothing.
     """
@@ -37,7 +33,7 @@ class Signals:
         """Delays signals to the end of the block, also if the block installs handlers.
 
         Raises:
-            Interrupted: SIGINT or SIGTERM arrived in the block.
+            KeyboardInterrupt: SIGINT or SIGTERM arrived in the block.
         """
         self._held = True
         try:
@@ -47,7 +43,7 @@ class Signals:
             if not self._pending:
                 self._set(self._handle)
         if self._pending:
-            raise Interrupted
+            raise KeyboardInterrupt
 
     def _set(self, handler: Any) -> None:
         for number in self._before:
@@ -57,4 +53,4 @@ class Signals:
         self._set(signal.SIG_DFL)  # a second signal of either kind ends the process
         self._pending = True
         if not self._held:
-            raise Interrupted
+            raise KeyboardInterrupt

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ringray.lab.cluster.fit import Cluster
@@ -30,23 +30,15 @@ BACKOFF_S = 0.5  # pause before the second attempt; each further pause is twice 
 BACKOFF_MOST_S = 30.0
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Decides whether a trial runs again, at most ``retries`` times after the first attempt.
+def pause_after(fault: Fault, attempt: int, retries: int) -> float | None:
+    """Returns the pause in seconds before the next attempt, None to give up.
 
-    Infrastructure faults say nothing about the trial. Every other fault is its result.
+    Infrastructure faults say nothing about the trial, which then runs again, at most ``retries``
+    times. Every other fault is its result. ``attempt``: number of the failed attempt, from 1.
     """
-
-    retries: int
-
-    def decide(self, fault: Fault, attempt: int) -> float | None:
-        """Returns the pause in seconds before the next attempt, None to give up.
-
-        ``attempt``: number of the attempt that ended with ``fault``, from 1.
-        """
-        if not fault.infrastructure or attempt > self.retries:
-            return None
-        return float(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** (attempt - 1)))
+    if not fault.infrastructure or attempt > retries:
+        return None
+    return float(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** (attempt - 1)))
 
 
 class TrialRunner:
@@ -56,7 +48,7 @@ class TrialRunner:
         self._sweep, self._cluster = sweep, cluster
         self._note = sweep.observer.note
         spec = sweep.plan.spec
-        self._limits, self._policy = spec.limits, RetryPolicy(spec.limits.retries)
+        self._limits = spec.limits
         self._sources: set[str] = set()  # of tuned choices, those that were noted
         self._quarantine = Quarantine()
         self._stop = threading.Event()  # set at the end: nothing waits any more
@@ -129,7 +121,7 @@ class TrialRunner:
     # One trial
 
     def _measure(self, work: Work, schedule: Schedule, rings: RingPool) -> Outcome:
-        """Returns the outcome of a trial after as many attempts as the policy grants."""
+        """Returns the outcome of a trial after as many attempts as :func:`pause_after` grants."""
         started, began = time.time(), time.monotonic()
         met: list[Fault] = []
         for attempt in itertools.count(1):
@@ -150,7 +142,7 @@ class TrialRunner:
             # The wall clock may be set meanwhile, which must not change the duration.
             now = started + time.monotonic() - began
             return replace(outcome, attempts=attempt, started=started, ended=now)
-        raise AssertionError("the policy gives up at some time")
+        raise AssertionError("the attempts are limited")
 
     def _attempt(
         self, work: Work, schedule: Schedule, rings: RingPool, met: list[Fault]
@@ -213,7 +205,7 @@ class TrialRunner:
         if self._stop.is_set():
             return False
         self._blame(fault, config)
-        pause = self._policy.decide(fault, attempt)
+        pause = pause_after(fault, attempt, self._limits.retries)
         if pause is None:
             return False
         self._note(f"{fault}; trying again on a new ring")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ringray.base.errors import PlaceError, UserError
+from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.lab.trial.outcome import SweepInfo, TrialRow, record_line
 
 _START = b'{"point": '  # the start of each of our lines
@@ -101,7 +101,7 @@ class Lines:
                 if stat.S_ISREG(before.st_mode):  # removes an incomplete line
                     os.ftruncate(file, before.st_size)
                 raise PlaceError(
-                    f"--json {self._path}: {(error.strerror or str(error)).lower()}; the trial is "
+                    f"--json {self._path}: {reason_of(error)}; the trial is "
                     f"in the store: free some space, then `ringray resume {self._sweep.name} "
                     f"--json {self._path}` writes its line and continues"
                 ) from error

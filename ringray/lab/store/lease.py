@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from ringray.base import private_files
-from ringray.base.errors import PlaceError
+from ringray.base.errors import PlaceError, reason_of
 
 _RETRY_S = 0.5  # seconds; `owner` may hold a free lock for a moment
 
@@ -71,7 +71,7 @@ def hold(
         print(me.pid, me.host, me.since, file=file, flush=True)
     except OSError as error:
         raise PlaceError(
-            f"the lock {path} cannot be taken: {(error.strerror or str(error)).lower()}; free some "
+            f"the lock {path} cannot be taken: {reason_of(error)}; free some "
             "space, or use another store with --store FILE, on a file system with file locks"
         ) from error
     with file:

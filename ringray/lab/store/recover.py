@@ -18,7 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ringray.base.errors import PlaceError
+from ringray.base.errors import PlaceError, reason_of
 from ringray.lab.store import lease, rows, snapshot
 from ringray.lab.store.schema import Damage, connect
 from ringray.lab.store.store import Store
@@ -62,14 +62,14 @@ def recover(path: Path) -> Recovered:
     try:
         path.open("rb").close()
     except OSError as error:
-        raise PlaceError(f"the store {path} cannot be read: {_why(error)}") from error
+        raise PlaceError(f"the store {path} cannot be read: {reason_of(error)}") from error
     try:
         with tempfile.TemporaryDirectory(prefix=".recovering-", dir=path.parent) as folder:
             return _recover(path, Path(folder))
     except OSError as error:
         raise PlaceError(
-            f"the new store cannot be written beside {path}: {_why(error)}; {path} is as it was: "
-            "free some space and try again"
+            f"the new store cannot be written beside {path}: {reason_of(error)}; {path} is as it "
+            "was: free some space and try again"
         ) from error
 
 
@@ -242,7 +242,3 @@ def _exchange(path: Path, new: Path) -> Path:
         Path(f"{path}{ending}").unlink(missing_ok=True)
     new.replace(path)
     return kept
-
-
-def _why(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

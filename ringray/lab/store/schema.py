@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ringray.base import private_files
-from ringray.base.errors import DamagedStore, PlaceError
+from ringray.base.errors import DamagedStore, PlaceError, reason_of
 from ringray.lab.store import snapshot
 
 BUSY_S = 5.0  # seconds to wait for another process's lock
@@ -236,7 +236,7 @@ def _prepare(path: Path, create: bool) -> None:
         private_files.database(path)
     except OSError as error:
         raise PlaceError(
-            f"the store {path} cannot be created or opened: {_why(error)}; "
+            f"the store {path} cannot be created or opened: {reason_of(error)}; "
             f"make its folder writable, {_ELSEWHERE}"
         ) from error
 
@@ -289,7 +289,3 @@ def _use_wal(db: sqlite3.Connection) -> None:
             if not busy or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-
-
-def _why(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

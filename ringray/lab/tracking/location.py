@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ringray.base import private_files
-from ringray.base.errors import PlaceError
+from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import has_password, without_credentials
 
 PROBE_S = 3.0  # seconds; for a server or a locked database to answer
@@ -202,7 +202,7 @@ def _check_file(path: Path) -> None:
         if not os.access(path.parent, os.W_OK):
             raise wrong("lies in a folder that is not writable")
     except OSError as error:
-        raise wrong(f"cannot be opened: {(error.strerror or str(error)).lower()}") from error
+        raise wrong(f"cannot be opened: {reason_of(error)}") from error
     try:
         with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as db:
             db.execute("BEGIN IMMEDIATE")

@@ -151,13 +151,8 @@ def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
             "kind": sweep.kind,
             "spec": public_spec(sweep.spec),
             "trials": [
-                {
-                    "key": trial.key,
-                    "index": trial.index,
-                    "config": trial.config,
-                    "predicted": trial.predicted,
-                    "pruned": trial.reason if trial.status == "pruned" else None,
-                }
+                {name: getattr(trial, name) for name in ("key", "index", "config", "predicted")}
+                | {"pruned": trial.reason if trial.status == "pruned" else None}
                 for trial in trials
             ],
         },

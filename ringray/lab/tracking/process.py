@@ -23,7 +23,6 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from enum import Enum, auto
 from itertools import count, islice
 from math import inf
 from typing import TYPE_CHECKING
@@ -44,9 +43,12 @@ from ringray.lab.tracking.worker import (
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
+    from typing import TypeAlias
 
     from ringray.lab.tracking.projection import Projection
     from ringray.lab.trial.outcome import Tracked, TrialRow
+
+    Phase: TypeAlias = "Callable[[], Phase | None]"
 
 POLL_S = 0.25
 SUMMARY_S = 60.0
@@ -60,18 +62,9 @@ LEASE_WAIT_S = 30.0
 WRITERS = 4
 
 
-class Phase(Enum):
-    """The phases of a session, which moves down this list."""
-
-    FOLLOWING = auto()  # writes each trial that ends, until told to finish or the driver is gone
-    DRAINING = auto()  # writes the rest, until nothing is left or time is up
-    CONCLUDING = auto()  # ends the parent run and writes its tables; skipped if MLflow is down
-    DRAWING = auto()  # writes the figures, for which the driver does not wait; skipped likewise
-    ENDED = auto()
-
-
 class Session:
-    """Writes the changes of the store to MLflow, in the phases of :class:`Phase`.
+    """Writes the changes of the store to MLflow, in phases: following, draining, concluding,
+    drawing. Each returns the next one, or itself to go on; None ends the session.
 
     MLflow may be down for hours: calls are repeated, and the trials wait in the store.
     """
@@ -104,16 +97,10 @@ class Session:
 
     def run(self) -> bool:
         """Goes through the phases; returns whether MLflow has everything."""
-        steps = {
-            Phase.FOLLOWING: self._follow,
-            Phase.DRAINING: self._drain,
-            Phase.CONCLUDING: self._conclude,
-            Phase.DRAWING: self._draw,
-        }
-        phase = Phase.FOLLOWING
         self._insist(self._projection.log_plan, tries=1)
-        while phase is not Phase.ENDED:
-            phase = steps[phase]()
+        phase: Phase | None = self._follow
+        while phase is not None:
+            phase = phase()
         return not self._errors
 
     def terminate(self, *_: object) -> None:
@@ -122,32 +109,35 @@ class Session:
         self._terminated = min(self._terminated, time.monotonic())
 
     def _follow(self) -> Phase:
+        """Writes each trial that ends, until told to finish or the driver is gone."""
         self._wait(0.0 if self._backlog else POLL_S)
         if self._deadline < inf:
-            return Phase.DRAINING
+            return self._drain
         if self._backlog:
             self._insist(self._write_some)
         elif time.monotonic() > self._summary_due:
             self._summary_due = inf
             self._insist(self._projection.summarise, tries=1)
-        return Phase.FOLLOWING
+        return self._follow
 
-    def _drain(self) -> Phase:
+    def _drain(self) -> Phase | None:
+        """Writes the rest, until nothing is left or time is up."""
         if self._tail() and not self._backlog:
-            return Phase.CONCLUDING
+            return self._conclude
         if self._time_left() > 0:
             if self._backlog:
                 self._insist(self._write_some)
             else:
                 time.sleep(POLL_S)
-            return Phase.DRAINING
+            return self._drain
         # A trial that MLflow refuses for itself does not keep the parent run from its end.
         if self._sure or self._attempt(self._projection.refresh):
-            return Phase.CONCLUDING
+            return self._conclude
         self._answer()
-        return Phase.ENDED
+        return None
 
     def _conclude(self) -> Phase:
+        """Ends the parent run and writes its tables; skipped if MLflow is down."""
         until = time.monotonic() + DYING_S
         while not self._asked and self._store.owner(self._digest) and time.monotonic() < until:
             time.sleep(0.02)
@@ -161,11 +151,11 @@ class Session:
             self._insist(self._projection.log_plan, tries=2)
         self._insist(self._projection.log_results, tries=2)
         self._answer()
-        return Phase.DRAWING
+        return self._draw
 
-    def _draw(self) -> Phase:
+    def _draw(self) -> None:
+        """Writes the figures, for which the driver does not wait; skipped likewise."""
         self._insist(self._projection.log_figures, tries=2)
-        return Phase.ENDED
 
     def _answer(self) -> None:
         error = next(reversed(self._errors.values()), None)

@@ -38,13 +38,6 @@ from ringray.lab.tracking.description import FIGURES, RunPlace, note
 from ringray.lab.trial.outcome import UNASKED, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
-_CHILD_STATUS = {
-    "ok": "FINISHED",
-    "oom": "FINISHED",
-    "pruned": "FINISHED",
-    "failed": "FAILED",
-    "timeout": "FAILED",
-}
 _PARENT_STATUS = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _NOTE = "mlflow.note.content"
 _PRUNED = 36  # runs; for pruned points
@@ -167,7 +160,7 @@ class Projection:
         trace = path_of(self._digest, trial.key)
         if trial.status == "ok" and trace.exists():
             self._client.log_text(child.run_id, trace.read_text(), "trace.json")
-        status = _CHILD_STATUS[trial.status or "failed"]
+        status = "FAILED" if trial.status in ("failed", "timeout") else "FINISHED"
         self._client.set_terminated(child.run_id, status=status, end_time=ended)
         child.ended = True
         return True

@@ -17,7 +17,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking.archive import experiments_of, runs_of, sweep_of, trial_of
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.tracker import UNHURRIED_S
-from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, send
+from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, receive, send
 from ringray.lab.trial.selection import selected
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.
     check(resolved, UNHURRIED_S)
     worker = Worker("restore", __name__, UNHURRIED_S)
     try:
-        worker.send((store_path, sweep, resolved))
-        answer = worker.receive(timeout)
+        send(worker.connection, (store_path, sweep, resolved))
+        answer = receive(worker.connection, timeout)
     except EOFError:
         answer = None
     finally:

@@ -20,7 +20,7 @@ from ringray.lab.tracking.location import (
     resolve_uri,
     ui_command,
 )
-from ringray.lab.tracking.worker import Worker
+from ringray.lab.tracking.worker import Worker, receive, send
 from ringray.lab.trial.outcome import Tracked
 
 __all__ = ["SyncState", "Tracker", "resolve_uri", "settled", "sync"]
@@ -74,7 +74,7 @@ class Tracker:
 
     def start(self) -> Tracker:
         """Tells the process its sweep, and does not wait until it has opened MLflow."""
-        self._worker.send(self._sweep)
+        send(self._worker.connection, self._sweep)
         self._started = True
         return self
 
@@ -82,14 +82,6 @@ class Tracker:
         """Ends the process unless :meth:`start` was called."""
         if not self._started:
             self._worker.end(0.0)
-
-    @property
-    def pid(self) -> int:
-        return self._worker.process.pid
-
-    @property
-    def log_path(self) -> Path:
-        return self._worker.log_path
 
     @property
     def ui_command(self) -> str:
@@ -155,12 +147,13 @@ class Tracker:
         return max(0.0, (self._until or 0.0) - time.monotonic())
 
     def _send_finish(self) -> None:
-        self._worker.send((self._left(), min(self._left(), max(PATIENCE_S, self._request_s))))
+        left = self._left()
+        send(self._worker.connection, (left, min(left, max(PATIENCE_S, self._request_s))))
 
     def _wait_ready(self, timeout: float) -> None:
         if self.place.run_id:
             return
-        answer = self._worker.receive(timeout)
+        answer = receive(self._worker.connection, timeout)
         if isinstance(answer, Tracked):
             self.place = answer
             return
@@ -172,7 +165,7 @@ class Tracker:
     def _outcome(self) -> SyncState:
         """Returns the answer of the process, which keeps the deadline itself."""
         self._wait_ready(self._left())
-        answer = self._worker.receive(self._left() + _ANSWER_S)
+        answer = receive(self._worker.connection, self._left() + _ANSWER_S)
         if answer is None:
             self._worker.end()
             return self._lost("the tracking process gave no answer in time")
@@ -182,7 +175,7 @@ class Tracker:
         return state
 
     def _silent(self, why: str) -> PlaceError:
-        return cannot_be_used(self.uri, f"{why} (see {self.log_path})")
+        return cannot_be_used(self.uri, f"{why} (see {self._worker.log_path})")
 
     def _lost(self, why: str) -> SyncState:
         """Returns the state when the process cannot tell: all that was recorded may be missing."""

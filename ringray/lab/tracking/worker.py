@@ -50,7 +50,7 @@ class Worker:
         environment |= _ENVIRONMENT
         environment[REQUEST_TIMEOUT] = str(int(request_s))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        self._connection, its_end = Pipe()
+        self.connection, its_end = Pipe()
         with its_end, self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 # -P: the working directory is the user's and not a place to import from. Every
@@ -65,21 +65,9 @@ class Worker:
                 start_new_session=True,
             )
 
-    def send(self, message: object) -> None:
-        """Sends ``message``; if the process has ended, the next :meth:`receive` raises."""
-        send(self._connection, message)
-
-    def receive(self, timeout: float) -> Any:
-        """Returns the next message, or None if none comes within ``timeout`` seconds.
-
-        Raises:
-            EOFError: the process has ended.
-        """
-        return receive(self._connection, timeout)
-
     def end(self, patience: float = 2.0) -> str:
         """Kills the process unless it ends within ``patience`` seconds; returns how it ended."""
-        self._connection.close()
+        self.connection.close()
         try:
             code = self.process.wait(timeout=patience)
         except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from ringray.base.errors import PeerError
@@ -106,12 +106,10 @@ class Fault:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the known fields, ready for JSON."""
-        flat = asdict(self)
-        del flat["secondhand"]
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in flat.items()
-            if value not in (None, "", ())
+            for name, value in vars(self).items()
+            if name != "secondhand" and value not in (None, "", ())
         }
 
 

@@ -52,13 +52,13 @@ def test_the_configuration_is_read_where_the_autoscaler_reads_it(
     path.write_text("max_workers: 3\n")
     monitor("--gcs-address=10.0.0.1:64001", f"--autoscaling-config={path}")
     monitor("--gcs-address=10.0.0.1:64002")
-    assert autoscaler.look("64001").config == {"max_workers": 3}
-    assert autoscaler.look("64002").source == "none"
-    assert autoscaler.look("64003").source == "unknown"
+    assert autoscaler.look("64001") == {"max_workers": 3}
+    assert autoscaler.look("64002") == {}
+    assert autoscaler.look("64003") is None
     path.write_text("max_workers: [\n")
-    assert autoscaler.look("64001").source == "unknown"
+    assert autoscaler.look("64001") is None
     path.unlink()
-    assert autoscaler.look("64001").source == "unknown"
+    assert autoscaler.look("64001") is None
 
 
 def test_nodes_watching_their_logs_are_no_autoscaler(
@@ -67,9 +67,9 @@ def test_nodes_watching_their_logs_are_no_autoscaler(
     path = tmp_path / "autoscaling.yaml"
     path.write_text("max_workers: 3\n")
     monitor("--gcs-address=10.0.0.1:64001", name="log_monitor.py")
-    assert autoscaler.look("64001").source == "unknown"
+    assert autoscaler.look("64001") is None
     monitor("--gcs-address=10.0.0.1:64001", f"--autoscaling-config={path}")
-    assert autoscaler.look("64001").config == {"max_workers": 3}
+    assert autoscaler.look("64001") == {"max_workers": 3}
 
 
 def raycluster(autoscaling: bool) -> dict[str, Any]:
@@ -109,11 +109,11 @@ def test_a_pod_asks_kubernetes_for_its_raycluster(monkeypatch: pytest.MonkeyPatc
         ("KUBERNETES_SERVICE_HOST", "10.0.0.1"),
     ):  # fmt: skip
         monkeypatch.setenv(name, value)
-    assert autoscaler.look("64009").source == "unknown"  # it may not be read
+    assert autoscaler.look("64009") is None  # it may not be read
     answers["rayclusters/ringray"] = raycluster(False)
-    assert autoscaler.look("64009").source == "none"
+    assert autoscaler.look("64009") == {}
     answers["rayclusters/ringray"] = raycluster(True)
-    found = autoscaler.look("64009").config
+    found = autoscaler.look("64009")
     assert found is not None
     gpu = found["available_node_types"]["gpu"]
     assert (gpu["max_workers"], gpu["resources"]["GPU"], found["max_workers"]) == (3, 2, 3)

@@ -232,3 +232,18 @@ def test_a_head_that_is_gone_is_given_up(
     server.logs = [["a\n"], *([OSError("no route")] for _ in range(3))]
     with pytest.raises(PlaceError, match=f"no answer from {URL} .* {job.id} may still run"):
         here.follow(job, lambda text: None)
+
+
+def test_a_connection_that_breaks_after_a_long_silence_is_made_again(
+    server: Server, here: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = submit(here)
+    monkeypatch.setattr(jobs, "LOST_S", 0.1)
+    monkeypatch.setattr(jobs, "POLL_S", 0.2)
+    server.logs = [
+        *(["a\n", ConnectionError("reset")] for _ in range(2)),
+        ["a\n", ends(server)],
+    ]
+    written: list[str] = []
+    assert here.follow(job, written.append).status == "SUCCEEDED"
+    assert written == ["a\n"]

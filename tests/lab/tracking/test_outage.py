@@ -169,7 +169,7 @@ def test_a_server_that_goes_away_and_comes_back(
     assert state.pending == 20
     assert state.error
     assert "127.0.0.1" in state.error
-    assert not psutil.pid_exists(tracker.pid)
+    assert not psutil.pid_exists(tracker._worker.process.pid)
     with pytest.raises(PlaceError, match="no MLflow server answers"):
         sync(store.path, DIGEST, server.uri, "quick")
     server.start()

@@ -19,7 +19,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking.tracker import SyncState, Tracker, sync
-from ringray.lab.tracking.worker import Worker
+from ringray.lab.tracking.worker import Worker, receive, send
 from tests.support.tracking_store import (
     DIGEST,
     begin,
@@ -39,8 +39,9 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
     begin(store, planned)
     tracker = Tracker(store.path, DIGEST, None, "quick").start()
     tracker.wait_ready()
-    assert psutil.Process(tracker.pid).nice() == 19
-    assert os.getsid(tracker.pid) == tracker.pid, "Ctrl-C in the terminal must not reach it"
+    pid = tracker._worker.process.pid
+    assert psutil.Process(pid).nice() == 19
+    assert os.getsid(pid) == pid, "Ctrl-C in the terminal must not reach it"
     for index, status in enumerate(("ok", "ok", "oom", "failed", "timeout")):
         store.record(DIGEST, planned[index].key, outcome(index, status))
     store.finish(DIGEST, "complete")
@@ -66,7 +67,7 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
         "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
     }  # fmt: skip
     assert str(store.path.parent / "artifacts") in parent.info.artifact_uri
-    log = tracker.log_path
+    log = tracker._worker.log_path
     assert log.parent == store.path.parent / "logs"
     assert log.stat().st_mode & 0o777 == 0o600
     assert (store.path.parent / "artifacts").stat().st_mode & 0o077 == 0
@@ -97,7 +98,7 @@ def test_a_process_started_ahead_is_the_one_that_writes(store: Store) -> None:
     wait_for(lambda: runs()[0][0].info.status == "FINISHED")
     assert tracker.finish() == SyncState(1, 0, None)
     check_complete(store)
-    assert not psutil.pid_exists(tracker.pid)
+    assert not psutil.pid_exists(tracker._worker.process.pid)
 
 
 def test_a_process_started_ahead_ends_when_no_sweep_begins(store: Store) -> None:
@@ -112,13 +113,13 @@ def test_a_process_started_ahead_ends_when_no_sweep_begins(store: Store) -> None
 
 def test_the_end_of_a_process_is_noticed(store: Store) -> None:
     worker = Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
-    assert worker.receive(0.01) is None
+    assert receive(worker.connection, 0.01) is None
     os.kill(worker.process.pid, signal.SIGKILL)
     with pytest.raises(EOFError):
-        worker.receive(30.0)
-    worker.send("nobody reads this")
+        receive(worker.connection, 30.0)
+    send(worker.connection, "nobody reads this")
     with pytest.raises(EOFError):
-        worker.receive(30.0)
+        receive(worker.connection, 30.0)
     assert worker.end() == "SIGKILL"
 
 
@@ -143,7 +144,7 @@ def test_a_tracker_killed_at_any_moment_doubles_nothing(store: Store) -> None:
     tracker = Tracker(store.path, DIGEST, None, "quick").start()
     tracker.wait_ready()
     wait_for(lambda: _child_count(store) > 40)
-    os.kill(tracker.pid, signal.SIGKILL)
+    os.kill(tracker._worker.process.pid, signal.SIGKILL)
     store.finish(DIGEST, "interrupted")
     # The driver's own end starts it once more.
     assert tracker.finish() == SyncState(60, 0, None)
@@ -162,7 +163,7 @@ _DRIVER = """
         for row in store.trials(digest)[:5]:
             store.record(digest, row.key, Outcome("ok", None, {"median_ms": 1.0}, started=1.0))
         tracker.wait_ready()
-        print(tracker.pid, flush=True)
+        print(tracker._worker.process.pid, flush=True)
         time.sleep(60)
     """
 
@@ -191,7 +192,8 @@ def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -
         assert len(children) == 5
         assert [run.info.status for run in parents] == ["RUNNING"]
         first = parents[0].info.run_id
-        with pytest.raises(PlaceError, match=f"written to MLflow by process {tracker.pid}"):
+        pid = tracker._worker.process.pid
+        with pytest.raises(PlaceError, match=f"written to MLflow by process {pid}"):
             sync(store.path, DIGEST, None, "quick")
         for index, trial in enumerate(planned[5:], start=5):
             store.record(DIGEST, trial.key, outcome(index))
@@ -224,8 +226,8 @@ def test_a_tracker_told_to_stop_writes_what_there_is(store: Store) -> None:
         tracker = Tracker(store.path, DIGEST, None, "quick").start()
         tracker.wait_ready()
         store.record(DIGEST, trials(2)[0].key, outcome(0))
-        os.kill(tracker.pid, signal.SIGINT)
-        os.kill(tracker.pid, signal.SIGTERM)
+        os.kill(tracker._worker.process.pid, signal.SIGINT)
+        os.kill(tracker._worker.process.pid, signal.SIGTERM)
         assert tracker._worker.process.wait(10) == 0
         check_complete(store)
         # The next one goes on from there.
@@ -242,7 +244,7 @@ def test_a_deleted_experiment_is_refused_before_anything_runs(store: Store) -> N
     tracker = Tracker(store.path, DIGEST, None, "quick").start()
     with pytest.raises(PlaceError, match=r"'quick' is in MLflow's trash; restore it"):
         tracker.wait_ready()
-    assert not psutil.pid_exists(tracker.pid)
+    assert not psutil.pid_exists(tracker._worker.process.pid)
 
 
 def test_doubles_are_mended(store: Store) -> None:
@@ -277,7 +279,7 @@ def test_two_hundred_trials(store: Store, capsys: pytest.CaptureFixture[str]) ->
     tracker = Tracker(store.path, DIGEST, None, "quick").start()
     tracker.wait_ready()
     ready = time.monotonic() - begun
-    cpu_ready = sum(psutil.Process(tracker.pid).cpu_times()[:2])
+    cpu_ready = sum(psutil.Process(tracker._worker.process.pid).cpu_times()[:2])
     for index, trial in enumerate(planned):
         store.record(DIGEST, trial.key, outcome(index))
     store.finish(DIGEST, "complete")

@@ -16,7 +16,7 @@ import ringray
 from ringray.lab.plan import plan
 from ringray.lab.spec import model as spec
 from ringray.lab.trial.config import TrialConfig
-from ringray.lab.trial.measurement import RankReport, peak_memory, quantile, summarise, verdict
+from ringray.lab.trial.measurement import RankReport, peak_memory, summarise, verdict
 from ringray.lab.trial.outcome import Outcome
 
 CPU = torch.device("cpu")
@@ -32,13 +32,15 @@ def config(**problem: object) -> TrialConfig:
     return plan.build(spec.parse(text)).trials[0].config
 
 
-def test_quantile_interpolates() -> None:
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert quantile([1.0, 2.0], 0.25) == 1.25
-    assert quantile([4.0, 0.0], 0.0) == 0.0
-    assert quantile([4.0, 0.0], 1.0) == 4.0
-    assert quantile([7.0], 0.8) == 7.0
-    assert math.isclose(quantile(range(11), 0.2), 2.0)
+def test_the_spread_interpolates() -> None:
+    def spread(*seconds: float) -> tuple[float, float]:
+        metrics, _ = summarise(config(), 1, [RankReport(0, list(seconds))])
+        return metrics["p20_ms"], metrics["p80_ms"]
+
+    assert spread(7.0) == (7e3, 7e3)
+    assert spread(1.0, 2.0) == pytest.approx((1.2e3, 1.8e3))
+    assert spread(4.0, 0.0) == pytest.approx((0.8e3, 3.2e3))
+    assert spread(*range(10, -1, -1)) == pytest.approx((2e3, 8e3))
 
 
 def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
