@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.tracker import SyncState, sync
+from ringray.lab.tracking.tracker import sync
 from ringray.lab.trial.outcome import Outcome
 from tests.browser import pages
 from tests.support import figure_rows, tracking_store

@@ -177,7 +177,7 @@ def _tracking(
     settled = tracker.settled(store, plan.digest, place.uri)
     if settled:
         try:
-            location.check(tracker.resolve_uri(place.uri))
+            location.check(location.resolve_uri(place.uri))
         except PlaceError as error:
             why = str(error).partition(";")[0]
             missing = f"`ringray sync {plan.spec.name}` writes what is missing"

@@ -27,6 +27,11 @@ class Placement:
     memory: int | None = None
 
 
+def counts(resources: Mapping[str, float]) -> list[str]:
+    """Returns the CPUs and GPUs among Ray resources, in words."""
+    return [f"{resources[name]:g} {name}" for name in _SHOWN if resources.get(name)]
+
+
 @dataclass(frozen=True)
 class NodeGroup:
     """Nodes that are alike: the resources of each, and the most that there can be (None: no limit).
@@ -45,9 +50,9 @@ class NodeGroup:
         return int(min(shares) + _ROUNDING) if shares else 0
 
     def __str__(self) -> str:
-        has = [f"{self.resources[name]:g} {name}" for name in _SHOWN if self.resources.get(name)]
+        has = ", ".join(counts(self.resources)) or "no CPU, no GPU"
         many = "any number of" if self.most is None else f"{self.most} ×"
-        return f"{many} {self.name} ({', '.join(has) or 'no CPU, no GPU'})"
+        return f"{many} {self.name} ({has})"
 
 
 @dataclass(frozen=True)

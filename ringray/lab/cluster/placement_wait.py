@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from ringray.base.errors import PlaceError, StoppedError
-from ringray.lab.cluster import autoscaler
+from ringray.lab.cluster import autoscaler, capacity
 from ringray.lab.cluster.autoscaler import Standing
 
 POLL_S = 1  # seconds between two looks, a whole number for Ray
@@ -48,16 +48,17 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
         standing = autoscaler.standing(group.id.hex())
         need = ", ".join(f"{n:g} {name}" for name, n in bundle.items())
         if not patience.certain and doubt.grown(standing, time.monotonic()):
+            present = " and ".join(capacity.counts(ray.cluster_resources()))
             raise PlaceError(
                 f"no place for a ring of {ranks}: each rank needs {need}, and the autoscaler has "
-                f"no nodes to start for that; the cluster has {_present()}. Shrink ring.size, or "
-                "name a larger cluster: --address"
+                f"no nodes to start for that; the cluster has {present or 'no CPU and no GPU'} "
+                "now. Shrink ring.size, or name a larger cluster: --address"
             )
         if waited >= patience.seconds:
             raise PlaceError(
                 f"no place for a ring of {ranks} after {patience.seconds:g} s "
                 f"(limits.place_timeout): each rank needs {need}, free now "
-                f"{_free() or 'nothing'}{_coming(standing)}; "
+                f"{', '.join(filter(None, (_free(), str(standing or ''))))}; "
                 "wait for other work to end, or shrink ring.size"
             )
         said = _said(standing, ranks)
@@ -68,13 +69,8 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
 
 def _said(standing: Standing | None, ranks: int) -> str:
     if standing is None or standing.refused:
-        return f"waiting for a place for {ranks} ranks, free now {_free() or 'nothing'}"
+        return f"waiting for a place for {ranks} ranks, free now {_free()}"
     return f"waiting for nodes: {str(standing) or 'the autoscaler decides'}"
-
-
-def _coming(standing: Standing | None) -> str:
-    said = "" if standing is None else str(standing)
-    return f", {said}" if said else ""
 
 
 class _Doubt:
@@ -96,11 +92,4 @@ class _Doubt:
 
 
 def _free() -> str:
-    free = ray.available_resources()
-    return ", ".join(f"{free[name]:g} {name}" for name in ("CPU", "GPU") if free.get(name))
-
-
-def _present() -> str:
-    total = ray.cluster_resources()
-    has = [f"{total[name]:g} {name}" for name in ("CPU", "GPU") if total.get(name)]
-    return f"{' and '.join(has) or 'no CPU and no GPU'} now"
+    return ", ".join(capacity.counts(ray.available_resources())) or "nothing"

@@ -47,15 +47,15 @@ def hold(
     store: Path,
     digest: str,
     role: str,
-    refusal: Callable[[Owner], str],
-    note: Callable[[str], None] | None = None,
+    refusal: Callable[..., str],
+    note: Callable[[str], None] | None,
 ) -> Iterator[Callable[[], bool]]:
     """Holds the lease and yields a function that tells whether it is still held.
 
     ``note`` is told of a holder on another machine that left the lease behind.
 
     Raises:
-        PlaceError: another process holds it, with the message ``refusal(owner)``; or the file
+        PlaceError: another process holds it, with the message ``refusal(owner=...)``; or the file
             system has no locks or no space.
     """
     path = _path(store, digest, role)
@@ -64,7 +64,7 @@ def hold(
     try:
         while (file := _lock(path)) is None:
             if time.monotonic() > until:
-                raise PlaceError(refusal(_named(path) or Owner(0, "?", "")))
+                raise PlaceError(refusal(owner=_named(path) or Owner(0, "?", "")))
             time.sleep(0.01)
         before = _named(path)
         file.truncate()

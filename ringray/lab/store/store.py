@@ -103,8 +103,7 @@ class Store:
         removed unless it has ended; one that is no longer pruned is to be measured.
         """
         now = time.time()
-        with self._write() as db:
-            self._check_lease(sweep.digest)
+        with self._write(sweep.digest) as db:
             rows.check_seals(db, sweep.digest)
             environment = rows.put_sweep(db, sweep, "running", now, ["status", "updated"])
             rows.put_trials(db, sweep.digest, trials)
@@ -124,8 +123,7 @@ class Store:
         """
         if outcome.status not in STATUSES:
             raise ValueError(f"status {outcome.status!r}: expected one of {', '.join(STATUSES)}")
-        with self._write() as db:
-            self._check_lease(digest)
+        with self._write(digest) as db:
             rows.put_outcome(db, digest, key, outcome)
         if digest in self._leases and time.monotonic() > self._snapshot_due:
             self._take_snapshot()
@@ -134,16 +132,14 @@ class Store:
         """Records the end of the sweep: complete, failed or interrupted."""
         if status not in SWEEP_STATUSES:
             raise ValueError(f"status {status!r}: expected one of {', '.join(SWEEP_STATUSES)}")
-        with self._write() as db:
-            self._check_lease(digest)
+        with self._write(digest) as db:
             update = f"UPDATE sweeps SET status = ?, updated = ?, turn = {rows.NEXT_TURN}"
             db.execute(f"{update} WHERE digest = ?", (status, time.time(), digest))
         self._take_snapshot()
 
     def forget(self, digest: str) -> None:
         """Removes a sweep and its trials, if it was begun and then could not start."""
-        with self._write() as db:
-            self._check_lease(digest)
+        with self._write(digest) as db:
             db.execute("DELETE FROM trials WHERE digest = ?", (digest,))
             db.execute("DELETE FROM tracked WHERE digest = ?", (digest,))
             db.execute("DELETE FROM sweeps WHERE digest = ?", (digest,))
@@ -153,12 +149,12 @@ class Store:
 
         A sweep that is new here has the status interrupted until it is begun.
         """
-        with self._write() as db:
+        with self._write(sweep.digest) as db:
             return rows.restore_rows(db, sweep, created, trials)
 
     def accepted(self, digest: str, place: Tracked) -> None:
         """Records the place at which MLflow accepted the sweep."""
-        with self._write() as db:
+        with self._write(digest) as db:
             db.execute("REPLACE INTO tracked VALUES (?, ?, ?, ?)", (digest, *place))
 
     @contextmanager
@@ -176,11 +172,7 @@ class Store:
         """
         if role == "driver":
             self.check()
-        sweep = self.name_of(digest)
-
-        def refusal(holder: Owner) -> str:
-            return _REFUSALS[role].format(sweep=sweep, owner=holder)
-
+        refusal = partial(_REFUSALS[role].format, sweep=self.name_of(digest))
         with lease.hold(self.path, digest, role, refusal, note) as held:
             if role == "tracker":
                 yield
@@ -253,8 +245,15 @@ class Store:
     # Inside
 
     @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
+    def _write(self, digest: str) -> Iterator[sqlite3.Connection]:
+        """Opens a transaction on a sweep; PlaceError if another driver took this one's lease."""
         with self._lock, transaction(self._db, self.path) as db:
+            held = self._leases.get(digest)
+            if held is not None and not held():
+                raise PlaceError(
+                    f"sweep {self.name_of(digest)} was taken over by another driver while this one "
+                    "was out of reach; this one stops, the other goes on"
+                )
             yield db
 
     @contextmanager
@@ -284,14 +283,6 @@ class Store:
             snapshot.take(self._db, self.path, rows.BROKEN)
         now = time.monotonic()
         self._snapshot_due = now + max(_SNAPSHOT_S, (now - began) / _SNAPSHOT_SHARE)
-
-    def _check_lease(self, digest: str) -> None:
-        held = self._leases.get(digest)
-        if held is not None and not held():
-            raise PlaceError(
-                f"sweep {self.name_of(digest)} was taken over by another driver while this one "
-                "was out of reach; this one stops, the other goes on"
-            )
 
     def _sweeps(self, condition: str, *values: str) -> list[SweepRow]:
         with self._read() as db:

@@ -14,22 +14,16 @@ from ringray.base.errors import PlaceError
 from ringray.base.redaction import without_credentials
 from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.location import (
-    cannot_be_used,
-    check,
-    resolve_uri,
-    ui_command,
-)
+from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri, ui_command
 from ringray.lab.tracking.worker import Worker, receive, send
 from ringray.lab.trial.outcome import Tracked
-
-__all__ = ["SyncState", "Tracker", "resolve_uri", "settled", "sync"]
 
 READY_S = 60.0
 FINISH_S = 30.0  # for the rest when a sweep ends, however slow MLflow is
 PER_TRIAL_S = 0.5  # added for each trial: short trials end faster than MLflow takes them
 PATIENCE_S = 10.0  # within this time, with failures only
 REQUEST_S = 10.0
+SYNC_S = 3600.0  # for all trials of a sweep, when nothing else waits
 UNHURRIED_S = 60.0  # for one request, when nothing else waits
 FIGURES_S = 120.0  # on a machine that is busy with other things
 _ANSWER_S = 5.0  # after the deadline that the process keeps
@@ -194,9 +188,7 @@ def settled(store: Store, digest: str, uri: str | None) -> Tracked | None:
     return place if place and place.uri == without_credentials(resolve_uri(uri)) else None
 
 
-def sync(
-    store_path: str | Path, digest: str, uri: str | None, experiment: str, timeout: float = 3600.0
-) -> SyncState:
+def sync(store_path: str | Path, digest: str, uri: str | None, experiment: str) -> SyncState:
     """Writes to MLflow what it lacks of a sweep, and returns when that is done.
 
     Safe to repeat and to interrupt: runs are never duplicated. Nothing else waits, so that a server
@@ -208,4 +200,4 @@ def sync(
     path = Path(store_path).expanduser().absolute()
     tracker = Tracker(path, digest, uri, experiment, request_s=UNHURRIED_S).start()
     tracker.wait_ready(10 * UNHURRIED_S)
-    return tracker.finish(timeout)
+    return tracker.finish(SYNC_S)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from ringray.base.errors import PlaceError
+from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location
 from ringray.lab.tracking import tracker as tracking
-from ringray.lab.tracking.tracker import SyncState, Tracker, sync
+from ringray.lab.tracking.tracker import Tracker, sync
 from tests.support.fault_proxy import FAULTS, Proxy
 from tests.support.tracking_servers import Server, sqlite_server
 from tests.support.tracking_store import (

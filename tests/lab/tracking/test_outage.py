@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from ringray.base.errors import PlaceError
+from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.tracker import SyncState, Tracker, sync
+from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.trial.outcome import Tracked, TrialRow
 from tests.support.tracking_servers import Server, sqlite_server
 from tests.support.tracking_store import (

@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from ringray.base.errors import PlaceError
+from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
-from ringray.lab.tracking.tracker import SyncState, Tracker, sync
+from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.tracking.worker import Worker, receive, send
 from tests.support.tracking_store import (
     DIGEST,
@@ -105,7 +106,7 @@ def test_a_process_started_ahead_ends_when_no_sweep_begins(store: Store) -> None
     unused = Tracker(store.path, DIGEST, None, "quick")
     unused.close()
     unused.close()
-    assert not psutil.pid_exists(unused.pid)
+    assert not psutil.pid_exists(unused._worker.process.pid)
     orphan = Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
     # The connection closes, as at the end of the driver.
     assert orphan.end(patience=30.0) == "exit code 1"
@@ -139,7 +140,7 @@ def test_a_tracker_killed_at_any_moment_doubles_nothing(store: Store) -> None:
     for reached in (1, 20):
         killed = Tracker(store.path, DIGEST, None, "quick").start()
         wait_for(lambda reached=reached: _child_count(store) > reached)
-        os.kill(killed.pid, signal.SIGKILL)
+        os.kill(killed._worker.process.pid, signal.SIGKILL)
         killed._worker.end()
     tracker = Tracker(store.path, DIGEST, None, "quick").start()
     tracker.wait_ready()
