@@ -63,11 +63,8 @@ def _ask() -> Config:
 
 def look(port: str) -> Config:
     """Looks on this machine for the autoscaler of the Ray whose control plane is at ``port``."""
-    for process in psutil.process_iter():
-        try:
-            command = process.cmdline()
-        except psutil.Error:
-            continue
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []  # None if this user may not read it
         options = dict(
             word.split("=", 1) for word in command if word.startswith("--") and "=" in word
         )
@@ -116,6 +113,11 @@ class Standing:
     refused: bool
     busy: bool
     version: int
+
+    @property
+    def hopeless(self) -> bool:
+        """True if it refuses the group though no other work and no starting node is in its way."""
+        return self.refused and not self.busy and not self.starting
 
     def __str__(self) -> str:
         parts = [f"{count} × {name} starting" for name, count in self.starting.items()]

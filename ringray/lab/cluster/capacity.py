@@ -7,6 +7,7 @@ holds, times the nodes of the group.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,17 +113,14 @@ class Capacity:
 
 def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Capacity:
     """Makes the capacity of ``ray.nodes()``: nodes with the same resources are one group."""
-    counts: dict[tuple[bool, tuple[float, ...]], int] = {}
-    for node in nodes:
-        if node["Alive"]:
-            resources = node["Resources"]
-            has = tuple(float(resources.get(name, 0.0)) for name in _SHOWN)
-            kind = (HEAD in resources, has)
-            counts[kind] = counts.get(kind, 0) + 1
+    alike = Counter(
+        (HEAD in has, tuple(float(has.get(name, 0.0)) for name in _SHOWN))
+        for has in (node["Resources"] for node in nodes if node["Alive"])
+    )
     return Capacity(
         tuple(
             NodeGroup("head" if head else "node", dict(zip(_SHOWN, has, strict=True)), n, head)
-            for (head, has), n in counts.items()
+            for (head, has), n in alike.items()
         )
     )
 

@@ -39,7 +39,7 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
         StoppedError: it is not needed any more.
     """
     began = time.monotonic()
-    doubt = _Doubt()
+    refused: tuple[float, int] | None = None  # since when, and by which version of the state
     told = ""
     while not group.wait(POLL_S):
         if patience.stop.is_set():
@@ -47,7 +47,11 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
         waited = time.monotonic() - began
         standing = autoscaler.standing(group.id.hex())
         need = ", ".join(f"{n:g} {name}" for name, n in bundle.items())
-        if not patience.certain and doubt.grown(standing, time.monotonic()):
+        if standing is None or not standing.hopeless or patience.certain:
+            refused = None
+        elif refused is None:
+            refused = waited, standing.version
+        elif waited - refused[0] >= NEVER_S and standing.version > refused[1]:
             present = " and ".join(capacity.counts(ray.cluster_resources()))
             raise PlaceError(
                 f"no place for a ring of {ranks}: each rank needs {need}, and the autoscaler has "
@@ -71,24 +75,6 @@ def _said(standing: Standing | None, ranks: int) -> str:
     if standing is None or standing.refused:
         return f"waiting for a place for {ranks} ranks, free now {_free()}"
     return f"waiting for nodes: {str(standing) or 'the autoscaler decides'}"
-
-
-class _Doubt:
-    """The time since which the autoscaler refuses a group although no other work is in its way."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._version = 0
-
-    def grown(self, standing: Standing | None, now: float) -> bool:
-        """Returns whether the refusal is final: no other work uses the cluster, no node starts, and
-        the autoscaler refused again ``NEVER_S`` later."""
-        if standing is None or not standing.refused or standing.busy or standing.starting:
-            self._since = None
-            return False
-        if self._since is None:
-            self._since, self._version = now, standing.version
-        return now - self._since >= NEVER_S and standing.version > self._version
 
 
 def _free() -> str:

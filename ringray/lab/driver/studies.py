@@ -15,7 +15,7 @@ from ringray.lab.kinds import KINDS
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.search.base import Told, layers, score
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import CHOICES, TrialConfig
 from ringray.lab.trial.metrics import METRICS, columns
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow
 from ringray.tuning import table as tuned
@@ -174,8 +174,7 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
     config, chosen = trial.config, row.environment.get("chosen", {})
     use = KINDS[trial.kind].tunes
     assert use
-    strategy = ("partition", "transport", "backward", "blocks")
-    names = strategy if use == "strategy" else ("blocks",)
+    names = CHOICES if use == "strategy" else ("blocks",)
     choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
     choice["backend"] = on_device(config.backend, place.device)
     if choice.get("backward") == "auto":

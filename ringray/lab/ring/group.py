@@ -25,7 +25,7 @@ from ringray.lab.kinds import KINDS
 from ringray.lab.ring.actor import Introduction, Rank
 from ringray.lab.ring.calls import BESIDE, RankCalls, Where
 from ringray.lab.ring.monitor import RankMonitor, RingFault
-from ringray.lab.trial.config import TrialConfig, resolved
+from ringray.lab.trial.config import CHOICES, TrialConfig, resolved
 from ringray.lab.trial.measurement import RankReport
 from ringray.tuning.table import Place
 
@@ -158,8 +158,7 @@ class ActorRing:
         settled, source = resolved(config, self.place)
         if settled == config:
             return config, {}
-        names = ("partition", "transport", "backward", "blocks")
-        return settled, {**{name: getattr(settled, name) for name in names}, "source": source}
+        return settled, {**{name: getattr(settled, name) for name in CHOICES}, "source": source}
 
     def close(self) -> None:
         """Kills all actors and gives the placement group back; never raises."""

@@ -216,12 +216,8 @@ def record_pruned(
     now: float,
 ) -> None:  # fmt: skip
     """Records pruned trials, and resets those that are no longer pruned; measured ones stay."""
-    known: dict[str, tuple[str | None, str | None]] = {
-        key: (status, reason)
-        for key, status, reason in db.execute(
-            "SELECT key, status, reason FROM trials WHERE digest = ?", (sweep.digest,)
-        )
-    }
+    query = "SELECT key, status, reason FROM trials WHERE digest = ?"
+    known = {key: state for key, *state in db.execute(query, (sweep.digest,))}
     seq = next_seq(db, sweep.digest)
     pruned, revived = [], []
     for trial in trials:

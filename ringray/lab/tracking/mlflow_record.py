@@ -12,6 +12,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -122,13 +123,11 @@ def tag_texts(tags: dict[str, Any]) -> dict[str, str]:
     return {_plain_name(name): text for name, text in texts.items() if text}
 
 
-def summary_metrics(trials: Iterable[TrialRow]) -> dict[str, float]:
+def summary_metrics(trials: Sequence[TrialRow]) -> dict[str, float]:
     """Returns counts per status and, over all trials, the best or worst of some metrics."""
-    ended = [trial for trial in trials if trial.status is not None]
-    totals = {f"trials_{status}": 0.0 for status in STATUSES}
-    for trial in ended:
-        totals[f"trials_{trial.status}"] += 1.0
-    found = [finite(trial.metrics) for trial in ended if trial.status == "ok"]
+    counts = Counter(trial.status for trial in trials)
+    totals = {f"trials_{status}": float(counts[status]) for status in STATUSES}
+    found = [finite(trial.metrics) for trial in trials if trial.status == "ok"]
     for name, metric in METRICS.items():
         values = [metrics[name] for metrics in found if name in metrics]
         if metric.extreme and values:

@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from itertools import count, islice
 from math import inf
@@ -177,20 +177,20 @@ class Session:
         return True
 
     def _write_some(self) -> None:
-        batch = dict(islice(self._backlog.items(), self._writers))
-        calls = {key: self._pool.submit(self._projection.write, row) for key, row in batch.items()}
-        failures = {key: call.exception() for key, call in calls.items()}  # waits for all of them
-        for key, row in batch.items():
-            del self._backlog[key]
-            if failures[key]:
+        batch = list(islice(self._backlog.values(), self._writers))
+        calls = [self._pool.submit(self._projection.write, row) for row in batch]
+        wait(calls)
+        for row, call in zip(batch, calls, strict=True):
+            del self._backlog[row.key]
+            if call.exception():
                 # To the end of the queue: a trial that MLflow refuses must not block the others.
-                self._backlog[key] = row
+                self._backlog[row.key] = row
             else:
-                self._done.add(key)
-                if calls[key].result():
+                self._done.add(row.key)
+                if call.result():
                     self._summary_due = min(self._summary_due, time.monotonic() + SUMMARY_S)
-        for failure in filter(None, failures.values()):
-            raise failure
+        for call in calls:
+            call.result()  # raises what failed
 
     def _insist(self, action: Callable[[], object], tries: int | None = None) -> None:
         """Repeats ``action`` until it succeeds, ``tries`` are used up or time is up.
@@ -279,7 +279,6 @@ def main() -> int:
             log(traceback.format_exc())
             send(driver, brief(error))
             return 1
-        signal.signal(signal.SIGTERM, session.terminate)
         # While nothing waits for it: the driver is starting its ranks now.
         _import_ahead("ringray.lab.report.figures.style")
         return 0 if session.run() else 1
@@ -300,7 +299,7 @@ def _open(
     experiment: str,
     settled: Tracked | None,
 ) -> Session:
-    """Returns a session that MLflow has accepted, and tells the driver."""
+    """Returns a session that MLflow has accepted and that handles SIGTERM, and tells the driver."""
     from ringray.lab.tracking.projection import Projection
 
     store = stack.enter_context(Store(path, create=False))
@@ -308,9 +307,11 @@ def _open(
     projection = Projection(store, digest, uri, experiment, artifact_root(uri), settled)
     if not settled:
         projection.refresh()
-    send(driver, projection.place)
     writers = WRITERS if is_server(uri) else 1
-    return Session(store, digest, projection, driver, writers, opened=not settled)
+    session = Session(store, digest, projection, driver, writers, opened=not settled)
+    signal.signal(signal.SIGTERM, session.terminate)
+    send(driver, projection.place)
+    return session
 
 
 def _lease(stack: ExitStack, store: Store, digest: str) -> None:

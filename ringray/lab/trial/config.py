@@ -102,6 +102,8 @@ class TrialConfig:
 
 
 FIELDS = tuple(field.name for field in fields(TrialConfig))
+# Fields that a table of tuned choices settles.
+CHOICES = ("partition", "transport", "backward", "blocks")
 
 
 @lru_cache(maxsize=4096)
@@ -121,16 +123,10 @@ def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]
     if "auto" not in (config.partition, config.transport) and config.blocks is not None:
         return config, ""
     wanted = config.buckets(place.device)
-    found = lookup.strategy(
-        wanted, place, partition=config.partition, transport=config.transport,
-        backward=config.backward, backend=on_device(config.backend, place.device),
-        blocks=config.blocks,
-    )  # fmt: skip
-    settled = replace(
-        config, partition=found.partition, transport=found.transport, backward=found.backward,
-        blocks=found.blocks,
-    )  # fmt: skip
-    return settled, found.source
+    backend = on_device(config.backend, place.device)
+    asked = {name: getattr(config, name) for name in CHOICES}
+    found = lookup.strategy(wanted, place, backend=backend, **asked)
+    return replace(config, **{name: getattr(found, name) for name in CHOICES}), found.source
 
 
 def default_config(config: TrialConfig) -> TrialConfig:
