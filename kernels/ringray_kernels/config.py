@@ -7,10 +7,11 @@ configuration in, the same on every rank; this module does not look at the machi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
 
 Kernel = Literal["forward", "dq", "dkv"]
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 Path = Literal["pointers", "descriptors", "specialised"]
 
 _KIB = 1024
@@ -143,7 +144,7 @@ class Blocks:
             name, equals, value = part.strip().partition("=")
             if name == "atomic_dq" and not equals:
                 atomic = True
-            elif name in ("forward", "dq", "dkv") and name not in given:
+            elif name in KERNELS and name not in given:
                 given[name] = BlockConfig.parse(value)
             else:
                 raise ValueError(
@@ -152,12 +153,14 @@ class Blocks:
                 )
         return cls(**given, atomic_dq=atomic)
 
+    @property
+    def given(self) -> dict[Kernel, BlockConfig]:
+        """The configurations that are not the default, by kernel."""
+        found = {name: getattr(self, name) for name in KERNELS}
+        return {name: config for name, config in found.items() if config is not None}
+
     def __str__(self) -> str:
-        named = [
-            f"{f.name}={getattr(self, f.name)}"
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), BlockConfig)
-        ]
+        named = [f"{kernel}={config}" for kernel, config in self.given.items()]
         return ",".join([*named, *(["atomic_dq"] if self.atomic_dq else [])])
 
 

@@ -89,11 +89,6 @@ class Route:
         visit 0 and the first of a kept lane."""
         return self.rank[:, self.source]
 
-    @cached_property
-    def steps_differ(self) -> bool:
-        """Returns whether no rank has two visits at one step."""
-        return len(set(self.step)) == len(self.step)
-
 
 def _table(*columns: Ints) -> Ints:
     table = np.stack(columns, 1)

@@ -11,12 +11,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ringray_kernels.config import Kernel
+from ringray_kernels.config import KERNELS
 from ringray_kernels.inspect.compiled import Case, Compiled, compile_case
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-KERNELS: tuple[Kernel, ...] = ("forward", "dq", "dkv")
 _COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4} {:>9} {:>8}  {}"
 
 

@@ -16,8 +16,7 @@ from ringray.base.errors import PeerError
 from ringray.instruments.progress import HERE
 from ringray.lab.trial import faults
 from ringray.lab.trial.config import TrialConfig
-from ringray_kernels.dtypes import torch_dtype
-from ringray_kernels.testing import visible
+from ringray_kernels import testing
 
 
 @dataclass(frozen=True)
@@ -106,16 +105,9 @@ def ring_pass(
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
 
 
-def additive_mask(config: TrialConfig, device: torch.device) -> Tensor | None:
-    """Returns (S, S) of 0 and -inf for masks that SDPA has no argument for, None for others."""
-    if config.window is None and config.documents is None:
-        return None
-    seen = visible(
-        config.seq_len,
-        causal=config.causal,
-        window=config.window,
-        cu_seqlens=boundaries(config, device),
-        device=device,
-    )
-    zeros = torch.zeros(seen.shape, dtype=torch_dtype(config.dtype), device=device)
-    return zeros.masked_fill_(~seen, -torch.inf)
+def visible(config: TrialConfig, device: torch.device) -> Tensor:
+    """Returns the (S, S) bool mask of the keys that each query sees."""
+    return testing.visible(
+        config.seq_len, causal=config.causal, window=config.window,
+        cu_seqlens=boundaries(config, device), device=device,
+    )  # fmt: skip

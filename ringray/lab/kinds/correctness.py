@@ -7,6 +7,7 @@ bit, except a dQ whose blocks ask for atomic sums.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from ringray.attention.sharding import local_positions, shard, unshard
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds.base import RankContext, ring_pass
+from ringray.lab.kinds.base import RankContext, ring_pass, visible
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
@@ -28,13 +29,9 @@ NAMES = ("out", "dq", "dk", "dv")
 def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Checks one trial; every rank of the ring calls it at the same time."""
     with context.agreed():
-        inputs = testing.make_inputs(
-            config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
-            torch_dtype(config.dtype), seed=config.seed, device=context.device,
-        )  # fmt: skip
         q, k, v, dout = (
             shard(x, dim=2, partition=config.partition, group=context.group, pad_value=torch.nan)
-            for x in inputs
+            for x in _inputs(config, context.device)
         )
     for x in (q, k, v):
         x.requires_grad_(config.has_backward)
@@ -72,11 +69,11 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
 
 
 def _errors(config: TrialConfig, device: torch.device, whole: list[Tensor]) -> dict[str, float]:
-    want, yardstick, norm_of = _truth(
-        config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim, config.dtype,
-        config.seed, config.has_backward, config.causal, config.window, config.mask.documents,
-        str(device),
+    problem = replace(
+        config, ring_size=1, threads=1, replica=0, partition="", transport="", backward="",
+        backend="", blocks=None,
     )  # fmt: skip
+    want, yardstick, norm_of = _truth(problem, device)
     return {
         name: testing.budget_share(got, getattr(want, name), getattr(yardstick, name), norm_of)
         for name, got in zip(NAMES, whole, strict=False)
@@ -85,20 +82,22 @@ def _errors(config: TrialConfig, device: torch.device, whole: list[Tensor]) -> d
 
 @lru_cache(maxsize=8)
 def _truth(
-    batch: int, heads: int, kv_heads: int, seq_len: int, head_dim: int, dtype: str, seed: int,
-    backward: bool, causal: bool, window: int | None, documents: tuple[int, ...] | None, device:
-    str,
-) -> tuple[testing.Gradients, testing.Gradients, Tensor]:  # fmt: skip
+    problem: TrialConfig, device: torch.device
+) -> tuple[testing.Gradients, testing.Gradients, Tensor]:
     """Returns oracle, yardstick and dout; cached, because a sweep needs them for many rings."""
-    q, k, v, dout = testing.make_inputs(
-        batch, heads, kv_heads, seq_len, head_dim, torch_dtype(dtype), seed=seed, device=device
-    )
-    bounds = None if documents is None else torch.tensor(documents, device=device)
-    seen = testing.visible(seq_len, causal=causal, window=window, cu_seqlens=bounds, device=device)
-    scale = head_dim**-0.5
-    upstream = dout if backward else None
+    q, k, v, dout = _inputs(problem, device)
+    seen = visible(problem, device)
+    scale = problem.head_dim**-0.5
+    upstream = dout if problem.has_backward else None
     return (
         testing.oracle(q, k, v, upstream, seen, scale=scale),
-        testing.yardstick(q, k, v, upstream, seen, scale=scale, causal=causal),
+        testing.yardstick(q, k, v, upstream, seen, scale=scale, causal=problem.causal),
         dout,
     )
+
+
+def _inputs(config: TrialConfig, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return testing.make_inputs(
+        config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
+        torch_dtype(config.dtype), seed=config.seed, device=device,
+    )  # fmt: skip

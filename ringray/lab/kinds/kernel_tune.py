@@ -14,7 +14,7 @@ from ringray.lab.kinds import correctness, latency
 from ringray.lab.kinds.base import RankContext
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
-from ringray_kernels.config import Blocks, Kernel, Problem, supports, target_named
+from ringray_kernels.config import Blocks, Problem, supports, target_named
 from ringray_kernels.dtypes import DTYPES
 
 CHECKED = 1021  # tokens: odd, and several tiles of the largest block
@@ -50,13 +50,9 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
     from ringray_kernels.inspect.compiled import Case, compile_case
 
     target = target_named(architecture(device))
-    kernels: tuple[Kernel, ...] = ("forward", "dq", "dkv")
     group = config.heads // config.kv_heads
     itemsize = DTYPES[config.dtype].itemsize
-    for kernel in kernels:
-        given = getattr(blocks, kernel)
-        if given is None:
-            continue
+    for kernel, given in blocks.given.items():
         reason = supports(given, Problem(kernel, config.head_dim, itemsize, group), target)
         if reason is not None:
             return f"{kernel}={given}: {reason}"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ringray.comm import ring as comm
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds.base import RankContext, additive_mask, ring_pass
+from ringray.lab.kinds.base import RankContext, ring_pass, visible
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, peak_memory
 from ringray_kernels.dtypes import torch_dtype
@@ -108,7 +108,11 @@ def _baseline(config: TrialConfig, context: RankContext) -> Callable[[], float] 
         if context.rank:
             return None
         q, k, v, dout = _inputs(config, config.seq_len, context, salt=0)
-        mask = additive_mask(config, context.device)
+        mask = None
+        if config.window is not None or config.documents is not None:  # SDPA has no argument
+            unseen = ~visible(config, context.device)
+            mask = torch.zeros(unseen.shape, dtype=q.dtype, device=q.device)
+            mask.masked_fill_(unseen, -torch.inf)
 
     def attend() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ringray_kernels.backends import BLOCKS, on_device
-from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
+from ringray_kernels.config import KERNELS, TARGETS, BlockConfig, Blocks, Problem, supports
 from ringray_kernels.defaults import default
 from ringray_kernels.dtypes import DTYPES
 
@@ -29,9 +29,7 @@ def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
         return [None, *(rows for rows in _ROWS if rows < chosen["seq_len"])]
     if BLOCKS[backend] != "tiles":
         return [None]
-    kernels: list[Kernel] = ["forward"]
-    if chosen["direction"] == "forward+backward":
-        kernels += ["dq", "dkv"]
+    kernels = KERNELS if chosen["direction"] == "forward+backward" else KERNELS[:1]
     itemsize = DTYPES[chosen["dtype"]].itemsize
     group = max(1, chosen["heads"] // chosen["kv_heads"])
     return [
@@ -66,6 +64,6 @@ def _combinations(problem: Problem) -> Iterator[BlockConfig]:
         packs += [n for n in (2, 4, _MOST_PACKED) if problem.group % n == 0]
     splits = (False, True) if problem.kernel == "dkv" and problem.head_dim > 64 else (False,)
     paths = ("pointers", "descriptors", "specialised")
-    for path, pack, split in itertools.product(paths, packs, splits):
-        for m, n, warps, stages in itertools.product(_TILES, _TILES, _WARPS, _STAGES):
-            yield BlockConfig(m, n, warps, stages, path, pack, split)  # type: ignore[arg-type]
+    every = itertools.product(paths, packs, splits, _TILES, _TILES, _WARPS, _STAGES)
+    for path, pack, split, m, n, warps, stages in every:
+        yield BlockConfig(m, n, warps, stages, path, pack, split)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from ringray.traffic.walk import FP32, Traffic, Walks
 from ringray.transport import Exchange
 
 Floats = NDArray[np.float64]
-
 
 CALL_ELEMENTS = 1 << 19  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
 _KEYS_PER_BLOCK = 512  # of ATen's CPU kernel
@@ -43,9 +41,9 @@ class Sizes:
     itemsize: int
     threads: int
     fused_on_cpu: bool
-    runs: int = 1
-    triangular: bool = True
-    plain: bool = True
+    runs: int
+    triangular: bool
+    plain: bool
 
     @property
     def narrow(self) -> bool:
@@ -78,16 +76,17 @@ class Sizes:
         return (self.query_row + 2 * self.key_row) * self.rows * self.itemsize
 
     @property
-    def narrowed(self) -> int:
-        """Bytes of dQ, dK and dV in the dtype of the inputs, beside their accumulators."""
-        return self.inputs if self.narrow else 0
+    def gradients(self) -> int:
+        """Bytes of dQ, dK and dV in fp32."""
+        return (self.query_row + 2 * self.key_row) * self.rows * FP32
 
     def backward(self, during: float) -> float:
-        """Bytes of a backward pass that needs ``during`` beside inputs, out, dO, lse and fp32
-        gradients, or delta's product in fp32 and both its factors if they are narrower."""
+        """Bytes of a backward pass that needs ``during`` beside inputs, out, dO, lse, delta and
+        fp32 gradients; or these in the dtype of the inputs beside them, if that is narrower; or
+        delta's product in fp32 and both its factors if they are narrower."""
         product = self.query_row * self.rows * FP32 * (3 if self.narrow else 1)
-        gradients = (self.query_row + 2 * self.key_row) * self.rows * FP32
-        return self.inputs + 2 * self.out + self.lse + max(product, gradients + during)
+        beside = max(self.lse + during, self.inputs if self.narrow else 0)
+        return self.inputs + 2 * self.out + self.lse + max(product, self.gradients + beside)
 
     def share(self, queries: Floats, keys: Floats, most: float = 1.0) -> Floats:
         """Share of all heads that one fused call takes, at most ``most``."""
@@ -112,22 +111,15 @@ class Sizes:
         return needed
 
 
-class Peaks(NamedTuple):
-    """Bytes of the largest rank in each pass."""
-
-    forward: float
-    backward: float
-
-
 def peak(sizes: Sizes, exchange: Exchange, walks: Walks, tables: Sequence[Walked]) -> int:
     """Returns bytes of the largest rank's tensors, inputs included; ``tables``: one per pass."""
     if exchange.heads_at_once is not None:
         peaks = _gathered(sizes, walks.forward, exchange.heads_at_once)
     else:
         back = _walked_backward(sizes, walks, tables[1]) if len(tables) > 1 else 0.0
-        peaks = Peaks(_walked_forward(sizes, walks.forward, tables[0]), back)
+        peaks = _walked_forward(sizes, walks.forward, tables[0]), back
     if exchange.fold > 1:
-        peaks = _folded(sizes, peaks, exchange.fold)
+        peaks = _folded(sizes, *peaks, exchange.fold)
     return int(max(peaks[: len(tables)]))
 
 
@@ -183,11 +175,7 @@ def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Float
 def _largest(values: Floats, route: Route) -> Floats:
     """``[rank, visit]`` to ``[rank, step]``: visits of one step are computed one after another."""
     placed = np.zeros((len(values), max(route.step) + 2))
-    if route.steps_differ:
-        placed[:, route.step] = values
-        return placed
-    for visit, step in enumerate(route.step):
-        np.maximum(placed[:, step], values[:, visit], out=placed[:, step])
+    np.maximum.at(placed.T, list(route.step), values.T)
     return placed
 
 
@@ -225,9 +213,9 @@ def _walked_backward(sizes: Sizes, walks: Walks, table: Walked) -> float:
         called[:, 1:] = np.where(rows > 0, away, 0.0)[:, 1:]
     weights = walks.backward_weights
     moving = table.chunks * weights.chunk + table.sums * weights.sums
-    busy = (moving + _largest(called, walks.backward.route)).max() + sizes.lse  # lse: of delta
+    busy = (moving + _largest(called, walks.backward.route)).max()
     kept = _kept_rows(walks) * 2 * sizes.key_row * sizes.itemsize
-    return float(kept + sizes.backward(max(busy, sizes.narrowed)))
+    return float(kept + sizes.backward(busy))
 
 
 def _kept_rows(walks: Walks) -> int:
@@ -239,8 +227,8 @@ def _kept_rows(walks: Walks) -> int:
     return int(rows.max(0).sum())
 
 
-def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> Peaks:
-    """Peaks of an exchange that gathers a few K/V heads from all ranks at once."""
+def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, float]:
+    """Peaks of both passes of an exchange that gathers a few K/V heads from all ranks at once."""
     rows = sizes.rows
     given = moved.chunk_rows
     received = moved.route.by_rank(given).sum(1)
@@ -264,26 +252,23 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> Peaks:
     shares = (received + given.sum(1) + rows) * row * FP32
     computing = joined + coming * next_too + sums + _backward_call(group, queries, keys)
     busy = np.maximum(computing + shares * next_too, sums + shares + coming * next_too)
-    backward = sizes.backward(max(busy.max() + sizes.lse, sizes.narrowed))
-    return Peaks(float(forward), float(backward))
+    return float(forward), float(sizes.backward(busy.max()))
 
 
-def _folded(sizes: Sizes, inside: Peaks, fold: int) -> Peaks:
-    """Peaks with an exchange of heads for rows around ``inside``, whose tensors are as large as
-    this rank's own before."""
+def _folded(sizes: Sizes, forward: float, backward: float, fold: int) -> tuple[float, float]:
+    """Peaks of both passes with an exchange of heads for rows around those that are given, whose
+    tensors are as large as this rank's own before."""
     inputs, out = sizes.inputs, sizes.out
     away = (fold - 1) / fold
     packed = away if sizes.batch > 1 else 0.0  # one batch entry's heads lie together
     results = out + sizes.lse
     forward = max(
         inputs * (1 + away + packed) + out,
-        inputs + inside.forward,
+        inputs + forward,
         2 * inputs + results + max(results * (1 + away), results + out),
     )
     # The caller's out and dO are other tensors than those that are computed with.
     kept = inputs + 2 * out
-    gradients = (sizes.query_row + 2 * sizes.key_row) * sizes.rows * FP32
-    narrowing = gradients + inputs if sizes.narrow else 0
+    narrowing = sizes.gradients + inputs if sizes.narrow else 0
     leaving = max(narrowing, inputs * (2 + away))
-    backward = kept + max(inside.backward, inputs + 2 * out + sizes.lse + leaving)
-    return Peaks(forward, backward)
+    return forward, kept + max(backward, kept + sizes.lse + leaving)

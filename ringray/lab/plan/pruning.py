@@ -14,7 +14,7 @@ from ringray.lab.plan.cost_model import choose_walks
 from ringray.lab.trial.config import TrialConfig
 from ringray.traffic import geometry, walk
 from ringray_kernels.backends import BLOCKS, INTERPRETED, on_device
-from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, supports
+from ringray_kernels.config import TARGETS, Blocks, Problem, supports
 from ringray_kernels.dtypes import DTYPES
 
 RANK_BYTES = 1 << 46  # q, k and v of one rank: 64 TiB, more than any device or host has
@@ -123,11 +123,7 @@ def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
 
 def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
     group, itemsize = config.heads // config.kv_heads, DTYPES[config.dtype].itemsize
-    kernels: tuple[Kernel, ...] = ("forward", "dq", "dkv")
-    for kernel in kernels:
-        given: BlockConfig | None = getattr(blocks, kernel)
-        if given is None:
-            continue
+    for kernel, given in blocks.given.items():
         problem = Problem(kernel, config.head_dim, itemsize, group)
         reasons = {name: supports(given, problem, target) for name, target in TARGETS.items()}
         if all(reasons.values()):

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ringray.lab.trial.metrics import METRICS
 
@@ -25,7 +25,7 @@ class Candidate:
     its scores by the cost model, infinite for objectives that it does not predict."""
 
     key: str
-    choices: tuple[tuple[str, Any], ...]
+    choices: tuple[tuple[str, str | int | None], ...]
     predicted: tuple[float, ...]
 
 

@@ -31,11 +31,11 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     study = optuna.create_study(directions=["minimize"] * settings.objectives, sampler=sampler)
     space = {
         name: optuna.distributions.CategoricalDistribution(
-            tuple(dict.fromkeys(_label(dict(c.choices)[name]) for c in candidates))
+            tuple(dict.fromkeys(dict(c.choices)[name] for c in candidates))
         )
         for name, _ in candidates[0].choices
     }
-    by_labels = {_labels(candidate): candidate for candidate in candidates}
+    by_choices = {candidate.choices: candidate for candidate in candidates}
     sketch = max(1, settings.repeats // _SKETCH)
     finalists = min(_FINALISTS, len(candidates))
     kept_back = finalists * (settings.warmup + settings.repeats - sketch)
@@ -43,14 +43,14 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     rounds = min(max(1, rounds), len(candidates))
     likely = ranked(candidates, lambda one: one.predicted)
     for candidate in likely[: -(-rounds // 4)]:
-        study.enqueue_trial({name: _label(value) for name, value in candidate.choices})
+        study.enqueue_trial(dict(candidate.choices))
     known: dict[str, Told] = {}
     drawn = iter(likely)
     while len(known) < rounds:
-        proposed = _propose(study, space, by_labels, known)
+        proposed = _propose(study, space, by_choices, known)
         if proposed is None:
             candidate = next(one for one in drawn if one.key not in known)
-            study.enqueue_trial({name: _label(value) for name, value in candidate.choices})
+            study.enqueue_trial(dict(candidate.choices))
             proposed = study.ask(space), candidate
         trial, candidate = proposed
         told = (yield [Ask(candidate.key, sketch)])[candidate.key]
@@ -63,12 +63,12 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
 
 
 def _propose(
-    study: Any, space: dict[str, Any], by_labels: dict[Any, Candidate], known: dict[str, Told]
+    study: Any, space: dict[str, Any], by_choices: dict[Any, Candidate], known: dict[str, Told]
 ) -> tuple[Any, Candidate] | None:
     """Returns a proposal that exists and was not measured; repeated proposals get their score."""
     for _ in range(_TRIES):
         trial = study.ask(space)
-        candidate = by_labels.get(tuple(trial.params[name] for name in space))
+        candidate = by_choices.get(tuple((name, trial.params[name]) for name in space))
         if candidate is not None and candidate.key not in known:
             return trial, candidate
         _tell(study, trial, known[candidate.key].scores if candidate is not None else None)
@@ -82,15 +82,6 @@ def _tell(study: Any, trial: Any, scores: tuple[float, ...] | None) -> None:
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     else:
         study.tell(trial, list(scores))
-
-
-def _label(value: Any) -> str | int | float | bool | None:
-    """Returns a value that Optuna accepts as a category."""
-    return value if value is None or isinstance(value, str | int | float | bool) else repr(value)
-
-
-def _labels(candidate: Candidate) -> tuple[Any, ...]:
-    return tuple(_label(value) for _, value in candidate.choices)
 
 
 METHOD = Method(search, "points that Optuna's sampler proposes", ("budget", "seed"))

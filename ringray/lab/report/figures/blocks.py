@@ -12,9 +12,7 @@ from typing import NamedTuple
 from ringray.base import units
 from ringray.lab.report.figures import data, style
 from ringray.lab.trial.outcome import TrialRow
-from ringray_kernels.config import Blocks
-
-KERNELS = ("forward", "dq", "dkv")
+from ringray_kernels.config import KERNELS, Blocks
 
 
 class Cell(NamedTuple):
@@ -55,7 +53,7 @@ def maps(found: Sequence[TrialRow]) -> tuple[list[Map], int]:
             tiles = _collect(
                 (point, (one.block_n, one.block_m), _detail(str(one)))
                 for point, blocks in texts
-                if (one := getattr(blocks, kernel)) is not None
+                if (one := blocks.given.get(kernel)) is not None
             )
             if len(tiles) > 1:
                 title = f"{panel.title}: {kernel}" if panel.title else kernel
