@@ -22,17 +22,13 @@ import importlib
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from ringray import __version__
 from ringray.base.errors import RingrayError, UserError, unknown
 from ringray.base.redaction import shown
 from ringray.lab.cli import options
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringray.lab.cli.options import Command
 
 INTERRUPTED = 130
 
@@ -115,26 +111,26 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    named = bool(argv) and not argv[0].startswith("-")
-    command, parser = _command(argv[0]) if named else (_no_command, _parser())
     try:
-        arguments = parser.parse_args(argv[1:] if named else argv)
+        if argv and not argv[0].startswith("-"):
+            command, parser = _command(argv[0])
+            arguments = parser.parse_args(argv[1:])
+        else:
+            parser = _parser()
+            parser.parse_args(argv)
+            parser.print_help()
+            return UserError.exit_code
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     return command(arguments)
 
 
-def _no_command(_: argparse.Namespace) -> int:
-    _parser().print_help()
-    return UserError.exit_code
-
-
-def _command(name: str) -> tuple[Command, _Parser]:
+def _command(name: str) -> tuple[options.Command, _Parser]:
     if name not in COMMANDS:
         raise UserError(unknown("command", name, COMMANDS))
     place, summary = COMMANDS[name]
     module, _, function = place.partition(":")
-    command: Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    command: options.Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
     description = summary[0].upper() + summary[1:]
     parser = _Parser(prog=f"ringray {name}", description=description, allow_abbrev=False)
     options.add(parser, command)

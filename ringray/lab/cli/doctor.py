@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -65,8 +66,9 @@ def _findings(address: str | None) -> Iterator[Finding]:
         "ok", "cpu", f"{hardware['cpu']}, {units.plural(hardware['cores'], 'usable core')}"
     )
     yield _memory()
-    yield from _gpus(hardware["gpus"], torch)
-    yield from _gloo(torch)
+    yield _gpus(hardware["gpus"], torch)
+    if "error" not in torch:
+        yield _gloo(torch["gloo"])
     yield from _backends(torch)
     yield from _home()
     yield _rings(hardware["cores"], len(torch.get("gpus", [])))
@@ -111,7 +113,8 @@ def _package(name: str, found: dict[str, Any], way_out: str) -> Finding:
     if "error" in found:
         return Finding("missing", name, f"{found['error']}; {way_out}")
     version = found["version"]
-    if name in LEAST and _numbers(version) < LEAST[name]:
+    numbers = tuple(map(int, re.findall("[0-9]+", version)[:2]))
+    if name in LEAST and numbers < LEAST[name]:
         least = ".".join(map(str, LEAST[name]))
         return Finding(
             "missing", name, f"{version} is too old, expected {least} or newer; {way_out}"
@@ -119,11 +122,6 @@ def _package(name: str, found: dict[str, Any], way_out: str) -> Finding:
     if version.partition("+")[0] != TRIED[name]:
         return Finding("note", name, f"{version}; tested with {TRIED[name]}")
     return Finding("ok", name, version)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split("+")[0].split(".")[:2]
-    return tuple(int(part) for part in parts if part.isdigit())
 
 
 def _triton(torch: dict[str, Any]) -> Finding:
@@ -145,25 +143,20 @@ def _memory() -> Finding:
     return Finding("ok", "memory", said)
 
 
-def _gpus(seen: list[str], torch: dict[str, Any]) -> Iterator[Finding]:
-    usable = torch.get("gpus", [])
-    if usable:
-        yield Finding("ok", "gpu", ", ".join(usable))
-    elif seen:
+def _gpus(seen: list[str], torch: dict[str, Any]) -> Finding:
+    if usable := torch.get("gpus"):
+        return Finding("ok", "gpu", ", ".join(usable))
+    said = "none: rings run on the CPU, over gloo"
+    if seen:
         said = f"{', '.join(seen)}, but torch cannot use it: install a CUDA build of torch"
-        yield Finding("note", "gpu", said)
-    else:
-        yield Finding("note", "gpu", "none: rings run on the CPU, over gloo")
+    return Finding("note", "gpu", said)
 
 
-def _gloo(torch: dict[str, Any]) -> Iterator[Finding]:
-    if "error" in torch:
-        return
-    if torch["gloo"] is None:
-        yield Finding("ok", "gloo", "a group forms over the loopback")
-    else:
-        hint = "the host name must resolve: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
-        yield Finding("missing", "gloo", f"{torch['gloo']}; {hint}")
+def _gloo(why: str | None) -> Finding:
+    if why is None:
+        return Finding("ok", "gloo", "a group forms over the loopback")
+    hint = "the host name must resolve: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
+    return Finding("missing", "gloo", f"{why}; {hint}")
 
 
 def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
@@ -171,10 +164,9 @@ def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
     interpreted = INTERPRETED if torch.get("interpreted") else ()
     usable = [name for name, why in backends.items() if why is None and name not in interpreted]
     if backends:
-        verdict: Literal["ok", "missing"] = "ok" if usable else "missing"
         said = ", ".join(usable) or "none works here"
         chosen = f"; auto is {torch['auto']}" if "auto" in torch else ""
-        yield Finding(verdict, "backends", said + chosen)
+        yield Finding("ok" if usable else "missing", "backends", said + chosen)
     reason = "TRITON_INTERPRET is set" if torch.get("gpus") else "its kernels need a GPU"
     for name, why in backends.items():
         if why is not None:

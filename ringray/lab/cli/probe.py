@@ -7,6 +7,7 @@ last line. A broken package may end the process or hang, which ``doctor`` report
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -51,12 +52,6 @@ def torch_() -> dict[str, Any]:
     return found
 
 
-def package(name: str) -> dict[str, Any]:
-    """Imports a package and reports its version."""
-    module = __import__(name)
-    return {"version": module.__version__}
-
-
 def cluster(address: str) -> dict[str, Any]:
     """Reports the nodes and resources of a running Ray cluster."""
     import ray
@@ -68,7 +63,7 @@ def cluster(address: str) -> dict[str, Any]:
     return {"nodes": len(nodes), "cpus": total.get("CPU", 0), "gpus": total.get("GPU", 0)}
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """Prints the report, or the error."""
     try:
         if argv[0] == "torch":
@@ -76,12 +71,11 @@ def main(argv: list[str]) -> int:
         elif argv[0] == "cluster":
             found = cluster(argv[1])
         else:
-            found = package(argv[0])
+            found = {"version": importlib.import_module(argv[0]).__version__}
     except Exception as error:  # of any type: it is the report
         found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     print(json.dumps(found), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

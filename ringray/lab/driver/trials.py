@@ -14,8 +14,7 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.run import Sweep
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan import deadline
-from ringray.lab.plan.plan import Trial
+from ringray.lab.plan.plan import Trial, deadline_s
 from ringray.lab.ring.monitor import RingFault
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.ring.quarantine import Quarantine
@@ -161,7 +160,7 @@ class TrialRunner:
         if chosen and chosen["source"] not in self._sources:
             self._sources.add(chosen["source"])
             self._note(chosen["source"])
-        until = deadline.seconds(trial, config, self._limits)
+        until = deadline_s(trial, config, self._limits)
         reports = ring.run(trial.kind, config, until)
         self._quarantine.succeeded(ring.nodes)
         assert trial.predicted is not None

@@ -20,13 +20,18 @@ from functools import cached_property, partial
 from typing import Any
 
 from ringray.base import provenance
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan import cost_model, limits
 from ringray.lab.plan.expand import expand
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
-from ringray.lab.spec.model import Spec
+from ringray.lab.spec.model import LimitsSection, Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
+# The deadline of a trial. The factor, over its predicted time, allows for a wrong prediction, the
+# floor, in seconds, for imports, compilers and a busy machine, which no plan knows.
+DEADLINE_FLOOR_S = 60.0
+_DEADLINE_FACTOR = 50.0
 _MANY_GEOMETRIES = 2000  # about a second of work, which pays for the start of more processes
 _CHUNK = 100  # points
 
@@ -145,6 +150,20 @@ def _costs(
 def _predict(hardware: cost_model.Hardware, config: TrialConfig) -> cost_model.Cost:
     slow = hardware.cores is not None and interpreted(config, "cpu")
     return cost_model.predict(config, cost_model.interpreter(hardware) if slow else hardware)
+
+
+def deadline_s(trial: Trial, config: TrialConfig, given: LimitsSection) -> float:
+    """Returns the longest time from the dispatch of ``trial`` to its end, in seconds; ``config``
+    has its choices made."""
+    kind = KINDS[trial.kind]
+    if trial.predicted is None or kind.ranks_alone:  # the time of compilers is unknown
+        return given.trial_timeout
+    once = trial.predicted.time_ms / 1e3
+    # One process computes the whole problem for the baseline; an oracle does so in fp64.
+    beside = config.ring_size * (kind.oracle_passes or bool(config.baseline))
+    runs = config.warmup + config.repeats + 1
+    longest = _DEADLINE_FACTOR * once * runs * (1 + beside)
+    return min(given.trial_timeout, max(DEADLINE_FLOOR_S, longest))
 
 
 def local_hardware(device: str) -> cost_model.Hardware:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ringray.base import units
 from ringray.lab.report import words
-from ringray.lab.report.replicas import by_point, together
+from ringray.lab.report.replicas import groups, together
 from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
@@ -46,16 +46,15 @@ class Board:
     ``done``: trials that an earlier run of the sweep has measured, by key.
     """
 
-    def __init__(self, plan: Plan, done: Mapping[str, TrialRow], device: str | None = None) -> None:
+    def __init__(self, plan: Plan, done: Mapping[str, TrialRow]) -> None:
         self.plan = plan
-        self.device = device or plan.spec.ring.device
         runnable = plan.runnable
         configs = {trial.key: trial.config.as_dict() for trial in runnable}
         self.fields = words.varying(configs.values())
         self._labels = words.names(configs, plan.spec.name)
         self.groups: list[BoardGroup] = []
         self._group_of: dict[str, BoardGroup] = {}
-        for same in by_point(runnable, lambda trial: configs[trial.key]):
+        for same in groups(runnable, lambda trial: replace(trial.config, replica=0)):
             group = BoardGroup(configs[same[0].key], [trial.key for trial in same])
             group.ended = {key: done[key] for key in group.keys if key in done}
             self.groups.append(group)
@@ -68,7 +67,6 @@ class Board:
         self.last: BoardGroup | None = None
         self.note = ""
         self._began = time.monotonic()
-        self._ended: float | None = None
         self._weight = {trial.key: _weight(trial) for trial in runnable}
         self._started_at = self._began
         self._took: dict[str, float] = {}  # seconds of the trials that ended in this run
@@ -96,11 +94,6 @@ class Board:
             self.last = group
         self.current, self.note = None, ""
 
-    def stop(self) -> None:
-        """Stops the clock at the end of the sweep."""
-        self._ended = time.monotonic()
-        self.current = None
-
     @property
     def done(self) -> int:
         """Trials that have ended, now or in an earlier run."""
@@ -116,8 +109,8 @@ class Board:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the board was made, until the end of the sweep."""
-        return (self._ended or time.monotonic()) - self._began
+        """Seconds since the board was made."""
+        return time.monotonic() - self._began
 
     @property
     def remaining_s(self) -> float | None:

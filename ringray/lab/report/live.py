@@ -89,8 +89,7 @@ class PlainLines:
             self._line(trial_line(self._board, trial, outcome))
 
     def sweep_ended(self, summary: Summary) -> None:
-        if self._board is not None:
-            self._board.stop()
+        """Does nothing: the summary follows."""
 
     def close(self) -> None:
         """Does nothing."""
@@ -143,8 +142,6 @@ class LiveTable:
             self._later(1 / REFRESH_HZ)
 
     def sweep_ended(self, summary: Summary) -> None:
-        if self._board is not None:
-            self._board.stop()
         self.close()
 
     def close(self) -> None:
@@ -209,7 +206,7 @@ def _header(board: Board) -> RenderableType:
     parts = [
         (spec.name, "bold cyan"),
         (board.plan.digest[:8], "bright_black"),
-        (f"ring of {sizes} on {board.device}", ""),
+        (f"ring of {sizes} on {spec.ring.device}", ""),
         (f"{board.done}/{board.total}", "bold"),
         (f"elapsed {units.duration(board.elapsed_s)}", ""),
     ]

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ringray.lab.report.words import PROBLEM
 from ringray.lab.trial.metrics import METRICS
@@ -15,22 +15,18 @@ from ringray.lab.trial.outcome import TrialRow
 _T = TypeVar("_T")
 
 
-def by_point(of: Iterable[_T], config: Callable[[_T], Mapping[str, Any]]) -> list[list[_T]]:
-    """Groups items that differ in the replica only, in the order of the first of each group."""
-    return _groups(of, lambda one: {**config(one), "replica": 0})
-
-
 def by_problem(rows: Iterable[TrialRow], beside: Sequence[str] = ()) -> list[list[TrialRow]]:
     """Groups rows of one problem, which may also differ in its fields ``beside``."""
     fields = [name for name in PROBLEM if name not in beside]
-    return _groups(rows, lambda row: [row.config.get(name) for name in fields])
+    return groups(rows, lambda row: [row.config.get(name) for name in fields])
 
 
-def _groups(of: Iterable[_T], key: Callable[[_T], object]) -> list[list[_T]]:
-    groups: dict[str, list[_T]] = {}
+def groups(of: Iterable[_T], key: Callable[[_T], object]) -> list[list[_T]]:
+    """Groups items of equal keys, in the order of the first of each group."""
+    found: dict[str, list[_T]] = {}
     for one in of:
-        groups.setdefault(repr(key(one)), []).append(one)
-    return list(groups.values())
+        found.setdefault(repr(key(one)), []).append(one)
+    return list(found.values())
 
 
 def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -48,7 +44,7 @@ def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def merged(rows: Iterable[TrialRow]) -> list[TrialRow]:
     """Returns one row for the ok replicas of each point, and the other rows as they are."""
     made = []
-    for same in by_point(rows, lambda row: row.config):
+    for same in groups(rows, lambda row: {**row.config, "replica": 0}):
         measured = [row for row in same if row.status == "ok"]
         if measured:
             metrics = together([row.metrics for row in measured])

@@ -92,24 +92,16 @@ def layers(items: Iterable[T], scores: Callable[[T], Scores]) -> Iterator[list[T
     An item is in the front if no other is at least as good in all scores and better in one. Each
     layer is sorted by its scores; items of equal scores keep their order.
     """
-    left = [(scores(item), item) for item in items]
+    left = sorted(((scores(item), item) for item in items), key=lambda pair: pair[0])
     while left:
-        least = min(score for score, _ in left)
-        if len(least) == 1:
-            front: set[Scores] = {least}
-        else:
-            known = {score for score, _ in left}
-            front = {
-                one
-                for one in known
-                if not any(
-                    other != one and all(a <= b for a, b in zip(other, one, strict=True))
-                    for other in known
-                )
-            }
-        layer = [pair for pair in left if pair[0] in front]
-        yield [item for _, item in sorted(layer, key=lambda pair: pair[0])]
-        left = [pair for pair in left if pair[0] not in front]
+        front: set[Scores] = set()
+        for one, _ in left:  # sorted: an item that is better in all scores comes before
+            if one not in front and not any(
+                all(a <= b for a, b in zip(other, one, strict=True)) for other in front
+            ):
+                front.add(one)
+        yield [item for one, item in left if one in front]
+        left = [(one, item) for one, item in left if one not in front]
 
 
 def ranked(items: Iterable[T], scores: Callable[[T], Scores]) -> list[T]:

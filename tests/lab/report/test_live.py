@@ -76,7 +76,7 @@ def test_the_live_table_shows_what_runs_and_what_was_found(
     width: int, encoding: str, marks: str
 ) -> None:
     made = planned()
-    board = Board(made, {}, "cpu")
+    board = Board(made, {})
     board.end(made.trials[0], outcome(12.34))
     board.end(made.trials[1], Outcome("failed", "rank 1 ended: SIGKILL"))
     board.start(made.trials[2], 1)
@@ -86,7 +86,7 @@ def test_the_live_table_shows_what_runs_and_what_was_found(
     ok, failed, running = map(re.escape, marks)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
-    assert re.match(rf"looks +{made.digest[:8]} +ring of 2 on cpu", lines[0])
+    assert re.match(rf"looks +{made.digest[:8]} +ring of 2 on auto", lines[0])
     assert "2/16" in text
     assert "1 ok · 1 failed · 14 pending" in text
     if width >= 80:

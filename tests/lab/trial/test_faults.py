@@ -8,7 +8,7 @@ import pytest
 
 from ringray.base.errors import PeerError
 from ringray.instruments.progress import Progress, stacks, tail_of
-from ringray.lab.plan import deadline, plan
+from ringray.lab.plan import plan
 from ringray.lab.ring.memory_limit import in_use
 from ringray.lab.spec import model as spec
 from ringray.lab.trial import faults
@@ -170,14 +170,14 @@ def until(seq_len: object = 64, timeout: str = "2h", kind: str = "latency", **mo
         kind=kind, seq_len=seq_len, timeout=timeout, baseline=more.get("baseline", "null")
     )
     (trial,) = plan.build(spec.parse(text)).trials
-    return deadline.seconds(trial, trial.config, spec.parse(text).limits)
+    return plan.deadline_s(trial, trial.config, spec.parse(text).limits)
 
 
 def test_deadlines_follow_the_plan() -> None:
-    assert until() == deadline.FLOOR_S
+    assert until() == plan.DEADLINE_FLOOR_S
     assert until(timeout="5s") == 5.0
     day = "24h"
-    assert deadline.FLOOR_S < until("16k", day) < until("32k", day) < 86400
+    assert plan.DEADLINE_FLOOR_S < until("16k", day) < until("32k", day) < 86400
     assert until("16k", day) < until("16k", day, baseline="sdpa")
     assert until("4k", day) < until("4k", day, kind="correctness")
     assert until("1M", timeout="2h") == 7200

@@ -6,8 +6,8 @@ and path are named in it, for the one that was fastest).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from ringray.base import units
 from ringray.lab.report.figures import data, style
@@ -37,44 +37,35 @@ def maps(found: Sequence[TrialRow]) -> tuple[list[Map], int]:
     panels, left_out = data.panels(data.having(found, "median_ms"))
     made: list[Map] = []
     for panel in panels:
-        cut = [point for point in panel.points if point.config.get("blocks") is not None]
-        default = min(
-            (p.metrics["median_ms"] for p in panel.points if p.config.get("blocks") is None),
-            default=None,
-        )
-        rows = _collect((p, (p.config["blocks"], p.config["threads"]), "") for p in cut
-                        if isinstance(p.config["blocks"], int))  # fmt: skip
+        default = None
+        by_kernel: dict[str, dict[tuple[int, int], Cell]] = {name: {} for name in ("", *KERNELS)}
+        for point in panel.points:
+            ms, blocks = point.metrics["median_ms"], point.config.get("blocks")
+            if blocks is None:
+                default = min(ms, default or ms)
+            for kernel, place, detail in _cuts(blocks, point.config):
+                cell = Cell(ms, detail)
+                by_kernel[kernel][place] = min(cell, by_kernel[kernel].get(place, cell))
+        rows = by_kernel.pop("")
         if len({x for x, _ in rows}) > 1:
             title = panel.title or "ATen"
             made.append(Map(title, "query rows per call", "threads per rank", rows, default))
-        texts = [(p, Blocks.parse(p.config["blocks"])) for p in cut
-                 if isinstance(p.config["blocks"], str)]  # fmt: skip
-        for kernel in KERNELS:
-            tiles = _collect(
-                (point, (one.block_n, one.block_m), _detail(str(one)))
-                for point, blocks in texts
-                if (one := blocks.given.get(kernel)) is not None
-            )
+        for kernel, tiles in by_kernel.items():
             if len(tiles) > 1:
                 title = f"{panel.title}: {kernel}" if panel.title else kernel
                 made.append(Map(title, "key rows", "query rows", tiles, default))
     return made[: data.MAX_PANELS], left_out + max(0, len(made) - data.MAX_PANELS)
 
 
-def _detail(text: str) -> str:
-    """Returns ``128x64/8/2/split`` without its sizes."""
-    return text.partition("/")[2]
-
-
-def _collect(
-    trials: Iterable[tuple[TrialRow, tuple[int, int], str]],
-) -> dict[tuple[int, int], Cell]:
-    cells: dict[tuple[int, int], Cell] = {}
-    for point, place, detail in trials:
-        cell = Cell(point.metrics["median_ms"], detail)
-        if place not in cells or cell < cells[place]:
-            cells[place] = cell
-    return cells
+def _cuts(
+    blocks: int | str | None, config: dict[str, Any]
+) -> Iterator[tuple[str, tuple[int, int], str]]:
+    """Yields kernel ("" for ATen), both sizes and the rest (``8/2/split``) of a point's blocks."""
+    if isinstance(blocks, int):
+        yield "", (blocks, config["threads"]), ""
+    elif blocks is not None:
+        for kernel, one in Blocks.parse(blocks).given.items():
+            yield kernel, (one.block_n, one.block_m), str(one).partition("/")[2]
 
 
 def draw(points: Sequence[TrialRow]) -> style.Figure | None:
