@@ -34,6 +34,31 @@ class State(NamedTuple):
     lse: Tensor
 
 
+class Operands(NamedTuple):
+    """The checked arguments of both passes; see ``forward``. ``blocks``: as the backend takes
+    them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    start: Tensor
+    end: Tensor
+    scale: float
+    blocks: Any
+
+
+class BackwardOperands(NamedTuple):
+    """The further arguments of a backward pass, checked; see ``backward``."""
+
+    dout: Tensor
+    out: Tensor | None
+    lse: Tensor
+    delta: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
 class Backend(Protocol):
     """The functions of a backend module; ``reference.py`` is the readable example.
 
@@ -45,39 +70,8 @@ class Backend(Protocol):
     def unsupported(self, q: Tensor) -> str | None:
         """Returns why this backend cannot compute on tensors like ``q``, or None."""
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        start: Tensor,
-        end: Tensor,
-        *,
-        scale: float,
-        state: State | None,
-        out_dtype: torch.dtype | None,
-        blocks: Any,
-    ) -> State: ...
-
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor | None,
-        lse: Tensor,
-        delta: Tensor,
-        start: Tensor,
-        end: Tensor,
-        *,
-        scale: float,
-        dq: Tensor,
-        dk: Tensor,
-        dv: Tensor,
-        blocks: Any,
-    ) -> None: ...
-
+    def forward(self, operands: Operands, state: State | None, out_dtype: torch.dtype) -> State: ...
+    def backward(self, operands: Operands, given: BackwardOperands) -> None: ...
     def delta(self, dout: Tensor, out: Tensor, lse: Tensor) -> Tensor: ...
 
 
@@ -180,11 +174,9 @@ def unusable_scale(scale: object) -> str | None:
     return f"scale: got {scale!r}, expected None or a finite number that fp32 holds"
 
 
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, scale: float, blocks: object,
-    backend: str,
-) -> str:  # fmt: skip
-    """Checks the problem and returns the resolved backend."""
+def _checked(operands: Operands, backend: str) -> Backend:
+    """Checks the problem and returns its backend."""
+    q, k, v, start, end, scale, blocks = operands
     check_qkv(q, k, v)
     if wrong := unusable_scale(scale):
         raise ValueError(wrong)
@@ -196,7 +188,7 @@ def _check(
     _expect("end", end, rows, torch.int32)
     backend = resolve_backend(backend, q)
     check_blocks(blocks, backend)
-    return backend
+    return load_backend(backend)
 
 
 def forward(
@@ -231,13 +223,12 @@ def forward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    backend = _check(q, k, v, start, end, scale, blocks, backend)
+    operands = Operands(q, k, v, start, end, scale, blocks)
+    module = _checked(operands, backend)
     if state is not None:
         _expect("state.out", state.out, q.shape, torch.float32)
         _expect("state.lse", state.lse, q.shape[:3], torch.float32)
-    return load_backend(backend).forward(
-        q, k, v, start, end, scale=scale, state=state, out_dtype=out_dtype, blocks=blocks
-    )
+    return module.forward(operands, state, out_dtype or torch.float32)
 
 
 def backward(
@@ -272,7 +263,8 @@ def backward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    backend = _check(q, k, v, start, end, scale, blocks, backend)
+    operands = Operands(q, k, v, start, end, scale, blocks)
+    module = _checked(operands, backend)
     _expect("dout", dout, q.shape, q.dtype)
     if out is not None:
         _expect("out", out, q.shape, q.dtype)
@@ -281,9 +273,7 @@ def backward(
     _expect("dq", dq, q.shape, torch.float32)
     _expect("dk", dk, k.shape, torch.float32)
     _expect("dv", dv, v.shape, torch.float32)
-    load_backend(backend).backward(
-        dout, q, k, v, out, lse, delta, start, end, scale=scale, dq=dq, dk=dk, dv=dv, blocks=blocks
-    )
+    module.backward(operands, BackwardOperands(dout, out, lse, delta, dq, dk, dv))
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor, *, backend: str = "auto") -> Tensor:

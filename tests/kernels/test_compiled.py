@@ -149,6 +149,7 @@ def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
 
 VARIANTS = """
 import json, torch, triton
+from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends.triton import launch as launches
 from ringray_kernels.inspect.compiled import _Absent
 from ringray_kernels.config import Blocks, target_named
@@ -162,11 +163,12 @@ for batch, rows, scale in ((1, 256, 0.5), (2, 256, 1), (2, 333, 2), (2, 1, 0.1))
     q, k, v, dout, dq, dk, dv = (meta(batch, 2, rows, 64, dtype=torch.bfloat16) for _ in range(7))
     lse, delta = (meta(batch, 2, rows) for _ in range(2))
     start, end = (meta(batch, rows, dtype=torch.int32) for _ in range(2))
-    more = (scale, Blocks(), target, q.dtype)
+    operands = Operands(q, k, v, start, end, scale, Blocks())
+    given, more = BackwardOperands(dout, None, lse, delta, dq, dk, dv), (target, q.dtype)
     for one in (
-        launches.forward_launch(q, k, v, start, end, dq, lse, None, *more),
-        launches.dq_launch(dout, q, k, v, lse, delta, start, end, dq, *more),
-        *launches.dkv_launches(dout, q, k, v, lse, delta, start, end, dq, dk, dv, *more),
+        launches.forward_launch(operands, State(dq, lse), None, *more),
+        launches.dq_launch(operands, given, *more),
+        *launches.dkv_launches(operands, given, start, end, *more),
     ):
         one.kernel.run(*one.arguments, grid=one.grid, warmup=True, **one.options)
         found = [len(cache[0]) for cache in one.kernel.device_caches.values()]

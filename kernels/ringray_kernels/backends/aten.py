@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ringray_kernels.api import State
+from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends import fused
 from ringray_kernels.cover import Call, cover
 from ringray_kernels.merge import merge_
@@ -58,36 +58,26 @@ class _Work(NamedTuple):
     calls: list[Call]
 
 
-def _work(start: Tensor, end: Tensor, batch: int, blocks: int | None) -> list[_Work]:
-    if start.shape[0] == 1 or end.shape[0] == 1:
-        assert start.shape[0] == end.shape[0], "start and end share their batch dimension"
-        return [_Work(slice(0, batch), start[0], end[0], cover(start[0], end[0], blocks))]
+def _work(operands: Operands) -> list[_Work]:
+    entries = len(operands.q) // len(operands.start)  # that share their intervals
     return [
-        _Work(slice(b, b + 1), start[b], end[b], cover(start[b], end[b], blocks))
-        for b in range(batch)
+        _Work(slice(i * entries, (i + 1) * entries), start, end, cover(start, end, operands.blocks))
+        for i, (start, end) in enumerate(zip(operands.start, operands.end, strict=True))
     ]
 
 
 def _by_group(x: Tensor, kv_heads: int) -> Tensor:
     """Views (B, H, S, D) as (B * Hkv, H / Hkv, S, D): one batch entry per key/value head."""
-    batch, heads, rows, width = x.shape
-    grouped = x.unflatten(1, (kv_heads, heads // kv_heads))
-    if batch == 1:
-        return grouped[0]
-    if x.stride(0) == x.stride(1) * heads:
-        return x.as_strided(
-            (batch * kv_heads, heads // kv_heads, rows, width),
-            (x.stride(1) * (heads // kv_heads), x.stride(1), x.stride(2), x.stride(3)),
-        )
-    return grouped.flatten(0, 1)
+    return x.unflatten(1, (kv_heads, -1)).flatten(0, 1)
 
 
-def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
+def _positive(operands: Operands) -> Operands:
     """Returns queries and a positive scale with the same scores: fused calls scale after masking,
     and no other scale leaves the -inf of a masked score as it is."""
+    q, scale = operands.q, operands.scale
     if abs(scale) < LEAST_SCALE:
-        return torch.zeros_like(q), 1.0
-    return (-q, -scale) if scale < 0 else (q, scale)
+        return operands._replace(q=torch.zeros_like(q), scale=1.0)
+    return operands._replace(q=-q, scale=-scale) if scale < 0 else operands
 
 
 def _viewable(x: Tensor) -> bool:
@@ -111,23 +101,11 @@ def _head_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
         yield slice(at, min(at + step, q.shape[0]))
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    end: Tensor,
-    *,
-    scale: float,
-    state: State | None,
-    out_dtype: torch.dtype | None,
-    blocks: int | None = None,
-) -> State:
+def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
-    q, scale = _positive(q, scale)
-    q, k, v = (_unit_stride(x) for x in (q, k, v))
-    work = _work(start, end, q.shape[0], blocks)
-    out_dtype = out_dtype or torch.float32
+    operands = _positive(operands)
+    q, k, v = (_unit_stride(x) for x in operands[:3])
+    work = _work(operands)
     # Without earlier state and with one call per row there is no merge: write the final dtype.
     direct = state is None and all(call.first for part in work for call in part.calls)
     if state is None:
@@ -139,31 +117,23 @@ def forward(
         for call in calls:
             mask = _additive_mask(call, starts, ends, q.dtype)
             for entry in _batch_slices(batch, q, k, v, out, lse):
-                parts = (x[entry] for x in (q, k, v, out, lse))
+                part = operands._replace(q=q[entry], k=k[entry], v=v[entry])
                 fresh = state is None and call.first
-                _forward_call(call, *parts, mask=mask, scale=scale, fresh=fresh)
-    return State(out if out.dtype == out_dtype else out.to(out_dtype), lse)
+                _forward_call(call, part, State(out[entry], lse[entry]), mask, fresh=fresh)
+    return State(out.to(out_dtype), lse)
 
 
 def _forward_call(
-    call: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *,
-    mask: Tensor | None,
-    scale: float,
-    fresh: bool,
+    call: Call, operands: Operands, state: State, mask: Tensor | None, *, fresh: bool
 ) -> None:
+    q, k, v, _, _, scale, _ = operands
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
     queries = _by_group(q, kv_heads)[:, :, rows]
     keys_, values = (_by_group(x, kv_heads)[:, :, keys].expand(-1, group, -1, -1) for x in (k, v))
-    out_rows = _by_group(out, kv_heads)[:, :, rows]
-    lse_rows = _by_group(lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
+    out_rows = _by_group(state.out, kv_heads)[:, :, rows]
+    lse_rows = _by_group(state.lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
     for heads in _head_slices(queries, keys_):
         part, part_lse = fused.forward(
             queries[heads], keys_[heads], values[heads], causal=call.mode == "causal", mask=mask,
@@ -177,41 +147,27 @@ def _forward_call(
         del part, part_lse  # before the next call allocates its own
 
 
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor | None,
-    lse: Tensor,
-    delta: Tensor,
-    start: Tensor,
-    end: Tensor,
-    *,
-    scale: float,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    blocks: int | None = None,
-) -> None:
+def backward(operands: Operands, given: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
-    given, found = scale, dq
-    q, scale = _positive(q, scale)
-    if scale != given:
+    dout, out, lse, delta, dq, dk, dv = given
+    positive = _positive(operands)
+    if positive.scale != operands.scale:
         dq = torch.zeros_like(dq)  # of the other queries
+    q, k, v = positive[:3]
     if out is None:
         # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
         dout, q, k, v = (x.float() for x in (dout, q, k, v))
         out = _stand_in(dout, delta)
     q, k, v, dout, out = (_unit_stride(x) for x in (q, k, v, dout, out))
-    for batch, starts, ends, calls in _work(start, end, q.shape[0], blocks):
+    for batch, starts, ends, calls in _work(operands):
         for call in calls:
             mask = _additive_mask(call, starts, ends, q.dtype)
             for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
-                parts = (x[entry] for x in (dout, q, k, v, out, lse, dq, dk, dv))
-                _backward_call(call, *parts, mask=mask, scale=scale)
-    if scale == -given:
-        found -= dq
+                part = positive._replace(q=q[entry], k=k[entry], v=v[entry])
+                rows = (x[entry] for x in (dout, out, lse, delta, dq, dk, dv))
+                _backward_call(call, part, BackwardOperands(*rows), mask)
+    if positive.scale == -operands.scale:
+        given.dq.sub_(dq)
 
 
 def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
@@ -221,20 +177,11 @@ def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
 
 
 def _backward_call(
-    call: Call,
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    *,
-    mask: Tensor | None,
-    scale: float,
+    call: Call, operands: Operands, given: BackwardOperands, mask: Tensor | None
 ) -> None:
+    q, k, v, _, _, scale, _ = operands
+    dout, out, lse, _, dq, dk, dv = given
+    assert out is not None, "backward has a stand-in"
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads

@@ -1,4 +1,4 @@
-"""The oracle: attention by its definition, for any device and dtype, in fp32 or wider.
+"""The oracle: attention by its definition, for any device and dtype, in fp32.
 
 For query row i and key rows j in ``[start_i, end_i)`` (Dao, FlashAttention-2, 2023, with the
 interval in place of the causal test)::
@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ringray_kernels.api import State
+from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.merge import merge_
 
 BLOCKS = int  # accepted and not used
@@ -34,66 +34,38 @@ def _visible(start: Tensor, end: Tensor, num_keys: int) -> Tensor:
     return ((keys >= start.unsqueeze(-1)) & (keys < end.unsqueeze(-1))).unsqueeze(1)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def _seen(x: Tensor, visible: Tensor) -> Tensor:
     """Zeroes rows of K or V that no query sees: they may hold NaN, and 0 * NaN is NaN."""
-    return _wide(x).masked_fill(~visible.any(2).unsqueeze(-1), 0.0)
+    return x.float().masked_fill(~visible.any(2).unsqueeze(-1), 0.0)
 
 
 def _per_query_head(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    end: Tensor,
-    *,
-    scale: float,
-    state: State | None,
-    out_dtype: torch.dtype | None,
-    blocks: int | None = None,
-) -> State:
+def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
+    q, k, v, start, end, scale, _ = operands
     visible = _visible(start, end, k.shape[2])
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
-    scores = (_wide(q) @ k_wide.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
+    scores = (q.float() @ k_wide.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, -1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
     out = (weights @ v_wide).masked_fill(~visible.any(-1).unsqueeze(-1), 0.0)
     if state is not None:
         merge_(state.out, state.lse, out, lse)
         out, lse = state
-    return State(out if out_dtype is None else out.to(out_dtype), lse)
+    return State(out.to(out_dtype), lse)
 
 
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor | None,
-    lse: Tensor,
-    delta: Tensor,
-    start: Tensor,
-    end: Tensor,
-    *,
-    scale: float,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    blocks: int | None = None,
-) -> None:
+def backward(operands: Operands, given: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
+    q, k, v, start, end, scale, _ = operands
+    dout, _, lse, delta, dq, dk, dv = given
     visible = _visible(start, end, k.shape[2])
     blind = ~visible.any(-1).unsqueeze(-1)
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
-    q_wide, dout_wide = (_wide(x).masked_fill(blind, 0.0) for x in (q, dout))
+    q_wide, dout_wide = (x.float().masked_fill(blind, 0.0) for x in (q, dout))
     delta = delta.masked_fill(blind.squeeze(-1), 0.0)
     scores = (q_wide @ k_wide.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
     p = torch.exp(scores - lse.masked_fill(blind.squeeze(-1), 0.0).unsqueeze(-1))

@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ringray_kernels.api import State
+from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends.triton import launch as launches
 from ringray_kernels.backends.triton.arguments import Launch, configured
 from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
@@ -121,18 +121,17 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     lse, delta = tensor(batch, heads, rows), tensor(batch, heads, rows)
     start, end = (tensor(1, rows, dtype=torch.int32) for _ in range(2))
     blocks = Blocks(**{case.kernel: case.config}, atomic_dq=case.atomic_dq)
-    common = (0.1, blocks, target, dtype)
+    operands = Operands(q, k, v, start, end, 0.1, blocks)
+    given = BackwardOperands(dout, None, lse, delta, dq, dk, dv)
     if case.kernel == "forward":
-        state = launches.forward_launch(q, k, v, start, end, dq, lse, State(dq, lse), *common)
+        launch = launches.forward_launch(operands, State(dq, lse), State(dq, lse), target, dtype)
     elif case.kernel == "dq":
-        state = launches.dq_launch(dout, q, k, v, lse, delta, start, end, dq, *common)
+        launch = launches.dq_launch(operands, given, target, dtype)
     else:
-        state = launches.dkv_launches(dout, q, k, v, lse, delta, start, end, dq, dk, dv, *common)[
-            -1
-        ]
+        *_, launch = launches.dkv_launches(operands, given, start, end, target, dtype)
     problem = Problem(case.kernel, case.head_dim, dtype.itemsize, case.group)
     config = configured(case.config, problem, target)
-    return state, config
+    return launch, config
 
 
 def compile_case(case: Case) -> Compiled:

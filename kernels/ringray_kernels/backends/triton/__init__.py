@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ringray_kernels.api import State
+from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends.triton.arguments import INTERPRETED, architecture, run
 from ringray_kernels.backends.triton.launch import (
     delta_launch,
@@ -41,22 +41,9 @@ def unsupported(q: Tensor) -> str | None:
     return None
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    end: Tensor,
-    *,
-    scale: float,
-    state: State | None,
-    out_dtype: torch.dtype | None,
-    blocks: Blocks | None = None,
-) -> State:
+def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
-    dtype, target = q.dtype, target_named(architecture(q.device))
-    q, k, v = (_interpretable(x) for x in (q, k, v))
-    out_dtype = out_dtype or torch.float32
+    q, dtype = operands.q, operands.q.dtype
     if state is not None:
         state = State(state.out.contiguous(), state.lse.contiguous())
     if state is not None and out_dtype == torch.float32:
@@ -64,49 +51,31 @@ def forward(
     else:
         out = torch.empty(q.shape, dtype=_stored(out_dtype), device=q.device)
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    launch = forward_launch(
-        q, k, v, start, end, out, lse, state, scale, blocks or Blocks(), target, dtype
-    )
-    run(launch, q.device)
+    target = target_named(architecture(q.device))
+    run(forward_launch(_launchable(operands), State(out, lse), state, target, dtype), q.device)
     return State(out.to(out_dtype), lse)
 
 
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor | None,
-    lse: Tensor,
-    delta: Tensor,
-    start: Tensor,
-    end: Tensor,
-    *,
-    scale: float,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    blocks: Blocks | None = None,
-) -> None:
+def backward(operands: Operands, given: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
-    dtype, target, blocks = q.dtype, target_named(architecture(q.device)), blocks or Blocks()
-    dout, q, k, v = (_interpretable(x) for x in (dout, q, k, v))
-    lse, delta = lse.contiguous(), delta.contiguous()
-    bounds = [inverse(*pair, k.shape[2]) for pair in zip(start, end, strict=True)]
+    dtype, device = operands.q.dtype, operands.q.device
+    target, operands = target_named(architecture(device)), _launchable(operands)
+    dout, out, lse, delta, dq, dk, dv = given
+    pairs = zip(operands.start, operands.end, strict=True)
+    bounds = [inverse(*pair, operands.k.shape[2]) for pair in pairs]
     first, stop = (torch.stack(side) for side in zip(*bounds, strict=True))
     with contextlib.ExitStack() as stack:
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
         dk = stack.enter_context(_added_in_place(dk, dk.stride(-1) == 1))
         dv = stack.enter_context(_added_in_place(dv, dv.stride(-1) == 1))
-        launches = dkv_launches(
-            dout, q, k, v, lse, delta, first, stop, dq, dk, dv, scale, blocks, target, dtype
+        given = BackwardOperands(
+            _interpretable(dout), out, lse.contiguous(), delta.contiguous(), dq, dk, dv
         )
-        if not blocks.atomic_dq:
-            launches.append(
-                dq_launch(dout, q, k, v, lse, delta, start, end, dq, scale, blocks, target, dtype)
-            )
+        launches = dkv_launches(operands, given, first, stop, target, dtype)
+        if not operands.blocks.atomic_dq:
+            launches.append(dq_launch(operands, given, target, dtype))
         for launch in launches:
-            run(launch, q.device)
+            run(launch, device)
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
@@ -115,6 +84,11 @@ def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     result = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     run(delta_launch(dout, out, lse.contiguous(), result), dout.device)
     return result
+
+
+def _launchable(operands: Operands) -> Operands:
+    q, k, v = (_interpretable(x) for x in operands[:3])
+    return operands._replace(q=q, k=k, v=v, blocks=operands.blocks or Blocks())
 
 
 def _interpretable(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ringray_kernels.api import State
+from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends.triton import hopper
 from ringray_kernels.backends.triton.arguments import (
     LEAST_SCALE,
@@ -28,23 +28,12 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), legal_strides(x), block, layout)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    end: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    state: State | None,
-    scale: float,
-    config: BlockConfig,
-) -> Launch:
+def forward(operands: Operands, result: State, state: State | None, config: BlockConfig) -> Launch:
     """Returns the launch of forward with a copying warp; see hopper_forward_kernel."""
+    q, k, v, start, end, scale, _ = operands
     if scale < 0:
         q, scale = -q, -scale
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
-    earlier_out, earlier_lse = state or (out, lse)
     return Launch(
         hopper.hopper_forward_kernel,
         (triton.cdiv(q.shape[2], config.block_m), q.shape[1], q.shape[0]),
@@ -52,7 +41,7 @@ def forward(
             _described(q, hopper.GROUP_ROWS),
             _described(k, config.block_n),
             _described(v, config.block_n),
-            start, end, out, lse, earlier_out, earlier_lse,
+            start, end, *result, *(state or result),
             max(scale, LEAST_SCALE) * LOG2_E,
             stride_bounds, q.shape[2], q.shape[1] // k.shape[1],
         ),
@@ -61,7 +50,7 @@ def forward(
             "BLOCK_N": config.block_n,
             "STAGES": config.stages,
             "HAS_STATE": state is not None,
-            "IN_PLACE": state is not None and state.out is out,
+            "IN_PLACE": state is not None and state.out is result.out,
             "num_warps": config.warps // hopper.GROUPS,
             "enable_fp_fusion": True,
         },
@@ -69,21 +58,12 @@ def forward(
 
 
 def dkv(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    first: Tensor,
-    stop: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    scale: float,
-    config: BlockConfig,
+    operands: Operands, given: BackwardOperands, first: Tensor, stop: Tensor, config: BlockConfig
 ) -> Launch:
     """Returns the launch that adds to ``dk`` and ``dv``, of contiguous rows; see
     hopper_dkv_kernel."""
+    q, k, v, _, _, scale, _ = operands
+    dout, _, lse, delta, _, dk, dv = given
     (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
     batch, kv_heads, keys, head_dim = k.shape
     return Launch(

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ringray_kernels.api import State
+from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends.triton.arguments import (
     INTERPRETED,
     LEAST_SCALE,
@@ -26,7 +26,7 @@ from ringray_kernels.backends.triton.arguments import (
 )
 from ringray_kernels.backends.triton.backward import delta_kernel, dkv_kernel, dq_kernel
 from ringray_kernels.backends.triton.forward import forward_kernel
-from ringray_kernels.config import BlockConfig, Blocks, Target, head_dim_parts
+from ringray_kernels.config import BlockConfig, Target, head_dim_parts
 
 _DELTA_ROWS = 64
 
@@ -61,31 +61,20 @@ def _options(
 
 
 def forward_launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    end: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    state: State | None,
-    scale: float,
-    blocks: Blocks,
-    target: Target,
-    dtype: torch.dtype,
+    operands: Operands, result: State, state: State | None, target: Target, dtype: torch.dtype
 ) -> Launch:
-    """Returns the launch of forward into ``out`` and ``lse``, contiguous as the state's tensors;
-    see forward_kernel."""
+    """Returns the launch of forward into ``result``, contiguous as the state's tensors; see
+    forward_kernel."""
+    q, k, v, start, end, scale, blocks = operands
     problem = problem_of("forward", q, k, dtype, q, k, v)
     config = configured(blocks.forward, problem, target)
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
 
-        return hopper_launch.forward(q, k, v, start, end, out, lse, state, scale, config)
+        return hopper_launch.forward(operands, result, state, config)
     described = config.path == "descriptors"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
-    earlier_out, earlier_lse = state or (out, lse)
     return Launch(
         forward_kernel,
         (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch),
@@ -93,7 +82,7 @@ def forward_launch(
             q,
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
-            start, end, out, lse, earlier_out, earlier_lse,
+            start, end, *result, *(state or result),
             max(abs(scale), LEAST_SCALE) * LOG2_E,
             *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
@@ -101,29 +90,19 @@ def forward_launch(
         {
             **_options(config, q, target, dtype),
             "HAS_STATE": state is not None,
-            "IN_PLACE": state is not None and state.out is out,
+            "IN_PLACE": state is not None and state.out is result.out,
             "NEGATE": scale < 0,
         },
     )  # fmt: skip
 
 
 def dq_launch(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    start: Tensor,
-    end: Tensor,
-    dq: Tensor,
-    scale: float,
-    blocks: Blocks,
-    target: Target,
-    dtype: torch.dtype,
+    operands: Operands, given: BackwardOperands, target: Target, dtype: torch.dtype
 ) -> Launch:
     """Returns the launch that adds to ``dq``; it, ``lse`` and ``delta`` are contiguous; see
     dq_kernel."""
+    q, k, v, start, end, scale, blocks = operands
+    dout, _, lse, delta, dq, _, _ = given
     problem = problem_of("dq", q, k, dtype, k, v)
     config = configured(blocks.dq, problem, target)
     described = config.path == "descriptors"
@@ -145,24 +124,17 @@ def dq_launch(
 
 
 def dkv_launches(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    delta: Tensor,
+    operands: Operands,
+    given: BackwardOperands,
     first: Tensor,
     stop: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    scale: float,
-    blocks: Blocks,
     target: Target,
     dtype: torch.dtype,
 ) -> list[Launch]:
     """Returns the launches that add to ``dk`` and ``dv``, of contiguous rows; ``first``, ``stop``
     (B or 1, Sk) are the query rows that see each key row; see dkv_kernel."""
+    q, k, v, _, _, scale, blocks = operands
+    dout, _, lse, delta, dq, dk, dv = given
     problem = problem_of("dkv", q, k, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
     described = config.path == "descriptors"
@@ -173,7 +145,7 @@ def dkv_launches(
 
         if blocks.atomic_dq:
             raise ValueError(f"dkv config {config}: atomic_dq takes another path than specialised")
-        return [hopper_launch.dkv(dout, q, k, v, lse, delta, first, stop, dk, dv, scale, config)]
+        return [hopper_launch.dkv(operands, given, first, stop, config)]
     grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
     arguments = (
         _described(dout, config.block_m) if described else dout,
