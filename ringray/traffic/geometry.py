@@ -185,6 +185,7 @@ def _mirrored_pairs(
     return visible, np.maximum(n - 1 - last_j, 0), np.where(last_j >= first_j, n - 1 - first_j, -1)
 
 
+@lru_cache(maxsize=32)
 def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
     first, count, step = _pieces(layout)

@@ -10,6 +10,7 @@ rings has one lane per node. Imports numpy only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -46,6 +47,9 @@ class Route:
     lanes: tuple[Lane, ...]
     step: tuple[int, ...]
     posted: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.rank.flags.writeable = False  # routes are cached
 
     @property
     def ranks(self) -> int:
@@ -90,32 +94,21 @@ class Route:
         return self.rank[:, self.source]
 
 
-def _table(*columns: Ints) -> Ints:
-    table = np.stack(columns, 1)
-    table.flags.writeable = False
-    return table
-
-
-@lru_cache(maxsize=64)
-def around(ranks: int, direction: int) -> Route:
-    """Returns the ring: from neighbour to neighbour, toward higher (+1) or lower (-1) ranks."""
-    owner = np.arange(ranks)
-    table = _table(*((owner + direction * hop) % ranks for hop in range(ranks)))
-    steps = tuple(range(ranks))
-    name = "toward higher ranks" if direction > 0 else "toward lower ranks"
-    return Route(name, table, _lanes((0, 1, ranks)), steps, _just_before(steps))
-
-
 @lru_cache(maxsize=64)
 def both_ways(ranks: int, up: int) -> Route:
     """Returns the ring in both directions at once: ``up`` visits toward higher ranks, the others
     toward lower ones, in as many steps as the longer way has."""
-    owner = np.arange(ranks)
     hops = [0, *range(1, up + 1), *(-hop for hop in range(1, ranks - up))]
-    table = _table(*((owner + hop) % ranks for hop in hops))
     steps = tuple(abs(hop) for hop in hops)
     lanes = _lanes((0, 1, up + 1), (0, up + 1, ranks))
-    return Route(f"{up} up, {ranks - 1 - up} down", table, lanes, steps, _just_before(steps))
+    one_way = {0: "toward lower ranks", ranks - 1: "toward higher ranks"}
+    name = one_way.get(up, f"{up} up, {ranks - 1 - up} down")
+    return Route(name, _hopping(ranks, hops), lanes, steps, _just_before(steps))
+
+
+def around(ranks: int, direction: int) -> Route:
+    """Returns the ring: from neighbour to neighbour, toward higher (+1) or lower (-1) ranks."""
+    return both_ways(ranks, ranks - 1 if direction > 0 else 0)
 
 
 @lru_cache(maxsize=64)
@@ -123,32 +116,20 @@ def ring_of_rings(ranks: int, node: int, outer: int, inner: int) -> Route:
     """Returns a ring in each node of ``node`` consecutive ranks, and one across nodes between ranks
     of equal place; its transfers may take as long as a whole inner ring. Directions are as in
     ``around``."""
-    nodes = ranks // node
-    at, place = np.divmod(np.arange(ranks), node)
-    table = _table(
-        *(
-            (at + outer * far) % nodes * node + (place + inner * near) % node
-            for far in range(nodes)
-            for near in range(node)
-        )
-    )
-    steps = tuple(range(ranks))
-    posted = [step - 1 for step in steps]
-    for entry in range(node, ranks, node):
-        posted[entry] = entry - node
-    lanes = [(0, 1, node)] + [
-        (entry - node, entry, entry + node) for entry in range(node, ranks, node)
-    ]
+    far, near = np.divmod(np.arange(ranks), node)
+    at = np.add.outer(far, outer * far) % (ranks // node)
+    place = np.add.outer(near, inner * near) % node
+    posted = (0, *(step - (1 if step % node else node) for step in range(1, ranks)))
+    lanes = [(entry - node, entry, entry + node) for entry in range(node, ranks, node)]
     name = f"nodes {outer:+d}, within {inner:+d}"
-    return Route(name, table, _lanes(*lanes), steps, (0, *posted[1:]))
+    return Route(name, at * node + place, _lanes((0, 1, node), *lanes), tuple(range(ranks)), posted)
 
 
 @lru_cache(maxsize=64)
 def straight(ranks: int) -> Route:
     """Returns the route on which each owner sends to all ranks directly, at one step."""
-    owner = np.arange(ranks)
-    table = _table(*((owner + hop) % ranks for hop in range(ranks)))
     lanes = _lanes(*((0, visit, visit + 1) for visit in range(1, ranks)))
+    table = _hopping(ranks, range(ranks))
     return Route("straight", table, lanes, (0,) + (1,) * (ranks - 1), (0,) * ranks)
 
 
@@ -158,22 +139,25 @@ def back(route: Route) -> Route | None:
     owner comes last. None where a lane does not begin at the owner."""
     if any(lane.source != 0 for lane in route.lanes):
         return None
-    columns, steps, lanes = [route.rank[:, 0]], [0], []
+    longest = max((lane.stop - lane.first for lane in route.lanes), default=0)
+    visits, steps, lanes = [0], [longest], []
     for lane in route.lanes:
-        visits = range(lane.stop - 1, lane.first - 1, -1)
-        lanes.append((KEPT, len(columns), len(columns) + len(visits)))
-        columns += [route.rank[:, visit] for visit in visits]
-        longest = max(one.stop - one.first for one in route.lanes)
-        steps += [longest - len(visits) + i for i in range(len(visits))]
-    steps[0] = max(steps[1:], default=-1) + 1
-    return Route(
-        f"back {route.name}", _table(*columns), _lanes(*lanes), tuple(steps), _just_before(steps)
-    )
+        length = lane.stop - lane.first
+        lanes.append((KEPT, len(visits), len(visits) + length))
+        visits += range(lane.stop - 1, lane.first - 1, -1)
+        steps += range(longest - length, longest)
+    table = route.rank[:, visits]
+    return Route(f"back {route.name}", table, _lanes(*lanes), tuple(steps), _just_before(steps))
+
+
+def _hopping(ranks: int, hops: Sequence[int]) -> Ints:
+    """Returns ``[owner, visit]``, the rank so many hops from the owner."""
+    return np.add.outer(np.arange(ranks), hops) % ranks
 
 
 def _lanes(*lanes: tuple[int, int, int]) -> tuple[Lane, ...]:
     return tuple(Lane(*lane) for lane in lanes if lane[1] < lane[2])
 
 
-def _just_before(steps: tuple[int, ...] | list[int]) -> tuple[int, ...]:
+def _just_before(steps: Sequence[int]) -> tuple[int, ...]:
     return tuple(max(0, step - 1) for step in steps)

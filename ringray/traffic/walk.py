@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ringray.base.errors import unknown
 from ringray.traffic import geometry
-from ringray.traffic.geometry import Layout, Mask, Pairs
+from ringray.traffic.geometry import Layout, Mask
 from ringray.traffic.routes import KEPT, Route, back
 
 Ints = NDArray[np.int64]
@@ -138,8 +138,10 @@ class Traffic:
         return Sent(*(int(x.sum()) for x in tables), *(int(np.count_nonzero(x)) for x in tables))
 
 
-def traffic(pairs: Pairs, route: Route) -> Traffic:
+@lru_cache(maxsize=64)
+def traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
     """Returns all hulls of one route."""
+    pairs = geometry.pairs(layout, mask, travelling)
     first, stop = route.by_visit(pairs.first), route.by_visit(pairs.stop)
     first = np.where(stop > first, first, _NONE)
     held, later, sums = ((first.copy(), stop.copy()) for _ in range(3))
@@ -155,16 +157,6 @@ def traffic(pairs: Pairs, route: Route) -> Traffic:
         sums[0][:, visits] = np.minimum.accumulate(sums[0][:, visits], 1)
         sums[1][:, visits] = np.maximum.accumulate(sums[1][:, visits], 1)
     return Traffic(route, route.by_visit(pairs.visible), (first, stop), held, later, sums)
-
-
-@lru_cache(maxsize=32)
-def _pairs(layout: Layout, mask: Mask, travelling: geometry.Travelling) -> Pairs:
-    return geometry.pairs(layout, mask, travelling)
-
-
-@lru_cache(maxsize=64)
-def _traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
-    return traffic(_pairs(layout, mask, travelling), route)
 
 
 @dataclass(frozen=True)
@@ -247,35 +239,28 @@ def choose(
             on the way back, or would leave a rank with several chunks to keep.
     """
 
-    def cost(moved: Traffic, which: Pass, each: Weights) -> int:
-        return moved.sent(which).bytes(each)
+    travelling: geometry.Travelling = "queries" if backward == "query-side" else "keys"
+    each = weights.query_side if backward == "query-side" else weights.planned
 
-    there = [_traffic(layout, mask, route, "keys") for route in routes]
+    def there_costs(moved: Traffic) -> int:
+        return moved.sent("forward").bytes(weights.forward)
+
+    def back_costs(moved: Traffic) -> int:
+        return moved.sent("backward").bytes(each)
+
+    there = [traffic(layout, mask, route, "keys") for route in routes]
     if backward == "reverse":
-        forward, returning = min(
-            _ways_back(there, layout, mask),
-            key=lambda pair: (
-                cost(pair[0], "forward", weights.forward)
-                + cost(pair[1], "backward", weights.planned)
-            ),
-        )
-        return Walks(forward, returning, "keys", weights)
-    travelling: geometry.Travelling = "keys" if backward == "planned" else "queries"
-    each = weights.planned if travelling == "keys" else weights.query_side
-    afresh = [_traffic(layout, mask, route, travelling) for route in routes]
-    return Walks(
-        min(there, key=lambda moved: cost(moved, "forward", weights.forward)),
-        min(afresh, key=lambda moved: cost(moved, "backward", each)),
-        travelling,
-        weights,
-    )
+        ways = _ways_back(there, layout, mask)
+        pair = min(ways, key=lambda way: there_costs(way[0]) + back_costs(way[1]))
+        return Walks(*pair, travelling, weights)
+    afresh = [traffic(layout, mask, route, travelling) for route in routes]
+    return Walks(min(there, key=there_costs), min(afresh, key=back_costs), travelling, weights)
 
 
 def _ways_back(there: list[Traffic], layout: Layout, mask: Mask) -> list[tuple[Traffic, Traffic]]:
     """Lists the walks that can be walked back, each with its way back; raises Unwalkable if none
     can."""
-    both = [(moved, _returning(moved, layout, mask)) for moved in there]
-    found = [(moved, returning) for moved, returning in both if returning is not None]
+    found = [(moved, way) for moved in there if (way := _returning(moved, layout, mask))]
     if not found:
         why = (
             f"with partition {layout.partition!r}, this mask and {layout.ranks} ranks the forward "
@@ -296,7 +281,7 @@ def _returning(forward: Traffic, layout: Layout, mask: Mask) -> Traffic | None:
     route = back(forward.route)
     if route is None:
         return None
-    found = _traffic(layout, mask, route, "keys")
+    found = traffic(layout, mask, route, "keys")
     for there, lane in zip(forward.route.lanes, route.lanes, strict=True):
         kept = forward.held[0][:, there.stop - 1], forward.held[1][:, there.stop - 1]
         wanted = found.held[0][:, lane.first], found.held[1][:, lane.first]
