@@ -17,7 +17,7 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -37,39 +37,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from ringray.attention.problem import RankProblem
-    from ringray.comm.ring import Comm
 
 _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
-
-
-class OpSettings(NamedTuple):
-    """The arguments of both operators except tensors: ``Options`` in types of a schema.
-
-    ``ranks``: of the ring; shapes depend on it, so it is part of the cache key of graphs. ``rows``,
-    ``blocks``: the two types of ``blocks``.
-    """
-
-    group: str | None
-    ranks: int
-    partition: str
-    causal: bool
-    window: int | None
-    seq_len: int | None
-    scale: float | None
-    transport: str
-    backward: str
-    backend: str
-    rows: int | None
-    blocks: str | None
-
-    @property
-    def options(self) -> Options:
-        blocks = self.rows if self.blocks is None else _blocks(self.blocks)
-        return Options(*self[2:-2], blocks)
-
-    @property
-    def comm(self) -> Comm:
-        return connect_named(self.group, self.ranks)
 
 
 # Options in place of those that the operator is to refuse.
@@ -77,10 +46,19 @@ _ACCEPTED = Options(
     partitions.DEFAULT, True, None, None, None, transports.DEFAULT, "auto", "auto", None
 )
 
+# The arguments of both operators except tensors. ``ranks``: of the ring; shapes depend on it, so it
+# is part of the cache key of graphs. Then ``Options``, with the two types of its ``blocks``.
 _SETTINGS = (
     "str? group, int ranks, str partition, bool causal, SymInt? window, SymInt? seq_len, "
     "float? scale, str transport, str backward, str backend, SymInt? rows, str? blocks"
 )
+
+
+def _options(settings: Sequence[Any]) -> Options:
+    *given, rows, blocks = settings[2:]
+    if blocks is not None:
+        rows = Blocks.parse(blocks) if blocks else Blocks()
+    return Options._make([*given, rows])
 
 
 def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -149,32 +127,21 @@ def _text(blocks: Blocks) -> str:
 _text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _blocks(text: str) -> Blocks:
-    return Blocks.parse(text) if text else Blocks()
-
-
 def _like_inputs(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
     refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    out = _like(q, q.shape)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    return out, lse, _kept_like(q, k, OpSettings(*settings)) if needs_grad else []
+    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return q.new_empty(q.shape), lse, _kept_like(q, k, settings) if needs_grad else []
 
 
-def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Makes an empty, contiguous tensor."""
-    return torch.empty(shape, dtype=x.dtype, device=x.device)
-
-
-def _kept_like(q: Tensor, k: Tensor, settings: OpSettings) -> list[Tensor]:
+def _kept_like(q: Tensor, k: Tensor, settings: Sequence[Any]) -> list[Tensor]:
     """Makes empty tensors like those that a forward pass keeps, see ``_pack``."""
     try:
+        options, ranks = _options(settings), settings[1]
         batch, heads, rows, width = q.shape
-        exchange = transports.plan(settings.transport, settings.ranks, int(heads), int(k.shape[1]))
-        backward = walk.resolve_backward(
-            settings.backward, settings.transport, walks=exchange.walks
-        )
+        exchange = transports.plan(options.transport, ranks, int(heads), int(k.shape[1]))
+        backward = walk.resolve_backward(options.backward, options.transport, walks=exchange.walks)
     except ValueError:
         return []  # the operator raises it when it runs
     fold = exchange.fold
@@ -182,10 +149,10 @@ def _kept_like(q: Tensor, k: Tensor, settings: OpSettings) -> list[Tensor]:
     queries, keys = (batch, heads, rows, width), (batch, kv_heads, rows, width)
     kept: list[Tensor] = []
     if fold > 1:
-        lse = torch.empty(queries[:-1], dtype=torch.float32, device=q.device)
-        kept = [*(_like(q, shape) for shape in (queries, keys, keys, queries)), lse]
+        lse = q.new_empty(queries[:-1], dtype=torch.float32)
+        kept = [*map(q.new_empty, (queries, keys, keys, queries)), lse]
     if backward == "reverse" and (lanes := _lanes(exchange)):
-        kept += [_like(q, (batch, kv_heads, lanes * rows, width)) for _ in ("k", "v")]
+        kept += [q.new_empty((batch, kv_heads, lanes * rows, width)) for _ in ("k", "v")]
     return kept
 
 
@@ -232,11 +199,8 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
     refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    given = OpSettings(*settings)
-    comm = given.comm
-    problem = resolve(
-        q, k, v, cu_seqlens, given.options, comm, needs_grad=needs_grad, refused=refused
-    )
+    comm, options = connect_named(*settings[:2]), _options(settings)
+    problem = resolve(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad, refused=refused)
     out, lse, saved = loops.forward(q, k, v, problem, comm)
     kept = _pack(saved, problem) if needs_grad else []
     return out.contiguous(), lse.contiguous(), [x.contiguous() for x in kept]
@@ -244,7 +208,7 @@ def _attention(
 
 def _like_gradients(dout: Tensor, saved: list[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     kv = (dout.shape[0], _kv_heads(dout, saved), *dout.shape[2:])
-    return _like(dout, dout.shape), _like(dout, kv), _like(dout, kv)
+    return dout.new_empty(dout.shape), dout.new_empty(kv), dout.new_empty(kv)
 
 
 def _kv_heads(dout: Tensor, saved: list[Tensor]) -> int:
@@ -260,10 +224,9 @@ def _kv_heads(dout: Tensor, saved: list[Tensor]) -> int:
 def _attention_backward(
     dout: Tensor, saved: list[Tensor], cu_seqlens: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    given = OpSettings(*settings)
-    comm = given.comm
+    comm, options = connect_named(*settings[:2]), _options(settings)
     like_k = dout[:, : _kv_heads(dout, saved)]
-    problem = describe(dout, like_k, cu_seqlens, given.options, comm)
+    problem = describe(dout, like_k, cu_seqlens, options, comm)
     gradients = loops.backward(dout, _unpack(saved, problem), problem, comm)
     dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients)
     return dq, dk, dv

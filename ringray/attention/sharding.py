@@ -15,7 +15,7 @@ from torch import Tensor
 from ringray import partition as partitions
 from ringray.attention.compile import operator
 from ringray.attention.problem import positions
-from ringray.comm.ring import Comm, connect_named, name_of, place_in
+from ringray.comm.ring import connect_named, name_of, place_in
 from ringray.traffic.geometry import Layout
 
 
@@ -131,25 +131,6 @@ def _positions_on(
     return positions(Layout(partition, padded, ranks), rank, torch.device(device))
 
 
-def _join(x: Tensor, length: int, dim: int, partition: str, comm: Comm) -> Tensor:
-    """Returns the rows of all ranks, in order, without padding."""
-    padded = x.shape[dim] * comm.world_size
-    shape = list(x.shape)
-    shape[dim] = padded
-    full = x.new_empty(shape)
-    layout = Layout(partition, padded, comm.world_size)
-    for rank, part in enumerate(comm.gather(x)):
-        full.index_copy_(dim, positions(layout, rank, x.device), part)
-    return full.narrow(dim, 0, length).clone() if length < padded else full
-
-
-def _sum(grad: Tensor, dim: int, partition: str, comm: Comm) -> Tensor:
-    """Returns this rank's rows of the sum over all ranks."""
-    grad = grad.contiguous().clone()
-    comm.sum(grad)
-    return _take(grad, dim, partition, comm.rank, comm.world_size, 0)
-
-
 # Operators, opaque to torch.compile; see ``attention.compile``. ``group``: by its name.
 
 _RING = "SymInt dim, str partition, str? group, int ranks"
@@ -175,7 +156,11 @@ def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
 def _unshard(
     x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int
 ) -> Tensor:
-    return _join(x, length, dim, partition, connect_named(group, ranks)).contiguous()
+    padded = x.shape[dim] * ranks
+    full, layout = _rows(x, dim, padded), Layout(partition, padded, ranks)
+    for rank, part in enumerate(connect_named(group, ranks).gather(x)):
+        full.index_copy_(dim, positions(layout, rank, x.device), part)
+    return full.narrow(dim, 0, length).clone() if length < padded else full
 
 
 @operator(
@@ -187,7 +172,9 @@ def _unshard(
 def _unshard_backward(
     grad: Tensor, dim: int, partition: str, group: str | None, ranks: int
 ) -> Tensor:
-    return _sum(grad, dim, partition, connect_named(group, ranks)).contiguous()
+    comm, total = connect_named(group, ranks), grad.contiguous().clone()
+    comm.sum(total)
+    return _take(total, dim, partition, comm.rank, ranks, 0).contiguous()
 
 
 def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

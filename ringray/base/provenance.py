@@ -51,7 +51,9 @@ def describe() -> dict[str, Any]:
 
 def packages() -> tuple[Path, ...]:
     """Returns the folders from which ``ringray`` and ``ringray_kernels`` are imported."""
-    return (_PACKAGE, *_kernel_package())
+    kernels = find_spec("ringray_kernels")
+    assert kernels is not None
+    return (_PACKAGE, *map(Path, kernels.submodule_search_locations or ()))
 
 
 def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
@@ -85,7 +87,8 @@ def measured_digest() -> str:
 
 
 @lru_cache(maxsize=1)
-def _hardware() -> dict[str, Any]:
+def hardware() -> dict[str, Any]:
+    """Returns CPU model, usable cores, memory in bytes and the names of all GPUs."""
     import psutil
 
     return {
@@ -94,12 +97,6 @@ def _hardware() -> dict[str, Any]:
         "memory_bytes": int(psutil.virtual_memory().total),
         "gpus": _gpu_names(),
     }
-
-
-def hardware() -> dict[str, Any]:
-    """Returns CPU model, usable cores, memory in bytes and the names of all GPUs."""
-    found = _hardware()
-    return {**found, "gpus": list(found["gpus"])}
 
 
 def versions() -> dict[str, str | None]:
@@ -167,13 +164,6 @@ def _provenance(root: Path) -> dict[str, Any] | None:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _kernel_package() -> tuple[Path, ...]:
-    spec = find_spec("ringray_kernels")
-    if spec is None or not spec.submodule_search_locations:
-        return ()
-    return (Path(next(iter(spec.submodule_search_locations))),)
 
 
 def _cpu_model() -> str:

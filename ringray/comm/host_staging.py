@@ -45,9 +45,8 @@ def post(batch: Batch, start: Callable[[Batch], Sequence[dist.Work]]) -> Pending
     """Begins a batch; ``start`` begins one whose tensors are on the host."""
     device = batch.operations[0][1].device
     ready = None
-    if device.type == "cuda":
-        ready = torch.cuda.Event()
-        ready.record()  # after it sent tensors are computed and receiving ones are free
+    if device.type == "cuda":  # sent tensors are computed by then, and receiving ones are free
+        ready = torch.cuda.current_stream().record_event()
     return Staged(_thread().submit(_move, batch, start, device, ready), batch)
 
 
@@ -57,27 +56,18 @@ def _move(
     device: torch.device,
     ready: torch.cuda.Event | None,
 ) -> torch.cuda.Event | None:
-    if ready is None:
-        hosted = _to_host(batch, pinned=False)
-        _exchange(hosted, start)
-        _to_device(batch, hosted)
-        return None
-    stream = _copies(device)
-    with torch.cuda.stream(stream):
-        stream.wait_event(ready)
-        hosted = _to_host(batch, pinned=True)
-    stream.synchronize()  # this thread's copies only: the caller's stream goes on
-    _exchange(hosted, start)
-    with torch.cuda.stream(stream):
-        _to_device(batch, hosted)
-        arrived = torch.cuda.Event()
-        arrived.record()
-    return arrived
-
-
-def _exchange(hosted: Batch, start: Callable[[Batch], Sequence[dist.Work]]) -> None:
+    stream = None if ready is None else _copies(device)
+    with torch.cuda.stream(stream):  # of None does nothing
+        if ready is not None:
+            ready.wait()
+        hosted = _to_host(batch, pinned=stream is not None)
+    if stream is not None:
+        stream.synchronize()  # this thread's copies only: the caller's stream goes on
     for work in start(hosted):
         work.wait()
+    with torch.cuda.stream(stream):
+        _to_device(batch, hosted)
+        return None if stream is None else stream.record_event()
 
 
 def _to_host(batch: Batch, *, pinned: bool) -> Batch:

@@ -20,20 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringray.comm import host_staging
-from ringray.comm.batch import METER, Batch, Meter, Pending
+from ringray.comm.batch import METER, Batch, Pending
 from ringray.instruments.progress import HERE
-
-__all__ = [
-    "METER",
-    "Batch",
-    "Comm",
-    "Meter",
-    "Pending",
-    "connect",
-    "connect_named",
-    "name_of",
-    "place_in",
-]
 
 
 class Comm:

@@ -25,11 +25,8 @@ from ringray.attention.arguments import document_boundaries
 from ringray.attention.compile import operator
 from ringray.attention.sharding import _positions, local_positions
 from ringray.comm.ring import connect, place_in
-from ringray.nn.loss import next_token_labels, sharded_cross_entropy
 from ringray.traffic.geometry import Mask
 from ringray_kernels.config import Blocks
-
-__all__ = ["ContextParallelAttention", "next_token_labels", "sharded_cross_entropy"]
 
 
 class ContextParallelAttention(nn.Module):

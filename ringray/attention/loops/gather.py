@@ -17,7 +17,7 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray.attention.loops.chunks import Chunk, ChunkShape, Result
-from ringray.comm.ring import Batch
+from ringray.comm.batch import Batch
 from ringray.traffic.walk import Rows
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ringray.attention.loops.chunks import Result
 from ringray.attention.problem import positions
-from ringray.comm.ring import Batch
+from ringray.comm.batch import Batch
 from ringray.traffic import geometry
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray.attention.loops.chunks import Chunk, ChunkShape, Result
-from ringray.comm.ring import Batch, Pending
+from ringray.comm.batch import Batch, Pending
 from ringray.traffic.walk import Rows
 from ringray_kernels import State
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ringray.attention.sharding import local_positions, shard, unshard
-from ringray.comm import ring as comm
+from ringray.comm.batch import METER
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import RankContext, ring_pass, visible
 from ringray.lab.trial.config import TrialConfig
@@ -40,9 +40,9 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     unordered = ("dq",) if isinstance(config.cut, Blocks) and config.cut.atomic_dq else ()
     for i in range(config.warmup + config.repeats):
         HERE.enter(f"run {i + 1}")
-        meter = comm.METER.snapshot()
+        meter = METER.snapshot()
         results = ring_pass(config, context, q, k, v, dout if config.has_backward else None)
-        used = comm.METER.since(meter)
+        used = METER.since(meter)
         report.values["sent_bytes"], report.messages = [used.sent_bytes], used.messages
         if first is None:
             first = results

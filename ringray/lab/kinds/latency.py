@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ringray.comm import ring as comm
+from ringray.comm.batch import METER
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import RankContext, ring_pass, visible
 from ringray.lab.trial.config import TrialConfig
@@ -86,9 +86,9 @@ def measure(
         if baseline is not None and i % 2:
             report.baseline_seconds.append(baseline())
         context.barrier()
-        meter = comm.METER.snapshot()
+        meter = METER.snapshot()
         report.seconds.append(context.timed(ring))
-        used = comm.METER.since(meter)
+        used = METER.since(meter)
         report.values.setdefault("wait_ms", []).append(used.wait_s * 1e3)
         report.values["sent_bytes"], report.messages = [used.sent_bytes], used.messages
         context.barrier()

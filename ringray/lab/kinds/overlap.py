@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ringray.comm import ring as comm
+from ringray.comm.batch import METER
 from ringray.comm.replay import Recording
+from ringray.comm.ring import connect
 from ringray.instruments.hops import hops, total
 from ringray.instruments.timeline import Timeline
 from ringray.lab.kinds import latency
@@ -68,11 +69,11 @@ def _recording(
     """Records spans, and messages on ``tape``. The timeline begins here, right after a barrier, so
     that the timelines of all ranks begin together."""
     timeline = Timeline(context.device)
-    comm.METER.timeline, comm.METER.tape = timeline, tape
+    METER.timeline, METER.tape = timeline, tape
     try:
         yield
     finally:
-        comm.METER.timeline = comm.METER.tape = None
+        METER.timeline = METER.tape = None
     into.append(timeline)
 
 
@@ -80,6 +81,6 @@ def _median_repeat(seconds: list[float], context: RankContext) -> int:
     """Returns the repeat whose slowest rank took the median time (the lower of two), the same on
     all ranks."""
     mine = [round(time * 1e9) for time in seconds]
-    by_rank = comm.connect(context.group).gather_integers(mine, context.device)
+    by_rank = connect(context.group).gather_integers(mine, context.device)
     slowest = [max(times) for times in zip(*by_rank, strict=True)]
     return sorted(range(len(slowest)), key=slowest.__getitem__)[(len(slowest) - 1) // 2]
