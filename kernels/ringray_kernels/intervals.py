@@ -55,8 +55,3 @@ def inverse(start: Tensor, end: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
     first = torch.searchsorted(end.contiguous(), keys, right=True, out_int32=True)
     stop = torch.searchsorted(start.contiguous(), keys, right=True, out_int32=True)
     return first, stop
-
-
-def count_visible(start: Tensor, end: Tensor) -> int:
-    """Returns the number of visible (query, key) pairs."""
-    return int((end.long() - start.long()).clamp_(min=0).sum())

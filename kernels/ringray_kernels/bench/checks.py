@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,16 +27,15 @@ _FP32_LIMIT = 2e-5
 _HALF_LIMIT = 1.5  # in eps of the dtype: 1.2% for bf16; GPU kernels reach a third of it
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The right values of the sampled rows.
+class Sample(NamedTuple):
+    """The right values (heads, rows, D) of one tensor, and the indices of heads and rows."""
 
-    ``want``: by tensor name, (heads, rows, D); ``heads``, ``rows``: the indices of those samples.
-    """
+    want: Tensor
+    heads: tuple[int, ...]
+    rows: Tensor
 
-    want: Mapping[str, Tensor]
-    heads: Mapping[str, tuple[int, ...]]
-    rows: Mapping[str, Tensor]
+
+Reference = Mapping[str, Sample]  # by name of the tensor
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ def reference(point: Point, inputs: Inputs) -> Reference:
     by_head = [heads.rows(head, rows) for head in query_heads]
     out, dq = (torch.stack(part) for part in zip(*by_head, strict=True))
     if point.direction == "forward":
-        return Reference({"out": out}, {"out": query_heads}, {"out": rows})
+        return {"out": Sample(out, query_heads, rows)}
     dk, dv = heads.keys(kv_heads[0], rows)
-    return Reference(
-        {"dq": dq, "dk": dk[None], "dv": dv[None]},
-        {"dq": query_heads, "dk": kv_heads, "dv": kv_heads},
-        {"dq": rows, "dk": rows, "dv": rows},
-    )
+    return {
+        "dq": Sample(dq, query_heads, rows),
+        "dk": Sample(dk[None], kv_heads, rows),
+        "dv": Sample(dv[None], kv_heads, rows),
+    }
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
@@ -190,12 +190,9 @@ def check(results: Mapping[str, Tensor], right: Reference, dtype: torch.dtype) -
     limit = error_limit(dtype)
     errors: dict[str, float] = {}
     wrong: list[str] = []
-    for name, want in right.want.items():
+    for name, (want, heads, rows) in right.items():
         got = results[name]
-        rows = right.rows[name]
-        errors[name] = relative_error(
-            torch.stack([got[0, head, rows] for head in right.heads[name]]), want
-        )
+        errors[name] = relative_error(torch.stack([got[0, head, rows] for head in heads]), want)
         if not bool(torch.isfinite(got).all()):
             errors[name] = math.inf
             wrong.append(f"{name} is not finite everywhere")

@@ -106,11 +106,9 @@ class Ringray:
 
 
 def _not_hopper(device: torch.device) -> str | None:
-    if device.type != "cuda" or torch.version.hip is not None:
-        return "for Hopper GPUs only"
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        return "for Hopper GPUs only"
-    return None
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    hopper = nvidia and torch.cuda.get_device_capability(device) == (9, 0)
+    return None if hopper else "for Hopper GPUs only"
 
 
 @dataclass(frozen=True)
@@ -300,13 +298,8 @@ def _flash_attn(module: str) -> Autograd:
     return Autograd(attend, limits)
 
 
-def _flex() -> Autograd:
-    """Returns FlexAttention, compiled for exactly these shapes."""
-
-    def limits(point: Point, device: torch.device) -> str | None:
-        return None if device.type == "cuda" else "compiled for GPUs only here"
-
-    return Autograd(flex, limits)
+def _gpu_only(point: Point, device: torch.device) -> str | None:
+    return None if device.type == "cuda" else "compiled for GPUs only here"
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -324,7 +317,7 @@ CONTENDERS: dict[str, Contender] = {
     "sdpa-cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
     "sdpa-efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),
     "torch-varlen": _varlen(),
-    "flex": _flex(),
+    "flex": Autograd(flex, _gpu_only),
     "flash-attn": _flash_attn("flash_attn"),
     "flash-attn-3": _flash_attn("flash_attn_interface"),
 }

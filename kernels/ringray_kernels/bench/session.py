@@ -66,14 +66,13 @@ class BenchSession:
         self, bench: VirtualBench, points: Sequence[Point], rings: Sequence[VirtualPoint]
     ) -> None:
         later = {point: self._able_last(point) for point in points}
-        for point in points[:_BEFORE_RINGS]:
-            self._point(point, [name for name in self.names if name not in later[point]])
-        for ring in rings[:1]:
-            self._ring(bench, ring)
-        for point in points[_BEFORE_RINGS:]:
-            self._point(point, [name for name in self.names if name not in later[point]])
-        for ring in rings[1:]:
-            self._ring(bench, ring)
+        first, rest = points[:_BEFORE_RINGS], points[_BEFORE_RINGS:]
+        cases: list[Point | VirtualPoint] = [*first, *rings[:1], *rest, *rings[1:]]
+        for case in cases:
+            if isinstance(case, VirtualPoint):
+                self._ring(bench, case)
+            else:
+                self._point(case, [name for name in self.names if name not in later[case]])
         for point, names in later.items():
             if names:
                 beside = [name for name in self.names if name == "ringray"]

@@ -52,20 +52,17 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
     """Returns milliseconds per call of ``count`` calls, rotating over ``calls`` from ``first``."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(_SAMPLE_HEAD_START)
-        before.record()
+
+    def rotate() -> None:
         for i in range(count):
             calls[(first + i) % len(calls)]()
-        after.record()
-        after.synchronize()
-        return before.elapsed_time(after) / count
-    start = time.perf_counter()
-    for i in range(count):
-        calls[(first + i) % len(calls)]()
-    return (time.perf_counter() - start) * 1e3 / count
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    clock = Clock(device)
+    clock.head_start(_SAMPLE_HEAD_START)
+    clock.time(rotate)
+    return clock.milliseconds()[0] / count
 
 
 def unmarked(doing: str) -> None:
@@ -131,35 +128,36 @@ def tflops(flops: float, milliseconds: float) -> float:
 
 
 class Clock:
-    """A clock for single calls: events on a GPU, a timer on a CPU."""
+    """A clock for calls: events on a GPU, a timer on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.marks: list[tuple[Any, Any]] = []
 
-    def head_start(self) -> None:
+    def head_start(self, cycles: int = _HEAD_START) -> None:
         """Keeps the device busy while the host launches the next timed calls."""
         if self.device.type == "cuda":
-            torch.cuda._sleep(_HEAD_START)
+            torch.cuda._sleep(cycles)
 
-    def time(self, call: Callable[[], Any]) -> Any:
-        """Times ``call`` and returns its result."""
-        if self.device.type != "cuda":
-            before = time.perf_counter()
-            result = call()
-            self.marks.append((before, time.perf_counter()))
-            return result
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        result = call()
-        stop.record()
-        self.marks.append((start, stop))
+    def time(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Times a call and returns its result."""
+        start = self._now()
+        result = call(*given, **named)
+        self.marks.append((start, self._now()))
         return result
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def milliseconds(self) -> list[float]:
         """Returns the milliseconds of all calls since the last query, in order."""
         marks, self.marks = self.marks, []
         if self.device.type != "cuda":
             return [(stop - start) * 1e3 for start, stop in marks]
-        torch.cuda.synchronize(self.device)
+        for _, stop in marks[-1:]:
+            stop.synchronize()
         return [start.elapsed_time(stop) for start, stop in marks]

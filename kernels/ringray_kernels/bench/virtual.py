@@ -11,7 +11,7 @@ in ``problems``; a shard has S / N rows.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -40,12 +40,6 @@ class _Hop(NamedTuple):
     end: Tensor
 
 
-def virtual_rank() -> Callable[..., Any]:
-    """Imports the function that ``HOPS`` names."""
-    module, _, name = HOPS.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 @dataclass
 class _Rank:
     """A rank's positions in the sequence, its shard, and its hops in each pass."""
@@ -69,7 +63,8 @@ class VirtualRing:
         self.grads: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def _rank(self, point: VirtualPoint, rank: int, backend: str) -> _Rank:
-        dealt, forward, backward = virtual_rank()(point, rank, backend, *self.inputs[:2])
+        hops = pkgutil.resolve_name(HOPS)
+        dealt, forward, backward = hops(point, rank, backend, *self.inputs[:2])
         shard = Inputs(*(x[:, :, dealt] for x in self.inputs))
         return _Rank(dealt, shard, [_Hop(*h) for h in forward], [_Hop(*h) for h in backward])
 
@@ -87,17 +82,10 @@ class VirtualRing:
                 last = i == len(rank.forward) - 1
                 out_dtype = rank.shard.q.dtype if last else None
                 k, v = self._cut(hop)
-
-                def call(
-                    k: Tensor = k, v: Tensor = v, hop: _Hop = hop, state: State | None = state,
-                    out_dtype: torch.dtype | None = out_dtype, rank: _Rank = rank,
-                ) -> State:  # fmt: skip
-                    return ringray_kernels.forward(
-                        rank.shard.q, k, v, hop.start, hop.end, state=state, out_dtype=out_dtype,
-                        **self.more,
-                    )  # fmt: skip
-
-                state = clock.time(call)
+                state = clock.time(
+                    ringray_kernels.forward, rank.shard.q, k, v, hop.start, hop.end, state=state,
+                    out_dtype=out_dtype, **self.more,
+                )  # fmt: skip
             assert state is not None
             self.states.append(state)
 
@@ -125,18 +113,10 @@ class VirtualRing:
             for hop in rank.backward:
                 k, v = self._cut(hop)
                 dk, dv = (x[:, :, hop.rows] for x in self.grads[hop.owner][1:])
-
-                def call(
-                    k: Tensor = k, v: Tensor = v, dk: Tensor = dk, dv: Tensor = dv,
-                    hop: _Hop = hop, rank: _Rank = rank, state: State = state,
-                    delta: Tensor = delta, dq: Tensor = grads[0],
-                ) -> None:  # fmt: skip
-                    ringray_kernels.backward(
-                        rank.shard.dout, rank.shard.q, k, v, state.lse, delta, hop.start, hop.end,
-                        dq=dq, dk=dk, dv=dv, out=state.out, **self.more,
-                    )  # fmt: skip
-
-                clock.time(call)
+                clock.time(
+                    ringray_kernels.backward, rank.shard.dout, rank.shard.q, k, v, state.lse, delta,
+                    hop.start, hop.end, dq=grads[0], dk=dk, dv=dv, out=state.out, **self.more,
+                )  # fmt: skip
 
     def assembled(self, direction: Direction) -> dict[str, Tensor]:
         """Returns the results of the whole sequence, in q's dtype."""

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -149,10 +149,34 @@ def compile_case(case: Case) -> Compiled:
     finally:
         triton.runtime.driver._active = previous
     read = _read_amd if target.is_amd else _read_nvidia
-    return read(case, config, made, target)
+    code = read(config, made, target)
+    inner = [one for loop in inner_loops(code.instructions, code.syntax.product) for one in loop]
+
+    def spilled(part: list[Instruction]) -> int:
+        patterns = (code.syntax.spill_store, code.syntax.spill_load)
+        return sum(spilled_bytes(part, pattern) for pattern in patterns)
+
+    return Compiled(
+        case, config, code.registers, spilled(code.instructions), spilled(inner),
+        made.metadata.shared, code.resident, code.serialised, overlapped(inner),
+        repetition(made.asm["ttgir"]),
+        {name: count(code.instructions, look) for name, look in code.syntax.classes.items()},
+        code.listing,
+    )  # fmt: skip
 
 
-def _read_nvidia(case: Case, config: BlockConfig, made: Any, target: Target) -> Compiled:
+class _Code(NamedTuple):
+    """Machine code and the facts that each vendor's tools tell of it; see ``Compiled``."""
+
+    syntax: Syntax
+    instructions: list[Instruction]
+    listing: str
+    registers: int
+    resident: int
+    serialised: bool
+
+
+def _read_nvidia(config: BlockConfig, made: Any, target: Target) -> _Code:
     from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
     arch = int(target.name[3:])
@@ -172,14 +196,11 @@ def _read_nvidia(case: Case, config: BlockConfig, made: Any, target: Target) -> 
         _REGISTERS_PER_SM // (-(-registers // 8) * 8 * threads),
         (target.shared_bytes + _RESERVED_SHARED) // (shared + _RESERVED_SHARED),
     )
-    code = sass_instructions(listing)
     serialised = "serialized" in said
-    return _compiled(
-        case, config, made, SASS, code, listing, registers, shared, resident, serialised
-    )
+    return _Code(SASS, sass_instructions(listing), listing, registers, resident, serialised)
 
 
-def _read_amd(case: Case, config: BlockConfig, made: Any, target: Target) -> Compiled:
+def _read_amd(config: BlockConfig, made: Any, target: Target) -> _Code:
     listing = made.asm["amdgcn"]
     match = re.search(r"\.vgpr_count:\s*(\d+)", listing)
     if match is None:
@@ -187,32 +208,7 @@ def _read_amd(case: Case, config: BlockConfig, made: Any, target: Target) -> Com
     registers, shared = int(match[1]), made.metadata.shared
     waves = min(_WAVES_PER_SIMD, _VGPRS_PER_LANE // (-(-registers // 8) * 8))
     resident = min(waves * _SIMDS // config.warps, target.shared_bytes // max(1, shared))
-    code = gcn_instructions(listing)
-    return _compiled(case, config, made, GCN, code, listing, registers, shared, resident, False)
-
-
-def _compiled(
-    case: Case,
-    config: BlockConfig,
-    made: Any,
-    syntax: Syntax,
-    code: list[Instruction],
-    listing: str,
-    registers: int,
-    shared: int,
-    resident: int,
-    serialised: bool,
-) -> Compiled:
-    inner = [one for loop in inner_loops(code, syntax.product) for one in loop]
-
-    def spilled(part: list[Instruction]) -> int:
-        return sum(spilled_bytes(part, x) for x in (syntax.spill_store, syntax.spill_load))
-
-    return Compiled(
-        case, config, registers, spilled(code), spilled(inner), shared, resident, serialised,
-        overlapped(inner), repetition(made.asm["ttgir"]),
-        {name: count(code, look) for name, look in syntax.classes.items()}, listing,
-    )  # fmt: skip
+    return _Code(GCN, gcn_instructions(listing), listing, registers, resident, False)
 
 
 def _said(command: list[str]) -> subprocess.CompletedProcess[str]:
