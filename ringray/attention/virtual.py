@@ -45,12 +45,9 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
             for i, visit in enumerate(problem.script(which).visits)
             if visit.need or (i == 0 and which == "forward")
         ]
+        own, device = problem.own, q.device
         return [
-            (
-                owner,
-                slice(rows.start, rows.stop),
-                *problem.intervals(rank, problem.own, owner, rows, q.device),
-            )
+            (owner, slice(*rows), *problem.intervals(rank, own, owner, rows, device))
             for owner, rows in needed
         ]
 

@@ -64,14 +64,13 @@ def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
     machine = dict(environment.get("hardware") or {})
     machine["memory_gib"] = round((machine.pop("memory_bytes", 0) or 0) / GIB)
     known = environment.get("versions") or {}
-    return _digest(
-        {
-            "config": config,
-            "kernels": environment.get("kernels"),
-            "hardware": machine,
-            "versions": {name: known.get(name) for name in _MEASURED_VERSIONS},
-        }
-    )
+    measured = {
+        "config": config,
+        "kernels": environment.get("kernels"),
+        "hardware": machine,
+        "versions": {name: known.get(name) for name in _MEASURED_VERSIONS},
+    }
+    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -160,10 +159,6 @@ def _provenance(root: Path) -> dict[str, Any] | None:
         return {"commit": str(found["commit"]), "dirty": bool(found["dirty"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _cpu_model() -> str:

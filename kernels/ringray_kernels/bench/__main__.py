@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
@@ -62,12 +62,16 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _check_names(option: str, given: Iterable[str], known: Mapping[str, object]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise _Usage(f"{option}: got {', '.join(unknown)}, expected some of {', '.join(known)}")
+
+
 def _compile_only(args: argparse.Namespace) -> int:
     from ringray_kernels.config import TARGETS
 
-    unknown = [name for name in args.target or () if name not in TARGETS]
-    if unknown:
-        raise _Usage(f"--target: got {', '.join(unknown)}, expected some of {', '.join(TARGETS)}")
+    _check_names("--target", args.target or (), TARGETS)
     wrong = [dim for dim in args.head_dim or () if not 1 <= dim <= 256]
     if wrong:
         raise _Usage(f"--head-dim: got {wrong[0]}, expected 1 to 256")
@@ -81,14 +85,8 @@ def _compile_only(args: argparse.Namespace) -> int:
 def _names(given: str | None) -> list[str]:
     from ringray_kernels.bench.contenders import CONTENDERS
 
-    if given is None:
-        return list(CONTENDERS)
-    names = [name.strip() for name in given.split(",")]
-    unknown = [name for name in names if name not in CONTENDERS]
-    if unknown:
-        raise _Usage(
-            f"--contenders: got {', '.join(unknown)}, expected some of {', '.join(CONTENDERS)}"
-        )
+    names = list(CONTENDERS) if given is None else [name.strip() for name in given.split(",")]
+    _check_names("--contenders", names, CONTENDERS)
     return names
 
 

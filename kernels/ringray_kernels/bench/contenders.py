@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -203,9 +202,9 @@ def _sdpa(backend: SDPBackend) -> Autograd:
         return True
 
     def attend(point: Point, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        shares = point.heads != point.kv_heads and shares_heads(point, q.device)
+        shares = point.heads == point.kv_heads or shares_heads(point, q.device)
         try:
-            return call(point, q, k, v, shares=shares or point.heads == point.kv_heads)
+            return call(point, q, k, v, shares=shares)
         except RuntimeError as error:
             if "No available kernel" in str(error) or "No viable backend" in str(error):
                 name = backend.name.lower().partition("_")[0]
@@ -215,7 +214,7 @@ def _sdpa(backend: SDPBackend) -> Autograd:
     return Autograd(attend, limits)
 
 
-def _packed(point: Point, *tensors: Tensor) -> list[Tensor]:
+def _packed(*tensors: Tensor) -> list[Tensor]:
     """Returns views of (1, H, S, D) as (S, H, D), the layout of packed calls."""
     return [x[0].transpose(0, 1) for x in tensors]
 
@@ -244,28 +243,18 @@ def _half_on_gpu(point: Point, device: torch.device) -> str | None:
 def _varlen() -> Autograd:
     """Returns ``torch.nn.attention.varlen``: PyTorch's flash kernel on packed documents."""
 
-    def function() -> Any:
-        return importlib.import_module("torch.nn.attention.varlen").varlen_attn
-
     def limits(point: Point, device: torch.device) -> str | None:
-        if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-            return "this torch has none"
         if point.mask not in ("documents", "window"):
             return "for packed and windowed problems; sdpa-flash is the same kernel"
-        if point.mask == "window" and "window_size" not in inspect.signature(function()).parameters:
-            return "this torch's has no window"
         if point.kv_heads != point.heads:
             return "measured with as many key/value heads as query heads only"
         return _half_on_gpu(point, device)
 
     def attend(point: Point, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        varlen: Any = importlib.import_module("torch.nn.attention.varlen")
         cu, longest = _boundaries(point, q.device)
-        varlen = function()
-        names = inspect.signature(varlen).parameters
-        how: dict[str, Any] = (
-            {"window_size": _window(point)} if "window_size" in names else {"is_causal": True}
-        )
-        out = varlen(*_packed(point, q, k, v), cu, cu, longest, longest, **how)
+        packed = _packed(q, k, v)
+        out = varlen.varlen_attn(*packed, cu, cu, longest, longest, window_size=_window(point))
         return out.transpose(0, 1)[None]
 
     return Autograd(attend, limits)
@@ -287,9 +276,7 @@ def _flash_attn(module: str) -> Autograd:
             how["window_size"] = _window(point)
         if point.mask == "documents":
             cu, longest = _boundaries(point, q.device)
-            out = package.flash_attn_varlen_func(
-                *_packed(point, q, k, v), cu, cu, longest, longest, **how
-            )
+            out = package.flash_attn_varlen_func(*_packed(q, k, v), cu, cu, longest, longest, **how)
             out = out[0] if isinstance(out, tuple) else out  # some versions return lse as well
             return out.transpose(0, 1)[None]
         out = package.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), **how)
