@@ -68,7 +68,7 @@ def _work(operands: Operands) -> list[_Work]:
 
 def _by_group(x: Tensor, kv_heads: int) -> Tensor:
     """Views (B, H, S, D) as (B * Hkv, H / Hkv, S, D): one batch entry per key/value head."""
-    return x.unflatten(1, (kv_heads, -1)).flatten(0, 1)
+    return x.reshape(-1, x.shape[1] // kv_heads, *x.shape[2:])
 
 
 def _positive(operands: Operands) -> Operands:
