@@ -88,7 +88,9 @@ def answering(url: str) -> Iterator[None]:
     try:
         yield
     except AuthenticationError as error:
-        raise PlaceError(_unauthenticated(url, error.message)) from None
+        if error.message.startswith(("Authentication failed", "Authentication required")):
+            raise PlaceError(access.refused_token(url)) from None
+        raise PlaceError(access.no_token(url, error.message)) from None
     except OSError as error:  # base class of requests' errors
         raise PlaceError(f"the Ray at {url} no longer answers: {error}") from error
     except RuntimeError as error:
@@ -117,12 +119,6 @@ def _probe(url: str) -> None:
 
 def _unknown(url: str, why: str) -> str:
     return f"the server at {url} is not a Ray dashboard: {why}; expected {_EXAMPLE}"
-
-
-def _unauthenticated(url: str, message: str) -> str:
-    if message.startswith(("Authentication failed", "Authentication required")):
-        return access.refused_token(url)
-    return access.no_token(url, message)
 
 
 def _last_line(error: BaseException) -> str:

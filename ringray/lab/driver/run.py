@@ -153,6 +153,7 @@ class Sweep:
         self.summary = Summary(plan.digest, spec.name)
         self._lines = Lines(json_path, self.info)
         self._tracker: Tracking | None = None
+        self._finishing = False  # the tracker was asked to
 
     def record(self, trial: Trial, outcome: Outcome) -> None:
         """Records how a trial ended, in the store first."""
@@ -229,10 +230,11 @@ class Sweep:
             self.store.finish(digest, _ENDINGS[self.summary.exit_code])
         if self._tracker is not None:
             self._tracker.ask_to_finish(self.summary.measured)
+            self._finishing = True
 
     def wait_for_tracking(self) -> None:
         """Waits until the tracker has finished, if it was asked to."""
-        if self._tracker is None or not self._tracker.asked:
+        if self._tracker is None or not self._finishing:
             return
         state = self._tracker.finish()
         self.summary.ui_command = self._tracker.ui_command

@@ -9,8 +9,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 from ringray.base import units
@@ -19,7 +18,7 @@ from ringray.lab.report.figures import TITLES, data
 from ringray.lab.report.replicas import by_problem
 from ringray.lab.tracking.mlflow_record import TABLE, run_names
 from ringray.lab.trial.metrics import columns as metric_columns
-from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow
+from ringray.lab.trial.outcome import STATUSES, SweepRow, Tracked, TrialRow
 
 FIGURES = "figures"
 _LENGTH = 7800  # characters; a tag has 8000
@@ -29,35 +28,35 @@ _COMPARED = 30  # runs; MLflow's compare page stays readable
 _BEST = ("ratio", "median_ms", "error_out")  # less is better
 
 
-@dataclass(frozen=True)
-class RunPlace:
-    """The place of a sweep in MLflow. ``children``: run ids by trial key; ``figures``: the names of
-    those among the run's artifacts."""
+def note(
+    sweep: SweepRow,
+    trials: Sequence[TrialRow],
+    place: Tracked,
+    children: Mapping[str, str],
+    figures: Sequence[str],
+) -> str:
+    """Returns a summary, links, the fastest of each problem, figures and a table of trials.
 
-    experiment_id: str
-    run_id: str
-    children: dict[str, str]
-    figures: tuple[str, ...] = ()
-
-
-def note(sweep: SweepRow, trials: Sequence[TrialRow], place: RunPlace | None = None) -> str:
-    """Returns a summary, links, the fastest of each problem, figures and a table of trials."""
+    ``children``: run ids by trial key; ``figures``: names of those among the run's artifacts.
+    """
     ended = [trial for trial in trials if trial.status is not None]
     counts = [(status, sum(trial.status == status for trial in ended)) for status in STATUSES]
     said = ", ".join(f"{count} {status}" for status, count in counts if count) or "none yet"
     title = f"**{_said(sweep.name)}** ({_said(sweep.kind)})"
     lines = [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
-    if place and ended:
-        lines += ["", _links(sweep, ended, place)]
-    if place and (bare := sum(t.status == "pruned" and t.key not in place.children for t in ended)):
+    if ended:
+        lines += ["", _links(sweep, ended, place, children)]
+    if bare := sum(trial.status == "pruned" and trial.key not in children for trial in ended):
         lines += ["", f"{bare} of the pruned points have no run of their own; `{TABLE}` says why"]
     lines += _winners(data.points(ended))
-    if place and place.figures:
-        lines += ["", *(_image(place.run_id, name) for name in place.figures)]
+    if figures:
+        lines += ["", *(_image(place.run_id, name) for name in figures)]
     return "\n".join(lines + _table(sweep, trials, ended, len("\n".join(lines))))
 
 
-def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: RunPlace) -> str:
+def _links(
+    sweep: SweepRow, ended: Sequence[TrialRow], place: Tracked, children: Mapping[str, str]
+) -> str:
     """Returns links to MLflow's views of the children, relative, so that they work on any host."""
     runs = f"#/experiments/{place.experiment_id}/runs"
     only = quote(f'tags.`ringray.sweep` = "{sweep.digest}" AND tags.`ringray.role` = "trial"')
@@ -70,11 +69,11 @@ def _links(sweep: SweepRow, ended: Sequence[TrialRow], place: RunPlace) -> str:
         f"[charts]({runs}?{view}&compareRunsMode=CHART)",
     ]
     fastest = sorted(
-        (trial for trial in ended if trial.status == "ok" and trial.key in place.children),
+        (trial for trial in ended if trial.status == "ok" and trial.key in children),
         key=lambda trial: trial.metrics.get(best, math.inf),
     )[:_COMPARED]
     if len(fastest) > 1:
-        ids = json.dumps([place.children[trial.key] for trial in fastest], separators=(",", ":"))
+        ids = json.dumps([children[trial.key] for trial in fastest], separators=(",", ":"))
         experiments = json.dumps([place.experiment_id])
         every = "all" if len(fastest) == len(ended) else f"the best {len(fastest)}"
         found.append(

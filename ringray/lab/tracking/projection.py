@@ -34,7 +34,7 @@ from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import TRIAL_TAG, runs_of, sweep_tags, trial_tags
 from ringray.lab.tracking.database import client_of
-from ringray.lab.tracking.description import FIGURES, RunPlace, note
+from ringray.lab.tracking.description import FIGURES, note
 from ringray.lab.trial.outcome import UNASKED, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
@@ -223,8 +223,7 @@ class Projection:
 
     def _note(self, trials: Sequence[TrialRow]) -> str:
         children = {key: child.run_id for key, child in self._children.items()}
-        place = RunPlace(self.place.experiment_id, self.place.run_id, children, self._figures)
-        return note(self._sweep, trials, place)
+        return note(self._sweep, trials, self.place, children, self._figures)
 
     def _log_text(self, text: str, name: str) -> None:
         self._client.log_text(self.place.run_id, text, name)

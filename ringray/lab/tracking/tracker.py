@@ -82,11 +82,6 @@ class Tracker:
         """The command, or for a server the address, that shows this sweep."""
         return ui_command(self.uri, self.place.experiment_id, self.place.run_id)
 
-    @property
-    def asked(self) -> bool:
-        """True if :meth:`ask_to_finish` was called."""
-        return self._until is not None
-
     def wait_ready(self, timeout: float = READY_S) -> None:
         """Returns when MLflow has accepted the sweep.
 

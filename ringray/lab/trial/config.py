@@ -131,10 +131,6 @@ def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]
 
 def default_config(config: TrialConfig) -> TrialConfig:
     """Returns a config with the defaults in place of ``auto``, for predictions without hardware."""
-    if "auto" not in (config.partition, config.transport):
-        return config
-    partition, transport = (
-        tuned.DEFAULTS[name] if given == "auto" else given
-        for name, given in (("partition", config.partition), ("transport", config.transport))
-    )
-    return replace(config, partition=partition, transport=transport)
+    names = [name for name in ("partition", "transport") if getattr(config, name) == "auto"]
+    chosen: dict[str, Any] = {name: tuned.DEFAULTS[name] for name in names}
+    return replace(config, **chosen) if chosen else config

@@ -8,6 +8,7 @@ import re
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,7 +20,7 @@ from ringray.lab.tracking import description
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.trial.faults import Fault
-from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import Tracked, TrialRow
 from tests.support.figure_rows import row as drawn_row
 from tests.support.figure_rows import strategies, timed
 from tests.support.tracking_store import ENVIRONMENT, begin, config, free_port, outcome
@@ -91,21 +92,25 @@ def test_what_a_trial_met_can_be_searched_for(sweep_row: Any) -> None:
     assert tags["ringray.fault.node"] == "10.0.0.2 (node a), 10.0.0.3 (node b)"
 
 
+def note_of(sweep: Any, rows: Any, children: Any = MappingProxyType({}), figures: Any = ()) -> str:
+    return description.note(sweep, rows, Tracked("", "7", "cd" * 16), children, figures)
+
+
 def test_the_note_fits_one_tag_and_counts_everything(sweep_row: Any) -> None:
     rows = [row(index) for index in range(500)] + [row(500, "oom")]
-    note = description.note(sweep_row, rows)
+    note = note_of(sweep_row, rows)
     assert len(note) <= 8000
     assert note.startswith("**quick** (latency): 501 of 501 trials ended: 500 ok, 1 oom")
     assert "| contiguous 1024 | ok | 1 | 0.9 | 0.5 |" in note
     assert "more: see `results.csv`" in note
     assert show.summary_metrics(rows)["best_ratio"] == 0.9
     assert show.summary_metrics(rows)["trials_oom"] == 1.0
-    assert "none yet" in description.note(sweep_row, [])
+    assert "none yet" in note_of(sweep_row, [])
 
 
 def test_the_note_names_the_fastest_and_how_sure_that_is(sweep_row: Any) -> None:
     rows = strategies()  # 2 directions, 2 lengths, 4 strategies
-    lines = description.note(sweep_row, rows).splitlines()
+    lines = note_of(sweep_row, rows).splitlines()
     lines = [line.replace("&emsp;", "") for line in lines]
     at = lines.index("| problem | fastest | ms | next | behind by | ratio |")
     contests = [line for line in lines[at + 2 :] if line.startswith("|")][:4]
@@ -118,17 +123,16 @@ def test_the_note_names_the_fastest_and_how_sure_that_is(sweep_row: Any) -> None
         assert float(ratio) == pytest.approx(float(ms) / 100, abs=0.006)
         assert behind.endswith("%")
     near = [drawn_row(0, timed(10.0)), drawn_row(1, timed(10.1), partition="zigzag")]
-    note = description.note(sweep_row, near).replace("&emsp;", "")
+    note = note_of(sweep_row, near).replace("&emsp;", "")
     assert "| all | **contiguous** | 10.0 | zigzag | 1.0%, within the spread | 0.10 |" in note
-    alone = description.note(sweep_row, near[:1])
+    alone = note_of(sweep_row, near[:1])
     assert "fastest" not in alone
 
 
 def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> None:
     rows = strategies()
     children = {trial.key: f"{trial.index:032x}" for trial in rows}
-    place = description.RunPlace("7", "cd" * 16, children, ("throughput", "pareto"))
-    note = description.note(sweep_row, rows, place)
+    note = note_of(sweep_row, rows, children, ("throughput", "pareto"))
     assert len(note) <= 8000
     links = dict(re.findall(r"(?<!!)\[([^]]+)\]\((\S+)\)", note))
     assert set(links) == {"table", "charts", "compare all"}
