@@ -28,7 +28,7 @@ from typing import NoReturn
 from ringray import __version__
 from ringray.base.errors import RingrayError, UserError, unknown
 from ringray.base.redaction import shown
-from ringray.lab.cli import options
+from ringray.lab.cli.options import Command
 
 INTERRUPTED = 130
 
@@ -125,15 +125,16 @@ def _dispatch(argv: Sequence[str]) -> int:
     return command(arguments)
 
 
-def _command(name: str) -> tuple[options.Command, _Parser]:
+def _command(name: str) -> tuple[Command, _Parser]:
     if name not in COMMANDS:
         raise UserError(unknown("command", name, COMMANDS))
     place, summary = COMMANDS[name]
     module, _, function = place.partition(":")
-    command: options.Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    command: Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
     description = summary[0].upper() + summary[1:]
     parser = _Parser(prog=f"ringray {name}", description=description, allow_abbrev=False)
-    options.add(parser, command)
+    for option in getattr(command, "options", ()):
+        parser.add_argument(*option.names, **option.settings)
     return command, parser
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ringray.base import provenance, units
-from ringray.base.errors import PlaceError, SpecError
+from ringray.base.errors import PlaceError
 from ringray.base.redaction import has_password, plain
 from ringray.lab.cli.options import DASHBOARD, SPEC, Option, options
 from ringray.lab.cluster import job_package, job_server
@@ -26,12 +26,10 @@ def submit(arguments: argparse.Namespace) -> int:
     """Sends a sweep to a cluster, unless it runs there, and follows it; returns its exit code."""
     plan = build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
     if has_password(plan.spec.tracking.uri or ""):
-        raise SpecError(
+        raise plan.spec.error(
+            "tracking.uri",
             "has a password, which every user who may read the cluster's jobs could read; "
             "set MLFLOW_TRACKING_URI on the head instead",
-            path=plan.spec.path,
-            line=plan.spec.line_of("tracking.uri"),
-            field="tracking.uri",
         )
     url = job_server.address(arguments.address)
     here = Jobs(job_server.connect(url), url)

@@ -24,9 +24,11 @@ SWEEP = Option("sweep", metavar="SWEEP", help="name, or the start of its digest"
 ADDRESS = Option("--address", metavar="A", help="Ray (default: RAY_ADDRESS, else a local Ray)")
 DASHBOARD = Option("--address", metavar="URL", help="dashboard of the head: http://HOST:8265")
 STORE = Option("--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)")
-JSON = Option("--json", metavar="F", help="append a JSON line per trial to F; - is stdout")
-NO_TRACKING = Option(
-    "--no-tracking", action="store_true", help="write to the store only, no MLflow"
+MEASURING = (
+    ADDRESS,
+    STORE,
+    Option("--json", metavar="F", help="append a JSON line per trial to F; - is stdout"),
+    Option("--no-tracking", action="store_true", help="write to the store only, no MLflow"),
 )
 ALL = Option("--all", action="store_true", help="show every trial")
 
@@ -39,12 +41,6 @@ def options(*given: Option) -> Callable[[Command], Command]:
         return command
 
     return declare
-
-
-def add(parser: argparse.ArgumentParser, command: Command) -> None:
-    """Adds the options that ``command`` declares."""
-    for option in getattr(command, "options", ()):
-        parser.add_argument(*option.names, **option.settings)
 
 
 @contextmanager

@@ -16,17 +16,7 @@ from rich.console import Console
 from ringray.base import units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
-from ringray.lab.cli.options import (
-    ADDRESS,
-    JSON,
-    NO_TRACKING,
-    SPEC,
-    STORE,
-    SWEEP,
-    Option,
-    options,
-    writing,
-)  # fmt: skip
+from ringray.lab.cli.options import MEASURING, SPEC, SWEEP, Option, options, writing
 from ringray.lab.cli.results import print_trials, say, title
 from ringray.lab.cli.store import open_store
 from ringray.lab.driver import schedule
@@ -45,7 +35,7 @@ from ringray.lab.trial.outcome import UNKNOWN, SweepRow, TrialRow
 from ringray.tuning import table as tuned
 
 
-@options(SPEC, ADDRESS, STORE, JSON, NO_TRACKING)
+@options(SPEC, *MEASURING)
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that have no result in the store."""
     plan = build(specs.load(arguments.spec))
@@ -54,9 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @options(
-    SWEEP, ADDRESS, STORE, JSON, NO_TRACKING,
+    SWEEP,
+    *MEASURING,
     Option("--from-mlflow", action="store_true", help="first restore missing trials from MLflow"),
-)  # fmt: skip
+)
 def resume(arguments: argparse.Namespace) -> int:
     """Measures the missing trials of a sweep in the store; of a search, keeps the best points."""
     if arguments.from_mlflow:
@@ -90,9 +81,8 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
 
 def _go_on(store: Store, sweep: str, arguments: argparse.Namespace) -> int:
     plan = build(stored_spec(store.find(sweep)))
-    if not KINDS[plan.spec.kind].tunes:
-        return execute(plan, store, arguments)
-    return search(plan, store, arguments)
+    follow = search if KINDS[plan.spec.kind].tunes else execute
+    return follow(plan, store, arguments)
 
 
 def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringray.base import units
-from ringray.base.errors import SpecError, UserError
-from ringray.lab.cli.options import ADDRESS, JSON, NO_TRACKING, SPEC, STORE, Option, options
+from ringray.base.errors import UserError
+from ringray.lab.cli.options import MEASURING, SPEC, Option, options
 from ringray.lab.cli.run import search
 from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
@@ -19,18 +19,16 @@ from ringray.tuning import table as tuned
 from ringray.tuning.table import Entry
 
 
-@options(SPEC, ADDRESS, STORE, JSON, NO_TRACKING)
+@options(SPEC, *MEASURING)
 def tune(arguments: argparse.Namespace) -> int:
     """Runs a tuning spec, and keeps the best point of each problem for later calls."""
     plan = build(specs.load(arguments.spec))
     if not KINDS[plan.spec.kind].tunes:
         tuning = ", ".join(name for name, kind in KINDS.items() if kind.tunes)
-        raise SpecError(
+        raise plan.spec.error(
+            "kind",
             f"got {plan.spec.kind!r}, expected one of {tuning} to be tuned; "
             "`ringray run` measures the others",
-            path=plan.spec.path,
-            line=plan.spec.line_of("kind"),
-            field="kind",
         )
     with open_store(arguments.store, create=True) as store:
         return search(plan, store, arguments)

@@ -25,7 +25,6 @@ class RankContext:
     ranks over the CPU, for messages that must work when devices are full."""
 
     rank: int
-    world_size: int
     device: torch.device
     group: dist.ProcessGroup | None
     side: dist.ProcessGroup | None = None

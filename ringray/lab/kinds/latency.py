@@ -8,6 +8,7 @@ the machine's speed cancels. Memory is measured in the first warm-up run, which 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,18 +51,14 @@ def shards(config: TrialConfig, context: RankContext) -> Inputs:
 def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Measures one trial on this rank; every rank of the ring calls it at the same time."""
     inputs = shards(config, context)
-
-    def ring() -> None:
-        ring_pass(config, context, *inputs)
-
-    return measure(config, context, inputs, ring)
+    return measure(config, context, inputs, partial(ring_pass, config, context, *inputs))
 
 
 def measure(
     config: TrialConfig,
     context: RankContext,
     inputs: Inputs,
-    ring: Callable[[], None],
+    ring: Callable[[], object],
     beside: Callable[[], None] | None = None,
 ) -> RankReport:
     """Times ``ring``, which works on ``inputs``, and the baseline. ``beside`` runs at the end of

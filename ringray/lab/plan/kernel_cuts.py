@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ringray_kernels.backends import BLOCKS, on_device
@@ -48,10 +49,8 @@ def configs(problem: Problem) -> list[BlockConfig]:
     """Returns the configurations that some known GPU may run, the defaults first."""
     found: dict[BlockConfig, None] = {}
     for target in TARGETS.values():
-        try:
+        with suppress(ValueError):
             found[default(problem, target)] = None
-        except ValueError:
-            continue
     for config in _combinations(problem):
         if any(supports(config, problem, target) is None for target in TARGETS.values()):
             found[config] = None

@@ -43,7 +43,8 @@ class BoardGroup:
 class Board:
     """A plan and the outcome of each of its trials so far.
 
-    ``done``: trials that an earlier run of the sweep has measured, by key.
+    ``done``: trials that an earlier run of the sweep has measured, by key. ``labels``: the names of
+    trials in this sweep, by key.
     """
 
     def __init__(self, plan: Plan, done: Mapping[str, TrialRow]) -> None:
@@ -51,7 +52,7 @@ class Board:
         runnable = plan.runnable
         configs = {trial.key: trial.config.as_dict() for trial in runnable}
         self.fields = words.varying(configs.values())
-        self._labels = words.names(configs, plan.spec.name)
+        self.labels = words.names(configs, plan.spec.name)
         self.groups: list[BoardGroup] = []
         self._group_of: dict[str, BoardGroup] = {}
         for same in groups(runnable, lambda trial: replace(trial.config, replica=0)):
@@ -62,7 +63,7 @@ class Board:
         self.total = len(runnable)
         self.pruned = len(plan.trials) - self.total
         self.known = sum(len(group.ended) for group in self.groups)
-        self.current: Trial | None = None
+        self.running: BoardGroup | None = None
         self.attempt = 1
         self.last: BoardGroup | None = None
         self.note = ""
@@ -71,17 +72,9 @@ class Board:
         self._started_at = self._began
         self._took: dict[str, float] = {}  # seconds of the trials that ended in this run
 
-    def group(self, trial: Trial) -> BoardGroup:
-        """Returns the row that shows ``trial``."""
-        return self._group_of[trial.key]
-
-    def label(self, trial: Trial) -> str:
-        """Returns a name of ``trial`` in this sweep."""
-        return self._labels[trial.key]
-
     def start(self, trial: Trial, attempt: int) -> None:
         """Notes that ``trial`` is being measured."""
-        self.current, self.attempt = trial, attempt
+        self.running, self.attempt = self._group_of[trial.key], attempt
         self._started_at = time.monotonic()
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
@@ -92,7 +85,7 @@ class Board:
                 self._took[trial.key] = time.monotonic() - self._started_at
             group.ended[trial.key] = outcome
             self.last = group
-        self.current, self.note = None, ""
+        self.running, self.note = None, ""
 
     @property
     def done(self) -> int:
@@ -131,8 +124,8 @@ def _weight(trial: Trial) -> float:
 def trial_line(board: Board, trial: Trial, outcome: Outcome) -> str:
     """Writes ``[ 3/16] zigzag 8192 forward  ok  12.3 ms (12.1-12.9)  sdpa 13.0 ms  ratio 0.95``."""
     total = str(board.total)
-    place = f"[{board.done:>{len(total)}}/{total}]"
-    return f"{place} {board.label(trial)}  {outcome.status}  {_details(outcome, trial)}".rstrip()
+    label = f"[{board.done:>{len(total)}}/{total}] {board.labels[trial.key]}"
+    return f"{label}  {outcome.status}  {_details(outcome, trial)}".rstrip()
 
 
 def _details(outcome: Outcome, trial: Trial) -> str:
@@ -159,5 +152,4 @@ def _details(outcome: Outcome, trial: Trial) -> str:
 
 def worst_error(metrics: Mapping[str, float]) -> float | None:
     """Returns the largest share of its error budget that a tensor takes; None without errors."""
-    shares = [metrics[name] for name in of_group("error") if name in metrics]
-    return max(shares, default=None)
+    return max((metrics[name] for name in of_group("error") if name in metrics), default=None)

@@ -54,9 +54,10 @@ def observer(file: TextIO | None = None) -> LiveTable | PlainLines:
 class PlainLines:
     """One line per event. A reader that closes the pipe does not end the sweep."""
 
+    _board: Board  # from the start of the sweep on
+
     def __init__(self, file: TextIO | None = None) -> None:
         self._file: TextIO | None = file or sys.stdout
-        self._board: Board | None = None
 
     def sweep_started(
         self, plan: Plan, done: Mapping[str, TrialRow], environment: dict[str, Any]
@@ -76,13 +77,11 @@ class PlainLines:
         self._line(text)
 
     def trial_started(self, trial: Trial, attempt: int) -> None:
-        assert self._board is not None
         self._board.start(trial, attempt)
         if attempt > 1:
-            self._line(f"{self._board.label(trial)}: attempt {attempt}")
+            self._line(f"{self._board.labels[trial.key]}: attempt {attempt}")
 
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
-        assert self._board is not None
         self._board.end(trial, outcome)
         # The first lines count the pruned trials, the summary those that a search left out.
         if trial.pruned is None and outcome.reason != UNASKED:
@@ -106,9 +105,10 @@ class PlainLines:
 class LiveTable:
     """One table, redrawn in place."""
 
+    _board: Board  # from the start of the sweep on
+
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._board: Board | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._lock = threading.RLock()
         self._drawn = 0.0
@@ -123,19 +123,17 @@ class LiveTable:
 
     def note(self, text: str) -> None:
         text = shown(text)
-        if self._board is None or not self._live.is_started:
+        if not self._live.is_started:
             self._console.print(text, style="bright_black", markup=False)
             return
         self._board.note = text
         self._changed()
 
     def trial_started(self, trial: Trial, attempt: int) -> None:
-        assert self._board is not None
         self._board.start(trial, attempt)
         self._changed()
 
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
-        assert self._board is not None
         with self._lock:
             self._board.end(trial, outcome)
             # The next trial usually starts at once; one drawing shows both.
@@ -174,7 +172,7 @@ class LiveTable:
     def _draw(self) -> None:
         with self._lock:
             self._cancel()
-            if self._board is None or not self._live.is_started:
+            if not self._live.is_started:
                 return
             self._drawn = time.monotonic()
             rows = max(3, self._console.height - _AROUND)
@@ -218,7 +216,7 @@ def _header(board: Board) -> RenderableType:
 def _visible(board: Board, rows: int) -> list[BoardGroup]:
     """Returns ``rows`` rows around the running trial, a quarter of them after it."""
     groups = board.groups
-    at = board.group(board.current) if board.current is not None else board.last
+    at = board.running or board.last
     focus = next((index for index, group in enumerate(groups) if group is at), 0)
     ahead = max(1, rows // 4)
     first = max(0, min(focus + ahead + 1 - rows, len(groups) - rows))
@@ -239,7 +237,7 @@ def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
     table = bare_table("", *(words.HEADS[name] for name in fields), *headings)
     ascii_only = not to.encoding.lower().startswith("utf")
     for group in shown:
-        running = board.current is not None and board.group(board.current) is group
+        running = group is board.running
         status = "running" if running else group.status or "pending"
         quiet = "bright_black" if status == "pending" else "bold" if running else ""
         cells: list[RenderableType] = _metric_cells(group, errors, compared is not None, bars)

@@ -15,9 +15,8 @@ from ringray.lab.trial.outcome import TrialRow
 _T = TypeVar("_T")
 
 
-def by_problem(rows: Iterable[TrialRow], beside: Sequence[str] = ()) -> list[list[TrialRow]]:
-    """Groups rows of one problem, which may also differ in its fields ``beside``."""
-    fields = [name for name in PROBLEM if name not in beside]
+def by_problem(rows: Iterable[TrialRow], fields: Sequence[str] = PROBLEM) -> list[list[TrialRow]]:
+    """Groups rows of one problem, as far as ``fields`` tell."""
     return groups(rows, lambda row: [row.config.get(name) for name in fields])
 
 

@@ -40,9 +40,11 @@ _SHORT = {
 }
 
 
-def varying(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns the config fields with more than one value, in the order of ``HEADS``."""
-    values: dict[str, set[str]] = {name: set() for name in HEADS}
+def varying(
+    configs: Iterable[Mapping[str, Any]], among: Iterable[str] = tuple(HEADS)
+) -> tuple[str, ...]:
+    """Returns the config fields with more than one value, in the order of ``among``."""
+    values: dict[str, set[str]] = {name: set() for name in among}
     for config in configs:
         for name, seen in values.items():
             seen.add(repr(config.get(name)))

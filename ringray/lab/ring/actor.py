@@ -194,7 +194,6 @@ class Rank:
 
     def _measure(self, kind: str, flat: dict[str, Any]) -> RankReport:
         import torch
-        import torch.distributed as dist
 
         from ringray.lab.kinds.base import RankContext
         from ringray.lab.trial.config import TrialConfig
@@ -203,7 +202,6 @@ class Rank:
         torch.set_num_threads(config.threads)
         context = RankContext(
             rank=self._rank,
-            world_size=dist.get_world_size() if self._group else 1,
             device=self._device,
             group=self._group,
             side=self._side,

@@ -78,10 +78,7 @@ def _propose(
 def _tell(study: Any, trial: Any, scores: tuple[float, ...] | None) -> None:
     import optuna
 
-    if scores is None:
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    else:
-        study.tell(trial, list(scores))
+    study.tell(trial, scores, None if scores else optuna.trial.TrialState.FAIL)
 
 
 METHOD = Method(search, "points that Optuna's sampler proposes", ("budget", "seed"))

@@ -30,12 +30,6 @@ _PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,30})")
 _CORE = "tag:yaml.org,2002:"
 
 
-def dotted(where: Where) -> str:
-    """Returns the field at or around ``where`` (errors name no elements of lists)."""
-    names = takewhile(lambda part: isinstance(part, str), where)
-    return ".".join(_short(str(name)) for name in names)
-
-
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -145,7 +139,9 @@ class Source:
         """Returns the error about ``where``, by default on the line of its value."""
         mark = self._nearest(where)
         line = mark.line if mark and line is None else line
-        return SpecError(message, path=self.path, line=line, field=dotted(where) or None)
+        # The field at or around it: errors name no elements of lists.
+        names = [_short(str(one)) for one in takewhile(lambda part: isinstance(part, str), where)]
+        return SpecError(message, path=self.path, line=line, field=".".join(names) or None)
 
     def _nearest(self, where: Where) -> Mark | None:
         """The mark of ``where``, or of the innermost written value around it."""

@@ -88,8 +88,7 @@ def _winners(points: Sequence[TrialRow]) -> list[str]:
     contests = [same for same in by_problem(timed) if len(same) > 1]
     if not contests:
         return []
-    among = words.varying(point.config for point in timed)
-    problem = [name for name in among if name in words.PROBLEM]
+    problem = words.varying((point.config for point in timed), words.PROBLEM)
     fields = data.strategies(timed)
     compared = any("ratio" in point.metrics for point in timed)
     heads = ["problem", "fastest", "ms", "next", "behind by", *(["ratio"] if compared else [])]

@@ -58,7 +58,7 @@ def trial(name: str, backward: str) -> plan.Trial:
 def measured(name: str, backward: str) -> tuple[plan.Trial, measurement.RankReport]:
     """Returns a trial and this rank's report of it."""
     point = trial(name, backward)
-    context = RankContext(dist.get_rank(), RING, torch.device("cpu"), dist.group.WORLD)
+    context = RankContext(dist.get_rank(), torch.device("cpu"), dist.group.WORLD)
     return point, overlap.run(point.config, context)
 
 
@@ -150,7 +150,7 @@ def test_on_a_ring_of_four() -> None:
 
 def test_a_ring_of_one_hides_nothing() -> None:
     config = TrialConfig.from_dict({**trial("ring", "planned").config.as_dict(), "ring_size": 1})
-    report = overlap.run(config, RankContext(0, 1, torch.device("cpu"), None))
+    report = overlap.run(config, RankContext(0, torch.device("cpu"), None))
     assert {span.kind for span in report.spans} == {"compute"}
     metrics, _ = measurement.summarise(config, 1, [report])
     assert "hidden" not in metrics

@@ -78,7 +78,7 @@ def test_replicas_are_one_row() -> None:
     metrics = board.groups[0].metrics()
     assert metrics["median_ms"] == 12.0
     assert (metrics["p20_ms"], metrics["p80_ms"]) == (10.0 * 0.98, 30.0 * 1.05)
-    assert board.label(first[2]).endswith(" replica2")
+    assert board.labels[first[2].key].endswith(" replica2")
     assert board.groups[0].status == "ok"
     board.end(first[1], Outcome("timeout", "too slow"))
     assert board.groups[0].status == "timeout"

@@ -42,8 +42,9 @@ def panels(found: Sequence[TrialRow], beside: Sequence[str] = ()) -> tuple[list[
     than ``MAX_PANELS`` problems those with the most points are kept, the longest sequences first
     among equals.
     """
-    varying = [name for name in _varying(found, words.PROBLEM) if name not in beside]
-    problems = by_problem(found, beside)
+    fields = [name for name in words.PROBLEM if name not in beside]
+    varying = words.varying((point.config for point in found), fields)
+    problems = by_problem(found, varying)
     best = sorted(problems, key=lambda same: (-len(same), -same[0].config.get("seq_len", 0)))
     kept = [
         Panel(problem(same[0], varying), same) for same in problems if same in best[:MAX_PANELS]
@@ -53,7 +54,7 @@ def panels(found: Sequence[TrialRow], beside: Sequence[str] = ()) -> tuple[list[
 
 def strategies(found: Sequence[TrialRow]) -> tuple[str, ...]:
     """Returns the fields of the strategy in which ``found`` differ."""
-    return _varying(found, words.STRATEGY)
+    return words.varying((point.config for point in found), words.STRATEGY)
 
 
 def strategy(point: TrialRow, fields: Sequence[str]) -> str:
@@ -65,8 +66,3 @@ def problem(point: TrialRow, fields: Sequence[str]) -> str:
     """Names a point's problem by the fields in which problems differ."""
     config = {**point.config, "seq_len": f"{point.config['seq_len']:,} tokens"}
     return words.label(config, fields)
-
-
-def _varying(found: Iterable[TrialRow], fields: Sequence[str]) -> tuple[str, ...]:
-    among = words.varying(point.config for point in found)
-    return tuple(name for name in among if name in fields)

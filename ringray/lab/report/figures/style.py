@@ -15,7 +15,6 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -68,7 +67,6 @@ def png(figure: Figure) -> bytes:
     """Returns the figure as PNG, without a date or the name of a program."""
     out = io.BytesIO()
     with settings():
-        FigureCanvasAgg(figure)
         figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
     return out.getvalue()
 
