@@ -42,11 +42,10 @@ class Finding:
 @options(ADDRESS)
 def doctor(arguments: argparse.Namespace) -> int:
     """Prints a line per finding; returns 0 if the quickstart can run, else 1."""
-    verdicts = []
+    missing = 0
     for finding in _findings(arguments.address):
         print(shown(f"{finding.verdict:<8}{finding.what:<10}{finding.said}"), flush=True)
-        verdicts.append(finding.verdict)
-    missing = verdicts.count("missing")
+        missing += finding.verdict == "missing"
     if missing:
         print(f"\n{units.plural(missing, 'thing')} missing: the quickstart cannot run here yet")
         return 1
@@ -70,7 +69,7 @@ def _findings(address: str | None) -> Iterator[Finding]:
     if "error" not in torch:
         yield _gloo(torch["gloo"])
     yield from _backends(torch)
-    yield from _home()
+    yield _home()
     yield _rings(hardware["cores"], len(torch.get("gpus", [])))
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
@@ -176,25 +175,23 @@ def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
             yield Finding("note", "backends", said)
 
 
-def _home() -> Iterator[Finding]:
+def _home() -> Finding:
     try:
         path = private_files.create_home()
     except RingrayError as error:
-        yield Finding("missing", "home", str(error))
-        return
+        return Finding("missing", "home", str(error))
     try:
         with tempfile.TemporaryFile(dir=path):
             pass
         others = path.stat().st_mode & 0o022
     except OSError as error:
         why = f"{path} is not writable: {reason_of(error)}; set RINGRAY_HOME"
-        yield Finding("missing", "home", why)
-        return
+        return Finding("missing", "home", why)
     free = shutil.disk_usage(path).free
     said = f"{path}, {units.memory(free)} free"
     if others:
         said += f"; other users may write there and replace its files: chmod go-w {path}"
-    yield Finding("ok" if free >= _DISK and not others else "note", "home", said)
+    return Finding("ok" if free >= _DISK and not others else "note", "home", said)
 
 
 def _rings(cores: int, gpus: int) -> Finding:

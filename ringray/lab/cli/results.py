@@ -39,7 +39,7 @@ def print_trials(
     configs = [row.config for row in measured]
     fields = words.varying(configs)
     rows = measured if everything else replicas.merged(measured)
-    say(console, f"{words.constants(configs, fields)}; {words.measured(configs[0])}")
+    say(console, f"{words.constants(configs[0], fields)}; {words.measured(configs[0])}")
     console.print()
     few = rows if everything else tables.most_telling(rows, ROWS)
     tables.show(tables.results_table(few, fields), console)

@@ -63,7 +63,7 @@ def _print(plan: Plan, everything: bool) -> None:
     configs = [trial.config.as_dict() for trial in runnable]
     console = tables.console()
     title(console, spec.name, plan.digest, (spec.kind, ""))
-    say(console, words.constants(configs, words.varying(configs)), words.measured(configs[0]))
+    say(console, words.constants(configs[0], words.varying(configs)), words.measured(configs[0]))
     console.print()
     shown = runnable if everything else runnable[:_ROWS]
     tables.show(tables.plan_table(shown), console)

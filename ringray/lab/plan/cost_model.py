@@ -32,7 +32,6 @@ class Hardware:
     of the backward pass over that. ``bandwidth``: bytes/s between neighbours; ``latency``: seconds
     per hop."""
 
-    name: str
     flops: Mapping[str, float]
     backward: float
     bandwidth: float
@@ -44,7 +43,7 @@ def cpu(cores: int) -> Hardware:
     """Returns the rates of a CPU, per thread: ATen's flash attention on one core of an AMD EPYC
     with AVX-512 (fp32 and bf16 85 GFLOP/s, head dim 64), gloo over loopback."""
     flops = {"float32": 85e9, "bfloat16": 83e9, "float16": 35e9}
-    return Hardware("cpu", flops, 0.8, 1.5e9, 5e-4, cores)
+    return Hardware(flops, 0.8, 1.5e9, 5e-4, cores)
 
 
 def interpreter(hardware: Hardware) -> Hardware:
@@ -55,9 +54,7 @@ def interpreter(hardware: Hardware) -> Hardware:
 
 # H100 SXM class, head dim 128, bf16, 16k: the published speed of FlashAttention-2 on that chip,
 # which is what ATen ships (370 TFLOP/s forward); fp32 runs on the memory-efficient kernel. NVLink.
-CUDA = Hardware(
-    "cuda", {"float32": 40e12, "bfloat16": 370e12, "float16": 370e12}, 0.75, 200e9, 2e-5
-)
+CUDA = Hardware({"float32": 40e12, "bfloat16": 370e12, "float16": 370e12}, 0.75, 200e9, 2e-5)
 
 
 class Cost(NamedTuple):
@@ -85,7 +82,7 @@ def predict(config: TrialConfig, hardware: Hardware) -> Cost:
     exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
     fold = exchange.fold
     walks = choose_walks(config, exchange)
-    sizes = _sizes(config, exchange, on_cpu=hardware.name == "cpu")
+    sizes = _sizes(config, exchange, on_cpu=hardware.cores is not None)
     visible = walks.forward.visible
     pair_flops = 4 * config.head_dim * config.heads * config.batch
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1

@@ -6,7 +6,6 @@ at most ``REFRESH_HZ`` times a second, because it runs on the cores that are bei
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -41,9 +40,8 @@ _MARKS = {
 """Marks of a row by status, in UTF-8 and in ASCII."""
 
 
-def observer(file: TextIO | None = None) -> LiveTable | PlainLines:
+def observer(file: TextIO) -> LiveTable | PlainLines:
     """Returns a live table for a terminal with a cursor, plain lines for any other ``file``."""
-    file = file or sys.stdout
     if file.isatty():
         terminal = console(file)
         if terminal.is_terminal and not terminal.is_dumb_terminal:
@@ -56,15 +54,15 @@ class PlainLines:
 
     _board: Board  # from the start of the sweep on
 
-    def __init__(self, file: TextIO | None = None) -> None:
-        self._file: TextIO | None = file or sys.stdout
+    def __init__(self, file: TextIO) -> None:
+        self._file: TextIO | None = file
 
     def sweep_started(
         self, plan: Plan, done: Mapping[str, TrialRow], environment: dict[str, Any]
     ) -> None:
         self._board = board = Board(plan, done)
         first = plan.runnable[0].config.as_dict()
-        said = words.constants([first], board.fields)
+        said = words.constants(first, board.fields)
         known = f", {units.plural(board.known, 'trial')} measured before" if board.known else ""
         pruned = f", {board.pruned} pruned" if board.pruned else ""
         trials = units.plural(board.total, "trial")
@@ -137,7 +135,7 @@ class LiveTable:
         with self._lock:
             self._board.end(trial, outcome)
             # The next trial usually starts at once; one drawing shows both.
-            self._later(1 / REFRESH_HZ)
+            self._changed(1 / REFRESH_HZ)
 
     def sweep_ended(self, summary: Summary) -> None:
         self.close()
@@ -149,20 +147,18 @@ class LiveTable:
             if self._live.is_started:
                 self._live.stop()
 
-    def _changed(self) -> None:
-        """Draws now or as soon as the rate allows, so that a long trial does not hide a change."""
+    def _changed(self, wait: float = 0.0) -> None:
+        """Draws after ``wait`` seconds or as soon as the rate allows, so that a long trial does not
+        hide a change."""
         with self._lock:
-            wait = self._drawn + 1 / REFRESH_HZ - time.monotonic()
+            self._cancel()
+            wait = max(wait, self._drawn + 1 / REFRESH_HZ - time.monotonic())
             if wait <= 0:
                 self._draw()
-            else:
-                self._later(wait)
-
-    def _later(self, seconds: float) -> None:
-        self._cancel()
-        self._timer = threading.Timer(seconds, self._draw)
-        self._timer.daemon = True
-        self._timer.start()
+                return
+            self._timer = threading.Timer(wait, self._draw)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _cancel(self) -> None:
         if self._timer is not None:

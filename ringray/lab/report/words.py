@@ -103,11 +103,11 @@ def _part(name: str, given: Any) -> str:
     return plain(f"{head}{separator}{given if isinstance(given, str) else json.dumps(given)}", " ")
 
 
-def constants(configs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """Writes the config values that all trials share: "ring of 2, device auto, ..."."""
+def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """Writes the config values that all trials share with the ``first``, which are all but those of
+    ``fields``: "ring of 2, device auto, ..."."""
     from ringray import transport  # with numpy, which `ringray list` does not need
 
-    first = configs[0]
     together = not {"heads", "head_dim"} & set(fields)
 
     def named(name: str, usual: Any = None) -> str:

@@ -148,11 +148,11 @@ def test_doctor_says_when_others_may_write_to_the_home(
 ) -> None:
     monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
     tmp_path.chmod(0o777)
-    (finding,) = doctor._home()
+    finding = doctor._home()
     assert finding.verdict == "note"
     assert f"chmod go-w {tmp_path}" in finding.said
     tmp_path.chmod(0o755)
-    (finding,) = doctor._home()
+    finding = doctor._home()
     assert "chmod" not in finding.said
     assert list(tmp_path.iterdir()) == []
 
