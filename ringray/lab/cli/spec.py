@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,13 @@ def validate(arguments: argparse.Namespace) -> int:
 def plan(arguments: argparse.Namespace) -> int:
     """Prints the trials of a spec and their predicted cost."""
     made = _built(arguments)
-    if arguments.json == "-":
-        json.dump(_as_json(made), sys.stdout, indent=1)
-        print()
-        return 0
     if arguments.json is not None:
-        text = json.dumps(_as_json(made), indent=1) + "\n"
+        text = json.dumps(_as_json(made), indent=1)
+        if arguments.json == "-":
+            print(text)
+            return 0
         with writing(arguments.json):
-            Path(arguments.json).write_text(text, encoding="utf-8")
+            Path(arguments.json).write_text(f"{text}\n", encoding="utf-8")
     _print(made, everything=arguments.all)
     return 0
 
