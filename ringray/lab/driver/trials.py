@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ringray.lab.cluster.fit import Cluster
@@ -29,15 +29,20 @@ BACKOFF_S = 0.5  # pause before the second attempt; each further pause is twice 
 BACKOFF_MOST_S = 30.0
 
 
-def pause_after(fault: Fault, attempt: int, retries: int) -> float | None:
-    """Returns the pause in seconds before the next attempt, None to give up.
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Decides whether a trial runs again, at most ``retries`` times after the first attempt.
 
-    Infrastructure faults say nothing about the trial, which then runs again, at most ``retries``
-    times. Every other fault is its result. ``attempt``: number of the failed attempt, from 1.
+    Infrastructure faults say nothing about the trial. Every other fault is its result.
     """
-    if not fault.infrastructure or attempt > retries:
-        return None
-    return float(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** (attempt - 1)))
+
+    retries: int
+
+    def pause(self, fault: Fault, attempt: int) -> float | None:
+        """Returns the seconds before the next attempt, None to give up; attempts count from 1."""
+        if not fault.infrastructure or attempt > self.retries:
+            return None
+        return float(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** (attempt - 1)))
 
 
 class TrialRunner:
@@ -47,7 +52,7 @@ class TrialRunner:
         self._sweep, self._cluster = sweep, cluster
         self._note = sweep.observer.note
         spec = sweep.plan.spec
-        self._limits = spec.limits
+        self._limits, self._policy = spec.limits, RetryPolicy(spec.limits.retries)
         self._sources: set[str] = set()  # of tuned choices, those that were noted
         self._quarantine = Quarantine()
         self._stop = threading.Event()  # set at the end: nothing waits any more
@@ -120,7 +125,7 @@ class TrialRunner:
     # One trial
 
     def _measure(self, work: Work, schedule: Schedule, rings: RingPool) -> Outcome:
-        """Returns the outcome of a trial after as many attempts as :func:`pause_after` grants."""
+        """Returns the outcome of a trial after as many attempts as the policy grants."""
         started, began = time.time(), time.monotonic()
         met: list[Fault] = []
         for attempt in itertools.count(1):
@@ -204,7 +209,7 @@ class TrialRunner:
         if self._stop.is_set():
             return False
         self._blame(fault, config)
-        pause = pause_after(fault, attempt, self._limits.retries)
+        pause = self._policy.pause(fault, attempt)
         if pause is None:
             return False
         self._note(f"{fault}; trying again on a new ring")

@@ -18,7 +18,7 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import trials
 from ringray.lab.driver.run import Resume, Sweep, run
 from ringray.lab.driver.schedule import Schedule
-from ringray.lab.driver.trials import BACKOFF_MOST_S, TrialRunner, pause_after
+from ringray.lab.driver.trials import BACKOFF_MOST_S, RetryPolicy, TrialRunner
 from ringray.lab.plan import plan
 from ringray.lab.ring.monitor import RingFault
 from ringray.lab.spec import model as spec
@@ -154,11 +154,11 @@ def test_a_late_failure_does_not_take_what_was_measured(
 
 @pytest.mark.parametrize("kind", ["node-lost", "rank-died", "stalled", "connection-lost"])
 def test_faults_of_the_infrastructure_are_retried_after_pauses_that_grow(kind: Any) -> None:
-    pauses = [pause_after(Fault(kind), attempt, 10) for attempt in range(1, 12)]
+    pauses = [RetryPolicy(10).pause(Fault(kind), attempt) for attempt in range(1, 12)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[BACKOFF_MOST_S] * 4, None]
-    assert pause_after(Fault(kind), 1, 0) is None
+    assert RetryPolicy(0).pause(Fault(kind), 1) is None
 
 
 def test_other_faults_are_results() -> None:
-    assert pause_after(Fault("out-of-memory"), 1, 10) is None
-    assert pause_after(Fault("error"), 1, 10) is None
+    assert RetryPolicy(10).pause(Fault("out-of-memory"), 1) is None
+    assert RetryPolicy(10).pause(Fault("error"), 1) is None
