@@ -36,7 +36,7 @@ ALLOWED = {
     ("ringray.lab.cli.doctor", "triton"): PACKAGE,
     ("ringray.tuning.table", "triton"): PACKAGE,
     ("ringray_kernels.bench.machine", "triton"): PACKAGE,
-    ("ringray.lab.driver.run", "ring"): SECTION,
+    ("ringray.lab.driver.resume", "ring"): SECTION,
     ("ringray.lab.driver.trials", "ring"): SECTION,
     ("ringray.lab.plan.expand", "ring"): SECTION,
     ("ringray.lab.plan.limits", "ring"): SECTION,

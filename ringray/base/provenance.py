@@ -57,20 +57,30 @@ def packages() -> tuple[Path, ...]:
 
 
 def point_digest(config: dict[str, Any], environment: dict[str, Any]) -> str:
-    """Returns sha256 (hex) of a trial's config and of the measured parts of ``environment``.
+    """Returns sha256 (hex) of a trial's config and of the measured parts of ``environment``."""
+    measured = {"config": config, **measured_parts(environment)}
+    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()
+
+
+def measured_parts(environment: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parts of ``environment`` that can change a measured number.
 
     Memory counts in whole GiB: the operating system's share of it changes from boot to boot.
     """
     machine = dict(environment.get("hardware") or {})
     machine["memory_gib"] = round((machine.pop("memory_bytes", 0) or 0) / GIB)
     known = environment.get("versions") or {}
-    measured = {
-        "config": config,
+    return {
         "kernels": environment.get("kernels"),
         "hardware": machine,
         "versions": {name: known.get(name) for name in _MEASURED_VERSIONS},
     }
-    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()
+
+
+def commit(environment: dict[str, Any] | None) -> str | None:
+    """Writes the checkout of an environment: "1a2b3c4", "1a2b3c4 dirty"; None outside of one."""
+    git = (environment or {}).get("git")
+    return f"{git['commit'][:7]}{' dirty' if git['dirty'] else ''}" if git else None
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ringray.base import units
 from ringray.base.redaction import shown
-from ringray.lab.report import replicas, tables, words
+from ringray.lab.report import history, replicas, tables, words
 from ringray.lab.store.traces import folder_of
 from ringray.lab.trial.outcome import TrialRow
 
@@ -49,6 +49,20 @@ def print_trials(
     elif len(rows) < len(measured):
         say(console, f"medians over the replicas of each point, {len(measured)} trials ({more})")
     _print_hops(console, digest, trials, more, everything)
+
+
+def print_history(
+    console: Console, trials: Sequence[TrialRow], earlier: Sequence[TrialRow], everything: bool
+) -> None:
+    """Prints every measurement of every trial."""
+    found = history.measurements(trials, earlier)
+    shown = found if everything else found[:ROWS]
+    console.print()
+    fields = words.varying(one.row.config for one in found)
+    tables.show(history.history_table(shown, fields), console)
+    if len(shown) < len(found):
+        hidden = units.plural(len(found) - len(shown), "more measurement")
+        say(console, f"... {hidden} hidden (--all)")
 
 
 def _print_hops(

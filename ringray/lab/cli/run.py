@@ -35,7 +35,9 @@ from ringray.lab.trial.outcome import UNKNOWN, SweepRow, TrialRow
 from ringray.tuning import table as tuned
 
 
-@options(SPEC, *MEASURING)
+@options(
+    SPEC, *MEASURING, Option("--again", action="store_true", help="measure every trial once more")
+)
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that have no result in the store."""
     plan = build(specs.load(arguments.spec))
@@ -144,6 +146,7 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
             observer=view,
             tracking=tracking,
             json_path=json_path,
+            again=getattr(arguments, "again", False),
         )
     try:
         _print_summary(tables.console(screen), plan, store, summary, arguments)

@@ -10,8 +10,8 @@ from pathlib import Path
 from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
-from ringray.lab.cli.options import ALL, STORE, SWEEP, options
-from ringray.lab.cli.results import ROWS, print_trials, say, title
+from ringray.lab.cli.options import ALL, STORE, SWEEP, Option, options
+from ringray.lab.cli.results import ROWS, print_history, print_trials, say, title
 from ringray.lab.report import tables, words
 from ringray.lab.store.recover import recover as mend
 from ringray.lab.store.store import Store, default_path
@@ -57,12 +57,16 @@ def sweeps(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@options(SWEEP, STORE, ALL)
+@options(
+    SWEEP, STORE, ALL,
+    Option("--history", action="store_true", help="show all measurements, the earlier ones too"),
+)  # fmt: skip
 def status(arguments: argparse.Namespace) -> int:
     """Prints the state of a sweep and the results of its trials."""
     with open_store(arguments.store) as store:
         sweep = as_it_stands(store, store.find(arguments.sweep))
         trials = store.trials(sweep.digest)
+        earlier = [kept.trial for kept in store.history(sweep.digest)]
         owner = store.owner(sweep.digest)
     console = tables.console()
     pending = sweep.total - sum(sweep.counts.values())
@@ -70,7 +74,10 @@ def status(arguments: argparse.Namespace) -> int:
     when = (tables.when(sweep.updated), "bright_black")
     title(console, sweep.name, sweep.digest, (sweep.kind, ""), state, when)
     say(console, words.counts(sweep.counts, pending) + (f"; run by {owner}" if owner else ""))
-    print_trials(console, sweep.digest, trials, "--all", everything=arguments.all)
+    if arguments.history:
+        print_history(console, trials, earlier, everything=arguments.all)
+    else:
+        print_trials(console, sweep.digest, trials, "--all", everything=arguments.all)
     if pending and owner is None:
         console.print()
         option = f" --store {arguments.store}" if arguments.store else ""
@@ -105,8 +112,12 @@ def recover(arguments: argparse.Namespace) -> int:
         return 0
     print(f"{path} was damaged and is kept as {result.kept.name}; the new store has:")
     for sweep in result.sweeps:
-        lost = f"; lost: {units.plural(len(sweep.lost), 'ended trial')}" if sweep.lost else ""
-        saved = f"{units.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended{lost}"
+        saved = f"{units.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended"
+        if sweep.earlier:
+            saved += f", {units.plural(sweep.earlier, 'earlier measurement')}"
+        lost = (len(sweep.lost), "ended trial"), (sweep.lost_others, "measurement of others")
+        if gone := ", ".join(units.plural(count, what) for count, what in lost if count):
+            saved += f"; lost: {gone}"
         print(f"  {shown(sweep.name)} ({sweep.digest[:12]}): {saved}")
         for key in sweep.lost[:ROWS]:
             print(f"    lost: {shown(key)}")

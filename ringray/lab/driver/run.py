@@ -8,34 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ringray.base import provenance
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import connect
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.observer import Observer, Summary, Tracking
-from ringray.lab.driver.schedule import Schedule
+from ringray.lab.driver.resume import Resume
 from ringray.lab.driver.signals import Signals
-from ringray.lab.kinds import KINDS
-from ringray.lab.plan.plan import Plan, Trial, cost_dict, trial_row
-from ringray.lab.plan.pruning import Reason
+from ringray.lab.plan.plan import Plan, Trial, trial_row
 from ringray.lab.store.jsonl import Lines
 from ringray.lab.store.store import Store
-from ringray.lab.trial import faults
-from ringray.lab.trial.outcome import (
-    NOT_TRIED,
-    UNASKED,
-    Outcome,
-    SweepInfo,
-    SweepStatus,
-    TrialInfo,
-    TrialRow,
-)
+from ringray.lab.trial.outcome import Outcome, SweepInfo, SweepStatus
 
 _ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
 
@@ -48,6 +35,7 @@ def run(
     address: str | None = None,
     tracking: Callable[[], Tracking] | None = None,
     json_path: Path | None = None,
+    again: bool = False,
 ) -> Summary:
     """Runs every trial of ``plan`` that the store does not hold yet.
 
@@ -56,6 +44,7 @@ def run(
         address: a Ray cluster; None is RAY_ADDRESS, else an embedded local Ray.
         tracking: starts the projection into MLflow; called when the store knows the sweep.
         json_path: JSON Lines, appended as trials end; earlier trials that it lacks come first.
+        again: measures every trial once more; what it measured before becomes history.
 
     Raises:
         PlaceError: the store, the tracking server or the cluster cannot be used; before any actor
@@ -69,7 +58,7 @@ def run(
         stack.enter_context(store.lease(plan.digest, note=observer.note))
         stack.callback(sweep.wait_for_tracking)  # which finishes while the ring and Ray end
         try:
-            resume, cluster = sweep.resume(address, signals, stack)
+            resume, cluster = sweep.resume(address, signals, stack, again)
             sweep.begin(resume, tracking)
             sweep.announce(resume)
             if cluster is not None:
@@ -80,63 +69,6 @@ def run(
     sweep.summary.wall_s = time.monotonic() - began
     observer.sweep_ended(sweep.summary)
     return sweep.summary
-
-
-@dataclass(frozen=True)
-class Resume:
-    """The state of a sweep before its first trial runs. All mappings have trial keys.
-
-    ``rows``: what the store holds; ``done``: rows that stand; ``unasked``: points that a completed
-    search left out, None of any other; ``to_do``: whether a trial is left to measure; ``pruned``:
-    reasons of trials that are not measured.
-    """
-
-    plan: Plan
-    rows: Mapping[str, TrialRow]
-    done: Mapping[str, TrialRow]
-    unasked: frozenset[str] | None
-    to_do: bool
-    pruned: Mapping[str, str]
-
-    @classmethod
-    def of(cls, plan: Plan, store: Store, environment: dict[str, Any]) -> Resume:
-        """Returns what the plan and the store say, before a cluster is connected."""
-        rows = {row.key: row for row in store.trials(plan.digest)}
-        done = {
-            trial.key: rows[trial.key]
-            for trial in plan.runnable
-            if trial.key in rows and _stands(trial, rows[trial.key], plan, environment)
-        }
-        unasked = None
-        if rows and store.find(plan.digest).status in ("complete", "failed"):
-            unasked = frozenset(key for key, row in rows.items() if row.reason == UNASKED)
-        schedule = Schedule(plan, {}, done, unasked)
-        to_do = schedule.next() is not None
-        pruned = {trial.key: str(trial.pruned) for trial in plan.trials if trial.pruned}
-        if not to_do:
-            pruned |= {trial.key: UNASKED for trial in schedule.unasked()}
-        return cls(plan, rows, done, unasked, to_do, pruned)
-
-    def on(self, cluster: Cluster) -> Resume:
-        """Returns the same with the trials pruned that ``cluster`` can never run.
-
-        Raises:
-            PlaceError: it can run none of them.
-        """
-        return replace(self, pruned={**self.pruned, **_refusals(self.plan, cluster)})
-
-    def schedule(self) -> Schedule:
-        """Returns the search over the trials that are left."""
-        return Schedule(self.plan, self.pruned, self.done, self.unasked)
-
-    def infos(self) -> list[TrialInfo]:
-        """Returns all trials as the store takes them."""
-        kept = {key: row.reason or "" for key, row in self.done.items() if row.status == "pruned"}
-        reasons = {**self.pruned, **kept}
-        return [
-            TrialInfo(t.key, t.index, t.config.as_dict(), cost_dict(t), reasons.get(t.key))
-            for t in self.plan.trials
-        ]
 
 
 class Sweep:
@@ -162,10 +94,10 @@ class Sweep:
         self.observer.trial_ended(trial, outcome)
 
     def resume(
-        self, address: str | None, signals: Signals, stack: ExitStack
+        self, address: str | None, signals: Signals, stack: ExitStack, again: bool = False
     ) -> tuple[Resume, Cluster | None]:
         """Returns what is left to do and the cluster for it, None if nothing is left."""
-        resume = Resume.of(self.plan, self.store, self.info.environment)
+        resume = Resume.of(self.plan, self.store, self.info.environment, again)
         if resume.rows:
             self._lines.catch_up(self.store.changed_since(self.plan.digest, 0)[0])
         if not resume.to_do:
@@ -182,7 +114,7 @@ class Sweep:
             PlaceError: the tracking server cannot be used; a new sweep is forgotten.
         """
         new = not self.store.knows(self.plan.digest)
-        self.store.begin(self.info, resume.infos())
+        self.store.begin(self.info, resume.infos(), resume.earlier)
         try:
             if tracking is not None:
                 self._tracker = tracking()
@@ -194,6 +126,8 @@ class Sweep:
 
     def announce(self, resume: Resume) -> None:
         """Tells the observer what is known; trials that were pruned before get no second line."""
+        for line in resume.provenance(self.info.environment):
+            self.observer.note(line)
         self.observer.sweep_started(self.plan, dict(resume.done), self.info.environment)
         for trial in self.plan.trials:
             if trial.key not in resume.pruned or trial.key in resume.done:
@@ -241,40 +175,3 @@ class Sweep:
         if state.error or state.pending:
             why = f": {state.error}" if state.error else ""
             self.summary.tracking = f"{state.pending} trials are not in MLflow yet{why}"
-
-
-def _stands(trial: Trial, row: TrialRow, plan: Plan, environment: dict[str, Any]) -> bool:
-    """Tells whether a trial need not run: it ended well, with this code on this hardware.
-
-    A trial that a cluster refused is measured on one that can hold it.
-    """
-    own = row.environment or {}
-    return (
-        (row.status in ("ok", "oom") or (row.reason or "").startswith(NOT_TRIED))
-        and row.point == trial.point(environment, own.get("chosen"))
-        and not faults.stale(own.get("faults", ()), plan.spec.limits.rank_memory)
-    )
-
-
-def _refusals(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """Returns the trials that this cluster can never run, and why; PlaceError if it runs none."""
-    ranks_alone = KINDS[plan.spec.kind].ranks_alone
-    device, wrong = cluster.device(plan.spec.ring.device), None
-    if ranks_alone and device != plan.device:
-        wrong = Reason(
-            "ring.device",
-            f"got auto, which is {device} on this cluster and {plan.device} where the search was "
-            "planned; name it",
-        )
-    # Ranks that work alone are placed one by one, and all of them at the same time.
-    size = {"ring_size": plan.spec.sweep("ring", "size")[0]} if ranks_alone else {}
-    found = {
-        trial.key: wrong or cluster.refusal(replace(trial.config, **size))
-        for trial in plan.runnable
-    }
-    refused = {key: reason for key, reason in found.items() if reason is not None}
-    if len(refused) == len(plan.runnable):
-        reason = next(iter(refused.values()))
-        line = plan.spec.line_of(reason.field)
-        raise PlaceError(f"{plan.spec.path}{f':{line}' if line else ''}: {reason}")
-    return {key: str(reason) for key, reason in refused.items()}

@@ -4,10 +4,11 @@ words         configurations and metrics as text
 replicas      replicas of one point as one
 board         state of a running sweep; prints nothing
 tables        tables of plans, results, hops and sweeps
+history       all measurements of each trial
 live          views of a running sweep: a table on a terminal, lines elsewhere
 studies       results of searches
 trace_figure  picture of a trace
 figures       PNGs of a sweep
 
-tables, live and studies import rich, the figures matplotlib.
+tables, history, live and studies import rich, the figures matplotlib.
 """

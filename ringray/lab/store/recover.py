@@ -30,8 +30,9 @@ _SIZE = slice(28, 32)  # where the first page says how many there are; sqlite lo
 
 @dataclass(frozen=True)
 class Saved:
-    """One sweep: numbers of saved and ended trials. ``lost``: keys of ended trials that cannot be
-    read; ``nameless``: the sweep's own row is lost."""
+    """One sweep: numbers of saved and ended trials and of earlier measurements. ``lost``: keys of
+    ended trials that cannot be read; ``lost_others``: number of lost measurements of other trials;
+    ``nameless``: the sweep's own row is lost."""
 
     digest: str
     name: str
@@ -39,6 +40,8 @@ class Saved:
     ended: int
     lost: tuple[str, ...]
     nameless: bool
+    earlier: int
+    lost_others: int
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ def _recover(path: Path, folder: Path) -> Recovered:
             with suppress(PlaceError):
                 opened.append(stack.enter_context(closing(_open(one, new))))
         with Store(new) as store:
+            _keep_identity(store, opened)
             saved = _fill(store, opened)
     if not saved:
         raise PlaceError(
@@ -121,6 +125,8 @@ def _whole(copy: Path) -> bool:
             store.check()
             for sweep in store.sweeps():
                 store.trials(sweep.digest)
+                store.history(sweep.digest)
+            _ = store.identity
     except PlaceError:
         return False
     return True
@@ -148,19 +154,34 @@ def _environment(sources: list[sqlite3.Connection], identity: str) -> dict[str, 
     return {}
 
 
+def _keep_identity(store: Store, sources: list[sqlite3.Connection]) -> None:
+    """Gives ``store`` the identity of the first source that has one."""
+    for db in sources:
+        for (found,) in _scan(db, "id FROM identity", "id"):
+            if re.fullmatch(r"[0-9a-f]{32}", str(found)):
+                store.identify(found)
+                return
+
+
 def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
     """Writes the rows of all sources, those of the first one before the others'; the sweeps that
     were created last come last."""
     environments = cache(partial(_environment, sources))
     keys = [_keys(db) for db in sources]
+    past = [_past(db) for db in sources]
     sweeps = _sweeps(sources, environments)
     digests = sorted(sweeps, key=lambda digest: sweeps[digest].created)
     digests += sorted({digest for one in keys for digest in one} - set(digests))
     saved = []
     for digest in digests:
         found = [
-            _trials(db, environments, digest, known.get(digest, {}))
+            _trials(db, environments, digest, ((key,) for key in known.get(digest, {})))
             for db, known in zip(sources, keys, strict=True)
+        ]
+        earlier = [
+            one
+            for db, known in zip(sources, past, strict=True)
+            for one in _trials(db, environments, digest, sorted(known.get(digest, ())), "history")
         ]
         if digest not in sweeps and not any(found):
             continue
@@ -169,15 +190,27 @@ def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
         sweep = sweeps.get(digest, lost_row)
         for one in found:
             store.restore(sweep, sweep.created, one)
-        trials = store.trials(digest)
-        ended = {row.key for row in trials if row.status is not None}
-        lost = {key for one in keys for key, seq in one.get(digest, {}).items() if seq} - ended
-        saved.append(
-            Saved(
-                digest, sweep.name, len(trials), len(ended), tuple(sorted(lost)), sweep is lost_row
-            )
-        )
+        store.restore(sweep, sweep.created, (), earlier)
+        listed = {at for one in keys for at in one.get(digest, {}).items() if at[1]}
+        listed |= {at for one in past for at in one.get(digest, ())}
+        read = {(one.trial.key, one.seq) for part in (*found, earlier) for one in part}
+        saved.append(_saved(store, sweep, sweep is lost_row, listed, listed - read))
     return tuple(saved)
+
+
+def _saved(
+    store: Store, sweep: SweepRow, nameless: bool,
+    listed: set[tuple[str, int]], unread: set[tuple[str, int]],
+) -> Saved:  # fmt: skip
+    """Returns the counts of a sweep; ``listed`` and ``unread``: keys and numbers of recordings."""
+    trials, earlier = store.trials(sweep.digest), store.history(sweep.digest)
+    ended = {row.key for row in trials if row.status is not None}
+    lost = {key for key, _ in listed} - ended
+    others = sum(key not in lost for key, _ in unread)
+    return Saved(
+        sweep.digest, sweep.name, len(trials), len(ended), tuple(sorted(lost)), nameless,
+        len(earlier), others,
+    )  # fmt: skip
 
 
 def _sweeps(
@@ -206,13 +239,24 @@ def _keys(db: sqlite3.Connection) -> dict[str, dict[str, int]]:
     return found
 
 
+def _past(db: sqlite3.Connection) -> dict[str, set[tuple[str, int]]]:
+    """Returns the keys and numbers of earlier recordings by digest."""
+    found: dict[str, set[tuple[str, int]]] = {}
+    for digest, key, seq in _scan(db, "digest, key, seq FROM history", "digest", "key", "seq"):
+        if re.fullmatch(r"[0-9a-f]{64}", str(digest)):
+            found.setdefault(digest, set()).add((str(key), int(seq)))
+    return found
+
+
 def _trials(
-    db: sqlite3.Connection, environments: rows.Environments, digest: str, keys: Iterable[str]
-) -> list[Kept]:
+    db: sqlite3.Connection, environments: rows.Environments, digest: str,
+    places: Iterable[tuple[str | int, ...]], table: rows.Table = "trials",
+) -> list[Kept]:  # fmt: skip
+    only = "AND key = ?" if table == "trials" else "AND key = ? AND seq = ?"
     found: list[Kept] = []
-    for key in keys:
+    for place in places:
         with suppress(sqlite3.Error, Damage):
-            found += rows.trial_rows(db, environments, "AND key = ?", digest, key)
+            found += rows.trial_rows(db, environments, only, digest, *place, table=table)
     return found
 
 

@@ -7,12 +7,13 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ringray.base.provenance import point_digest
 from ringray.lab.store.schema import SWEEP, SWEEP_SEAL, TRIAL, TRIAL_SEAL, Damage, seal_of
 from ringray.lab.trial.outcome import (
     STATUSES,
+    UNASKED,
     UNKNOWN,
     Kept,
     Outcome,
@@ -23,11 +24,15 @@ from ringray.lab.trial.outcome import (
     TrialRow,
 )
 
+Table = Literal["trials", "history"]
 Environments = Callable[[str], dict[str, Any]]  # returns the decoded environment of that id
 NEXT_TURN = "(SELECT max(turn) + 1 FROM sweeps)"
 _PLAN = TRIAL[2:5]
 _OUTCOME = TRIAL[5:]  # columns that are empty until a trial has ended
-BROKEN = f"SELECT key FROM trials WHERE seal IS NOT {TRIAL_SEAL}"
+_RECORDING = ("key", "status", "point", "started", "ended")  # tell a recording from any other
+TABLES: tuple[Table, ...] = get_args(Table)  # with recordings: the current ones, the earlier ones
+BROKEN = [f"SELECT key FROM {table} WHERE seal IS NOT {TRIAL_SEAL}" for table in TABLES]
+_SEQS = " UNION ALL ".join(f"SELECT seq FROM {one} WHERE digest = ?1" for one in TABLES)
 
 
 def sweep_rows(
@@ -61,12 +66,14 @@ def trial_rows(
     condition: str,
     digest: str,
     *values: int | str,
+    table: Table = "trials",
 ) -> list[Kept]:
-    """Returns the sweep's trials that fit ``condition`` (as above)."""
+    """Returns the sweep's trials, or earlier recordings of them, that fit ``condition`` (as
+    above)."""
     found = []
+    query = f"SELECT {', '.join(TRIAL)}, seal IS {TRIAL_SEAL} FROM {table} WHERE digest = ?"
     for _, key, index, config, predicted, seq, *outcome, whole in db.execute(
-        f"SELECT {', '.join(TRIAL)}, seal IS {TRIAL_SEAL} FROM trials WHERE digest = ? {condition}",
-        (digest, *values),
+        f"{query} {condition}", (digest, *values)
     ).fetchall():
         status, reason, metrics, samples, point, attempts, started, ended, where = outcome
         named = f"trial {key} of sweep {digest[:12]}"
@@ -86,7 +93,7 @@ def trial_rows(
 def check_seals(db: sqlite3.Connection, digest: str, key: str | None = None) -> None:
     """Raises Damage if a trial of the sweep (or the one of that key) was changed from outside."""
     only, values = ("", ()) if key is None else (" AND key = ?", (key,))
-    row = db.execute(f"{BROKEN} AND digest = ?{only}", (digest, *values)).fetchone()
+    row = db.execute(f"{BROKEN[0]} AND digest = ?{only}", (digest, *values)).fetchone()
     if row:
         raise Damage(f"trial {row[0]} of sweep {digest[:12]} is not as it was written")
 
@@ -153,6 +160,7 @@ def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome)
     ours = [float(outcome.started), float(outcome.ended)]
     if before != ours:
         attempts += outcome.attempts
+        keep_earlier(db, digest, key)
     if outcome.environment is None:
         query = "SELECT environment FROM sweeps WHERE digest = ?"
         (environment,) = db.execute(query, (digest,)).fetchone()
@@ -170,24 +178,79 @@ def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome)
     )
 
 
+def keep_earlier(db: sqlite3.Connection, digest: str, key: str) -> None:
+    """Adds what a trial has recorded to the history, before it records something else; a point
+    that was pruned has measured nothing."""
+    columns = f"{', '.join(TRIAL)}, seal"
+    db.execute(
+        f"INSERT INTO history ({columns}) SELECT {columns} FROM trials "
+        "WHERE digest = ? AND key = ? AND status <> 'pruned'",
+        (digest, key),
+    )
+
+
+def make_current(db: sqlite3.Connection, digest: str, key: str, seq: int) -> None:
+    """Exchanges what a trial has recorded for an earlier recording, whose number is ``seq``."""
+    keep_earlier(db, digest, key)
+    chosen = (digest, key, seq)
+    outcome = ", ".join(_OUTCOME)
+    later = next_seq(db, digest)  # a reader of the changes sees it
+    db.execute(
+        f"UPDATE trials SET ({outcome}) = (SELECT {outcome} FROM history WHERE digest = ? "
+        "AND key = ? AND seq = ?) WHERE digest = ? AND key = ?",
+        (*chosen, digest, key),
+    )
+    db.execute("UPDATE trials SET seq = ? WHERE digest = ? AND key = ?", (later, digest, key))
+    db.execute("DELETE FROM history WHERE digest = ? AND key = ? AND seq = ?", chosen)
+
+
 def restore_rows(
-    db: sqlite3.Connection, sweep: SweepInfo, created: float, trials: Sequence[Kept]
-) -> int:
-    """Adds a sweep and trials from elsewhere that are missing here; returns how many trials."""
+    db: sqlite3.Connection, sweep: SweepInfo, created: float, trials: Sequence[Kept],
+    earlier: Sequence[Kept],
+) -> tuple[int, int]:  # fmt: skip
+    """Adds a sweep and recordings from elsewhere that are missing here.
+
+    One of ``trials`` goes to the history if its trial has another; those of ``earlier`` all do.
+    A number that is in use here is replaced.
+
+    Returns:
+        The numbers of added trials and of recordings added to the history.
+    """
     check_seals(db, sweep.digest)
     put_sweep(db, sweep, "interrupted", created, ["created"], f"WHERE kind = '{UNKNOWN}'")
-    statement = _upsert("trials", TRIAL, "digest, key", _OUTCOME, "WHERE status IS NULL")
-    added = 0
-    for trial, seq in trials:
+    current = _upsert("trials", TRIAL, "digest, key", _OUTCOME, "WHERE status IS NULL")
+    past = (
+        f"INSERT INTO history ({', '.join(TRIAL)}, seal) VALUES ({', '.join('?' * len(TRIAL))}, ?)"
+    )
+    known = {
+        tuple(row)
+        for table in TABLES
+        for row in db.execute(
+            f"SELECT {', '.join(_RECORDING)} FROM {table} WHERE digest = ?", (sweep.digest,)
+        )
+    }
+    taken = {seq for (seq,) in db.execute(_SEQS, (sweep.digest,))}
+    added = kept = 0
+    for number, (trial, seq) in enumerate((*trials, *earlier)):
+        if trial.status is not None:
+            recording = tuple(getattr(trial, name) for name in _RECORDING)
+            if recording in known:
+                continue
+            known.add(recording)
+            seq = seq if seq not in taken else max(taken) + 1
+            taken.add(seq)
         where = None if trial.environment is None else put_environment(db, trial.environment)
-        added += db.execute(
-            statement,
-            (sweep.digest, trial.key, trial.index, packed(trial.config), packed(trial.predicted),
-             seq, trial.status, trial.reason, packed(trial.metrics), packed(trial.samples),
-             trial.point, trial.attempts, trial.started, trial.ended, where),
-        ).rowcount  # fmt: skip
+        values = (
+            sweep.digest, trial.key, trial.index, packed(trial.config), packed(trial.predicted),
+            seq, trial.status, trial.reason, packed(trial.metrics), packed(trial.samples),
+            trial.point, trial.attempts, trial.started, trial.ended, where,
+        )  # fmt: skip
+        if number < len(trials) and db.execute(current, values).rowcount:
+            added += 1
+        elif trial.status not in (None, "pruned"):
+            kept += db.execute(past, (*values, seal_of(*values))).rowcount
     seal(db, sweep.digest)
-    return added
+    return added, kept
 
 
 def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
@@ -200,7 +263,7 @@ def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
 
 def next_seq(db: sqlite3.Connection, digest: str) -> int:
     """Returns the next number of a record. The write lock is held, so no reader has a later one."""
-    row = db.execute("SELECT max(seq) FROM trials WHERE digest = ?", (digest,)).fetchone()
+    row = db.execute(f"SELECT max(seq) FROM ({_SEQS})", (digest,)).fetchone()
     return int(row[0] or 0) + 1
 
 
@@ -215,7 +278,8 @@ def record_pruned(
     db: sqlite3.Connection, sweep: SweepInfo, trials: Sequence[TrialInfo], environment: str,
     now: float,
 ) -> None:  # fmt: skip
-    """Records pruned trials, and resets those that are no longer pruned; measured ones stay."""
+    """Records pruned trials, and resets those that are no longer pruned. Measured ones stay, but
+    for those that a search of the present identity left out."""
     query = "SELECT key, status, reason FROM trials WHERE digest = ?"
     known = {key: state for key, *state in db.execute(query, (sweep.digest,))}
     seq = next_seq(db, sweep.digest)
@@ -226,13 +290,18 @@ def record_pruned(
         if trial.pruned is None:
             if status == "pruned":
                 revived.append(place)
-        elif status is None or (status == "pruned" and reason != trial.pruned):
+        elif (
+            status is None
+            or (status == "pruned" and reason != trial.pruned)
+            or (status != "pruned" and trial.pruned == UNASKED)  # measured under another identity
+        ):
+            keep_earlier(db, *place)
             point = point_digest({"kind": sweep.kind, **trial.config}, sweep.environment)
             pruned.append((seq, trial.pruned, point, now, now, environment, *place))
             seq += 1
     db.executemany(
         "UPDATE trials SET seq = ?, status = 'pruned', reason = ?, point = ?, started = ?, "
-        "ended = ?, environment = ? WHERE digest = ? AND key = ?",
+        "ended = ?, metrics = '{}', samples = '{}', environment = ? WHERE digest = ? AND key = ?",
         pruned,
     )
     db.executemany(

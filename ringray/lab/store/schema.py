@@ -110,9 +110,25 @@ def _seal(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _keep_history(db: sqlite3.Connection) -> None:
+    for statement in (
+        # Earlier recordings of trials; ``trials`` has the current one.
+        """CREATE TABLE history (digest TEXT NOT NULL REFERENCES sweeps (digest), key TEXT NOT NULL,
+        seq INTEGER NOT NULL, idx INTEGER NOT NULL, config TEXT NOT NULL, predicted TEXT NOT NULL,
+        status TEXT NOT NULL, reason TEXT, metrics TEXT NOT NULL, samples TEXT NOT NULL, point TEXT,
+        attempts INTEGER NOT NULL, started REAL, ended REAL,
+        environment TEXT REFERENCES environments (id), seal TEXT, PRIMARY KEY (digest, key, seq)
+        ) WITHOUT ROWID""",
+        # The name of this store among those that write to one MLflow.
+        "CREATE TABLE identity (id TEXT NOT NULL)",
+        "INSERT INTO identity VALUES (lower(hex(randomblob(16))))",
+    ):
+        db.execute(statement)
+
+
 # MIGRATIONS[n] takes a store of schema n to n + 1, in one transaction with the version's change.
 # To change the schema, append a step; never edit one that was released.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create, _seal]
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create, _seal, _keep_history]
 
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:

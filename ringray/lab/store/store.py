@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -96,11 +96,19 @@ class Store:
 
     # Writing
 
-    def begin(self, sweep: SweepInfo, trials: Sequence[TrialInfo]) -> None:
+    def begin(
+        self,
+        sweep: SweepInfo,
+        trials: Sequence[TrialInfo],
+        current: Mapping[str, int] | None = None,
+    ) -> None:
         """Begins a sweep, new or known: writes its status running, its trials and the pruned ones.
 
         Ended trials stay as recorded, with their environment. A trial that is no longer planned is
         removed unless it has ended; one that is no longer pruned is to be measured.
+
+        Args:
+            current: numbers of earlier recordings that become the current ones, by trial key.
         """
         now = time.time()
         with self._write(sweep.digest) as db:
@@ -109,10 +117,12 @@ class Store:
             rows.put_trials(db, sweep.digest, trials)
             rows.forget_unplanned(db, sweep.digest, {trial.key for trial in trials})
             rows.record_pruned(db, sweep, trials, environment, now)
+            for key, seq in (current or {}).items():
+                rows.make_current(db, sweep.digest, key, seq)
             rows.seal(db, sweep.digest)
 
     def record(self, digest: str, key: str, outcome: Outcome) -> None:
-        """Records the outcome of a trial in place of an earlier one.
+        """Records the outcome of a trial as the current one; an earlier one goes to the history.
 
         Attempts of the earlier measurement stay counted. Recording the same outcome twice equals
         recording it once.
@@ -140,17 +150,24 @@ class Store:
     def forget(self, digest: str) -> None:
         """Removes a sweep and its trials, if it was begun and then could not start."""
         with self._write(digest) as db:
-            db.execute("DELETE FROM trials WHERE digest = ?", (digest,))
-            db.execute("DELETE FROM tracked WHERE digest = ?", (digest,))
-            db.execute("DELETE FROM sweeps WHERE digest = ?", (digest,))
+            for table in (*rows.TABLES, "tracked", "sweeps"):
+                db.execute(f"DELETE FROM {table} WHERE digest = ?", (digest,))
 
-    def restore(self, sweep: SweepInfo, created: float, trials: Sequence[Kept]) -> int:
-        """Adds trials from elsewhere that are missing here; returns their number.
+    def restore(
+        self, sweep: SweepInfo, created: float, trials: Sequence[Kept], earlier: Sequence[Kept] = ()
+    ) -> tuple[int, int]:
+        """Adds trials and earlier recordings from elsewhere that are missing here; returns the
+        number of each. What a trial has here stays current.
 
         A sweep that is new here has the status interrupted until it is begun.
         """
         with self._write(sweep.digest) as db:
-            return rows.restore_rows(db, sweep, created, trials)
+            return rows.restore_rows(db, sweep, created, trials, earlier)
+
+    def identify(self, identity: str) -> None:
+        """Makes this store the continuation of one that is lost."""
+        with self._lock, transaction(self._db, self.path) as db:
+            db.execute("UPDATE identity SET id = ?", (identity,))
 
     def accepted(self, digest: str, place: Tracked) -> None:
         """Records the place at which MLflow accepted the sweep."""
@@ -186,6 +203,14 @@ class Store:
 
     # Reading
 
+    @property
+    def identity(self) -> str:
+        """A name of this store, in hex digits, that no other has; `recover` keeps it."""
+        row = self._one("SELECT id FROM identity")
+        if row is None:
+            raise damaged(self.path, "its identity is gone")
+        return str(row[0])
+
     def owner(self, digest: str, role: Role = "driver") -> Owner | None:
         """Returns the live process that drives (or tracks) the sweep; ``str()`` is for users."""
         return lease.owner(self.path, digest, role)
@@ -219,6 +244,13 @@ class Store:
     def trials(self, digest: str) -> list[TrialRow]:
         """Returns all trials of a sweep in the order of the plan."""
         return [row for row, _ in self._trials("ORDER BY idx, key", digest)]
+
+    def history(self, digest: str) -> list[Kept]:
+        """Returns the earlier recordings of all trials, which :meth:`trials` does not, in the order
+        of recording."""
+        with self._read() as db:
+            order = "ORDER BY seq, key"
+            return rows.trial_rows(db, self._environments, order, digest, table="history")
 
     def changed_since(self, digest: str, cursor: int) -> tuple[list[TrialRow], int]:
         """Returns the trials recorded after ``cursor`` (0 at first), and the new cursor."""
@@ -280,7 +312,7 @@ class Store:
     def _take_snapshot(self) -> None:
         began = time.monotonic()
         with self._lock:
-            snapshot.take(self._db, self.path, rows.BROKEN)
+            snapshot.take(self._db, self.path, " UNION ALL ".join(rows.BROKEN))
         now = time.monotonic()
         self._snapshot_due = now + max(_SNAPSHOT_S, (now - began) / _SNAPSHOT_SHARE)
 

@@ -78,7 +78,7 @@ def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Rest
         # Of doubles (an answer that was lost) the later recording counts.
         if one and (one.trial.key not in kept or one.seq > kept[one.trial.key].seq):
             kept[one.trial.key] = one
-    added = store.restore(sweep, created, sorted(kept.values(), key=lambda one: one.seq))
+    added, _ = store.restore(sweep, created, sorted(kept.values(), key=lambda one: one.seq))
     return Restored(sweep.digest, sweep.name, added, len(children - set(kept)))
 
 

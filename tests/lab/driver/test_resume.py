@@ -9,7 +9,8 @@ import pytest
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
-from ringray.lab.driver.run import Resume, Sweep
+from ringray.lab.driver.resume import Resume
+from ringray.lab.driver.run import Sweep
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.trials import TrialRunner
 from ringray.lab.plan import plan

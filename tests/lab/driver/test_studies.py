@@ -11,7 +11,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import studies as result
-from ringray.lab.driver.run import Resume
+from ringray.lab.driver.resume import Resume
 from ringray.lab.driver.schedule import found
 from ringray.lab.plan import cost_model, plan
 from ringray.lab.plan.kernel_cuts import kernel_of

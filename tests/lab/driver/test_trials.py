@@ -16,7 +16,8 @@ from ringray.lab.cluster import connect
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import trials
-from ringray.lab.driver.run import Resume, Sweep, run
+from ringray.lab.driver.resume import Resume
+from ringray.lab.driver.run import Sweep, run
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.trials import BACKOFF_MOST_S, RetryPolicy, TrialRunner
 from ringray.lab.plan import plan

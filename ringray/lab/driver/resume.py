@@ -1,0 +1,178 @@
+"""The state of a sweep before its first trial runs: which measurements stand, and why others do
+not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringray.base import provenance, units
+from ringray.base.errors import PlaceError
+from ringray.lab.cluster.fit import Cluster
+from ringray.lab.driver.schedule import Schedule
+from ringray.lab.kinds import KINDS
+from ringray.lab.plan.plan import Plan, Trial, cost_dict
+from ringray.lab.plan.pruning import Reason
+from ringray.lab.store.store import Store
+from ringray.lab.trial import faults
+from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Kept, TrialInfo, TrialRow
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The state of a sweep before its first trial runs. All mappings have trial keys.
+
+    ``rows``: what the store holds; ``done``: rows that stand; ``earlier``: numbers of those among
+    them that are not current in the store; ``unasked``: points that a completed search left out,
+    None of any other; ``to_do``: whether a trial is left to measure; ``pruned``: reasons of trials
+    that are not measured; ``again``: no row stands because the user asks so.
+    """
+
+    plan: Plan
+    rows: Mapping[str, TrialRow]
+    done: Mapping[str, TrialRow]
+    earlier: Mapping[str, int]
+    unasked: frozenset[str] | None
+    to_do: bool
+    pruned: Mapping[str, str]
+    again: bool = False
+
+    @classmethod
+    def of(
+        cls, plan: Plan, store: Store, environment: dict[str, Any], again: bool = False
+    ) -> Resume:
+        """Returns what the plan and the store say, before a cluster is connected.
+
+        A trial's current measurement stands, else the newest earlier one of the present identity.
+        ``again``: none stands.
+        """
+        rows = {row.key: row for row in store.trials(plan.digest)}
+        done, earlier = ({}, {}) if again else _standing(plan, store, rows, environment)
+        unasked = None
+        if rows and not again and store.find(plan.digest).status in ("complete", "failed"):
+            unasked = frozenset(key for key, row in rows.items() if row.reason == UNASKED)
+        schedule = Schedule(plan, {}, done, unasked)
+        to_do = schedule.next() is not None
+        pruned = {trial.key: str(trial.pruned) for trial in plan.trials if trial.pruned}
+        if not to_do:
+            pruned |= {trial.key: UNASKED for trial in schedule.unasked()}
+        return cls(plan, rows, done, earlier, unasked, to_do, pruned, again)
+
+    def on(self, cluster: Cluster) -> Resume:
+        """Returns the same with the trials pruned that ``cluster`` can never run.
+
+        Raises:
+            PlaceError: it can run none of them.
+        """
+        return replace(self, pruned={**self.pruned, **_refusals(self.plan, cluster)})
+
+    def schedule(self) -> Schedule:
+        """Returns the search over the trials that are left."""
+        return Schedule(self.plan, self.pruned, self.done, self.unasked)
+
+    def infos(self) -> list[TrialInfo]:
+        """Returns all trials as the store takes them."""
+        kept = {key: row.reason or "" for key, row in self.done.items() if row.status == "pruned"}
+        reasons = {**self.pruned, **kept}
+        return [
+            TrialInfo(t.key, t.index, t.config.as_dict(), cost_dict(t), reasons.get(t.key))
+            for t in self.plan.trials
+        ]
+
+    def provenance(self, environment: dict[str, Any]) -> list[str]:
+        """Says which measurements are taken from before, and why the others are made again."""
+        from_before = Counter(map(_origin, self.done.values()))
+        said = [
+            f"taken from before: {units.plural(count, 'trial')}{origin}"
+            for origin, count in from_before.items()
+        ]
+        recorded = (self.rows.get(trial.key) for trial in self.plan.runnable)
+        stale = [
+            row for row in recorded
+            if row and row.status not in (None, "pruned") and row.key not in self.done
+        ]  # fmt: skip
+        reasons = Counter(
+            "--again" if self.again else _why_again(row, environment) for row in stale
+        )
+        return said + [
+            f"to be measured again: {units.plural(count, 'trial')}, {why}"
+            for why, count in reasons.items()
+        ]
+
+
+def _standing(
+    plan: Plan, store: Store, rows: Mapping[str, TrialRow], environment: dict[str, Any]
+) -> tuple[dict[str, TrialRow], dict[str, int]]:
+    """Returns the measurements that stand and the numbers of those that are not current."""
+    history: dict[str, list[Kept]] = {}
+    for kept in sorted(store.history(plan.digest), key=lambda kept: kept.trial.ended or 0.0):
+        history.setdefault(kept.trial.key, []).insert(0, kept)
+    done, earlier = {}, {}
+    for trial in plan.runnable:
+        current = [Kept(rows[trial.key], 0)] if trial.key in rows else []
+        for kept in (*current, *history.get(trial.key, ())):
+            if _stands(trial, kept.trial, plan, environment):
+                done[trial.key] = kept.trial
+                if kept.seq:
+                    earlier[trial.key] = kept.seq
+                break
+    return done, earlier
+
+
+def _origin(row: TrialRow) -> str:
+    """Says at which commit a standing measurement was made."""
+    commit = provenance.commit(row.environment)
+    return (f" of commit {commit}" if commit else "") + ", the same code in ranks"
+
+
+def _why_again(row: TrialRow, environment: dict[str, Any]) -> str:
+    """Says why a recorded measurement does not stand."""
+    then, now = (provenance.measured_parts(one or {}) for one in (row.environment, environment))
+    if then["kernels"] != now["kernels"]:
+        commit = provenance.commit(row.environment)
+        return "other code in ranks than now" + (f" at commit {commit}" if commit else "")
+    for part in ("hardware", "versions"):
+        names = [name for name, value in now[part].items() if then[part].get(name) != value]
+        if names:
+            return f"other {part} than now ({', '.join(names)})"
+    failed = row.status in ("failed", "timeout")
+    return f"{row.status} before" if failed else "under other limits or tuned choices"
+
+
+def _stands(trial: Trial, row: TrialRow, plan: Plan, environment: dict[str, Any]) -> bool:
+    """Tells whether a trial need not run: it ended well, with this code on this hardware.
+
+    A trial that a cluster refused is measured on one that can hold it.
+    """
+    own = row.environment or {}
+    return (
+        (row.status in ("ok", "oom") or (row.reason or "").startswith(NOT_TRIED))
+        and row.point == trial.point(environment, own.get("chosen"))
+        and not faults.stale(own.get("faults", ()), plan.spec.limits.rank_memory)
+    )
+
+
+def _refusals(plan: Plan, cluster: Cluster) -> dict[str, str]:
+    """Returns the trials that this cluster can never run, and why; PlaceError if it runs none."""
+    ranks_alone = KINDS[plan.spec.kind].ranks_alone
+    device, wrong = cluster.device(plan.spec.ring.device), None
+    if ranks_alone and device != plan.device:
+        wrong = Reason(
+            "ring.device",
+            f"got auto, which is {device} on this cluster and {plan.device} where the search was "
+            "planned; name it",
+        )
+    # Ranks that work alone are placed one by one, and all of them at the same time.
+    size = {"ring_size": plan.spec.sweep("ring", "size")[0]} if ranks_alone else {}
+    found = {
+        trial.key: wrong or cluster.refusal(replace(trial.config, **size))
+        for trial in plan.runnable
+    }
+    refused = {key: reason for key, reason in found.items() if reason is not None}
+    if len(refused) == len(plan.runnable):
+        reason = next(iter(refused.values()))
+        line = plan.spec.line_of(reason.field)
+        raise PlaceError(f"{plan.spec.path}{f':{line}' if line else ''}: {reason}")
+    return {key: str(reason) for key, reason in refused.items()}

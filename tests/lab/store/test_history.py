@@ -1,0 +1,174 @@
+"""What a trial measured before stays in the store, through everything that happens to it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringray.base.errors import DamagedStore
+from ringray.lab.cli import main
+from ringray.lab.store import snapshot
+from ringray.lab.store.recover import recover
+from ringray.lab.store.store import Store
+from ringray.lab.trial.outcome import UNASKED, Kept, Outcome
+from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
+
+KEYS = [trial(index).key for index in range(3)]
+
+
+def _twice(path: Path) -> None:
+    """Three trials that were measured, two of them again with other code."""
+    with Store(path) as store:
+        store.begin(sweep(), [trial(index) for index in range(3)])
+        for index in range(3):
+            store.record(DIGEST, KEYS[index], ok(index))
+        store.begin(sweep(environment={**ENVIRONMENT, "kernels": "k2"}), [trial(0)])
+        for index in range(2):
+            store.record(DIGEST, KEYS[index], ok(index + 10, started=20.0))
+        store.finish(DIGEST, "complete")
+
+
+def _all(store: Store) -> set[tuple[str, float | None]]:
+    rows = [*store.trials(DIGEST), *(kept.trial for kept in store.history(DIGEST))]
+    return {(row.key, row.metrics.get("median_ms")) for row in rows if row.status}
+
+
+ALL = {(KEYS[index], index + 1.5) for index in range(3)} | {(KEYS[0], 11.5), (KEYS[1], 12.5)}
+
+
+def test_what_was_measured_before_is_kept(tmp_path: Path) -> None:
+    _twice(tmp_path / "store.db")
+    with Store(tmp_path / "store.db") as store:
+        assert [row.metrics["median_ms"] for row in store.trials(DIGEST)] == [11.5, 12.5, 3.5]
+        earlier = store.history(DIGEST)
+        assert [(kept.seq, kept.trial.metrics["median_ms"]) for kept in earlier] == [
+            (1, 1.5),
+            (2, 2.5),
+        ]
+        assert [kept.trial.environment for kept in earlier] == [ENVIRONMENT] * 2
+        assert earlier[0].trial.samples == {"ms": [1.0, 2.0]}
+        # Told twice, as after an answer that was lost, it is one measurement.
+        store.record(DIGEST, KEYS[0], ok(10, started=20.0))
+        assert len(store.history(DIGEST)) == 2
+        store.forget(DIGEST)
+        assert (store.trials(DIGEST), store.history(DIGEST)) == ([], [])
+
+
+def test_an_earlier_measurement_becomes_current_again(tmp_path: Path) -> None:
+    _twice(tmp_path / "store.db")
+    with Store(tmp_path / "store.db") as store:
+        _, cursor = store.changed_since(DIGEST, 0)
+        for seq, current in ((1, 1.5), (4, 11.5)):  # back, and forth
+            store.begin(sweep(), [trial(index) for index in range(3)], {KEYS[0]: seq})
+            assert store.trials(DIGEST)[0].metrics == {"median_ms": current}
+            rows, cursor = store.changed_since(DIGEST, cursor)
+            assert [row.metrics["median_ms"] for row in rows] == [current]
+            assert _all(store) == ALL
+        assert store.trials(DIGEST)[1].metrics == {"median_ms": 12.5}
+        store.check()
+        store.record(DIGEST, KEYS[0], ok(50, started=60.0))
+        assert _all(store) == ALL | {(KEYS[0], 51.5)}
+
+
+def test_a_point_that_a_search_leaves_out_now_keeps_what_it_measured(tmp_path: Path) -> None:
+    _twice(tmp_path / "store.db")
+    with Store(tmp_path / "store.db") as store:
+        store.begin(sweep(), [trial(0, UNASKED), trial(1), trial(2)])
+        row = store.trials(DIGEST)[0]
+        assert (row.status, row.metrics, row.samples) == ("pruned", {}, {})
+        assert _all(store) - {(KEYS[0], None)} == ALL
+        # What was pruned is no measurement, which the history has none of.
+        store.begin(sweep(), [trial(index) for index in range(3)])
+        store.record(DIGEST, KEYS[0], ok(50, started=60.0))
+        assert len(store.history(DIGEST)) == 3
+
+
+def test_what_comes_from_elsewhere_is_joined(tmp_path: Path) -> None:
+    _twice(tmp_path / "a.db")
+    with Store(tmp_path / "a.db") as first, Store(tmp_path / "b.db") as second:
+        second.begin(sweep(), [trial(index) for index in range(3)])
+        second.record(DIGEST, KEYS[0], ok(70, started=80.0))
+        theirs = [Kept(row, seq) for seq, row in enumerate(first.trials(DIGEST), start=1)]
+        for added in ((2, 3), (0, 0)):  # a second time there is nothing to add
+            assert second.restore(sweep(), 0.0, theirs, first.history(DIGEST)) == added
+            assert second.trials(DIGEST)[0].metrics == {"median_ms": 71.5}
+            assert _all(second) == ALL | {(KEYS[0], 71.5)}
+        numbers = [kept.seq for kept in second.history(DIGEST)]
+        assert len({*numbers, second.sequence(DIGEST, KEYS[0])}) == len(numbers) + 1
+
+
+def test_recover_keeps_the_history_and_the_name_of_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "store.db"
+    _twice(path)
+    whole = path.read_bytes()
+    with Store(path) as store:
+        identity = store.identity
+    for with_snapshot in (True, False):
+        path.write_bytes(b"\xee" * 4096 + whole[4096:])
+        if not with_snapshot:
+            snapshot.path_of(path).unlink()
+        (saved,) = recover(path).sweeps
+        assert (saved.ended, saved.earlier, saved.lost, saved.lost_others) == (3, 2, (), 0)
+        with Store(path) as store:
+            assert _all(store) == ALL
+            assert store.identity == identity
+    at = whole.index(b'{"median_ms":1.5}')  # an earlier one, alone
+    path.write_bytes(whole[:at] + b'{"median_ms":1.6}' + whole[at + 17 :])
+    with Store(path, create=False) as store, pytest.raises(DamagedStore, match=KEYS[0]):
+        store.history(DIGEST)
+    assert main(["recover", "--store", str(path)]) == 0
+    assert "1 earlier measurement; lost: 1 measurement of others" in capsys.readouterr().out
+
+
+def test_what_only_the_snapshot_still_has_is_joined(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store(path) as store:
+        store.begin(sweep(), [trial(0)])
+        store.record(DIGEST, KEYS[0], ok(0))
+        store.finish(DIGEST, "complete")
+        older = snapshot.path_of(path).read_bytes()
+        store.record(DIGEST, KEYS[0], ok(10, started=20.0))
+    path.write_bytes(path.read_bytes().replace(b'{"median_ms":11.5}', b'{"median_ms":99.5}'))
+    snapshot.path_of(path).write_bytes(older)
+    (saved,) = recover(path).sweeps
+    assert (saved.ended, saved.lost, saved.lost_others) == (1, (), 1)
+    with Store(path) as store:
+        assert _all(store) == {(KEYS[0], 1.5)}
+
+
+def test_a_store_of_the_second_schema_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    text = (Path(__file__).parent / "data" / "store_schema_2.sql").read_text()
+    with sqlite3.connect(path) as old:
+        old.executescript(text)
+    old.close()
+    with Store(path, create=False) as store:
+        assert store.find("quick").counts == {"ok": 2, "pruned": 1}
+        tracked = store.tracked(DIGEST)
+        assert tracked is not None
+        assert tracked.run_id == "r"
+        assert (store.history(DIGEST), len(store.identity)) == ([], 32)
+        store.record(DIGEST, KEYS[0], ok(10, started=20.0))
+        assert [kept.trial.metrics for kept in store.history(DIGEST)] == [{"median_ms": 1.5}]
+        store.record(OTHER, KEYS[0], ok(0))
+        (failed,) = store.history(OTHER)
+        assert (failed.trial.status, failed.trial.reason) == ("failed", "lost a rank")
+    with Store(shutil.copy(path, tmp_path / "copy.db")) as copy, Store(path) as store:
+        assert copy.identity == store.identity
+    with Store(tmp_path / "new.db") as new, Store(path) as store:
+        assert new.identity != store.identity
+
+
+def test_attempts_are_those_of_a_measurement_and_of_the_ones_before(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.begin(sweep(), [trial(0)])
+        store.record(DIGEST, KEYS[0], Outcome("failed", "lost a rank", attempts=3, ended=1.0))
+        store.record(DIGEST, KEYS[0], replace(ok(0), attempts=2))
+        assert [kept.trial.attempts for kept in store.history(DIGEST)] == [3]
+        assert store.trials(DIGEST)[0].attempts == 5
