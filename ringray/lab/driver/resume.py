@@ -81,6 +81,16 @@ class Resume:
             for t in self.plan.trials
         ]
 
+    def present(self, environment: dict[str, Any]) -> list[TrialRow]:
+        """Returns the rows of the present identity, and those of pruned points, by time."""
+        now = provenance.measured_parts(environment)
+        rows = {**self.rows, **self.done}.values()
+        found = [
+            row for row in rows
+            if row.status == "pruned" or provenance.measured_parts(row.environment or {}) == now
+        ]  # fmt: skip
+        return sorted(found, key=lambda row: row.ended or 0.0)
+
     def provenance(self, environment: dict[str, Any]) -> list[str]:
         """Says which measurements are taken from before, and why the others are made again."""
         from_before = Counter(map(_origin, self.done.values()))

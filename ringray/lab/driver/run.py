@@ -99,7 +99,7 @@ class Sweep:
         """Returns what is left to do and the cluster for it, None if nothing is left."""
         resume = Resume.of(self.plan, self.store, self.info.environment, again)
         if resume.rows:
-            self._lines.catch_up(self.store.changed_since(self.plan.digest, 0)[0])
+            self._lines.catch_up(resume.present(self.info.environment))
         if not resume.to_do:
             return resume, None
         self.observer.note(f"connecting to {connect.name(address)}")

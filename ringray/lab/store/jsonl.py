@@ -111,4 +111,6 @@ class Lines:
 
 def _identity(line: dict[str, Any]) -> str:
     """Returns a key that differs between any two records."""
-    return json.dumps([line.get(name) for name in ("config", "status", "reason", "metrics")])
+    return json.dumps(
+        [line.get(name) for name in ("point", "config", "status", "reason", "metrics")]
+    )

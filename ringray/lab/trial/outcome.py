@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, get_args
 
 from ringray.base.errors import PlaceError
@@ -26,6 +27,7 @@ SWEEP_STATUSES: tuple[SweepStatus, ...] = get_args(SweepStatus)
 # Reasons of pruned points: not requested by the search; prefix of a rank's own reason.
 UNASKED = "search: measured others instead"
 NOT_TRIED = "not tried: "
+LINE_FORMAT = 2  # of a line of ``--json``; lines without one have format 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +144,25 @@ class Tracked(NamedTuple):
 
 
 def record_line(sweep: SweepInfo, trial: TrialRow) -> dict[str, Any]:
-    """Returns a line of ``--json``; numbers that are not finite become null, as in JSON."""
+    """Returns a line of ``--json``; numbers that are not finite become null, as in JSON.
+
+    The format grows only by fields; each addition raises ``format``.
+    """
+    ended = trial.ended and datetime.fromtimestamp(trial.ended, UTC).isoformat()
     return {
         "point": trial.point,
         "sweep": sweep.digest,
         "status": trial.status,
         "reason": trial.reason,
         "config": trial.config,
-        "metrics": {
-            name: value if math.isfinite(value) else None for name, value in trial.metrics.items()
-        },
+        "metrics": {name: _finite(value) for name, value in trial.metrics.items()},
         "environment": trial.environment or sweep.environment,
+        "format": LINE_FORMAT,
+        "time": ended,
+        "name": sweep.name,
+        "samples": {name: [*map(_finite, values)] for name, values in trial.samples.items()},
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

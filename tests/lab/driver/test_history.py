@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -191,6 +192,30 @@ def test_the_newest_of_several_earlier_ones_becomes_current(world: World) -> Non
     world.checkout("a")
     assert world.run()[0].measured == 0
     assert world.medians() == [7.0, 8.0, 9.0]
+
+
+def test_lines_of_other_code_are_not_written_again(world: World) -> None:
+    path = world.folder / "a.jsonl"
+
+    def lines() -> list[tuple[str, float]]:
+        read = [json.loads(line) for line in path.read_text().splitlines()]
+        return [
+            (line["environment"]["git"]["commit"][0], line["metrics"]["median_ms"]) for line in read
+        ]
+
+    world.run()
+    world.checkout("b")
+    world.run(json_path=path)
+    of_b = [("b", 4.0), ("b", 5.0), ("b", 6.0)]
+    assert lines() == of_b
+    world.checkout("a")
+    for _ in range(2):  # a second time there is nothing to add
+        world.run(json_path=path)
+        assert lines() == [*of_b, ("a", 1.0), ("a", 2.0), ("a", 3.0)]
+    world.run(json_path=path, again=True)
+    assert lines()[6:] == [("a", 7.0), ("a", 8.0), ("a", 9.0)]
+    points = [json.loads(line)["point"] for line in path.read_text().splitlines()]
+    assert len(set(points)) == 6
 
 
 def test_history_shows_every_measurement(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,12 +44,16 @@ def test_what_is_recorded_is_read_back(store: Store) -> None:
 
 def test_a_record_line_has_the_keys_of_the_design(store: Store) -> None:
     store.begin(sweep(), [trial(0)])
-    store.record(DIGEST, trial(0).key, Outcome("failed", "boom", {"a": math.inf, "b": 1.0}))
+    samples = {"ms": [math.nan, 2.0]}
+    outcome = Outcome("failed", "boom", {"a": math.inf, "b": 1.0}, samples, ended=86400.25)
+    store.record(DIGEST, trial(0).key, outcome)
     line = record_line(store.find("quick"), store.trials(DIGEST)[0])
-    keys = "point sweep status reason config metrics environment"
+    keys = "point sweep status reason config metrics environment format time name samples"
     assert list(line) == keys.split()
     assert line["metrics"] == {"a": None, "b": 1.0}
-    assert "Infinity" not in json.dumps(line)
+    assert (line["format"], line["time"]) == (2, "1970-01-02T00:00:00.250000+00:00")
+    assert (line["name"], line["samples"]) == ("quick", {"ms": [None, 2.0]})
+    assert json.loads(json.dumps(line, allow_nan=False)) == line
     assert line["environment"] == ENVIRONMENT
 
 
