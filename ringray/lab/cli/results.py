@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ringray.base import units
 from ringray.base.redaction import shown
-from ringray.lab.report import history, replicas, tables, words
+from ringray.lab.report import history, replicas, tables, verdict, words
 from ringray.lab.store.traces import folder_of
 from ringray.lab.trial.outcome import TrialRow
 
@@ -42,7 +42,7 @@ def print_trials(
     say(console, f"{words.constants(configs[0], fields)}; {words.measured(configs[0])}")
     console.print()
     few = rows if everything else tables.most_telling(rows, ROWS)
-    tables.show(tables.results_table(few, fields), console)
+    tables.show(tables.results_table(few, fields, verdict.winners(measured)), console)
     if len(few) < len(rows):
         hidden = units.plural(len(rows) - len(few), "more point")
         say(console, f"... {hidden} hidden ({more})")
@@ -63,6 +63,19 @@ def print_history(
     if len(shown) < len(found):
         hidden = units.plural(len(found) - len(shown), "more measurement")
         say(console, f"... {hidden} hidden (--all)")
+
+
+def print_answer(console: Console, trials: Sequence[TrialRow], cores: int) -> None:
+    """Prints the fastest of each problem in words, and whether a host of ``cores`` was busy."""
+    say(console, *(f"answer: {line}" for line in verdict.lines(trials)))
+    if disturbed := verdict.busy(trials, cores):
+        say(console, f"busy:   {disturbed}")
+
+
+def print_page(console: Console, ui_command: str) -> None:
+    """Prints where MLflow shows a sweep."""
+    first, *more = ui_command.splitlines()
+    say(console, f"mlflow: {first}", *(f"        {line}" for line in more))
 
 
 def _print_hops(

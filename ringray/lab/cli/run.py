@@ -13,11 +13,11 @@ from typing import TextIO
 
 from rich.console import Console
 
-from ringray.base import units
+from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import MEASURING, SPEC, SWEEP, Option, options, writing
-from ringray.lab.cli.results import print_trials, say, title
+from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
 from ringray.lab.cli.store import open_store
 from ringray.lab.driver import schedule
 from ringray.lab.driver.observer import Summary
@@ -219,6 +219,8 @@ def _print_summary(
     print_trials(console, plan.digest, ended, f"`ringray status {plan.spec.name}{option} --all`")
     console.print()
     _print_found(console, plan, trials, over=not summary.interrupted)
+    if not KINDS[plan.spec.kind].tunes:
+        print_answer(console, ended, provenance.hardware()["cores"])
     compared = words.baseline(plan.runnable[0].config.as_dict())
     measured = {name for row in trials for name in row.metrics}
     for metric in METRICS.values():
@@ -231,7 +233,7 @@ def _print_summary(
     if arguments.json and arguments.json != "-":
         say(console, f"json:   {arguments.json}")
     if summary.ui_command:
-        say(console, f"mlflow: {summary.ui_command}")
+        print_page(console, summary.ui_command)
     if summary.tracking:
         say(console, f"        {summary.tracking}; `ringray sync {plan.spec.name}` writes them")
     if not trials:

@@ -11,11 +11,19 @@ from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, STORE, SWEEP, Option, options
-from ringray.lab.cli.results import ROWS, print_history, print_trials, say, title
+from ringray.lab.cli.results import (
+    ROWS,
+    print_answer,
+    print_history,
+    print_page,
+    print_trials,
+    say,
+    title,
+)
 from ringray.lab.report import tables, words
 from ringray.lab.store.recover import recover as mend
 from ringray.lab.store.store import Store, default_path
-from ringray.lab.tracking import tracker
+from ringray.lab.tracking import location, tracker
 from ringray.lab.trial.outcome import SweepRow
 
 
@@ -67,7 +75,7 @@ def status(arguments: argparse.Namespace) -> int:
         sweep = as_it_stands(store, store.find(arguments.sweep))
         trials = store.trials(sweep.digest)
         earlier = [kept.trial for kept in store.history(sweep.digest)]
-        owner = store.owner(sweep.digest)
+        owner, place = store.owner(sweep.digest), store.tracked(sweep.digest)
     console = tables.console()
     pending = sweep.total - sum(sweep.counts.values())
     state = (sweep.status, tables.STYLES[sweep.status])
@@ -78,6 +86,10 @@ def status(arguments: argparse.Namespace) -> int:
         print_history(console, trials, earlier, everything=arguments.all)
     else:
         print_trials(console, sweep.digest, trials, "--all", everything=arguments.all)
+        console.print()
+        print_answer(console, trials, (sweep.environment.get("hardware") or {}).get("cores", 0))
+    if place is not None:
+        print_page(console, location.ui_command(*place))
     if pending and owner is None:
         console.print()
         option = f" --store {arguments.store}" if arguments.store else ""

@@ -17,7 +17,6 @@ from ringray.lab.driver.studies import (
     outcome_of,
     refused_and_ended,
     results,
-    runs_of,
     score_of,
     searched,
     studies,
@@ -28,7 +27,7 @@ from ringray.lab.search import METHODS
 from ringray.lab.search.base import Ask, Candidate, Search, SearchSettings, Told
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
-from ringray.lab.trial.outcome import Outcome, TrialRow
+from ringray.lab.trial.outcome import Outcome, TrialRow, runs_of
 
 
 class Work(NamedTuple):

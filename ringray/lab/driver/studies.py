@@ -17,7 +17,14 @@ from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.search.base import Told, layers, score
 from ringray.lab.trial.config import CHOICES, TrialConfig
 from ringray.lab.trial.metrics import METRICS, columns
-from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow
+from ringray.lab.trial.outcome import (
+    NOT_TRIED,
+    UNASKED,
+    Outcome,
+    TrialRow,
+    measured_enough,
+    runs_of,
+)
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
 
@@ -56,11 +63,6 @@ def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
     return list(groups.values())
 
 
-def runs_of(result: Outcome | TrialRow) -> int:
-    """Returns the number of timed runs behind a result."""
-    return len(result.samples.get("ms", ()))
-
-
 def score_of(
     result: Outcome | TrialRow, objectives: Sequence[str], repeats: int | None = None
 ) -> Told:
@@ -86,8 +88,8 @@ def outcome_of(
 ) -> StudyResult:
     """Returns what the ``trials`` of a study have shown, by their ``results`` so far.
 
-    A lucky single run does not decide: the best has at least half as many runs as any other point.
-    Replicas are one point, named by their median.
+    The best one is among those that are ``measured_enough``. Replicas are one point, named by their
+    median.
     """
     points: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -103,8 +105,7 @@ def outcome_of(
             key = known[(len(known) - 1) // 2][1]
             scores[key] = tuple(map(statistics.median, by_objective))
             runs[key] = sum(runs_of(results[key]) for _, key in known)
-    most = max(runs.values(), default=0)
-    finalists = [key for key in scores if 2 * runs[key] >= most]
+    finalists = measured_enough(runs)
     among = list(scores) if len(objectives) > 1 else finalists
     front = next(layers(among, scores.__getitem__), [])
     return StudyResult(

@@ -2,6 +2,7 @@
 
 words         configurations and metrics as text
 replicas      replicas of one point as one
+verdict       the fastest of each problem, for all of these
 board         state of a running sweep; prints nothing
 tables        tables of plans, results, hops and sweeps
 history       all measurements of each trial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from rich import box
@@ -16,7 +16,7 @@ from rich.text import Text
 from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
-from ringray.lab.report.replicas import by_problem
+from ringray.lab.report.verdict import winners
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial.measurement import HOP
 from ringray.lab.trial.metrics import METRICS, Metric, columns
@@ -116,12 +116,15 @@ def plan_table(trials: Sequence[Trial]) -> Table:
     return table
 
 
-def results_table(rows: Sequence[TrialRow], fields: Sequence[str]) -> Table:
+def results_table(
+    rows: Sequence[TrialRow], fields: Sequence[str], best: Sequence[TrialRow] = ()
+) -> Table:
     """Returns how each trial ended, with the config fields ``fields``.
 
-    The fastest trial of each problem is bold. Columns without a number are left out, as is the
-    reason where every trial is ok.
+    Those of the points ``best`` are bold. Columns without a number are left out, as is the reason
+    where every trial is ok.
     """
+    bold = [{**row.config, "replica": 0} for row in best]
     measured = {name for row in rows for name in row.metrics}
     metrics = [one for one in columns("results") if (one.beside or one.name) in measured]
     reasons = ["why"] if any(row.reason for row in rows) else []
@@ -129,10 +132,9 @@ def results_table(rows: Sequence[TrialRow], fields: Sequence[str]) -> Table:
         "#", *(words.HEADS[name] for name in fields),
         "status", *(one.heading for one in metrics), *reasons, left=("status", "why"),
     )  # fmt: skip
-    best = _fastest(rows)
     for row in rows:
         status = row.status or "pending"
-        styles = {"median_ms": "bold green"} if row.key in best else {}
+        styles = {"median_ms": "bold green"} if {**row.config, "replica": 0} in bold else {}
         table.add_row(
             str(row.index + 1),
             *(words.value(name, row.config.get(name)) for name in fields),
@@ -154,18 +156,10 @@ def metric_cell(metric: Metric, metrics: Mapping[str, float], style: str = "") -
     return Text(words.metric(metric, metrics), style)
 
 
-def _fastest(rows: Iterable[TrialRow]) -> set[str]:
-    """Returns the keys of the trials that are the fastest of several at their problem."""
-    timed = [row for row in rows if row.status == "ok" and "median_ms" in row.metrics]
-    return {
-        min(same, key=lambda row: row.metrics["median_ms"]).key
-        for same in by_problem(timed)
-        if len(same) > 1
-    }
-
-
 def most_telling(rows: Sequence[TrialRow], limit: int) -> list[TrialRow]:
-    """Selects failures, then the largest errors, then the fastest; returns them in plan order."""
+    """Selects failures, then the largest errors, then the fastest of each problem and the fastest
+    of all; returns them in plan order."""
+    best = {row.key for row in winners(rows)}
 
     def rank(row: TrialRow) -> tuple[int, float]:
         if row.status in ("failed", "timeout", "oom"):
@@ -174,7 +168,7 @@ def most_telling(rows: Sequence[TrialRow], limit: int) -> list[TrialRow]:
         if error is not None:
             return 1, -error
         pace = row.metrics.get("ratio", row.metrics.get("median_ms", 0.0))
-        return 2 if row.status == "ok" else 3, pace
+        return 2 if row.key in best else 3 if row.status == "ok" else 4, pace
 
     return sorted(sorted(rows, key=rank)[:limit], key=lambda row: row.index)
 

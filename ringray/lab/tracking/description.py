@@ -15,7 +15,7 @@ from urllib.parse import quote
 from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.figures import TITLES, data
-from ringray.lab.report.replicas import by_problem
+from ringray.lab.report.verdict import contests
 from ringray.lab.tracking.mlflow_record import TABLE, run_names
 from ringray.lab.trial.metrics import columns as metric_columns
 from ringray.lab.trial.outcome import STATUSES, SweepRow, Tracked, TrialRow
@@ -48,7 +48,7 @@ def note(
         lines += ["", _links(sweep, ended, place, children)]
     if bare := sum(trial.status == "pruned" and trial.key not in children for trial in ended):
         lines += ["", f"{bare} of the pruned points have no run of their own; `{TABLE}` says why"]
-    lines += _winners(data.points(ended))
+    lines += _winners(ended)
     if figures:
         lines += ["", *(_image(place.run_id, name) for name in figures)]
     return "\n".join(lines + _table(sweep, trials, ended, len("\n".join(lines))))
@@ -82,37 +82,31 @@ def _links(
     return "Trials: " + " · ".join(found) + f"; files: `results.csv`, `{TABLE}`, `plan.json`"
 
 
-def _winners(points: Sequence[TrialRow]) -> list[str]:
+def _winners(ended: Sequence[TrialRow]) -> list[str]:
     """Returns, for each problem that was solved in several ways, the fastest and its lead."""
-    timed = data.having(points, "median_ms")
-    contests = [same for same in by_problem(timed) if len(same) > 1]
-    if not contests:
-        return []
+    found = contests(ended)
+    timed = [point for one in found for point in one.ranking]
     problem = words.varying((point.config for point in timed), words.PROBLEM)
     fields = data.strategies(timed)
     compared = any("ratio" in point.metrics for point in timed)
     heads = ["problem", "fastest", "ms", "next", "behind by", *(["ratio"] if compared else [])]
-    lines = ["", _wide(heads), _row(["---"] * len(heads))]
-    for same in contests[:_WINNERS]:
-        first, second = sorted(same, key=lambda point: point.metrics["median_ms"])[:2]
-        behind = second.metrics["median_ms"] / first.metrics["median_ms"] - 1
-        doubt = ", within the spread" if _overlap(first, second) else ""
+    lines = []
+    for one in found:
+        first, second = one.first, one.second
+        if second is None:
+            continue
         cells = [
             _said(data.problem(first, problem)) or "all",
             f"**{_said(data.strategy(first, fields))}**",
             units.digits(first.metrics["median_ms"]),
             _said(data.strategy(second, fields)),
-            f"{behind:.1%}{doubt}",
+            one.lead(),
         ]
         lines.append(_wide([*cells, *([units.ratio(first.metrics.get("ratio"))] * compared)]))
-    if len(contests) > _WINNERS:
-        lines += ["", f"and {len(contests) - _WINNERS} more problems"]
-    return lines
-
-
-def _overlap(first: TrialRow, second: TrialRow) -> bool:
-    """Returns whether the faster fifth of the runner-up reaches the slower fifth of the winner."""
-    return second.metrics.get("p20_ms", 0.0) <= first.metrics.get("p80_ms", 0.0)
+    if not lines:
+        return []
+    more = [f"\nand {len(lines) - _WINNERS} more problems"] if len(lines) > _WINNERS else []
+    return ["", _wide(heads), _row(["---"] * len(heads)), *lines[:_WINNERS], *more]
 
 
 def _image(run_id: str, name: str) -> str:

@@ -140,13 +140,15 @@ def _check_kind(uri: str) -> None:
 
 
 def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
-    """Returns the shell command that shows the sweep in a browser, or the page of the server."""
+    """Returns the address of the sweep's page on the server; of a database the shell command that
+    shows it, and in a second line the page to open."""
+    page = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
     if is_server(uri):
-        page = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
-        return without_credentials(uri).rstrip("/") + page
+        return without_credentials(uri).rstrip("/").replace("***@", "", 1) + page
     # A command with *** in it would not work, and a password does not belong on a screen.
     place = '"$MLFLOW_TRACKING_URI"' if has_password(uri) else shlex.quote(uri)
-    return f"{_mlflow_program()} ui --backend-store-uri {place} --host 127.0.0.1"
+    command = f"{_mlflow_program()} ui --backend-store-uri {place} --host 127.0.0.1"
+    return command + (f"\nthen open http://127.0.0.1:5000{page}" if page else "")
 
 
 def cannot_be_used(uri: str, why: str) -> PlaceError:

@@ -113,6 +113,18 @@ class TrialRow:
             object.__setattr__(self, "reason", plain(self.reason))
 
 
+def runs_of(result: Outcome | TrialRow) -> int:
+    """Returns the number of timed runs behind a result."""
+    return len(result.samples.get("ms", ()))
+
+
+def measured_enough(runs: Mapping[str, int]) -> list[str]:
+    """Returns the points that may be the best by their numbers of runs, at least half as many as
+    any other point has: a lucky single run does not decide."""
+    most = max(runs.values(), default=0)
+    return [key for key, count in runs.items() if 2 * count >= most]
+
+
 @dataclass(frozen=True, slots=True)
 class SweepRow(SweepInfo):
     """A sweep in the store. ``total`` trials; ``counts`` has a number per status, without zeros."""

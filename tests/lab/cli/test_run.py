@@ -51,7 +51,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         store.finish(made.digest, "complete")
         summary = Summary(
             made.digest, made.spec.name, counts=store.find(made.digest).counts, wall_s=1.0,
-            ui_command="mlflow ui --backend-store-uri sqlite:///x",
+            ui_command="mlflow ui --backend-store-uri sqlite:///x\nthen open http://there",
         )  # fmt: skip
         observer.sweep_ended(summary)
         return summary
@@ -69,7 +69,8 @@ def test_run_prints_lines_and_a_summary(
     assert "[1/6] contiguous causal no-window  ok  1.50 ms" in out
     assert "6 ok · 2 pruned" in out
     assert f"store:  {home / 'store.db'}" in out
-    assert "mlflow: mlflow ui --backend-store-uri sqlite:///x" in out
+    assert "mlflow: mlflow ui --backend-store-uri sqlite:///x\n        then open http://th" in out
+    assert "answer: causal no-window: contiguous is the fastest, 1.50 ms; next zigzag" in out
     assert driver[0].address == "ray://somewhere:1"
     assert driver[0].tracking is None  # the spec turns it off
     assert driver[0].json_path is None

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ringray.base import units
 from ringray.lab.plan import expand, plan
-from ringray.lab.report import replicas, tables, words
+from ringray.lab.report import replicas, tables, verdict, words
 from ringray.lab.report.board import Board
 from ringray.lab.trial.outcome import Outcome, SweepRow, TrialRow
 from tests.support.report_rows import (
@@ -124,11 +124,11 @@ def test_the_results_table_ends_with_the_numbers() -> None:
     assert re.search(r"16 +zigzag-token +8192 +fwd\+bwd +pending", text)
 
 
-def test_the_fastest_of_each_problem_stands_out() -> None:
+def test_the_fastest_of_each_problem_is_known() -> None:
     made = planned()
     rows = results(made)
-    assert tables._fastest(rows) == {made.trials[index].key for index in (0, 4, 8, 12)}
-    assert tables._fastest(rows[:1]) == set()
+    assert [row.index for row in verdict.winners(rows)] == [0, 4, 8, 12]
+    assert verdict.winners(rows[:1]) == []
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 130])
@@ -157,7 +157,8 @@ def test_large_results_are_shortened_to_what_tells_most() -> None:
     made = planned()
     rows = results(made)
     shown = tables.most_telling(rows, 3)
-    assert [one.index for one in shown] == [0, 1, 3]
+    assert [one.index for one in shown] == [0, 3, 4]
+    assert [one.index for one in tables.most_telling(rows, 6)] == [0, 1, 3, 4, 8, 12]
     assert tables.most_telling(rows, 16) == rows
     wrong = row(made.trials[9], Outcome("ok", None, {"error_out": 0.9}))
     rows[9] = wrong

@@ -184,10 +184,13 @@ def test_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A database alone has no place for files, and the working directory is nobody's choice.
     assert place.artifact_root("postgresql://db/mlflow") == f"{tmp_path}/artifacts"
     assert place.ui_command("http://u:p@host:5000/", "1", "r") == (
-        "http://***@host:5000/#/experiments/1/runs/r"
+        "http://host:5000/#/experiments/1/runs/r"
     )
     command = place.ui_command("sqlite:////a b/m.db")
     assert command.endswith("ui --backend-store-uri 'sqlite:////a b/m.db' --host 127.0.0.1")
+    assert place.ui_command("sqlite:////m.db", "1", "r").endswith(
+        "--host 127.0.0.1\nthen open http://127.0.0.1:5000/#/experiments/1/runs/r"
+    )
     assert "secret" not in place.ui_command("postgresql://me:secret@db/mlflow")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ _SHADES = ("#9ecae1", "#4292c6", "#2171b5", "#08306b")
 
 
 class Bars(NamedTuple):
-    """Speed-ups of one panel by strategy and length; the fastest at the greatest length first."""
+    """Speed-ups of one panel by strategy and length, in the order of their times: the fastest at
+    the greatest length first."""
 
     names: list[str]
     lengths: list[int]
@@ -27,17 +29,20 @@ class Bars(NamedTuple):
 def bars(panel: Panel, fields: Sequence[str]) -> Bars:
     """Returns at most ``MAX_STRATEGIES`` strategies and the ``MAX_LENGTHS`` greatest lengths."""
     values: dict[tuple[str, int], float] = {}
+    times: dict[tuple[str, int], float] = {}
     for point in panel.points:
-        values[data.strategy(point, fields), point.config["seq_len"]] = 1 / point.metrics["ratio"]
+        at = data.strategy(point, fields), point.config["seq_len"]
+        values[at], times[at] = 1 / point.metrics["ratio"], point.metrics["median_ms"]
     lengths = sorted({length for _, length in values})[-MAX_LENGTHS:]
     names = list(dict.fromkeys(name for name, _ in values))
-    names.sort(key=lambda name: [-values.get((name, length), 0.0) for length in lengths[::-1]])
+    names.sort(key=lambda name: [times.get((name, length), math.inf) for length in lengths[::-1]])
     return Bars(names[:MAX_STRATEGIES], lengths, values)
 
 
 def draw(points: Sequence[TrialRow]) -> style.Figure | None:
     """Draws 1 / ratio; None without a baseline or with a single strategy."""
-    shown = [point for point in data.having(points, "ratio") if point.metrics["ratio"] > 0]
+    timed = data.having(points, "ratio", "median_ms")
+    shown = [point for point in timed if point.metrics["ratio"] > 0]
     fields = data.strategies(shown)
     panels, left_out = data.panels(shown, beside=("seq_len",))
     if not fields or not panels:

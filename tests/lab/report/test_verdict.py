@@ -1,0 +1,122 @@
+"""The answer of a sweep: the same winner everywhere, and words that say how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ringray.lab.report import tables, verdict
+from ringray.lab.report.figures import data, lines, pareto, speedup
+from ringray.lab.tracking import description
+from ringray.lab.trial.outcome import SweepRow, Tracked, TrialRow
+from tests.support.figure_rows import row, strategies, timed
+from tests.support.report_rows import console
+
+SWEEP = SweepRow("ab" * 32, "quick", "latency", {}, "", {}, "complete", 0.0, 0.0, 2, {"ok": 2})
+
+
+def ran(index: int, times: list[float], **config: object) -> TrialRow:
+    """A point with its runs; the baseline took 10 ms in each."""
+    ordered = sorted(times)
+    middle, fifth = ordered[len(ordered) // 2], len(ordered) // 5
+    metrics = timed(middle, baseline=10.0)
+    metrics |= {"p20_ms": ordered[fifth], "p80_ms": ordered[-1 - fifth]}
+    samples = {"ms": times, "ratio": [one / 10 for one in times]}
+    return replace(row(index, metrics, **config), samples=samples)
+
+
+def test_the_answer_names_the_fastest_the_next_and_the_baseline() -> None:
+    slow, fast = ran(0, [12.0, 12.5, 12.2]), ran(1, [8.0, 8.1, 7.9], partition="zigzag")
+    (said,) = verdict.lines([slow, fast])
+    assert said == (
+        "zigzag is the fastest, 8.00 ms and 10.0 MiB per rank; next contiguous, slower by 52.5%; "
+        "0.80 × the time of SDPA with 2 threads"
+    )
+    near = ran(2, [8.0, 8.3, 8.1], partition="striped")
+    (said,) = verdict.lines([slow, fast, near])
+    assert "next striped, slower by 1.2%, within the spread" in said
+    (said,) = verdict.lines([ran(0, [9.9, 10.1, 10.0])])
+    assert said.startswith("contiguous ring takes 10.0 ms")
+    assert said.endswith("1.00 × the time of SDPA with 2 threads, equal within the spread")
+    (said,) = verdict.lines([ran(0, [12.0]), ran(1, [8.0], partition="zigzag")])
+    assert "slower by 50.0%, too few runs to be sure" in said
+
+
+def test_a_lucky_single_run_does_not_win() -> None:
+    lucky, steady = ran(0, [5.0]), ran(1, [8.0, 8.1, 7.9], partition="zigzag")
+    (found,) = verdict.contests([lucky, steady])
+    assert (found.first.key, found.second) == (steady.key, None)
+
+
+def test_every_problem_has_its_answer() -> None:
+    rows = [ran(i, [9.0] * 3, seq_len=1024 * i) for i in range(1, 15)]
+    said = verdict.lines(rows)
+    assert said[0].startswith("1,024 tokens: contiguous ring takes 9.00 ms")
+    assert len(said) == 13
+    assert said[-1] == "and 2 more problems"
+    assert verdict.lines([row(0, {}, "failed")]) == ["none, because no trial ended well"]
+    assert verdict.lines([]) == []
+
+
+def test_errors_are_an_answer_too() -> None:
+    rows = [row(0, {"error_out": 0.2, "error_dq": 0.7}), row(6, {"error_out": 1.5}, "failed")]
+    assert verdict.lines(rows) == [
+        "1 of 2 trials within the error budget; the worst takes 1.50 of it: #7"
+    ]
+
+
+def test_the_winner_is_the_same_in_text_table_mlflow_and_figures() -> None:
+    rows = strategies()
+    # Its ratio is the least, its time is not: the machine was slower while it was measured.
+    rows[1] = replace(rows[1], metrics=rows[1].metrics | {"ratio": 0.001})
+    best = verdict.winners(rows)
+    assert [one.metrics["median_ms"] for one in best] == [10.0, 12.0, 10.0, 13.0]
+    text, note = verdict.lines(rows), description.note(SWEEP, rows, Tracked("", "1", "r"), {}, ())
+    points = data.points(rows)
+    fields = data.strategies(points)
+    for one, line in zip(best, text, strict=True):
+        name = data.strategy(one, fields)
+        assert f"{name} is the fastest" in line
+        assert f"**{name}**" in note
+    table = tables.results_table(rows, ("partition",), best)
+    (column,) = [column for column in table.columns if column.header == "median ms"]
+    bold = [str(cell) for cell in column._cells if str(cell.style) == "bold green"]
+    assert bold == ["10.0", "12.0", "10.0", "13.0"]
+    panels, _ = data.panels(points, beside=("seq_len",))
+    for panel in panels:
+        longest = max(point.config["seq_len"] for point in panel.points)
+        (one,) = [
+            one for one in best
+            if one.config["seq_len"] == longest
+            and one.config["direction"] == panel.points[0].config["direction"]
+        ]  # fmt: skip
+        name = data.strategy(one, fields)
+        assert speedup.bars(panel, fields).names[0] == name
+        assert lines.lines(panel, fields, "tflops")[0].name == name
+    drawn = pareto.draw(points)
+    assert drawn is not None
+
+
+def test_replicas_of_the_winner_stand_out_together() -> None:
+    rows = [row(i, timed(5.0 + i), replica=i) for i in range(2)]
+    rows += [row(2 + i, timed(9.0 + i), replica=i, partition="zigzag") for i in range(2)]
+    table = tables.results_table(rows, ("partition",), verdict.winners(rows))
+    (column,) = [column for column in table.columns if column.header == "median ms"]
+    assert [str(cell.style) for cell in column._cells] == ["bold green", "bold green", "", ""]
+    to = console()
+    tables.show(table, to)
+    assert "zigzag" in to.export_text()
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [(100.0, "other processes used 25% of 4 cores in 1 of 1 trial (at most 25%)"), (80.0, None)],
+)
+def test_a_busy_host_is_told(host: float, said: str | None) -> None:
+    metrics = timed(9.0) | {"host_cpu_percent": host, "cpu_percent": 150.0}
+    one = row(0, metrics, ring_size=2)
+    assert str(verdict.busy([one], 4)).startswith(str(said))
+    short = replace(one, started=1.0, ended=1.1)
+    assert verdict.busy([short], 4) is None
+    assert verdict.busy([one], 0) is None
