@@ -1,6 +1,7 @@
 """Adapters of existing models: each routes a model's own attention to the ring.
 
 sdpa               code that calls ``scaled_dot_product_attention``
+attention_kernels  PyTorch's kernels, which refuse other callers meanwhile
 huggingface        Hugging Face models
 huggingface_masks  masks that those models build
 

@@ -4,13 +4,16 @@ A ``TorchFunctionMode`` catches the calls on this thread inside of the block, un
 name and without patching. A mode is off while it handles a call, and backward is such a call; it is
 called in a way that keeps the mode on, so that autograd carries it along, also to its own threads,
 and checkpointed layers recompute with the ring.
+
+No mode sees scripted code and other threads. Whatever they call ends in one of PyTorch's attention
+kernels, which refuse to run during a block for any caller but the ring.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -27,7 +30,9 @@ from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
 from ringray.attention.sharding import shard
+from ringray.base.units import plain
 from ringray.comm.ring import Comm, connect
+from ringray.models.attention_kernels import kernels_refuse, other_attention
 from ringray_kernels.config import Blocks
 
 __all__ = ["context_parallel"]
@@ -38,6 +43,8 @@ _ROUTED = {
     torch.ops.aten.scaled_dot_product_attention.default,
 }
 _BACKWARD = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+# A method that Dynamo cannot trace inside of a mode, and the same as a function.
+_TRACEABLE = {Tensor.unflatten: torch.unflatten}
 # Functions that attend inside of one call, which no mode sees.
 _OPAQUE = {
     "multi_head_attention_forward",
@@ -57,6 +64,8 @@ def context_parallel(
     blocks: Blocks | int | None = None,
     buffers: Sequence[Tensor] = (),
     buffer_dims: Sequence[int] = (),
+    buffer_seq_dims: Sequence[int] | None = None,
+    no_restore_buffers: Iterable[Tensor] = (),
     pad_values: float | Sequence[float] = 0,
     seq_len: int | None = None,
     cu_seqlens: Tensor | None = None,
@@ -88,6 +97,10 @@ def context_parallel(
         buffers: full tensors that every rank holds: token ids, labels, positions. They stay
             unchanged; the block gets this rank's rows of each.
         buffer_dims: of each buffer, its sequence dimension.
+        buffer_seq_dims: the same, as in PyTorch's ``context_parallel``: the buffers themselves,
+            such as ``model.rope_cache``, hold this rank's rows in the block, and all rows again
+            after it, except for ``no_restore_buffers``.
+        no_restore_buffers: buffers of ``buffer_seq_dims`` that keep this rank's rows.
         pad_values: fill rows beyond the sequence: one for all buffers, or one for each.
         seq_len: true global length (tokens); None is the length of the buffers or, without any,
             N * S.
@@ -104,13 +117,18 @@ def context_parallel(
             the model attends by other means, and to this rank's rows only.
     """
     partitions.get(partition)
-    length, shards = _shards(buffers, buffer_dims, pad_values, seq_len, partition, group)
+    in_place = buffer_seq_dims is not None
+    if in_place and buffer_dims:
+        raise ValueError("buffer_dims: got buffer_seq_dims too, expected one of both")
+    dims = buffer_dims if buffer_seq_dims is None else buffer_seq_dims
+    length, shards = _shards(buffers, dims, pad_values, seq_len, partition, group)
     router = _Router(
         group=group, partition=partition, transport=transport, backend=backend, blocks=blocks,
         seq_len=length, cu_seqlens=cu_seqlens, window=window, **options,
     )  # fmt: skip
-    with router:
-        yield shards
+    held = buffers if in_place else ()
+    with _replaced(held, shards, no_restore_buffers), kernels_refuse(), router:
+        yield tuple(buffers) if in_place else shards
     if not router.routed:
         raise ValueError(
             "context_parallel: got a block that never called scaled_dot_product_attention, "
@@ -127,6 +145,7 @@ def _shards(
     group: dist.ProcessGroup | None,
 ) -> tuple[int | None, tuple[Tensor, ...]]:
     """Returns the sequence length, if it is known, and this rank's rows of each buffer."""
+    pad_values, seq_len, dims = plain(pad_values), plain(seq_len), [*map(plain, dims)]
     fills = [pad_values] * len(buffers) if isinstance(pad_values, int | float) else [*pad_values]
     for name, values in (("buffer_dims", dims), ("pad_values", fills)):
         if len(values) != len(buffers):
@@ -145,6 +164,28 @@ def _shards(
         for buffer, dim, fill in zip(buffers, dims, fills, strict=True)
     )
     return seq_len, rows
+
+
+@contextmanager
+def _replaced(
+    buffers: Sequence[Tensor], shards: Sequence[Tensor], not_restored: Iterable[Tensor]
+) -> Iterator[None]:
+    """Puts ``shards`` in the places of ``buffers``, and back."""
+    for i, buffer in enumerate(buffers):
+        if buffer.requires_grad:
+            raise ValueError(f"buffers: number {i} requires a gradient, expected none in place")
+    kept = {id(x) for x in not_restored}
+    if strange := kept - {id(x) for x in buffers}:
+        raise ValueError(f"no_restore_buffers: {len(strange)} of them are not in buffers")
+    whole = [(x, x.data) for x in buffers if id(x) not in kept]
+    # Not by a copy into them: what autograd has saved of either stays.
+    for buffer, rows in zip(buffers, shards, strict=False):
+        buffer.data = rows
+    try:
+        yield
+    finally:
+        for buffer, rows in whole:
+            buffer.data = rows
 
 
 class _Router(TorchFunctionMode):
@@ -167,11 +208,13 @@ class _Router(TorchFunctionMode):
         if func in _ROUTED:
             self.routed += 1
             return self._route(*args, **kwargs)
+        if func in _TRACEABLE:
+            return _TRACEABLE[func](*args, **kwargs)
         if func in _BACKWARD:
             return self._backward(func, *args, **kwargs)
-        if getattr(func, "__name__", None) in _OPAQUE:
+        if getattr(func, "__name__", None) in _OPAQUE or other_attention(func):
             raise ValueError(
-                f"context_parallel: got a call of {func.__name__}, which cannot be routed, "
+                f"context_parallel: got a call of {_name(func)}, which cannot be routed, "
                 "expected scaled_dot_product_attention (ringray.ContextParallelAttention is a "
                 "module that can replace it)"
             )
@@ -207,14 +250,15 @@ class _Router(TorchFunctionMode):
         comm: Comm = connect(self.arguments["group"])
         with refusing(comm, query.device):
             _check(query, key, attn_mask, dropout_p, enable_gqa)
-            if torch.is_autocast_enabled(query.device.type):  # it would cast after this mode
-                dtype = torch.get_autocast_dtype(query.device.type)
-                query, key, value = (x.to(dtype) for x in (query, key, value))
         out = cast(
             "Tensor",
             ring_attention(query, key, value, causal=is_causal, scale=scale, **self.arguments),
         )
         return cast("Tensor", _Marked.apply(out)) if out.requires_grad else out
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", str(func))
 
 
 def _check(

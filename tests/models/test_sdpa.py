@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 
@@ -56,25 +57,109 @@ def test_every_way_to_call_it_is_routed() -> None:
         assert torch.equal(way, windowed(q))
 
 
-def test_outside_of_the_block_and_in_other_threads_nothing_changes() -> None:
+def test_outside_of_the_block_nothing_changes() -> None:
     q = inputs()
     want = F.scaled_dot_product_attention(q, q, q, is_causal=True)
-    others = []
-
-    def plain() -> None:
-        others.append(F.scaled_dot_product_attention(q, q, q, is_causal=True))
-
     with ringray.context_parallel(window=1):
-        thread = threading.Thread(target=plain)
-        thread.start()
-        thread.join()
         assert torch.equal(imported_by_name(q, q, q, is_causal=True), windowed(q))
-    plain()
+    assert torch.equal(F.scaled_dot_product_attention(q, q, q, is_causal=True), want)
     with pytest.raises(KeyError), ringray.context_parallel(window=1):
         raise KeyError
-    plain()
-    assert len(others) == 3
-    assert all(torch.equal(other, want) for other in others)
+    assert torch.equal(F.scaled_dot_product_attention(q, q, q, is_causal=True), want)
+    with sdpa_kernel(SDPBackend.MATH):
+        F.scaled_dot_product_attention(q.requires_grad_(), q, q).sum().backward()
+
+
+def flash(q: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, True)[0]
+
+
+@torch.library.custom_op("test_sdpa::their_attn", mutates_args=())
+def their_attn(q: torch.Tensor) -> torch.Tensor:
+    return q.clone()
+
+
+def plain(q: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def in_math(q: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.jit.script(plain)(q)
+
+
+def in_a_thread(q: torch.Tensor) -> torch.Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(plain, q).result()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "attend",
+    [
+        torch.jit.script(plain), in_a_thread, flash, in_math, their_attn,
+        torch.compile(flash, backend="eager"), torch.compile(flash, backend="aot_eager"),
+        lambda q: torch.ops.aten._scaled_dot_product_attention_math(q, q, q)[0],
+        lambda q: torch.func.vmap(flash)(q[None])[0],
+    ],
+)  # fmt: skip
+def test_no_attention_stays_local_beside_a_routed_call(attend: Any, grad: bool) -> None:
+    q = inputs().requires_grad_(grad)
+    refused = pytest.raises((ValueError, RuntimeError), match=r"(was not|cannot be) routed")
+    with ringray.context_parallel(window=1):
+        plain(q)
+        with ringray.context_parallel(window=1):  # an inner block does not end the guard
+            plain(q)
+        with refused:
+            attend(q)
+        for direct in (ringray.ring_attention, torch.compile(ringray.ring_attention)):
+            if attend is flash:  # the op itself is exact
+                out = direct(q, q, q, window=1)
+                assert isinstance(out, torch.Tensor)
+                assert torch.equal(out, windowed(q))
+    attend(q)
+
+
+def traced(x: torch.Tensor) -> torch.Tensor:
+    q = x.unflatten(-1, (2, -1)).transpose(1, 2).float().mul(0.5)
+    q = torch.cat([q[..., ::2], q[..., 1::2]], -1).norm(dim=-1, keepdim=True) * q
+    q = q.reshape(q.shape).view(q.shape).repeat_interleave(2, 1).chunk(2, 1)[0].contiguous()
+    a, b = F.rms_norm(q, (4,)).split(2, -1)
+    return plain(torch.stack([a, F.silu(b)], -1).flatten(-2))
+
+
+def test_models_compile_in_one_graph_under_the_manager() -> None:
+    x = torch.randn(1, 16, 8, requires_grad=True)
+    with ringray.context_parallel(window=1):
+        want = traced(x)
+        got = torch.compile(traced, fullgraph=True, backend="aot_eager")(x)
+        got.sum().backward()
+    assert torch.equal(got, want)
+
+
+def test_buffers_may_be_dealt_in_place() -> None:
+    """As PyTorch's own manager does; where an error ends the block, too."""
+    q, kept = inputs(), torch.arange(15)
+    places = torch.arange(32.0)[:, None].repeat(1, 3)[1:31:2]  # a view
+    before, memory = places.clone(), id(places)
+    arguments: dict[str, Any] = {
+        "buffers": [places, kept], "buffer_seq_dims": [0, 0], "pad_values": [-1, 7]
+    }  # fmt: skip
+    for ends in (False, True):
+        try:
+            with ringray.context_parallel(**arguments, no_restore_buffers={kept}) as mine:
+                assert (places.shape, kept.tolist()) == ((16, 3), [*range(15), 7])
+                assert id(mine[0]) == memory
+                assert (places[15] == -1).all()
+                plain(q)
+                if ends:
+                    raise KeyError
+        except KeyError:
+            assert ends
+        assert torch.equal(places, before)
+        assert kept.shape == (16,)
+        kept = torch.arange(15)
+        arguments["buffers"][1] = kept
 
 
 def test_the_inner_block_counts() -> None:
@@ -112,6 +197,9 @@ def test_attention_by_other_means_is_refused() -> None:
         flex_attention(*[inputs()] * 3)
 
 
+TORN = torch.zeros(8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -124,6 +212,18 @@ def test_attention_by_other_means_is_refused() -> None:
         (
             {"buffers": [torch.zeros(2, 8)], "buffer_dims": [2]},
             r"buffer_dims: got 2 for shape \(2, 8\)",
+        ),
+        (
+            {"buffers": [torch.zeros(8)], "buffer_dims": [0], "buffer_seq_dims": [0]},
+            "got buffer_seq_dims too",
+        ),
+        (
+            {"buffers": [torch.zeros(8, requires_grad=True)], "buffer_seq_dims": [0]},
+            "buffers: number 0 requires a gradient",
+        ),
+        (
+            {"buffers": [torch.zeros(8)], "buffer_seq_dims": [0], "no_restore_buffers": [TORN]},
+            "no_restore_buffers: 1 of them",
         ),
         (
             {"buffers": [torch.zeros(2, 8), torch.zeros(2, 9)], "buffer_dims": [1, 1]},
