@@ -118,6 +118,19 @@ def _expect(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype 
         raise ValueError(f"{name}: got {tensor.dtype}, expected {dtype}")
 
 
+def not_plain(x: Tensor) -> str | None:
+    """Returns what ``x`` is instead of a plain, dense tensor, whose elements can be sent, or
+    None."""
+    dispatches = type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    waits = hasattr(x, "trigger_wait")  # the result of a collective: plain, but not yet there
+    if (dispatches and not waits) or x.is_nested or x.layout != torch.strided or x.is_quantized:
+        return (
+            f"a {type(x).__name__} of layout {x.layout}, expected a plain, dense tensor "
+            "(to_local() of a DTensor, to_dense() of a sparse one)"
+        )
+    return None
+
+
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Checks shapes, dtypes, devices and head counts of one attention problem.
 
@@ -127,6 +140,8 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name}: got {type(tensor).__name__}, expected a tensor")
+        if reason := not_plain(tensor):
+            raise ValueError(f"{name}: got {reason}")
         if tensor.dim() != 4:
             raise ValueError(
                 f"{name}: got shape {tuple(tensor.shape)}, expected 4 dimensions (B, H, S, D)"
@@ -255,10 +270,10 @@ def backward(
         dout: (B, Hq, Sq, D), the gradient of the *global* output.
         q, k, v, start, end, scale, blocks, backend: as in ``forward``.
         lse, delta: fp32 (B, Hq, Sq), *global*: lse over all keys of the sequence, and
-            rowsum(dout * out). Rows with lse = -inf must have empty intervals.
+            what ``delta`` returns. Rows with lse = -inf must have empty intervals.
         dq: fp32 (B, Hq, Sq, D); ``dk``, ``dv``: fp32 (B, Hkv, Sk, D).
-        out: the global output in q's dtype, if available: fused calls that compute delta themselves
-            need it, and otherwise get a substitute made from ``delta``.
+        out: the global output in q's dtype, if available and ``delta`` is its rowsum with dout:
+            fused calls compute delta themselves, and otherwise get a substitute with its rowsum.
 
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
@@ -276,12 +291,15 @@ def backward(
     module.backward(operands, BackwardOperands(dout, out, lse, delta, dq, dk, dv))
 
 
-def delta(dout: Tensor, out: Tensor, lse: Tensor, *, backend: str = "auto") -> Tensor:
-    """Returns rowsum(dout * out), the part of the global output that ``backward`` needs.
+def delta(
+    dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None = None, *, backend: str = "auto"
+) -> Tensor:
+    """Returns rowsum(dout * out) - dlse, all of the global output that ``backward`` needs.
 
     Args:
         dout, out: (B, Hq, Sq, D), the same dtype.
-        lse: fp32 (B, Hq, Sq); rows where it is -inf get 0, for any values of dout and out there.
+        lse: fp32 (B, Hq, Sq); rows where it is -inf get 0, for any values of the others there.
+        dlse: gradient of lse, fp32 (B, Hq, Sq): a score's share of lse is its weight, as in delta.
 
     Returns:
         fp32 (B, Hq, Sq).
@@ -291,4 +309,8 @@ def delta(dout: Tensor, out: Tensor, lse: Tensor, *, backend: str = "auto") -> T
     """
     _expect("dout", dout, out.shape, out.dtype)
     _expect("lse", lse, out.shape[:3], torch.float32)
-    return load_backend(resolve_backend(backend, out)).delta(dout, out, lse)
+    found = load_backend(resolve_backend(backend, out)).delta(dout, out, lse)
+    if dlse is None:
+        return found
+    _expect("dlse", dlse, out.shape[:3], torch.float32)
+    return found.sub_(dlse.masked_fill(lse == -torch.inf, 0.0))

@@ -1,9 +1,11 @@
 """Agreement of all ranks about a problem before the first hop, so that none waits for a message
-that another does not send.
+that another does not send, or takes one that belongs to another pass.
 
-Every call of the op exchanges one small vector of digests; a rank whose own arguments are wrong
-takes part with a vector that says so. ``RINGRAY_AGREEMENT=0`` in the environment of *all* ranks
-turns it off, for production runs whose shapes are known to agree.
+``ring_attention``, ``unshard`` and the backward passes of both exchange one small vector of
+digests, of the same length; a rank whose own arguments are wrong takes part with a vector that says
+so. Calls are numbered, and a backward pass names the call that it belongs to.
+``RINGRAY_AGREEMENT=0`` in the environment of *all* ranks turns it off, for production runs whose
+shapes are known to agree.
 """
 
 from __future__ import annotations
@@ -42,7 +44,42 @@ class Signature(NamedTuple):
     backend: str
     blocks: str | int | None
     requires_grad: bool
+    return_lse: bool
     version: str | None
+
+
+class Joining(NamedTuple):
+    """The values of one call of ``unshard`` that all ranks must have in common."""
+
+    rows_per_rank: int
+    shape: tuple[int, ...]
+    dtype: str
+    dim: int
+    partition: str
+    seq_len: int
+    mean: bool
+
+
+class Averaging(NamedTuple):
+    """The values of one call of ``sharded_cross_entropy`` that all ranks must have in common."""
+
+    factor: int
+
+
+class BackwardPass(NamedTuple):
+    """A backward pass. ``call``: the number of the forward pass that it belongs to."""
+
+    call: int
+
+
+Agreed = Signature | Joining | Averaging | BackwardPass
+_OPERATIONS = {
+    Signature: "ring_attention", Joining: "unshard", Averaging: "sharded_cross_entropy",
+    BackwardPass: "a backward pass",
+}  # fmt: skip
+_WIDTH = 2 + len(Signature._fields)  # operation, call, values
+_ORDER = "every rank must make the same calls, and run their backward passes, in the same order"
+_latest = [0]  # number of this process's last call, in any ring
 
 
 class RefusedError(PeerError, ValueError):
@@ -62,39 +99,70 @@ def _digest(value: Any) -> int:
     return (1 << 40) + int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:5], "big")
 
 
-def agree(comm: Comm, signature: Signature | None, *, device: torch.device) -> None:
+def agree(
+    comm: Comm,
+    signature: Agreed | None,
+    *,
+    device: torch.device,
+) -> int:
     """Compares ``signature`` over all ranks; a rank whose arguments are refused passes None.
+
+    Returns:
+        The number of this call, the same on every rank and larger than all before it on this ring.
 
     Raises:
         ValueError: on every rank, naming the ranks, the fields and the values that differ.
     """
     if comm.world_size == 1 or not enabled():
-        return
+        return 0
     if signature is None:
-        comm.gather_integers([_REJECTED] * len(Signature._fields), device)
-        return
-    everyone = comm.gather_integers([_digest(value) for value in signature], device)
+        comm.gather_integers([_REJECTED] * _WIDTH, device, "agreement")
+        return 0
+    name = _OPERATIONS[type(signature)]
+    own = [_digest(name), _latest[0], *(_digest(value) for value in signature)]
+    own += [0] * (_WIDTH - len(own))
+    everyone = comm.gather_integers(own, device, f"agreement about {name}")
     rejecting = [rank for rank, values in enumerate(everyone) if values[0] == _REJECTED]
     if rejecting:
         raise RefusedError(
-            f"ring_attention: rank {comm.rank} is ready, but the arguments of rank(s) "
+            f"{name}: rank {comm.rank} is ready, but the arguments of rank(s) "
             f"{_list(rejecting)} were refused; the error is raised there",
             "user-error",
         )
-    mine = everyone[comm.rank]
+    _latest[0] = 1 + max(values[1] for values in everyone)
+    _compare(comm.rank, name, signature, everyone)
+    return _latest[0]
+
+
+def _compare(
+    rank: int,
+    name: str,
+    signature: Agreed,
+    everyone: list[list[int]],
+) -> None:
+    operations = {_digest(one): one for one in _OPERATIONS.values()}
+    mine = everyone[rank]
+    others = [other for other, values in enumerate(everyone) if values[0] != mine[0]]
+    if others:
+        raise ValueError(
+            f"{name}: ranks disagree about what they do: {name} here (rank {rank}), "
+            f"{operations.get(everyone[others[0]][0], 'another')} there (rank(s) {_list(others)}); "
+            f"{_ORDER}"
+        )
     differing = []
-    for i, (name, value) in enumerate(signature._asdict().items()):
-        others = [rank for rank, values in enumerate(everyone) if values[i] != mine[i]]
+    for i, (field, value) in enumerate(signature._asdict().items(), 2):
+        others = [other for other, values in enumerate(everyone) if values[i] != mine[i]]
         if others:
             theirs = everyone[others[0]][i]
             named = theirs < 1 << 40 and isinstance(value, int)
             differing.append(
-                f"{name}: {_brief(value)} here (rank {comm.rank}), "
+                f"{field}: {_brief(value)} here (rank {rank}), "
                 f"{theirs if named else 'another'} there (rank(s) {_list(others)})"
             )
     if differing:
+        hint = f"; {_ORDER}" if isinstance(signature, BackwardPass) else ""
         raise ValueError(
-            "ring_attention: ranks disagree about the problem: " + "; ".join(differing)
+            f"{name}: ranks disagree about the problem: " + "; ".join(differing) + hint
         )
 
 

@@ -5,7 +5,11 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,14 +18,19 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import Signature, agree, refusing
 from ringray.attention.problem import RankProblem
+from ringray.base.errors import suggestion
 from ringray.base.provenance import version
-from ringray.comm.ring import Comm
+from ringray.base.units import plain
+from ringray.comm.ring import Comm, connect
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout, Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
-from ringray_kernels.api import check_blocks, check_qkv, resolve_backend, unusable_scale
+from ringray_kernels.api import DTYPES, check_blocks, check_qkv, resolve_backend, unusable_scale
 from ringray_kernels.config import Blocks
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Options(NamedTuple):
@@ -35,6 +44,7 @@ class Options(NamedTuple):
     transport: str
     backward: str
     backend: str
+    return_lse: bool
     blocks: Blocks | int | None
 
 
@@ -48,8 +58,8 @@ def resolve(
     *,
     needs_grad: bool,
     refused: str | None = None,
-) -> RankProblem:
-    """Returns the problem of one forward pass, on which all ranks agree.
+) -> tuple[RankProblem, int]:
+    """Returns the problem of one forward pass, on which all ranks agree, and the call's number.
 
     ``refused``: a mistake that the caller has found already.
 
@@ -62,8 +72,8 @@ def resolve(
         check_qkv(q, k, v)
         options = _filled(q, k, cu_seqlens, options, comm, needs_grad=needs_grad)
         problem = describe(q, k, cu_seqlens, options, comm)
-    agree(comm, _signature(problem, q, k, options.transport, needs_grad), device=q.device)
-    return problem
+    signature = _signature(problem, q, k, options.transport, needs_grad)
+    return problem, agree(comm, signature, device=q.device)
 
 
 def describe(
@@ -80,7 +90,7 @@ def describe(
         raise ValueError(f"k: got {k.shape[2]} rows, expected q's {rows}: shards are equal")
     if wrong := mistake(options):
         raise ValueError(wrong)
-    partition, causal, window, seq_len, scale, transport, backward, backend, blocks = options
+    partition, causal, window, seq_len, scale, transport, backward, backend, _, blocks = options
     length = partitions.true_length(partition, seq_len, rows, ranks)
     backend = resolve_backend(backend, q)
     check_blocks(blocks, backend)
@@ -96,6 +106,7 @@ def describe(
         scale=head_dim**-0.5 if scale is None else float(scale),
         backend=backend,
         blocks=blocks,
+        return_lse=options.return_lse,
     )
     _ = problem.walks  # raises where the backward walk is impossible
     comm.check(q.device, staged=exchange.staged)
@@ -152,27 +163,44 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and not (whole and (types_only or value >= least)):
             return f"{name}: got {value!r}, expected None or an integer of at least {least}"
-    causal: object = options.causal
-    if not isinstance(causal, bool):
-        return f"causal: got {causal!r}, expected True or False"
+    for name in ("causal", "return_lse"):
+        if not isinstance(getattr(options, name), bool):
+            return f"{name}: got {getattr(options, name)!r}, expected True or False"
     return None if options.scale is None else unusable_scale(options.scale)
 
 
-def document_boundaries(cu_seqlens: Tensor | None, seq_len: int) -> tuple[int, ...] | None:
+def document_boundaries(cu_seqlens: Any, seq_len: int) -> tuple[int, ...] | None:
     """Returns ``cu_seqlens`` as a tuple; ``Mask`` checks its values against ``seq_len``."""
-    if cu_seqlens is None:
+    given = boundaries(cu_seqlens)
+    if given is None:
         return None
-    given: object = cu_seqlens
     if not isinstance(given, Tensor):
+        raise ValueError(f"cu_seqlens: got {given!r}, expected integers in a tensor or a list")
+    if given.dim() != 1 or given.is_floating_point():
         raise ValueError(
-            f"cu_seqlens: got {type(given).__name__}, expected a 1-D tensor of integers"
-        )
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
-        raise ValueError(
-            f"cu_seqlens: got {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}, expected a "
+            f"cu_seqlens: got {given.dtype} of shape {tuple(given.shape)}, expected a "
             "1-D tensor of integers"
         )
-    return tuple(cu_seqlens.tolist())
+    return tuple(given.tolist())
+
+
+def boundaries(cu_seqlens: Any) -> Any:
+    """Returns a list, a tuple or an array of integers as a tensor, and anything else as it is."""
+    if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
+        return cu_seqlens
+    try:
+        return torch.tensor([operator.index(plain(x)) for x in cu_seqlens])
+    except TypeError:
+        return cu_seqlens
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Returns ``tensors`` in the dtype that autocast gives to SDPA."""
+    on = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
+    if not on or not torch.is_autocast_enabled(on):
+        return tensors
+    dtype = torch.get_autocast_dtype(on)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in DTYPES else x for x in tensors)
 
 
 def _signature(
@@ -199,5 +227,52 @@ def _signature(
         backend=problem.backend,
         blocks=compared,
         requires_grad=needs_grad,
+        # Elsewhere a rank may use lse alone: its gradient travels only where heads are exchanged.
+        return_lse=problem.return_lse and needs_grad and problem.exchange.fold > 1,
         version=version(),
     )
+
+
+# Names of other libraries -> what this one calls it.
+_OTHER_NAMES = {
+    "query": "q", "key": "k", "value": "v", "is_causal": "causal", "softmax_scale": "scale",
+    "sm_scale": "scale", "window_size": "window (w for window_size=(w, 0))",
+    "sliding_window": "window (w - 1 for w keys)", "cu_seqlens_q": "cu_seqlens",
+    "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
+    "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",
+    "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
+    "attn_mask": "causal, window, cu_seqlens or seq_len: there are no other masks",
+    "enable_gqa": "nothing: K/V heads are shared wherever there are fewer; leave it out",
+    "dropout_p": "nothing: there is no dropout; leave it out",
+    "dropout": "nothing: there is no dropout; leave it out",
+    "deterministic": "nothing: results are always bitwise repeatable; leave it out",
+    "max_seqlen": "nothing: leave it out", "max_seqlen_q": "nothing: leave it out",
+    "max_seqlen_k": "nothing: leave it out",
+    "heads_k_stride": "transport (allgather:N for N heads at once)",
+}  # fmt: skip
+
+
+def answering_other_names(function: Callable[P, R]) -> Callable[P, R]:
+    """Lets ``function`` raise a ValueError, on every rank, for a keyword that it does not have,
+    which says what ringray calls it."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        strange = [name for name in kwargs if name not in known]
+        if not strange:
+            return function(*args, **kwargs)
+        name = strange[0]
+        if name in _OTHER_NAMES:
+            hint = f"ringray calls it {_OTHER_NAMES[name]}"
+        else:  # a compiler cannot trace the search
+            hint = "" if torch.compiler.is_compiling() else suggestion(name, known)
+        wrong = f"{function.__name__}: got an unexpected keyword {name!r}" + (hint and f"; {hint}")
+        if torch.compiler.is_compiling():
+            raise ValueError(wrong)
+        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        device = next((x.device for x in tensors), torch.device("cpu"))
+        with refusing(connect(cast("Any", kwargs.get("group"))), device):
+            raise ValueError(wrong)
+
+    return call

@@ -43,14 +43,15 @@ _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
 # Options in place of those that the operator is to refuse.
 _ACCEPTED = Options(
-    partitions.DEFAULT, True, None, None, None, transports.DEFAULT, "auto", "auto", None
+    partitions.DEFAULT, True, None, None, None, transports.DEFAULT, "auto", "auto", False, None
 )
 
 # The arguments of both operators except tensors. ``ranks``: of the ring; shapes depend on it, so it
 # is part of the cache key of graphs. Then ``Options``, with the two types of its ``blocks``.
 _SETTINGS = (
     "str? group, int ranks, str partition, bool causal, SymInt? window, SymInt? seq_len, "
-    "float? scale, str transport, str backward, str backend, SymInt? rows, str? blocks"
+    "float? scale, str transport, str backward, str backend, bool return_lse, SymInt? rows, "
+    "str? blocks"
 )
 
 
@@ -98,7 +99,7 @@ def attention(
         cu_seqlens = cu_seqlens.cpu()
     blocks = options.blocks
     _, ranks = place_in(group)
-    out, lse, _ = _attention(
+    out, lse, *_ = _attention(
         q, k, v, cu_seqlens, needs_grad, refused, name_of(group), ranks, *options[:-1],
         *((None, _text(blocks)) if isinstance(blocks, Blocks) else (blocks, None)),
     )  # fmt: skip
@@ -112,7 +113,7 @@ def _refused(options: Options, cu_seqlens: object) -> str | None:
     if blocks is not None and (not isinstance(blocks, int | Blocks) or isinstance(blocks, bool)):
         wrong = f"blocks: got {blocks!r}, expected None, an integer or a ringray.Blocks"
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
-        wrong = f"cu_seqlens: got {type(cu_seqlens).__name__}, expected a 1-D tensor of integers"
+        wrong = f"cu_seqlens: got {cu_seqlens!r}, expected integers in a tensor or a list"
     for name in ("partition", "transport", "backward", "backend"):
         if not isinstance(getattr(options, name), str):
             wrong = f"{name}: got {getattr(options, name)!r}, expected a name"
@@ -130,9 +131,10 @@ _text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _like_inputs(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
     refused: str | None, *settings: Any,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-    return q.new_empty(q.shape), lse, _kept_like(q, k, settings) if needs_grad else []
+    kept = _kept_like(q, k, settings) if needs_grad else []
+    return q.new_empty(q.shape), lse, torch.empty((), dtype=torch.int64, device="cpu"), kept
 
 
 def _kept_like(q: Tensor, k: Tensor, settings: Sequence[Any]) -> list[Tensor]:
@@ -192,21 +194,26 @@ def _unpack(saved: list[Tensor], problem: RankProblem) -> tuple[Tensor, ...]:
 
 @operator(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool needs_grad, str? refused, "
-    f"{_SETTINGS}) -> (Tensor out, Tensor lse, Tensor[] kept)",
+    f"{_SETTINGS}) -> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
     fake=_like_inputs,
 )
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
     refused: str | None, *settings: Any,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
-    problem = resolve(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad, refused=refused)
+    problem, call = resolve(
+        q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad, refused=refused
+    )
     out, lse, saved = loops.forward(q, k, v, problem, comm)
     kept = _pack(saved, problem) if needs_grad else []
-    return out.contiguous(), lse.contiguous(), [x.contiguous() for x in kept]
+    kept = [x.contiguous() for x in kept]
+    return out.contiguous(), lse.contiguous(), torch.tensor(call), kept
 
 
-def _like_gradients(dout: Tensor, saved: list[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _like_gradients(
+    dout: Tensor, dlse: Tensor | None, saved: list[Tensor], *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     kv = (dout.shape[0], _kv_heads(dout, saved), *dout.shape[2:])
     return dout.new_empty(dout.shape), dout.new_empty(kv), dout.new_empty(kv)
 
@@ -217,32 +224,44 @@ def _kv_heads(dout: Tensor, saved: list[Tensor]) -> int:
 
 
 @operator(
-    "attention_backward(Tensor dout, Tensor[] saved, Tensor? cu_seqlens, "
+    "attention_backward(Tensor dout, Tensor? dlse, Tensor[] saved, Tensor call, "
+    "Tensor? cu_seqlens, "
     f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv)",
     fake=_like_gradients,
 )
 def _attention_backward(
-    dout: Tensor, saved: list[Tensor], cu_seqlens: Tensor | None, *settings: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
+    cu_seqlens: Tensor | None, *settings: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
     like_k = dout[:, : _kv_heads(dout, saved)]
     problem = describe(dout, like_k, cu_seqlens, options, comm)
-    gradients = loops.backward(dout, _unpack(saved, problem), problem, comm)
+    if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
+        dlse = None  # of a compiler that has no undefined gradients
+    gradients = loops.backward(dout, dlse, _unpack(saved, problem), problem, comm, int(call))
     dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients)
     return dq, dk, dv
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
+def _setup(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]
+) -> None:
     q, k, v, cu_seqlens, _, _, *ctx.settings = inputs
-    out, lse, kept = output
+    out, lse, call, kept = output
     saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
-    ctx.save_for_backward(cu_seqlens, *saved)
-    ctx.mark_non_differentiable(lse, *kept)
+    ctx.save_for_backward(cu_seqlens, call, *saved)
+    ctx.mark_non_differentiable(call, *kept)
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    cu_seqlens, *saved = ctx.saved_tensors
-    gradients = _attention_backward(dout, saved, cu_seqlens, *ctx.settings)
+def _backward(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any
+) -> tuple[Tensor | None, ...]:
+    cu_seqlens, call, *saved = ctx.saved_tensors
+    if dout is None:  # only lse was used
+        assert dlse is not None
+        dout = saved[0].new_zeros((*dlse.shape, saved[0].shape[3]))
+    gradients = _attention_backward(dout, dlse, saved, call, cu_seqlens, *ctx.settings)
     return (*gradients, *[None] * (3 + len(ctx.settings)))
 
 

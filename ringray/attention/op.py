@@ -14,10 +14,21 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import compile as compiled
 from ringray.attention import loops
-from ringray.attention.arguments import Options, resolve
+from ringray.attention.agreement import refusing
+from ringray.attention.arguments import (
+    Options,
+    answering_other_names,
+    autocast,
+    boundaries,
+    resolve,
+)
+from ringray.attention.sharding import remember, remembered
+from ringray.base.units import plain
 from ringray.comm.ring import connect
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch.distributed as dist
 
     from ringray.attention.problem import RankProblem
@@ -25,6 +36,7 @@ if TYPE_CHECKING:
     from ringray_kernels.config import Blocks
 
 
+@answering_other_names
 def ring_attention(
     q: Tensor,
     k: Tensor,
@@ -34,7 +46,7 @@ def ring_attention(
     partition: str = partitions.DEFAULT,
     causal: bool = True,
     window: int | None = None,
-    cu_seqlens: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
     seq_len: int | None = None,
     scale: float | None = None,
     transport: str = transports.DEFAULT,
@@ -48,6 +60,8 @@ def ring_attention(
     Every rank of ``group`` calls it with its shard, as dealt by ``ringray.shard``. Under
     ``torch.compile`` it is one operator, ``ringray::attention``, with the same results.
 
+    Under autocast it casts like SDPA does. Numbers may be NumPy's or 0-d tensors.
+
     Args:
         q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 256.
         k, v: (B, Hkv, S, D), the same dtype and D; Hq is a multiple of Hkv, and only the Hkv heads
@@ -59,9 +73,11 @@ def ring_attention(
             ``ringray.tuned_strategy`` returns it.
         causal: a query sees no key after it.
         window: a query at p sees keys ``[p - window, p]``, window + 1 of them; needs ``causal``.
-        cu_seqlens: boundaries of packed documents, 1-D integers from 0 to the sequence length, not
-            decreasing, on any device, shared by all batch rows. A query sees its own document.
-        seq_len: true global length (tokens) when the shards hold padding; None means N * S.
+        cu_seqlens: boundaries of packed documents, a list or a 1-D tensor of integers from 0 to the
+            sequence length, not decreasing, on any device, shared by all batch rows. A query sees
+            its own document.
+        seq_len: true global length (tokens) when the shards hold padding; None is the length that
+            they remember from ``ringray.shard``, else N * S.
         scale: factor on q . k before the softmax, any number that fp32 holds; None is 1 / sqrt(D).
         transport: way in which K/V reach the other ranks, a name of
         ``ringray.transport.TRANSPORTS``,
@@ -79,16 +95,19 @@ def ring_attention(
 
     Returns:
         out (B, Hq, S, D) in q's dtype, accumulated in fp32; with ``return_lse`` a tuple (out, lse),
-        lse fp32 (B, Hq, S), natural log, not differentiable. Rows that see no key (padding) have
-        out 0, lse -inf and gradient 0. dQ, dK and dV are accumulated in fp32 over all hops.
+        lse fp32 (B, Hq, S), natural log, differentiable too. Rows that see no key (padding) have
+        out 0, lse -inf and gradient 0. dQ, dK and dV are accumulated in fp32 over all hops; they
+        have no gradients of their own.
 
     Raises:
         ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on
             every rank, before anything is sent.
     """
+    causal, window, seq_len, scale, blocks = map(plain, (causal, window, seq_len, scale, blocks))
     options = Options(
-        partition, causal, window, seq_len, scale, transport, backward, backend, blocks
+        partition, causal, window, seq_len, scale, transport, backward, backend, return_lse, blocks
     )
+    documents: Tensor | None = boundaries(cu_seqlens)
     needs_grad = torch.is_grad_enabled() and any(
         getattr(x, "requires_grad", False) for x in (q, k, v)
     )
@@ -98,11 +117,17 @@ def ring_attention(
                 "partition and transport: got 'auto' while compiling, expected names, because the "
                 "graph depends on them; ringray.tuned_strategy returns them beforehand"
             )
-        out, lse = compiled.attention(q, k, v, cu_seqlens, group, options, needs_grad=needs_grad)
+        q, k, v = autocast(q, k, v)
+        out, lse = compiled.attention(q, k, v, documents, group, options, needs_grad=needs_grad)
     else:
         comm = connect(group)
-        problem = resolve(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad)
-        out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, problem, comm))
+        with refusing(comm, getattr(q, "device", torch.device("cpu"))):
+            options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
+        q, k, v = autocast(q, k, v)
+        problem, call = resolve(q, k, v, documents, options, comm, needs_grad=needs_grad)
+        out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, problem, comm, call))
+        for x in (out, lse):
+            remember(x, problem.mask.seq_len, q.shape[2] * comm.world_size)
     return (out, lse) if return_lse else out
 
 
@@ -112,24 +137,41 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, call: int
     ) -> tuple[Tensor, Tensor]:
         out, lse, saved = loops.forward(q, k, v, problem, comm)
         ctx.save_for_backward(*saved)
-        ctx.problem, ctx.comm, ctx.dtype = problem, comm, q.dtype
-        ctx.mark_non_differentiable(lse)
+        ctx.problem, ctx.comm, ctx.call, ctx.dtype = problem, comm, call, q.dtype
         ctx.set_materialize_grads(False)
         ctx.shape = out.shape
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        if dout is None:  # only lse was used, and it carries no gradient
+        if dout is None:  # only lse was used
             dout = torch.zeros(ctx.shape, dtype=ctx.dtype, device=saved[0].device)
         backward = loops.backward
         if torch.compiler.is_compiling():  # compiled autograd, of a forward pass that was not
             backward = torch.compiler.disable(loops.backward)
-        gradients = backward(dout.to(ctx.dtype), saved, ctx.problem, ctx.comm)
-        return (*(x.to(ctx.dtype) for x in gradients), None, None)
+        with torch.no_grad():
+            found = backward(dout.to(ctx.dtype), dlse, saved, ctx.problem, ctx.comm, ctx.call)
+            gradients = tuple(x.to(ctx.dtype) for x in found)
+        if torch.is_grad_enabled():  # create_graph
+            gradients = _Constant.apply(*(x.requires_grad_() for x in gradients))
+        return (*gradients, None, None, None)
+
+
+class _Constant(torch.autograd.Function):
+    """Gradients that refuse to be differentiated, in place of giving 0."""
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise RuntimeError(
+            "ring_attention: got a gradient of its gradients (create_graph=True), expected first "
+            "derivatives only; scaled_dot_product_attention under SDPBackend.MATH has second ones"
+        )

@@ -38,6 +38,7 @@ class RankProblem:
     scale: float
     backend: str
     blocks: Blocks | int | None
+    return_lse: bool = False
 
     @property
     def kernel(self) -> dict[str, Any]:

@@ -13,10 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringray import partition as partitions
+from ringray.attention.agreement import BackwardPass, Joining, agree, refusing
 from ringray.attention.compile import operator
 from ringray.attention.problem import positions
-from ringray.comm.ring import connect_named, name_of, place_in
+from ringray.base.units import plain
+from ringray.comm.ring import connect, connect_named, name_of, place_in
 from ringray.traffic.geometry import Layout
+from ringray_kernels.api import not_plain
 
 
 def local_positions(partition: str, seq_len: int, world_size: int, rank: int) -> Tensor:
@@ -34,6 +37,7 @@ def local_positions(partition: str, seq_len: int, world_size: int, rank: int) ->
         ValueError: unknown partition, empty sequence, or a rank outside the ring.
     """
     partitions.get(partition)
+    seq_len, world_size, rank = plain(seq_len), plain(world_size), plain(rank)
     if type(seq_len) is not int or seq_len < 1:
         raise ValueError(f"seq_len: got {seq_len!r}, expected an integer of at least 1")
     if type(world_size) is not int or world_size < 1:
@@ -61,16 +65,19 @@ def shard(
         pad_value: fills rows beyond the sequence, where it does not divide evenly.
 
     Returns:
-        x with ``dim`` of S' / N rows. Its gradient is this rank's rows, and zeros elsewhere.
+        x with ``dim`` of S' / N rows, which remembers the length of x where it is padded: eager
+        calls of ``ring_attention`` and ``unshard`` with this very tensor need no ``seq_len``. Its
+        gradient is this rank's rows, and zeros elsewhere.
 
     Raises:
-        ValueError: unknown partition, or no such dimension.
+        ValueError: unknown partition, no such dimension, or a tensor that is not plain and dense.
     """
     dim = _dimension(x, dim)
     if not x.is_floating_point() and not float(pad_value).is_integer():
         raise ValueError(f"pad_value: got {pad_value!r}, which {x.dtype} cannot hold")
     rank, ranks = place_in(group)
-    return _take(x, dim, partition, rank, ranks, pad_value)
+    mine = _take(x, dim, partition, rank, ranks, pad_value)
+    return remember(mine, x.shape[dim], mine.shape[dim] * ranks)
 
 
 def unshard(
@@ -80,31 +87,77 @@ def unshard(
     partition: str = partitions.DEFAULT,
     group: dist.ProcessGroup | None = None,
     seq_len: int | None = None,
+    gradients: str = "sum",
 ) -> Tensor:
     """Returns the full tensor on every rank, from the shards of all: the inverse of ``shard``.
 
     Args:
         x: this rank's shard; ``dim`` is the sequence. All ranks pass the same shape.
         partition, group: as in ``shard``.
-        seq_len: true global length (tokens), to drop padding; None keeps all N * S rows.
+        seq_len: true global length (tokens), to drop padding; None is the length that x remembers
+            from ``shard`` or ``ring_attention``, else all N * S rows.
+        gradients: ``sum``: each rank computes its own part of the loss from the result. ``mean``:
+            every rank computes the whole loss, whose gradient a sum would have N times.
 
     Returns:
-        x with ``dim`` of ``seq_len`` rows. Its gradient is summed over all ranks, own rows
-        returned.
+        x with ``dim`` of ``seq_len`` rows. Its gradient is summed over all ranks, or averaged, own
+        rows returned.
 
     Raises:
-        ValueError: unknown partition, no such dimension, or a length these shards cannot have.
+        ValueError: unknown partition, no such dimension, a tensor that is not plain and dense, a
+            length these shards cannot have, or ranks that disagree; on every rank.
     """
+    if torch.compiler.is_compiling():  # the operator compares; ranks may compile at any time
+        dim, length, ranks = _checked(x, dim, partition, group, seq_len, gradients)
+    else:
+        with refusing(connect(group), getattr(x, "device", torch.device("cpu"))):
+            dim, length, ranks = _checked(x, dim, partition, group, seq_len, gradients)
+    mean = gradients == "mean"
+    full, _ = _unshard(x, dim, partition, name_of(group), ranks, length, mean)
+    return cast("Tensor", full)
+
+
+def _checked(
+    x: Tensor, dim: int, partition: str, group: dist.ProcessGroup | None, seq_len: int | None,
+    gradients: str,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Returns the dimension, the true length and the number of ranks."""
+    if gradients not in ("sum", "mean"):
+        raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
     dim = _dimension(x, dim)
     _, ranks = place_in(group)
-    length = partitions.true_length(partition, seq_len, x.shape[dim], ranks)
-    return cast("Tensor", _unshard(x, dim, partition, name_of(group), ranks, length))
+    length = remembered(x) if seq_len is None else plain(seq_len)
+    return dim, partitions.true_length(partition, length, x.shape[dim], ranks), ranks
+
+
+def remember(x: Tensor, length: int, padded: int) -> Tensor:
+    """Returns ``x``, which remembers the true length of a sequence that is padded."""
+    if length < padded and not torch.compiler.is_compiling():
+        x._ringray_seq_len = length  # type: ignore[attr-defined]
+    return x
+
+
+def remembered(*tensors: Tensor) -> int | None:
+    """Returns the true length that shards remember, or None.
+
+    Raises:
+        ValueError: they remember different lengths.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    lengths = {x._ringray_seq_len for x in tensors if hasattr(x, "_ringray_seq_len")}
+    if len(lengths) > 1:
+        raise ValueError(f"seq_len: got shards of sequences of {sorted(lengths)} rows")
+    return lengths.pop() if lengths else None
 
 
 def _dimension(x: Tensor, dim: int) -> int:
+    dim = plain(dim)
     if not isinstance(x, Tensor) or not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
         shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"dim: got {dim!r} for {shape}, expected a dimension of the tensor")
+    if not torch.compiler.is_compiling() and (reason := not_plain(x)):
+        raise ValueError(f"x: got {reason}")
     if x.shape[dim] == 0:
         raise ValueError(f"dim: the sequence dimension {dim} of {tuple(x.shape)} is empty")
     return dim % x.dim()
@@ -150,38 +203,49 @@ def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
 
 
 @operator(
-    f"unshard(Tensor x, {_RING}, SymInt length) -> Tensor",
-    fake=lambda x, dim, partition, group, ranks, length: _rows(x, dim, length),
+    f"unshard(Tensor x, {_RING}, SymInt length, bool mean) -> (Tensor full, Tensor call)",
+    fake=lambda x, dim, partition, group, ranks, length, mean: (
+        _rows(x, dim, length),
+        torch.empty((), dtype=torch.int64, device="cpu"),
+    ),
 )
 def _unshard(
-    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int
-) -> Tensor:
-    padded = x.shape[dim] * ranks
+    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int, mean: bool
+) -> tuple[Tensor, Tensor]:
+    comm, padded = connect_named(group, ranks), x.shape[dim] * ranks
+    shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
+    joining = Joining(x.shape[dim], shape, dtype, dim, partition, length, mean)
+    call = torch.tensor(agree(comm, joining, device=x.device))
     full, layout = _rows(x, dim, padded), Layout(partition, padded, ranks)
-    for rank, part in enumerate(connect_named(group, ranks).gather(x)):
+    for rank, part in enumerate(comm.gather(x, "unshard")):
         full.index_copy_(dim, positions(layout, rank, x.device), part)
-    return full.narrow(dim, 0, length).clone() if length < padded else full
+    return full.narrow(dim, 0, length).clone() if length < padded else full, call
 
 
 @operator(
-    f"unshard_backward(Tensor grad, {_RING}) -> Tensor",
-    fake=lambda grad, dim, partition, group, ranks: _rows(
+    f"unshard_backward(Tensor grad, Tensor call, {_RING}, bool mean) -> Tensor",
+    fake=lambda grad, call, dim, partition, group, ranks, mean: _rows(
         grad, dim, partitions.padded_length(partition, grad.shape[dim], ranks) // ranks
     ),
 )
 def _unshard_backward(
-    grad: Tensor, dim: int, partition: str, group: str | None, ranks: int
+    grad: Tensor, call: Tensor, dim: int, partition: str, group: str | None, ranks: int, mean: bool
 ) -> Tensor:
     comm, total = connect_named(group, ranks), grad.contiguous().clone()
-    comm.sum(total)
+    agree(comm, BackwardPass(int(call)), device=grad.device)
+    comm.sum(total, "backward of unshard")
+    total = total / ranks if mean else total
     return _take(total, dim, partition, comm.rank, ranks, 0).contiguous()
 
 
-def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, *ctx.problem, _ = inputs
+def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, *ring, _, mean = inputs
+    ctx.problem = (*ring, mean)
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
 
 
 _unshard.register_autograd(
-    lambda ctx, grad: (_unshard_backward(grad, *ctx.problem), *[None] * 5),
+    lambda ctx, grad, _: (_unshard_backward(grad, *ctx.saved_tensors, *ctx.problem), *[None] * 6),
     setup_context=_setup_unshard,
 )

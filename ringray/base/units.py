@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 ABSENT = "–"
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -66,3 +67,13 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def plain(value: Any) -> Any:
+    """Returns a scalar of NumPy or torch as Python's number, and anything else as it is: also a
+    scalar that requires a gradient, which would be lost."""
+    if value is None or isinstance(value, int | float | str):  # all that a compiler traces
+        return value
+    if getattr(value, "ndim", None) != 0 or getattr(value, "requires_grad", False):
+        return value
+    return value.item()

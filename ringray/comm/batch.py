@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,6 +55,19 @@ class Meter:
 METER = Meter()  # this process: one rank
 
 
+@contextmanager
+def waiting(hop: str) -> Iterator[None]:
+    """Marks a wait for other ranks; its error names ``hop``, this rank and a way out."""
+    with HERE.idle():
+        try:
+            yield
+        except RuntimeError as error:
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            hint = "another rank has failed, or did not get here: every rank must make the same "
+            hint += "calls, and run their backward passes, in the same order"
+            raise type(error)(f"rank {rank}, {hop}: {error}; {hint}") from error
+
+
 @dataclass
 class Batch:
     """Sends and receives that begin together, in an order that all ranks share. For timelines,
@@ -100,9 +114,8 @@ class Pending:
             METER.tape.waited(self)
         timeline, began = METER.timeline, time.perf_counter()
         stall = timeline.begin() if timeline is not None else None
-        HERE.waiting = True
-        self._join()
-        HERE.waiting = False
+        with waiting(f"{self._batch.hop}, {self._batch.label}"):
+            self._join()
         METER.wait_s += time.perf_counter() - began
         if timeline is not None and stall is not None and self._flight is not None:
             batch = self._batch

@@ -20,8 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringray.comm import host_staging
-from ringray.comm.batch import METER, Batch, Pending
+from ringray.comm.batch import METER, Batch, Pending, waiting
 from ringray.instruments.progress import HERE
+
+# Of messages, on backends that match them by tag: not 0, the default of a user's own messages.
+_TAG = 0x72696E67
 
 
 class Comm:
@@ -114,31 +117,34 @@ class Comm:
                 tensor,
                 dist.get_global_rank(self._group, peer * self._fold + self._place),
                 self._group,
+                _TAG,
             )
             for is_send, tensor, peer in batch.operations
         ]
         return dist.batch_isend_irecv(operations)
 
-    def gather_integers(self, values: list[int], device: torch.device) -> list[list[int]]:
-        """Returns the ``values`` of every rank, by rank; all have the same count."""
+    def gather_integers(self, values: list[int], device: torch.device, hop: str) -> list[list[int]]:
+        """Returns the ``values`` of every rank, by rank; all have the same count. ``hop``: named
+        by an error."""
         if self._group is None:
             return [values]
         on = device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
         mine = torch.tensor(values, dtype=torch.int64, device=on)
-        return torch.stack(self.gather(mine)).tolist()
+        return torch.stack(self.gather(mine, hop)).tolist()
 
-    def sum(self, tensor: Tensor) -> None:
+    def sum(self, tensor: Tensor, hop: str) -> None:
         """Sums a tensor over all ranks, in place."""
         if self._group is not None:
-            dist.all_reduce(tensor, group=self._group)
+            with waiting(hop):
+                dist.all_reduce(tensor, group=self._group)
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
+    def gather(self, tensor: Tensor, hop: str) -> list[Tensor]:
         """Returns the tensors of all ranks, by rank; all have one shape."""
         if self._group is None:
             return [tensor]
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        with HERE.idle():
+        with waiting(hop):
             dist.all_gather(parts, tensor, group=self._group)
         return parts
 

@@ -21,9 +21,10 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
-from ringray.attention.arguments import document_boundaries
+from ringray.attention.arguments import boundaries, document_boundaries
 from ringray.attention.compile import operator
-from ringray.attention.sharding import _positions, local_positions
+from ringray.attention.sharding import _positions, local_positions, remembered
+from ringray.base.units import plain
 from ringray.comm.ring import connect, place_in
 from ringray.traffic.geometry import Mask
 from ringray_kernels.config import Blocks
@@ -79,6 +80,9 @@ class ContextParallelAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        hidden_dim, num_heads, num_kv_heads, head_dim, window = map(
+            plain, (hidden_dim, num_heads, num_kv_heads, head_dim, window)
+        )
         for name, value in (
             ("hidden_dim", hidden_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
             *((("head_dim", head_dim),) if head_dim is not None else ()),
@@ -137,6 +141,7 @@ class ContextParallelAttention(nn.Module):
         Raises:
             ValueError: wrong shapes, or arguments that ``ring_attention`` refuses; on every rank.
         """
+        cu_seqlens = boundaries(cu_seqlens)
         if torch.compiler.is_compiling():
             return self._traced(x, seq_len, cu_seqlens)
         comm = connect(self.group)
@@ -200,7 +205,8 @@ class ContextParallelAttention(nn.Module):
         """Returns the true global length; raises ValueError for a wrong shape or length."""
         if x.dim() != 3 or x.shape[-1] != self.hidden_dim:
             raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, S, {self.hidden_dim})")
-        return partitions.true_length(self.partition, seq_len, x.shape[1], ranks)
+        length = remembered(x) if seq_len is None else plain(seq_len)
+        return partitions.true_length(self.partition, length, x.shape[1], ranks)
 
     def extra_repr(self) -> str:
         said = {

@@ -12,6 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from ringray.attention.agreement import Averaging, agree
+from ringray.attention.arguments import boundaries
 from ringray.attention.compile import operator
 from ringray.comm.ring import connect_named, name_of, place_in
 
@@ -35,7 +37,7 @@ def next_token_labels(
     labels = torch.full_like(input_ids, ignore_index, dtype=torch.int64)
     labels[:, :-1] = input_ids[:, 1:]
     if cu_seqlens is not None:
-        ends = cu_seqlens.to(labels.device, torch.int64)
+        ends = boundaries(cu_seqlens).to(labels.device, torch.int64)
         labels[:, ends[ends > 0] - 1] = ignore_index
     return labels
 
@@ -109,7 +111,9 @@ def _global_mean(
     """Returns the sum / the count over all ranks, and the gradient's weight of ``own``."""
     # fp64 counts tokens exactly, fp32 up to 2 ** 24.
     totals = torch.stack([own.double(), counted.double()])
-    connect_named(group, ranks).sum(totals)
+    comm = connect_named(group, ranks)
+    agree(comm, Averaging(factor), device=own.device)
+    comm.sum(totals, "sharded_cross_entropy")
     number = totals[1].clamp(min=1)
     return (totals[0] / number).float(), (factor / number).float()
 

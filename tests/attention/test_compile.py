@@ -33,8 +33,8 @@ def test_a_ring_of_two() -> None:
     on_ring(
         2,
         (
-            checks.each_transport_once, checks.one_rank_is_wrong, checks.modes, checks.whole_steps,
-            checks.ddp, checks.fsdp, checks.huggingface,
+            checks.each_transport_once, checks.gradients_of_lse, checks.one_rank_is_wrong,
+            checks.modes, checks.whole_steps, checks.ddp, checks.fsdp, checks.huggingface,
         ),
     )  # fmt: skip
 
@@ -81,22 +81,28 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool
     q, k, v = (x.requires_grad_(needs_grad) for x in (q, k, v))
     more = {
         "partition": "zigzag", "causal": True, "window": None, "seq_len": None, "scale": None,
-        "transport": "ring", "backward": "auto", "backend": "auto", "blocks": None, **arguments,
+        "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
+        "blocks": None, **arguments,
     }  # fmt: skip
     cu_seqlens, blocks = more.pop("cu_seqlens", None), more.pop("blocks")
     settings = (None, 1, *more.values(), blocks, None)
     op = torch.ops.ringray.attention.default
     opcheck(op, (q, k, v, cu_seqlens, needs_grad, None, *settings))
-    out, lse, kept = op(q, k, v, cu_seqlens, needs_grad, None, *settings)
+    out, lse, call, kept = op(q, k, v, cu_seqlens, needs_grad, None, *settings)
     saved = [x.detach() for x in (q, k, v, out, lse, *kept)]
-    opcheck(torch.ops.ringray.attention_backward.default, (dout, saved, cu_seqlens, *settings))
+    for dlse in (None, torch.randn(lse.shape)):
+        opcheck(
+            torch.ops.ringray.attention_backward.default,
+            (dout, dlse, saved, call, cu_seqlens, *settings),
+        )
 
 
 def test_the_other_operators_are_well_formed() -> None:
     x = torch.randn(2, 7, 3, requires_grad=True)
     ops = torch.ops.ringray
-    opcheck(ops.unshard.default, (ringray.shard(x, dim=1), 1, "zigzag", None, 1, 7))
-    opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), 1, "zigzag", None, 1))
+    opcheck(ops.unshard.default, (ringray.shard(x, dim=1), 1, "zigzag", None, 1, 7, False))
+    call = torch.tensor(0)
+    opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), call, 1, "zigzag", None, 1, True))
     opcheck(ops.positions.default, ("striped", 8, 2, 1))
     own = torch.tensor(3.0, requires_grad=True)
     opcheck(ops.global_mean.default, (own, torch.tensor(4), None, 1, 1))
@@ -117,13 +123,22 @@ def test_the_other_operators_are_well_formed() -> None:
         ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
         ({"seq_len": 9}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 9 tokens as 10"),
-        ({"cu_seqlens": [0, 8]}, "cu_seqlens: got list, expected a 1-D tensor of integers"),
+        ({"cu_seqlens": [0, 8.0]}, r"cu_seqlens: got \[0, 8.0\], expected integers in a tensor or"),
         ({"cu_seqlens": torch.tensor([0, 7])}, "cu_seqlens: expected boundaries from 0 to"),
     ],
 )
 def test_wrong_arguments_are_told_when_it_runs(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         checks.compiled(ringray.ring_attention)(*problem()[:3], **changes)
+
+
+def test_names_lists_and_scalars_of_others() -> None:
+    q, k, v, _ = problem()
+    function = checks.compiled(ringray.ring_attention)
+    want = ringray.ring_attention(q, k, v, window=2, cu_seqlens=torch.tensor([0, 3, 8]))
+    assert torch.equal(function(q, k, v, window=2, cu_seqlens=[0, 3, 8]), want)
+    with pytest.raises(Exception, match="ringray calls it causal"):
+        function(q, k, v, is_causal=True)
 
 
 def test_blocks_are_seen() -> None:
@@ -142,7 +157,7 @@ def test_blocks_are_seen() -> None:
 
 def test_a_graph_of_another_ring_is_refused() -> None:
     q, k, v, _ = problem()
-    settings = ("zigzag", True, None, None, None, "ring", "auto", "auto", None, None)
+    settings = ("zigzag", True, None, None, None, "ring", "auto", "auto", False, None, None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
         torch.ops.ringray.attention(q, k, v, None, False, None, None, 2, *settings)
 
@@ -206,7 +221,7 @@ def test_autocast_does_not_reach_the_reference_backend(compile_it: bool) -> None
         function = checks.compiled(function)
     found = []
     for enabled in (False, True):
-        q, k, v, dout = (x.clone() for x in problem(64))
+        q, k, v, dout = (x.clone() for x in problem(64, torch.bfloat16))
         q.requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             out = function(q, k, v, backend="reference")

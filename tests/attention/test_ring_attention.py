@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +19,9 @@ from tests.support.ranks import on_ring
 EVERY = (
     checks.exact, checks.random_problems, checks.repeatable, checks.traffic, checks.some_gradients,
     checks.strides, checks.disagreement, checks.sharding, checks.subgroups,
-    checks.without_agreement, overlap_checks.transfers_run_beside_computation,
+    checks.without_agreement, checks.gradients_of_lse, checks.uneven_rows, checks.order_of_backward,
+    checks.messages_of_a_user, checks.unshard_compares, checks.shards_remember_their_length,
+    checks.timeouts_say_where, overlap_checks.transfers_run_beside_computation,
 )  # fmt: skip
 
 
@@ -34,6 +40,13 @@ def test_a_ring_of_eight() -> None:
             checks.sharding,
         ),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_500_random_rings(size: int) -> None:
+    on_ring(size, (partial(checks.random_rings, seed=20261122, count=125),))
 
 
 # In one process, without a group
@@ -68,11 +81,29 @@ def test_the_scale_is_used() -> None:
 
 def test_only_lse_is_used() -> None:
     q, k, v = (x.requires_grad_() for x in problem())
-    out, lse = ringray.ring_attention(q, k, v, return_lse=True)
-    assert not lse.requires_grad
-    (out.sum() * 0 + lse.sum()).backward()
-    assert q.grad is not None
-    assert (q.grad == 0).all()
+    _, lse = ringray.ring_attention(q, k, v, return_lse=True)
+    lse.sum().backward()
+    scores = q @ k.repeat_interleave(2, 1).mT / 4
+    want = torch.logsumexp(scores.masked_fill(~torch.ones(8, 8).tril().bool(), -torch.inf), -1)
+    (dq,) = torch.autograd.grad(want.sum(), q)
+    torch.testing.assert_close(q.grad, dq)
+    assert (v.grad == 0).all()  # type: ignore[union-attr]
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    """Not 0, also where dout is a constant; other parts of a graph may have them."""
+    q, k, v = (x.requires_grad_() for x in problem())
+    for function in (
+        ringray.ring_attention,
+        torch.compile(ringray.ring_attention, backend="eager"),
+    ):
+        loss = function(q, k, v).sum()
+        (dq,) = torch.autograd.grad(loss, q, create_graph=True)
+        torch.testing.assert_close(
+            dq, torch.autograd.grad(ringray.ring_attention(q, k, v).sum(), q)[0]
+        )
+        with pytest.raises(RuntimeError, match=r"gradient of its gradients|no autograd formula"):
+            dq.square().sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +127,18 @@ def test_only_lse_is_used() -> None:
         ({"seq_len": 0}, "seq_len: got 0"),
         ({"seq_len": 9}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 9 tokens as 10"),
         ({"seq_len": 5}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 5 tokens as 6"),
-        ({"cu_seqlens": [0, 8]}, "cu_seqlens: got list, expected a 1-D tensor of integers"),
+        ({"cu_seqlens": [0, 8.0]}, r"cu_seqlens: got \[0, 8.0\], expected integers in a tensor or"),
+        ({"cu_seqlens": 8}, "cu_seqlens: got 8, expected integers in a tensor or a list"),
+        ({"cu_seqlens": np.array([[0, 8]])}, r"cu_seqlens: got array.* expected integers in a"),
+        ({"window": np.float64(2)}, "window: got 2.0"),
+        ({"window": torch.tensor(True)}, "window: got True"),
+        ({"scale": torch.tensor(2.0, requires_grad=True)}, "scale: got tensor.*requires_grad"),
+        ({"is_causal": True}, "unexpected keyword 'is_causal'; ringray calls it causal"),
+        ({"softmax_scale": 0.1}, "ringray calls it scale"),
+        ({"window_size": (3, 0)}, r"ringray calls it window \(w for window_size=\(w, 0\)\)"),
+        ({"dropout_p": 0.0}, "'dropout_p'; ringray calls it nothing: there is no dropout"),
+        ({"enable_gqa": True}, "K/V heads are shared wherever there are fewer"),
+        ({"partitoin": "zigzag"}, "'partitoin'; did you mean 'partition'"),
         ({"cu_seqlens": torch.tensor([0.0, 8.0])}, "cu_seqlens: got torch.float32 of shape"),
         ({"cu_seqlens": torch.tensor([[0, 8]])}, "cu_seqlens: got torch.int64 of shape"),
         ({"cu_seqlens": torch.tensor([0, 7])}, "cu_seqlens: expected boundaries from 0 to"),
@@ -106,6 +148,46 @@ def test_only_lse_is_used() -> None:
 def test_wrong_arguments_are_told(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         ringray.ring_attention(*problem(), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scalar", [np.int64, np.int32, torch.tensor, np.array])
+def test_integers_of_numpy_and_torch(scalar: Any) -> None:
+    q, k, v = (x.requires_grad_() for x in problem(12))
+    documents, cuts = torch.tensor([0, 5, 12]), [0, scalar(5), 12]
+    want = ringray.ring_attention(q, k, v, window=3, seq_len=12, cu_seqlens=documents)
+    for cu in (cuts, tuple(cuts), np.array([0, 5, 12], dtype=np.uint16)):
+        got = ringray.ring_attention(
+            q, k, v, window=scalar(3), seq_len=scalar(12), cu_seqlens=cu, blocks=scalar(4),
+            causal=np.True_, scale=np.float32(0.25),
+        )  # fmt: skip
+        torch.testing.assert_close(got, want)
+    rows = ringray.shard(q, dim=scalar(2))
+    assert torch.equal(ringray.unshard(rows, dim=scalar(2), seq_len=scalar(12)), q)
+    positions = ringray.local_positions("zigzag", scalar(8), scalar(2), scalar(0))
+    assert positions.tolist() == [0, 1, 6, 7]
+    module = ringray.ContextParallelAttention(scalar(16), scalar(2), window=scalar(3))
+    x = torch.randn(1, 12, 16)
+    assert torch.equal(module(x, cu_seqlens=cuts), module(x, cu_seqlens=documents))
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_autocast_casts_as_for_sdpa(compiles: bool) -> None:
+    q, k, v = (x.requires_grad_() for x in problem(12))
+    function = ringray.ring_attention
+    if compiles:
+        function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    results = []
+    with torch.autocast("cpu", torch.bfloat16):
+        out = function(q, k.half(), v.bfloat16())
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q, k.half(), v.bfloat16(), is_causal=True, enable_gqa=True
+        )
+    for x in (out, want):
+        assert isinstance(x, torch.Tensor)
+        assert x.dtype == torch.bfloat16
+        results.append((x, *torch.autograd.grad(x.float().sum(), (q, k, v))))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
 
 
 def test_wrong_tensors_are_told() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import ringray_kernels
 from ringray_kernels import Blocks, State, testing
 from ringray_kernels.api import DTYPES, backward, forward, load_backend
 from ringray_kernels.backends import BACKENDS
@@ -418,3 +419,48 @@ def test_other_scales_are_refused(backend: str, factor: Any) -> None:
     problem = Problem(factor=factor)
     with pytest.raises(ValueError, match=r"scale: got .* expected None or a finite number"):
         compute(backend, problem, problem.inputs)
+
+
+def test_the_gradient_of_lse(backend: str) -> None:
+    """One more term of delta, for rows with keys; in hops, and whatever rows without keys hold."""
+    for dtype in (torch.float32, torch.bfloat16):
+        problem = Problem(heads=4, kv_heads=2, dtype=dtype, window=9)
+        q, k, *_ = problem.inputs
+        state, dq, dk, _ = _with_dlse(backend, problem, rows := torch.randn(1, 4, 61))
+        leaves = [x.double().requires_grad_() for x in (q, k)]
+        scores = leaves[0] @ leaves[1].repeat_interleave(2, 1).mT * problem.scale
+        lse = torch.logsumexp(scores.masked_fill(~problem.seen, -torch.inf), -1)
+        want = torch.autograd.grad(lse, leaves, rows.double())
+        loose = 1e-5 if dtype == torch.float32 else 2e-2
+        for got, true in zip((dq, dk), want, strict=True):
+            torch.testing.assert_close(got.double(), true, atol=loose, rtol=loose)
+        assert torch.equal(state.lse, _with_dlse(backend, problem, rows)[0].lse)
+
+
+def _with_dlse(
+    backend: str, problem: Problem, dlse: Tensor
+) -> tuple[State, Tensor, Tensor, Tensor]:
+    """The gradients of lse alone, in two hops."""
+    q, k, v, dout = problem.inputs
+    more: dict[str, Any] = {"scale": problem.scale, "backend": backend}
+    everyone = torch.arange(problem.rows)
+    state: State | None = None
+    for part in (everyone[::2], everyone[1::2]):
+        start, end = problem.intervals(part.contiguous())
+        state = forward(
+            q, k[:, :, part], v[:, :, part], start, end, state=state,
+            out_dtype=q.dtype if len(part) == 30 else None, **more,
+        )  # fmt: skip
+    assert state is not None
+    nothing = torch.zeros_like(dout)
+    delta = ringray_kernels.delta(nothing, state.out, state.lse, dlse, backend=backend)
+    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
+    for part in (everyone[::2], everyone[1::2]):
+        start, end = problem.intervals(part.contiguous())
+        some = [torch.zeros_like(x[:, :, part]) for x in (dk, dv)]
+        backward(
+            nothing, q, k[:, :, part], v[:, :, part], state.lse, delta, start, end, dq=dq,
+            dk=some[0], dv=some[1], **more,
+        )  # fmt: skip
+        dk[:, :, part] += some[0]
+    return state, dq, dk, dv

@@ -53,9 +53,28 @@ def results(function: Callable[..., Any], cases: tuple[Case, ...]) -> list[Tenso
         x.requires_grad_()
     cu = [torch.tensor(case.cu) for case in cases if case.cu]
     found = function(*qkv, *cu, cases=cases)
-    assert not any(lse.requires_grad for _, lse in found)
     torch.autograd.backward([out for out, _ in found], [dout] * len(found))
     return [*(x.detach() for pair in found for x in pair), *(x.grad for x in qkv)]
+
+
+def gradients_of_lse(rank: int, size: int) -> None:
+    """A loss of out and lse, or of lse alone."""
+    for transport, backward in (("ring", "planned"), ("ring", "query-side"), ("ulysses", "auto")):
+        case = Case(
+            "zigzag", transport=transport, backward=backward, with_dlse=True, heads=8, kv_heads=4
+        )
+        found: list[list[Tensor]] = []
+        for function in (attend, compiled(attend)):
+            for with_out in (True, False):
+                *qkv, dout = case.shards()
+                leaves = [x.requires_grad_() for x in qkv]
+                ((out, lse),) = function(*leaves, cases=(case,))
+                dlse = ringray.shard(case.dlse, dim=2)
+                loss = (out, lse) if with_out else (lse,)
+                torch.autograd.backward(loss, (dout, dlse) if with_out else (dlse,))
+                found.append([x.grad for x in leaves])  # type: ignore[misc]
+        for eager, traced in zip(found[:2], found[2:], strict=True):
+            same_bits(traced, eager, case)
 
 
 def every_transport(rank: int, size: int) -> None:
@@ -150,7 +169,8 @@ def modes(rank: int, size: int) -> None:
         (mine,) = torch.autograd.grad(ringray.ring_attention(q, k, v), q, dout)
         assert torch.equal(q.grad, mine)
         with torch.autocast("cpu", torch.bfloat16):
-            assert torch.equal(function(q, k, v), want)
+            out = function(q, k, v)
+            assert torch.equal(out, ringray.ring_attention(*(x.bfloat16() for x in (q, k, v))))
 
 
 def _step(model: nn.Module, ids: Tensor, labels: Tensor, cu: Tensor | None) -> list[Tensor]:

@@ -175,6 +175,18 @@ class Case:
     kv_heads: int = KV_HEADS
     transport: str = "ring"
     backward: str = "auto"
+    scale: float | None = None
+    with_dlse: bool = False
+    uneven: bool = False  # rows of dout from tiny to huge
+
+    @property
+    def factor(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def dlse(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return torch.randn(self.batch, self.heads, self.seq_len, generator=generator)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -182,15 +194,21 @@ class Case:
             "partition": self.partition, "causal": self.causal, "window": self.window,
             "cu_seqlens": None if self.cu is None else torch.tensor(self.cu),
             "seq_len": self.seq_len, "backend": self.backend, "blocks": self.blocks,
-            "transport": self.transport, "backward": self.backward,
+            "transport": self.transport, "backward": self.backward, "scale": self.scale,
         }  # fmt: skip
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return testing.make_inputs(
+        q, k, v, dout = testing.make_inputs(
             self.batch, self.heads, self.kv_heads, self.seq_len, self.head_dim, self.dtype,
             seed=self.seed,
         )  # fmt: skip
+        if self.uneven:
+            generator = torch.Generator().manual_seed(self.seed)
+            reach = 4 if self.dtype == torch.float16 else 25
+            powers = (torch.rand(self.seq_len, 1, generator=generator) - 0.6) * reach
+            dout = (dout.float() * 10**powers).to(self.dtype)
+        return q, k, v, dout
 
     def shards(self, pad_value: float = NAN) -> list[Tensor]:
         """This rank's q, k, v, dout."""
@@ -204,9 +222,13 @@ class Case:
         *qkv, dout = self.shards(pad_value)
         q, k, v = (x.requires_grad_() for x in qkv)
         out, lse = ringray.ring_attention(q, k, v, return_lse=True, **self.arguments)
-        out.backward(dout)
+        if self.with_dlse:
+            dlse = ringray.shard(self.dlse, dim=2, partition=self.partition, pad_value=pad_value)
+            torch.autograd.backward((out, lse), (dout, dlse))
+        else:
+            out.backward(dout)
         assert q.grad is not None
         assert k.grad is not None
         assert v.grad is not None
         assert (out.dtype, q.grad.dtype, lse.dtype) == (self.dtype, self.dtype, torch.float32)
-        return {"out": out.detach(), "lse": lse, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+        return {"out": out.detach(), "lse": lse.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -21,6 +23,8 @@ from ringray_kernels.api import DTYPES
 from tests.support.ranks import HEAD_DIM, HEADS, KV_HEADS, NAN, Case
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -59,12 +63,28 @@ def truth(case: Case) -> Truth:
         case.seq_len, causal=case.causal, window=case.window,
         cu_seqlens=case.arguments["cu_seqlens"],
     )  # fmt: skip
-    scale = case.head_dim**-0.5
+    scale = case.factor
     want = testing.oracle(q, k, v, dout, seen, scale=scale)
-    yard = testing.yardstick(q, k, v, dout, seen, scale=scale, causal=case.causal)
-    wide = k.double().repeat_interleave(case.heads // case.kv_heads, 1)
-    scores = (q.double() @ wide.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
-    return Truth(want, yard, torch.logsumexp(scores, -1).float(), dout)
+    sign = -1 if scale <= 0 else 1  # SDPA scales after masking
+    yard = testing.yardstick(
+        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=case.causal
+    )
+    yard = yard._replace(dq=sign * yard.dq)  # type: ignore[operator]
+    lse, (more_dq, more_dk) = _lse(q.double(), k.double(), seen, case)
+    if case.with_dlse:
+        want = want._replace(dq=want.dq + more_dq, dk=want.dk + more_dk)
+        _, (more_dq, more_dk) = _lse(q, k, seen, case)
+        yard = yard._replace(dq=yard.dq + more_dq, dk=yard.dk + more_dk)
+    return Truth(want, yard, lse.detach().float(), dout)
+
+
+def _lse(q: Tensor, k: Tensor, seen: Tensor, case: Case) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """lse and the gradients of q and k from it, in the tensors' dtype."""
+    q, k = (x.detach().requires_grad_() for x in (q, k))
+    wide = k.repeat_interleave(case.heads // case.kv_heads, 1)
+    scores = (q @ wide.transpose(-1, -2) * case.factor).masked_fill(~seen, -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    return lse, torch.autograd.grad(lse, (q, k), case.dlse.to(q.dtype))
 
 
 def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
@@ -103,6 +123,31 @@ def random_problems(rank: int, size: int) -> None:
             assert not full.isnan().any(), (case, name)
             loose = 1e-4 if case.dtype == torch.float32 else 6e-2
             torch.testing.assert_close(full, alone[name], atol=loose, rtol=loose)
+
+
+def random_rings(rank: int, size: int, seed: int, count: int) -> None:
+    """Random problems of every kind, the same on every rank, within the budget."""
+    rng, done = random.Random(f"{seed} {size}"), 0
+    names, ways = [*transport.TRANSPORTS, "allgather:2"], ["auto", *walk.BACKWARDS]
+    while done < count:
+        seq_len = rng.choice([61, 64, 97, 129, rng.randint(61, 140)])
+        cuts = sorted(rng.choice([0, seq_len, rng.randint(0, seq_len)]) for _ in range(4))
+        causal, kv_heads = rng.random() < 0.7, size * rng.choice([1, 2])
+        case = Case(
+            rng.choice(sorted(PARTITIONS)), rng.choice(DTYPES), seq_len, causal,
+            rng.choice([None, 0, 3, 70]) if causal else None,
+            rng.choice([None, (0, *cuts, seq_len)]), rng.choice(["aten", "aten", "reference"]),
+            rng.choice([1, 2]), rng.randrange(1 << 20), rng.choice([None, None, 16]),
+            rng.choice([8, 16, 33]), kv_heads * rng.choice([1, 2]), kv_heads,
+            rng.choice(names), rng.choice(ways),
+            rng.choice([None, None, 0.0, -0.3, 1e-45, 2.0]), rng.random() < 0.5,
+            rng.random() < 0.5,
+        )  # fmt: skip
+        try:
+            within_budget(case, rank, size, truth(case))
+            done += 1
+        except walk.Unwalkable:
+            pass
 
 
 def _alone(case: Case) -> dict[str, Tensor]:
@@ -170,7 +215,7 @@ def traffic(rank: int, size: int) -> None:
 
 
 def some_gradients(rank: int, size: int) -> None:
-    """Each input may need a gradient or not; lse carries none; no_grad keeps nothing."""
+    """Each input may need a gradient or not; no_grad keeps nothing."""
     case = Case("zigzag")
     want = case.run()
     for needed in itertools.product((False, True), repeat=3):
@@ -178,7 +223,7 @@ def some_gradients(rank: int, size: int) -> None:
         q, k, v = (x.requires_grad_(need) for x, need in zip(qkv, needed, strict=True))
         out, lse = ringray.ring_attention(q, k, v, return_lse=True, **case.arguments)
         assert out.requires_grad == any(needed)
-        assert not lse.requires_grad
+        assert lse.requires_grad == any(needed)
         assert torch.equal(out.detach(), want["out"])
         if any(needed):
             out.backward(dout)
@@ -210,6 +255,188 @@ def strides(rank: int, size: int) -> None:
         torch.testing.assert_close(x, want[name], atol=1e-5, rtol=1e-5)
 
 
+def gradients_of_lse(rank: int, size: int) -> None:
+    """Out and lse in one loss, on some ranks or all, and each alone."""
+    heads = max(HEADS, 2 * size)
+    for at, (transport_, backward) in enumerate(
+        itertools.product(transport.TRANSPORTS, walk.BACKWARDS)
+    ):
+        partition, dtype = list(PARTITIONS)[at % 4], DTYPES[at % 3]
+        case = Case(
+            partition, dtype, transport=transport_, backward=backward, with_dlse=True,
+            heads=2 * heads, kv_heads=heads, window=(None, 17)[at % 2],
+        )  # fmt: skip
+        try:
+            within_budget(case, rank, size, truth(case))
+        except walk.Unwalkable:
+            continue
+        # Ranks that make no use of lse, or of out alone, take part with zeros.
+        *qkv, dout = case.shards(0.0)
+        dlse = ringray.shard(case.dlse, dim=2, partition=partition)
+        found = []
+        for some in (False, True):
+            q, k, v = (x.detach().requires_grad_() for x in qkv)
+            out, lse = ringray.ring_attention(q, k, v, return_lse=True, **case.arguments)
+            if some and rank == size - 1:
+                lse.backward(dlse)
+            elif some:
+                out.backward(dout)
+            else:
+                idle = rank == size - 1
+                torch.autograd.backward((out, lse), (dout * (not idle), dlse * idle))
+            found.append([x.grad for x in (q, k, v)])
+        for a, b in zip(*found, strict=True):
+            tight = 1e-6 if dtype == torch.float32 else 1e-2
+            torch.testing.assert_close(a, b, atol=20 * tight, rtol=tight)
+
+
+def uneven_rows(rank: int, size: int) -> None:
+    """Rows of dout of any norm: every row of dq is right for itself."""
+    heads = 2 * size
+    for backward, transport_ in (*((one, "ring") for one in walk.BACKWARDS), ("auto", "ulysses")):
+        case = Case(
+            "zigzag", causal=False, backward=backward, transport=transport_, uneven=True,
+            heads=heads, kv_heads=heads,
+        )  # fmt: skip
+        want, _, _, dout = truth(case)
+        full = ringray.unshard(case.run()["dq"], dim=2, seq_len=case.seq_len)
+        assert want.dq is not None
+        share = (full - want.dq).norm(dim=-1) / dout.double().norm(dim=-1)
+        assert float(share.max()) < 1e-6, (case, float(share.max()))
+
+
+def order_of_backward(rank: int, size: int) -> None:
+    """Ranks that run other backward passes learn it before anything is sent."""
+    if size == 1:
+        return
+    case, last = Case("zigzag", seq_len=12 * size), rank == size - 1
+    q, k, v, dout = case.shards()
+
+    def call() -> Tensor:
+        return ringray.ring_attention(q.requires_grad_(), k, v)  # type: ignore[return-value]
+
+    def whole(x: Tensor) -> Tensor:
+        return ringray.unshard(x.requires_grad_(), dim=2)
+
+    def told(work: Callable[[], object], *says: str) -> None:
+        with pytest.raises(ValueError, match="a backward pass") as error:
+            work()
+        assert all(one in str(error.value) for one in says), error.value
+        case.run()  # nothing is left in the group
+
+    first, second = call(), call()
+    told(lambda: (second if last else first).backward(dout), "call: ", " there (rank(s) ")
+    first, second = whole(q.detach()), whole(k.detach())
+    told(lambda: (second if last else first).sum().backward(), "call: ")
+    first, joined = call(), whole(q.detach())
+    told(lambda: joined.sum().backward() if last else first.backward(dout), "call: ")
+    first = call()
+    loss = lambda **how: ringray.sharded_cross_entropy(  # noqa: E731
+        q.detach()[0, 0], torch.zeros(q.shape[2]).long(), **how
+    )
+    with pytest.raises(ValueError, match="sharded_cross_entropy: ranks disagree"):
+        loss() if last else loss(gradients="mean")
+    with pytest.raises(ValueError, match="sharded_cross_entropy"):
+        loss() if last else whole(q.detach())
+    told(lambda: call() if last else first.backward(dout), "ring_attention", "in the same order")
+    first, second = call(), call()
+    (first.sum() + second.sum()).backward()  # autograd's order is the same on every rank
+
+
+def timeouts_say_where(rank: int, size: int) -> None:
+    """A rank that skips a pass leaves the others with its name and a hint, not a bare timeout."""
+    if size == 1:
+        return
+    for agreement, hop in (("1", "agreement about a backward pass"), ("0", "backward, ")):
+        group = dist.new_group(timeout=timedelta(seconds=2))
+        case = Case("zigzag", seq_len=12 * size)
+        q, k, v, dout = case.shards()
+        out = ringray.ring_attention(q.requires_grad_(), k, v, group=group, causal=False)
+        os.environ["RINGRAY_AGREEMENT"] = agreement
+        try:
+            if rank != size - 1:
+                with pytest.raises(RuntimeError, match=rf"rank {rank}, {hop}.*in the same order"):
+                    out.backward(dout)  # type: ignore[union-attr]
+        finally:
+            del os.environ["RINGRAY_AGREEMENT"]
+        dist.barrier()
+
+
+def messages_of_a_user(rank: int, size: int) -> None:
+    """A user's own messages with the default tag are not mixed up with the ring's."""
+    if size == 1:
+        return
+    case = Case("contiguous", causal=False)
+    want = case.run()
+    own, got = torch.full((3,), float(rank)), torch.empty(3)
+    receiving = dist.irecv(got, (rank - 1) % size)  # posted before the ring's
+    assert receiving is not None
+    found = case.run()
+    sending = dist.isend(own, (rank + 1) % size)
+    assert sending is not None
+    sending.wait()
+    receiving.wait()
+    assert (got == (rank - 1) % size).all()
+    assert all(torch.equal(found[name], want[name]) for name in want)
+
+
+def unshard_compares(rank: int, size: int) -> None:
+    """Shards that do not belong together are refused on every rank, and so are other tensors."""
+    last = rank == size - 1
+    x = torch.zeros(2, 6, 3)
+    wrong: dict[str, Callable[[], Tensor]] = {
+        "rows_per_rank": lambda: ringray.unshard(x[:, :4], dim=1),
+        "shape": lambda: ringray.unshard(x[..., :2], dim=1),
+        "dtype": lambda: ringray.unshard(x.double(), dim=1),
+        "dim": lambda: ringray.unshard(x.transpose(0, 1).contiguous(), dim=0),
+        "partition": lambda: ringray.unshard(x, dim=1, partition="striped"),
+        "seq_len": lambda: ringray.unshard(x, dim=1, seq_len=6 * size - 1),
+        "mean": lambda: ringray.unshard(x, dim=1, gradients="mean"),
+        "expected a plain, dense": lambda: ringray.unshard(x.to_sparse(), dim=1),
+        "of layout": lambda: ringray.unshard(_distributed(x), dim=1),
+        "expected 'sum'": lambda: ringray.unshard(x, dim=1, gradients="own"),
+        "dim: got 3": lambda: ringray.unshard(x, dim=3),
+    }
+    for says, call in wrong.items():
+        if size == 1 and not says.startswith(("expected", "of", "dim: ")):
+            continue
+        refused = says.startswith(("expected", "of", "dim: "))
+        with pytest.raises(ValueError, match=says if last or not refused else "were refused"):
+            call() if last else ringray.unshard(x, dim=1)
+        ringray.unshard(x, dim=1)
+
+
+def _distributed(x: Tensor) -> Tensor:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = DeviceMesh("cpu", [dist.get_rank()], _init_backend=False)
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+
+
+def shards_remember_their_length(rank: int, size: int) -> None:
+    """The first snippet of the README, for lengths that do not divide."""
+    for seq_len, causal, partition in itertools.product((1, 7, 61), (True, False), PARTITIONS):
+        case = Case(partition, seq_len=seq_len, causal=causal)
+        q, k, v, dout = case.inputs
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        shards = [ringray.shard(x, dim=2, partition=partition) for x in leaves]
+        out = ringray.ring_attention(*shards, partition=partition, causal=causal)
+        assert isinstance(out, torch.Tensor)
+        full = ringray.unshard(out, dim=2, partition=partition, gradients="mean")
+        full.backward(dout)  # the whole loss, on every rank
+        true = truth(case).want
+        torch.testing.assert_close(full.double(), true.out, atol=1e-5, rtol=1e-4)
+        for x, want in zip(leaves, (true.dq, true.dk, true.dv), strict=True):
+            assert x.grad is not None
+            if size > 1:
+                dist.all_reduce(x.grad)
+            torch.testing.assert_close(x.grad.double(), want, atol=1e-5, rtol=1e-4)
+    shards[1]._ringray_seq_len = 60  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"seq_len: got shards of sequences of \[60, 61\] rows"):
+        ringray.ring_attention(*shards, partition=partition)
+
+
 def disagreement(rank: int, size: int) -> None:
     """Whatever is wrong on one rank, all ranks raise, and the ring works afterwards."""
     if size == 1:
@@ -232,13 +459,30 @@ def disagreement(rank: int, size: int) -> None:
         "gradient": ([q.clone().requires_grad_(), k, v], more, "requires_grad"),
         "mixed dtypes": ([q, k.half(), v], more, "k: got torch.float16"),
         "integers": ([q.int(), k.int(), v.int()], more, "q: got torch.int32"),
+        "sparse": ([q.to_sparse(), k, v], more, "expected a plain, dense tensor"),
+        "DTensor": ([_distributed(q), k, v], more, "expected a plain, dense tensor"),
+        "nested": ([torch.nested.nested_tensor([q[0]]), k, v], more, "expected a plain, dense"),
+        "foreign name": ([q, k, v], {**more, "is_causal": True}, "ringray calls it causal"),
         "no tensor": ([3, k, v], more, "q: got int, expected a tensor"),  # type: ignore[list-item]
         "rows": ([x[:, :, :-1] for x in (q, k, v)], more, "seq_len: "),
         "name": ([q, k, v], {**more, "partition": "zigzags"}, "did you mean 'zigzag'"),
         "backend": ([q, k, v], {**more, "backend": "atn"}, "backend: got 'atn'"),
         "boundaries": ([q, k, v], {**more, "cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens: "),
     }  # fmt: skip
-    refused = ("kind of", "mixed", "integers", "no tensor", "rows", "name", "backend", "boundaries")
+    refused = (
+        "foreign name",
+        "sparse",
+        "DTensor",
+        "nested",
+        "kind of",
+        "mixed",
+        "integers",
+        "no tensor",
+        "rows",
+        "name",
+        "backend",
+        "boundaries",
+    )
     for name, (tensors, changed, says) in wrong.items():
         told = ""
         try:

@@ -287,7 +287,7 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     choice |= {"backend": "aten", "blocks": 32}  # type: ignore[dict-item]
     tuned.add([entry(place=tuned.here(), bucket=here, choice=choice)])
     q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
-    options = Options("auto", True, None, None, None, "auto", "auto", "auto", None)
+    options = Options("auto", True, None, None, None, "auto", "auto", "auto", False, None)
     with caplog.at_level("INFO", logger="ringray"):
         job = resolve(q, k, v, None, options, connect(None), needs_grad=False)
     assert (job.layout.partition, job.blocks) == ("striped", 32)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends import fused
@@ -156,7 +157,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     q, k, v = positive[:3]
     if out is None:
         # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
-        dout, q, k, v = (x.float() for x in (dout, q, k, v))
+        dout, q, k, v = (pad(x.float(), (0, 1)) for x in (dout, q, k, v))
         out = _stand_in(dout, delta)
     q, k, v, dout, out = (_unit_stride(x) for x in (q, k, v, dout, out))
     for batch, starts, ends, calls in _work(operands):
@@ -171,9 +172,14 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
 
 
 def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
-    """Returns an output with ``rowsum(dout * out) == delta``, all that the fused backward uses."""
-    norm = dout.square().sum(-1, keepdim=True)
-    return dout * (delta.unsqueeze(-1) / norm.clamp_min(1e-30))
+    """Returns an output with ``rowsum(dout * out) == delta``, all that the fused backward uses.
+
+    In a column of its own, where V is 0: to divide by dout fails where dout is 0, tiny or huge.
+    """
+    dout[..., -1] = 1
+    out = torch.zeros_like(dout)
+    out[..., -1] = delta
+    return out
 
 
 def _backward_call(
@@ -196,6 +202,7 @@ def _backward_call(
             dout_rows[heads], queries[heads], keys_[heads], values[heads], out_rows[heads],
             lse_rows[heads], causal=call.mode == "causal", mask=mask, scale=scale,
         )  # fmt: skip
+        part_q, part_k, part_v = (x[..., : dq.shape[-1]] for x in (part_q, part_k, part_v))
         dq_rows[heads] += part_q
         for grad, part in ((dk_rows[heads], part_k), (dv_rows[heads], part_v)):
             # One addition per query head in fp32: the parts share their K/V head.

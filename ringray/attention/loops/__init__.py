@@ -12,14 +12,17 @@ heads   exchange of heads for rows around another loop
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
+from ringray.attention.agreement import BackwardPass, agree
 from ringray.attention.loops import gather, heads, ring
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
     from torch import Tensor
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
 
-__all__ = ["backward", "forward"]
+__all__ = ["HERE", "backward", "forward"]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
@@ -42,22 +45,43 @@ def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -
 
 
 def backward(
-    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns dq, dk, dv of this rank's shard; ``saved`` is from ``forward``."""
+    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
+    call: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns dq, dk, dv of this rank's shard; ``saved`` is from ``forward``.
+
+    ``dlse``: fp32 (B, Hq, S), or None where no loss depends on lse. ``call``: number of the forward
+    pass, on which all ranks agree before the first hop.
+    """
+    agree(comm, BackwardPass(call), device=dout.device)
     comm.meter.running = "backward"
     comm = comm.staged() if problem.exchange.staged else comm
     with _exactly(dout.device):
         if problem.exchange.fold > 1:
-            return heads.backward(dout, saved, problem, comm, _inner(problem))
-        return _inner(problem).backward(dout, saved, problem, comm)
+            return heads.backward(dout, dlse, saved, problem, comm, _inner(problem))
+        return _inner(problem).backward(dout, dlse, saved, problem, comm)
 
 
-def _exactly(device: torch.device) -> AbstractContextManager[None]:
-    """Turns autocast off, which would compute fp32 sums in half precision."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+class _Here(threading.local):
+    """This thread. ``attending``: it computes one rank's part of a ring."""
+
+    attending = False
+
+
+HERE = _Here()
+
+
+@contextmanager
+def _exactly(device: torch.device) -> Iterator[None]:
+    """Marks this thread, and turns autocast off, which would compute fp32 sums in half
+    precision."""
+    before, HERE.attending = HERE.attending, True
+    cast = torch.is_autocast_enabled(device.type)
+    try:
+        with torch.autocast(device.type, enabled=False) if cast else nullcontext():
+            yield
+    finally:
+        HERE.attending = before
 
 
 def _inner(problem: RankProblem) -> ModuleType:

@@ -163,11 +163,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -
 
 
 def backward(
-    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
+    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
     q, k, v, out, lse = saved
-    delta = ringray_kernels.delta(dout, out, lse, backend=problem.backend)
+    delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
     plan, groups = _plan(problem, comm, q.device), _groups(q, k, problem)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
     coming = _gather(k, v, groups[0], plan)
@@ -181,7 +181,7 @@ def backward(
             ringray_kernels.backward(
                 dout[:, group.heads], q[:, group.heads], keys, values, lse[:, group.heads],
                 delta[:, group.heads], plan.start, plan.end, dq=dq[:, group.heads], dk=sums[0],
-                dv=sums[1], out=out[:, group.heads], **problem.kernel,
+                dv=sums[1], out=out[:, group.heads] if dlse is None else None, **problem.kernel,
             )  # fmt: skip
         del keys, values
         if going is not None:

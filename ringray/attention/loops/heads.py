@@ -95,13 +95,16 @@ def forward(
 
 
 def backward(
-    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm, inner: ModuleType
-) -> tuple[Tensor, Tensor, Tensor]:
+    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
+    inner: ModuleType,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns dq, dk, dv of this rank's shard."""
     near, far = comm.folded(problem.layout.fold)
     places = _places(problem.layout, problem.rank, dout.device)
-    (dout,) = _to_rows((dout,), near, places)
-    gradients = inner.backward(dout, saved, problem, far)
+    if problem.return_lse and dlse is None:  # other ranks may have one
+        dlse = torch.zeros(dout.shape[:3], dtype=torch.float32, device=dout.device)
+    dout, *more = _to_rows((dout,) if dlse is None else (dout, dlse), near, places)
+    gradients = inner.backward(dout, more[0] if more else None, saved, problem, far)
     dq, dk, dv = (x.to(dout.dtype) for x in gradients)
     del gradients
     dq, dk, dv = _to_heads((dq, dk, dv), near, places)

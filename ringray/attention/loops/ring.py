@@ -59,11 +59,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -
 
 
 def backward(
-    dout: Tensor, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
+    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
     q, k, v, out, lse, *kept = saved
-    delta = ringray_kernels.delta(dout, out, lse, backend=problem.backend)
+    delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
+    matching = out if dlse is None else None
     script, rank, own = problem.script("backward"), problem.rank, problem.own
     keys_walk = problem.walks.travelling == "keys"
     queries, keys = (q, dout, lse, delta), (k, v)
@@ -81,7 +82,7 @@ def backward(
                 ring.sums[visit.owner] = ring.zeros(visit.sums)
             if visit.need:
                 with comm.computing(at, f"chunk {visit.owner}"):
-                    _differentiate(stay, ring.side(visit), heads, out, problem, keys_walk)
+                    _differentiate(stay, ring.side(visit), heads, matching, problem, keys_walk)
         ring.wait(at)
         ring.drop(visit.owner for visit in step.visits)
     ring.finish()
@@ -129,15 +130,19 @@ class Heads(NamedTuple):
 
 
 def _differentiate(
-    stay: Side, visiting: Side, share: Heads, out: Tensor, problem: RankProblem, keys_walk: bool
-) -> None:
-    """Adds the gradients of some heads of two ranks' rows. ``out``: of this rank."""
+    stay: Side, visiting: Side, share: Heads, out: Tensor | None, problem: RankProblem,
+    keys_walk: bool,
+) -> None:  # fmt: skip
+    """Adds the gradients of some heads of two ranks' rows. ``out``: of this rank, if delta is its
+    rowsum with dout."""
     queries, keys = (stay, visiting) if keys_walk else (visiting, stay)
-    start, end = problem.intervals(queries.rank, queries.rows, keys.rank, keys.rows, out.device)
+    device = keys.operands[0].device
+    start, end = problem.intervals(queries.rank, queries.rows, keys.rank, keys.rows, device)
     q, dout, lse, delta, dq = (x[:, share.heads] for x in (*queries.operands, *queries.gradients))
     k, v, dk, dv = (x[:, share.kv_heads] for x in (*keys.operands, *keys.gradients))
-    part = out[:, share.heads, queries.rows.start : queries.rows.stop]
-    ours = part if queries.rank == problem.rank else None
+    ours = None
+    if out is not None and queries.rank == problem.rank:
+        ours = out[:, share.heads, queries.rows.start : queries.rows.stop]
     ringray_kernels.backward(
         dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours, **problem.kernel
     )
