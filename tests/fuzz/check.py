@@ -77,7 +77,7 @@ def _check_spec(spec: Spec, canonical: dict[str, Any]) -> None:
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", canonical["name"])
     assert canonical["version"] == 1
     limits, measure = canonical["limits"], canonical["measure"]
-    assert 1 <= limits["trial_timeout"] <= 86400
+    assert limits["trial_timeout"] is None or 1 <= limits["trial_timeout"] <= 86400
     assert 1 <= limits["place_timeout"] <= 86400
     assert 0 <= limits["retries"] <= 10
     assert 0 <= measure["warmup"] <= 100

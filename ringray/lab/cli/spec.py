@@ -24,7 +24,7 @@ def validate(arguments: argparse.Namespace) -> int:
     plan = _built(arguments)
     spec = plan.spec
     print(f"{arguments.spec}: {spec.name} ({spec.kind}) is valid, sweep {plan.digest[:12]}")
-    print(_counted(plan))
+    print("\n".join([_counted(plan), *words.too_long(plan)]))
     return 0
 
 
@@ -70,7 +70,7 @@ def _print(plan: Plan, everything: bool) -> None:
     console.print()
     for line in words.pruned(plan):
         console.print(line, style="bright_black", markup=False, soft_wrap=True)
-    console.print(_counted(plan), markup=False, soft_wrap=True)
+    say(console, _counted(plan), *words.too_long(plan))
 
 
 def _counted(plan: Plan) -> str:
@@ -87,16 +87,14 @@ def _counted(plan: Plan) -> str:
 
 
 def _totals(plan: Plan) -> dict[str, Any]:
-    costs = [(trial.config, trial.predicted) for trial in plan.runnable if trial.predicted]
+    costs = [trial.predicted for trial in plan.runnable if trial.predicted]
     return {
         "trials": len(plan.runnable),
         "pruned": len(plan.trials) - len(plan.runnable),
-        "measuring_s": sum(
-            cost.time_ms / 1e3 * (config.warmup + config.repeats) for config, cost in costs
-        ),
-        "peak_memory_bytes": max(cost.peak_memory_bytes for _, cost in costs),
-        "flops": sum(cost.flops for _, cost in costs),
-        "sent_bytes": sum(cost.sent_bytes for _, cost in costs),
+        "measuring_s": sum(trial.measuring_s for trial in plan.runnable),
+        "peak_memory_bytes": max(cost.peak_memory_bytes for cost in costs),
+        "flops": sum(cost.flops for cost in costs),
+        "sent_bytes": sum(cost.sent_bytes for cost in costs),
     }
 
 

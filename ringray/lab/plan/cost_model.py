@@ -114,6 +114,17 @@ def predict(config: TrialConfig, hardware: Hardware) -> Cost:
     )
 
 
+def alone_s(config: TrialConfig, flops: int, hardware: Hardware) -> float:
+    """Returns the seconds in which one process of ``hardware``, with the threads of the baseline,
+    computes a pass of ``flops``."""
+    rate = hardware.flops[config.dtype]
+    if hardware.cores is not None:
+        rate *= min(config.baseline_threads or config.threads, hardware.cores)
+    if not config.has_backward:
+        return flops / rate
+    return flops / (1 + BACKWARD_FLOPS) * (1 + BACKWARD_FLOPS / hardware.backward) / rate
+
+
 def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:
     """Returns the walks of both passes; raises Unwalkable if the one back is impossible."""
     fold = exchange.fold

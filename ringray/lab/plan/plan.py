@@ -32,13 +32,17 @@ from ringray.lab.trial.outcome import Outcome, TrialRow
 # floor, in seconds, for imports, compilers and a busy machine, which no plan knows.
 DEADLINE_FLOOR_S = 60.0
 _DEADLINE_FACTOR = 50.0
+# The default of ``limits.trial_timeout``: at least so many seconds, and a factor over the predicted
+# time of the longest trial.
+TIMEOUT_S, _TIMEOUT_FACTOR, _TIMEOUT_MOST_S = 120.0, 10.0, 86400.0
 _MANY_GEOMETRIES = 2000  # about a second of work, which pays for the start of more processes
 _CHUNK = 100  # points
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a sweep. ``key`` names it within its sweep; pruned trials never run."""
+    """One point of a sweep. ``key`` names it within its sweep; pruned trials never run.
+    ``measuring_s``: predicted seconds of all its runs, with those of its baseline or oracle."""
 
     index: int
     key: str
@@ -46,6 +50,7 @@ class Trial:
     config: TrialConfig
     predicted: cost_model.Cost | None
     pruned: Reason | None
+    measuring_s: float = 0.0
 
     def point(self, described: dict[str, Any], chosen: Mapping[str, Any] | None = None) -> str:
         """Returns the digest of a measurement in the environment ``described``. ``chosen``: values
@@ -56,7 +61,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """All trials of a spec, in running order. ``device``: the planned one, cpu or cuda."""
+    """All trials of a spec, in running order. ``spec``: with a ``limits.trial_timeout``;
+    ``device``: the planned one, cpu or cuda."""
 
     spec: Spec
     trials: tuple[Trial, ...]
@@ -105,10 +111,26 @@ def build(spec: Spec, hardware: cost_model.Hardware | None = None, *, processes:
         raise spec.error(first.field, first.text + others)
     costs = _costs(spec, settled, reasons, partial(_predict, hardware), processes)
     trials = tuple(
-        Trial(index, _key(spec.kind, config), spec.kind, config, cost, reason)
+        Trial(
+            index, _key(spec.kind, config), spec.kind, config, cost, reason,
+            _measuring_s(spec.kind, config, cost, hardware) if cost else 0.0,
+        )
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
-    )
+    )  # fmt: skip
+    if spec.limits.trial_timeout is None:
+        longest = _TIMEOUT_FACTOR * max(trial.measuring_s for trial in trials)
+        limit = {"trial_timeout": min(max(TIMEOUT_S, longest), _TIMEOUT_MOST_S)}
+        spec = spec.model_copy(update={"limits": spec.limits.model_copy(update=limit)})
     return Plan(spec, trials, device)
+
+
+def _measuring_s(
+    kind: str, config: TrialConfig, cost: cost_model.Cost, hardware: cost_model.Hardware
+) -> float:
+    once = cost.time_ms / 1e3
+    if passes := KINDS[kind].oracle_passes or bool(config.baseline):
+        once += passes * cost_model.alone_s(config, cost.flops, hardware)
+    return once * (config.warmup + config.repeats)
 
 
 def _key(kind: str, config: TrialConfig) -> str:
@@ -154,16 +176,16 @@ def _predict(hardware: cost_model.Hardware, config: TrialConfig) -> cost_model.C
 
 def deadline_s(trial: Trial, config: TrialConfig, given: LimitsSection) -> float:
     """Returns the longest time from the dispatch of ``trial`` to its end, in seconds; ``config``
-    has its choices made."""
-    kind = KINDS[trial.kind]
+    has its choices made, ``given`` are the limits of the plan."""
+    kind, timeout = KINDS[trial.kind], given.trial_timeout or TIMEOUT_S
     if trial.predicted is None or kind.ranks_alone:  # the time of compilers is unknown
-        return given.trial_timeout
+        return timeout
     once = trial.predicted.time_ms / 1e3
     # One process computes the whole problem for the baseline; an oracle does so in fp64.
     beside = config.ring_size * (kind.oracle_passes or bool(config.baseline))
     runs = config.warmup + config.repeats + 1
     longest = _DEADLINE_FACTOR * once * runs * (1 + beside)
-    return min(given.trial_timeout, max(DEADLINE_FLOOR_S, longest))
+    return min(timeout, max(DEADLINE_FLOOR_S, longest))
 
 
 def local_hardware(device: str) -> cost_model.Hardware:
@@ -186,6 +208,7 @@ def trial_dict(trial: Trial) -> dict[str, Any]:
         "kind": trial.kind,
         "config": trial.config.as_dict(),
         "predicted": cost_dict(trial),
+        "measuring_s": trial.measuring_s,
         "pruned": str(trial.pruned) if trial.pruned else None,
     }
 

@@ -68,7 +68,7 @@ class Board:
         self.last: BoardGroup | None = None
         self.note = ""
         self._began = time.monotonic()
-        self._weight = {trial.key: _weight(trial) for trial in runnable}
+        self._weight = {trial.key: trial.measuring_s + _FIXED_S for trial in runnable}
         self._started_at = self._began
         self._took: dict[str, float] = {}  # seconds of the trials that ended in this run
 
@@ -106,6 +106,11 @@ class Board:
         return time.monotonic() - self._began
 
     @property
+    def running_s(self) -> float:
+        """Seconds since the running trial began."""
+        return time.monotonic() - self._started_at
+
+    @property
     def remaining_s(self) -> float | None:
         """Estimate of the seconds left: the predicted work at the pace so far; None at first."""
         if not self._took:
@@ -113,12 +118,6 @@ class Board:
         weight = self._weight
         waiting = sum(weight[key] for key in weight if key not in self._group_of[key].ended)
         return waiting * sum(self._took.values()) / sum(weight[key] for key in self._took)
-
-
-def _weight(trial: Trial) -> float:
-    predicted = trial.predicted.time_ms / 1e3 if trial.predicted else 0.0
-    runs = trial.config.warmup + trial.config.repeats
-    return predicted * runs * (2 if trial.config.baseline else 1) + _FIXED_S
 
 
 def trial_line(board: Board, trial: Trial, outcome: Outcome) -> str:

@@ -1,14 +1,17 @@
 """Views of a running sweep: a table that is redrawn on a terminal, plain lines elsewhere.
 
-Both are observers of the driver (``Observer``). The table is drawn on events, not by a clock, and
-at most ``REFRESH_HZ`` times a second, because it runs on the cores that are being measured.
+Both are observers of the driver (``Observer``). The table is drawn at most ``REFRESH_HZ`` times a
+second on events and once a second between them, because it runs on the cores that are being
+measured. Plain lines say every ``QUIET_S`` seconds what is being measured.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
@@ -29,6 +32,8 @@ from ringray.lab.trial.metrics import columns
 from ringray.lab.trial.outcome import UNASKED, Outcome, TrialRow
 
 REFRESH_HZ = 4.0
+SIGN_S = 1.0  # time after which the table is drawn without an event, seconds
+QUIET_S = 30.0  # longest silence of the plain lines while a trial runs, seconds
 _BAR = 10  # width of a bar, cells
 _BAR_WIDTH = 80  # least width of a terminal that gets bars, cells
 _BAR_TOP = 2.0  # ratio at which a bar is full
@@ -56,6 +61,8 @@ class PlainLines:
 
     def __init__(self, file: TextIO) -> None:
         self._file: TextIO | None = file
+        self._lock = threading.Lock()
+        self._quiet: threading.Timer | None = None
 
     def sweep_started(
         self, plan: Plan, done: Mapping[str, TrialRow], environment: dict[str, Any]
@@ -68,7 +75,7 @@ class PlainLines:
         trials = units.plural(board.total, "trial")
         self._line(f"{plan.spec.name} {plan.digest[:8]}: {trials}{known}{pruned}")
         self._line(f"{said}; {words.measured(first)}")
-        for line in words.pruned(plan):
+        for line in (*words.pruned(plan), *words.too_long(plan)):
             self._line(line)
 
     def note(self, text: str) -> None:
@@ -78,6 +85,7 @@ class PlainLines:
         self._board.start(trial, attempt)
         if attempt > 1:
             self._line(f"{self._board.labels[trial.key]}: attempt {attempt}")
+        self._listen()
 
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
         self._board.end(trial, outcome)
@@ -89,15 +97,34 @@ class PlainLines:
         """Does nothing: the summary follows."""
 
     def close(self) -> None:
-        """Does nothing."""
+        """Ends the lines about the trial that runs."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+
+    def _listen(self) -> None:
+        self.close()
+        self._quiet = threading.Timer(QUIET_S, self._still_there)
+        self._quiet.daemon = True
+        self._quiet.start()
+
+    def _still_there(self) -> None:
+        board = self._board
+        if self._quiet is None:
+            return
+        if board.running is not None:
+            took = units.duration(board.running_s)
+            self._line(f"measuring {board.done + 1} of {board.total}, {took}")
+        self._listen()
 
     def _line(self, text: str) -> None:
-        if self._file is None:
-            return
-        try:
-            print(shown(text), file=self._file, flush=True)
-        except BrokenPipeError:
-            self._file = None
+        with self._lock:
+            if self._file is None:
+                return
+            try:
+                print(shown(text), file=self._file, flush=True)
+            except BrokenPipeError:
+                self._file = None
 
 
 class LiveTable:
@@ -115,6 +142,8 @@ class LiveTable:
     def sweep_started(
         self, plan: Plan, done: Mapping[str, TrialRow], environment: dict[str, Any]
     ) -> None:
+        for line in words.too_long(plan):
+            self.note(line)
         self._board = Board(plan, done)
         self._live.start()
         self._changed()
@@ -156,7 +185,7 @@ class LiveTable:
             if wait <= 0:
                 self._draw()
                 return
-            self._timer = threading.Timer(wait, self._draw)
+            self._timer = threading.Timer(wait, self._draw_aside)
             self._timer.daemon = True
             self._timer.start()
 
@@ -164,6 +193,13 @@ class LiveTable:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _draw_aside(self) -> None:
+        """Draws in a thread of the lowest priority, so that ranks come first."""
+        if threading.current_thread() is not threading.main_thread():
+            with suppress(OSError, AttributeError):  # Linux has priorities of threads
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        self._draw()
 
     def _draw(self) -> None:
         with self._lock:
@@ -173,6 +209,7 @@ class LiveTable:
             self._drawn = time.monotonic()
             rows = max(3, self._console.height - _AROUND)
             self._live.update(render(self._board, rows, self._console), refresh=True)
+            self._changed(SIGN_S)  # the time of what runs moves
 
 
 def render(board: Board, rows: int, to: Console) -> RenderableType:
@@ -239,7 +276,8 @@ def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
         cells: list[RenderableType] = _metric_cells(group, errors, compared is not None, bars)
         if not cells:
             attempt = f"attempt {board.attempt}" if board.attempt > 1 else "measuring"
-            said = attempt if running else group.status or ""
+            took = f" {units.duration(board.running_s)}" if board.running_s >= 1 else ""
+            said = f"{attempt}{took}" if running else group.status or ""
             cells = [Text(said, STYLES[status])]
         table.add_row(
             Text(_MARKS[status][ascii_only] if status in _MARKS else "-", STYLES[status]),

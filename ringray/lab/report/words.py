@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringray.base.redaction import plain
-from ringray.base.units import ABSENT, digits, mib, plural, ratio, share
+from ringray.base.units import ABSENT, digits, duration, mib, plural, ratio, share
 from ringray.lab.trial.metrics import Metric
 from ringray.lab.trial.outcome import STATUSES
 from ringray_kernels.dtypes import DTYPES
@@ -164,6 +165,20 @@ def pruned(plan: Plan) -> list[str]:
     """Writes each reason of pruned points in a line, with their number."""
     found = Counter(str(trial.pruned) for trial in plan.trials if trial.pruned is not None)
     return [f"{plural(count, 'point')} pruned: {why}" for why, count in found.items()]
+
+
+def too_long(plan: Plan) -> list[str]:
+    """Warns, in a line or none, of trials that the prediction sees beyond their time limit."""
+    limit = plan.spec.limits.trial_timeout or math.inf
+    late = [trial.measuring_s for trial in plan.runnable if trial.measuring_s > limit]
+    if not late:
+        return []
+    said = (
+        f"warning: {len(late):,} of {plural(len(plan.runnable), 'trial')} will probably exceed "
+        f"limits.trial_timeout ({duration(limit)}): up to {duration(max(late))} are predicted, "
+        "baseline included; raise the limit or leave it out"
+    )
+    return [said]
 
 
 def counts(by_status: Mapping[str, int], pending: int = 0) -> str:

@@ -15,6 +15,7 @@ from ringray.base.errors import StoppedError
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.placement_wait import Patience
+from ringray.lab.plan.plan import TIMEOUT_S
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.spec.model import Spec
@@ -77,7 +78,8 @@ class RingPool:
         certain = self._cluster.certain(config)
         patience = Patience(limits.place_timeout, self._note, certain, self._stop)
         avoid = self._quarantine.nodes
-        return ActorRing(capacity, placement, limits.trial_timeout, patience, avoid)
+        timeout = limits.trial_timeout or TIMEOUT_S
+        return ActorRing(capacity, placement, timeout, patience, avoid)
 
     def _placement(self, config: TrialConfig) -> Placement:
         return replace(self._cluster.placement(config), memory=self._spec.limits.rank_memory)

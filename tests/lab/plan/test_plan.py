@@ -13,6 +13,7 @@ import pytest
 from ringray.base.errors import SpecError
 from ringray.lab.driver import run as driver
 from ringray.lab.plan import plan
+from ringray.lab.report import words
 from ringray.lab.spec import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial import measurement
@@ -239,3 +240,28 @@ def test_balance_is_the_mean_over_the_largest_rank() -> None:
         if trial.predicted is not None
     }
     assert found == pytest.approx({"contiguous": 520 / 904, "zigzag": 1.0})
+
+
+def test_the_time_of_a_trial_includes_its_baseline() -> None:
+    problem = "problem: {seq_len: 8192}\nring: {size: 2, device: cpu}\n"
+    (alone,) = build(problem + "measure: {baseline: null}\n").trials
+    (beside,) = build(problem + "measure: {baseline: {name: sdpa, threads: 1}}\n").trials
+    assert alone.predicted is not None
+    assert alone.measuring_s == pytest.approx(6 * alone.predicted.time_ms / 1e3)
+    # One thread needs at least the time of two ranks of one.
+    assert beside.measuring_s > 2.5 * alone.measuring_s
+
+
+def test_the_timeout_grows_with_the_longest_trial() -> None:
+    small = build("problem: {seq_len: 64}\n")
+    assert small.spec.limits.trial_timeout == 120.0
+    large = build("problem: {seq_len: [64, 128k]}\n")
+    longest = max(trial.measuring_s for trial in large.trials)
+    assert large.spec.limits.trial_timeout == pytest.approx(10 * longest)
+    assert words.too_long(small) == words.too_long(large) == []
+    tight = build("problem: {seq_len: [64, 128k]}\nlimits: {trial_timeout: 2s}\n")
+    assert tight.digest == large.digest
+    (warned,) = words.too_long(tight)
+    assert warned.startswith(
+        "warning: 1 of 2 trials will probably exceed limits.trial_timeout (2.0 s): up to "
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -132,8 +133,9 @@ def test_correctness_shows_errors() -> None:
     assert "vs " not in text
 
 
-def test_nothing_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn on events only, at most at the rate; what came too soon is drawn once, later."""
+def test_little_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn once a second and on events, at most at the rate; what came too soon is drawn once,
+    later."""
     clock = [100.0]
     timers: list[Any] = []
 
@@ -162,15 +164,18 @@ def test_nothing_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPa
     clock[0] += 0.25
     timers[-1].action()
     assert len(drawn) == 2
-    clock[0] += 60  # a long trial: nobody draws
+    clock[0] += 60  # a long trial: the time moves, as the timer says
+    assert timers[-1].seconds == 1.0
     assert all(timer.cancelled or timer is timers[-1] for timer in timers)
     view.trial_ended(made.trials[0], outcome())
     assert len(drawn) == 2
     clock[0] += 0.01
     view.trial_started(made.trials[1], 1)
     assert len(drawn) == 3
-    assert timers[-1].cancelled
+    assert timers[-1].seconds == 1.0
+    assert all(timer.cancelled or timer is timers[-1] for timer in timers)
     view.close()
+    assert timers[-1].cancelled
     assert not view._live.is_started
 
 
@@ -182,3 +187,41 @@ def test_a_terminal_gets_a_table_and_is_left_clean() -> None:
     assert view._timer is None
     written = to.file.getvalue()  # type: ignore[attr-defined]
     assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")  # the cursor is back
+
+
+def test_plain_lines_say_what_runs_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "QUIET_S", 0.02)
+    made, file = planned(), io.StringIO()
+    view = live.PlainLines(file)
+    view.sweep_started(made, {}, {})
+    view.trial_started(made.trials[0], 1)
+    until = time.monotonic() + 20
+    while file.getvalue().count("measuring 1 of 16, ") < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    view.trial_ended(made.trials[0], outcome())
+    view.close()
+    assert file.getvalue().count("measuring 1 of 16, ") >= 2
+    said = file.getvalue()
+    time.sleep(0.1)
+    assert file.getvalue() == said
+
+
+def test_the_live_table_moves_while_a_trial_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SIGN_S", 0.02)
+    made, drawn = planned(), threading.Semaphore(0)
+    monkeypatch.setattr(live, "render", lambda *_: drawn.release() or "")
+    view = live.LiveTable(console())
+    view.sweep_started(made, {}, {})
+    view.trial_started(made.trials[0], 1)
+    try:
+        for _ in range(3):
+            assert drawn.acquire(timeout=20)
+    finally:
+        view.close()
+
+
+def test_a_row_says_for_how_long_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(planned(), {})
+    board.start(board.plan.trials[0], 1)
+    monkeypatch.setattr(Board, "running_s", 41.2)
+    assert "measuring 41 s" in printed(live.render(board, 30, console()))

@@ -71,7 +71,7 @@ def test_defaults() -> None:
             "seed": None,
         },
         "limits": {
-            "trial_timeout": 120.0,
+            "trial_timeout": None,
             "retries": 2,
             "rank_memory": None,
             "place_timeout": 600.0,

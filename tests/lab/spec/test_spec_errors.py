@@ -77,7 +77,8 @@ CASES = {
     "not a number": Broken("size: 2", "idle_release: .nan", 5, "ring.idle_release", "got .nan"),
     "too short": Broken(
         "measure:", "limits: {trial_timeout: 10ms}\nmeasure:", 11, "limits.trial_timeout",
-        "got '10ms', expected a duration from 1s to 24h",
+        "got '10ms', expected null (2 minutes, or longer if a trial needs it) or a duration from "
+        "1s to 24h",
     ),
     "block too small": Broken(
         "partition: zigzag", "blocks: 8", 10, "strategy.blocks",
