@@ -89,7 +89,7 @@ def client(uri: str | None = None) -> Any:
 
 
 def runs(uri: str | None = None, experiment: str = "quick") -> tuple[list[Any], dict[str, Any]]:
-    """MLflow's parent runs, and its child runs by trial key; fails on a double."""
+    """MLflow's parent runs, and its current child runs by trial key; fails on a double."""
     mlflow = client(uri)
     found = mlflow.get_experiment_by_name(experiment)
     if found is None:
@@ -100,6 +100,8 @@ def runs(uri: str | None = None, experiment: str = "quick") -> tuple[list[Any], 
             parents.append(run)
             continue
         key = run.data.tags["ringray.key"]
+        if run.data.tags["ringray.current"] == "false":
+            continue
         assert key not in children, f"trial {key} is in MLflow twice"
         children[key] = run
     return parents, children

@@ -74,8 +74,13 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
                 place = known.spec.get("tracking", {})
                 found = restore(store.path, known.digest, place.get("uri"))
         said = f"{units.plural(found.added, 'trial')} taken from MLflow"
+        if found.earlier:
+            said += f" and {units.plural(found.earlier, 'earlier measurement')}"
+        if found.stores > 1:
+            said += f", which {found.stores} stores wrote"
         if found.unreadable:
-            said += f"; {found.unreadable} there cannot be read and will be measured again"
+            lost = units.plural(found.unreadable, "run")
+            said += f"; {lost} there cannot be read: what only they hold is measured again"
         called = f"{shown(found.name)} ({found.digest[:12]})"
         print(f"{called}: {said}", file=_screen(arguments), flush=True)
         return _go_on(store, found.digest, arguments)

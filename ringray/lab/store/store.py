@@ -252,10 +252,18 @@ class Store:
             order = "ORDER BY seq, key"
             return rows.trial_rows(db, self._environments, order, digest, table="history")
 
-    def changed_since(self, digest: str, cursor: int) -> tuple[list[TrialRow], int]:
-        """Returns the trials recorded after ``cursor`` (0 at first), and the new cursor."""
-        found = self._trials("AND seq > ? ORDER BY seq", digest, cursor)
-        return [row for row, _ in found], found[-1][1] if found else cursor
+    def changed_since(self, digest: str, cursor: int) -> tuple[list[Kept], int]:
+        """Returns all recordings after ``cursor`` (0 at first), the earlier ones of a trial
+        included, in their order, and the new cursor."""
+        found: dict[tuple[str, int], Kept] = {}
+        # In this order: between the two queries a recording may become an earlier one.
+        for table in rows.TABLES:
+            with self._read() as db:
+                later = ("AND seq > ?", digest, cursor)
+                more = rows.trial_rows(db, self._environments, *later, table=table)
+            found |= {(kept.trial.key, kept.seq): kept for kept in more}
+        changes = sorted(found.values(), key=lambda kept: kept.seq)
+        return changes, changes[-1].seq if changes else cursor
 
     def tracked(self, digest: str) -> Tracked | None:
         """Returns the place at which MLflow accepted the sweep before, or None."""

@@ -20,7 +20,7 @@ from ringray.lab.tracking.mlflow_record import record_digest
 from ringray.lab.trial.outcome import STATUSES, Kept, SweepInfo, SweepRow, TrialRow, part_of_a_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from mlflow import MlflowClient
     from mlflow.entities import Experiment, Run
@@ -31,6 +31,7 @@ _Item = TypeVar("_Item")
 
 SWEEP_TAG = "mlflow.ringray.sweep"
 TRIAL_TAG = "mlflow.ringray.trial"
+STORE, CURRENT = "ringray.store", "ringray.current"
 _PAGE = 1000
 _PIECE = 4900  # characters; older servers take 5000 per tag
 _MOST = 64 << 20  # bytes of one record, unpacked; a tag may be a decompression bomb
@@ -100,6 +101,20 @@ def _unpacked(tags: Mapping[str, str], name: str) -> Any:
         return json.loads(content) if reader.eof else None
     except (KeyError, ValueError, RecursionError, zlib.error):
         return None
+
+
+def claim(
+    client: MlflowClient, runs: Sequence[Run], parent: str, owner: str | None, new: str
+) -> bool:
+    """Makes the store ``new`` the owner of the run ``parent`` and of its children, as far as they
+    are of ``owner`` (None: a version that named no store); returns whether the parent is."""
+    theirs = [run for run in runs if run.data.tags.get(STORE) == owner]
+    parents = [run for run in theirs if run.info.run_id == parent]
+    if parents:
+        children = [run for run in theirs if run.data.tags.get("mlflow.parentRunId") == parent]
+        for run in (*children, *parents):  # in this order it can be repeated
+            client.set_tag(run.info.run_id, STORE, new)
+    return bool(parents)
 
 
 def runs_of(client: MlflowClient, experiments: list[str], condition: str) -> list[Run]:

@@ -45,7 +45,7 @@ def note(
     title = f"**{_said(sweep.name)}** ({_said(sweep.kind)})"
     lines = [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
     if ended:
-        lines += ["", _links(sweep, ended, place, children)]
+        lines += ["", _links(ended, place, children)]
     if bare := sum(trial.status == "pruned" and trial.key not in children for trial in ended):
         lines += ["", f"{bare} of the pruned points have no run of their own; `{TABLE}` says why"]
     lines += _winners(ended)
@@ -54,12 +54,11 @@ def note(
     return "\n".join(lines + _table(sweep, trials, ended, len("\n".join(lines))))
 
 
-def _links(
-    sweep: SweepRow, ended: Sequence[TrialRow], place: Tracked, children: Mapping[str, str]
-) -> str:
+def _links(ended: Sequence[TrialRow], place: Tracked, children: Mapping[str, str]) -> str:
     """Returns links to MLflow's views of the children, relative, so that they work on any host."""
     runs = f"#/experiments/{place.experiment_id}/runs"
-    only = quote(f'tags.`ringray.sweep` = "{sweep.digest}" AND tags.`ringray.role` = "trial"')
+    current = f'tags.`mlflow.parentRunId` = "{place.run_id}" AND tags.`ringray.current` = "true"'
+    only = quote(current)
     # Sorted by date, MLflow would fold the trials into their parent.
     best = next((name for name in _BEST if any(name in trial.metrics for trial in ended)), "")
     order = quote(f"metrics.`{best}`" if best else "attributes.`run_name`")

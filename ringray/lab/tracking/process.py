@@ -23,7 +23,7 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from itertools import count, islice
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from ringray.lab.tracking.projection import Projection
-    from ringray.lab.trial.outcome import Tracked, TrialRow
+    from ringray.lab.trial.outcome import Kept, Tracked
 
     Phase: TypeAlias = "Callable[[], Phase | None]"
 
@@ -82,8 +82,8 @@ class Session:
         self._projection = projection
         self._pool, self._writers = ThreadPoolExecutor(writers, "write"), writers
         self._cursor = 0
-        self._backlog: dict[str, TrialRow] = {}
-        self._done: set[str] = set()
+        self._backlog: dict[tuple[str, int], Kept] = {}  # by trial key and number
+        self._seen: set[str] = set()  # keys of trials
         self._summary_due = inf
         # After a failed call, which was refused or whose answer was lost, MLflow is asked what it
         # holds before the next one.
@@ -160,7 +160,8 @@ class Session:
     def _answer(self) -> None:
         error = next(reversed(self._errors.values()), None)
         if self._asked:
-            state = SyncState(len(self._done), len(self._backlog), error)
+            missing = {key for key, _ in self._backlog}
+            state = SyncState(len(self._seen - missing), len(missing), error)
             send(self._driver, (self._projection.place, state))
 
     def _tail(self) -> bool:
@@ -172,23 +173,27 @@ class Session:
             return False
         self._errors.pop("store", None)
         for row in rows:
-            self._backlog[row.key] = row
-            self._done.discard(row.key)
+            self._backlog[row.trial.key, row.seq] = row
+            self._seen.add(row.trial.key)
         return True
 
     def _write_some(self) -> None:
-        batch = list(islice(self._backlog.values(), self._writers))
+        # Of one trial one recording at a time: which of them is current changes.
+        first: dict[str, Kept] = {}
+        for row in self._backlog.values():
+            first.setdefault(row.trial.key, row)
+            if len(first) == self._writers:
+                break
+        batch = list(first.values())
         calls = [self._pool.submit(self._projection.write, row) for row in batch]
         wait(calls)
         for row, call in zip(batch, calls, strict=True):
-            del self._backlog[row.key]
+            del self._backlog[row.trial.key, row.seq]
             if call.exception():
                 # To the end of the queue: a trial that MLflow refuses must not block the others.
-                self._backlog[row.key] = row
-            else:
-                self._done.add(row.key)
-                if call.result():
-                    self._summary_due = min(self._summary_due, time.monotonic() + SUMMARY_S)
+                self._backlog[row.trial.key, row.seq] = row
+            elif call.result():
+                self._summary_due = min(self._summary_due, time.monotonic() + SUMMARY_S)
         for call in calls:
             call.result()  # raises what failed
 

@@ -1,10 +1,11 @@
 """The projection of one sweep onto MLflow: one parent run, one child run per ended trial.
 
-Runs are found by tags (``ringray.sweep``, ``ringray.key``), so that writing can stop at any point
-and begin again. A child run is written in three calls: created with all its tags, given params and
-metrics, ended; the trial's trace, if any, is added before the end. It is up to date if it has ended
-and its ``ringray.record`` is that of the store. One with an older recording is moved to MLflow's
-trash and written anew, because MLflow never forgets a metric or a param of a run.
+Runs are found by tags (``ringray.sweep``, ``ringray.store``, ``ringray.key``), so that writing can
+stop at any point and begin again. Runs of other stores are never touched: several homes may track
+one sweep to one server. A child run is one recording (``ringray.record``) of a trial, written in
+three calls: created with all its tags, given params and metrics, ended; the trial's trace, if any,
+is added before the end. A recording is never removed: ``ringray.current`` tells whether it is the
+one that counts.
 
 Points that never ran are in the tables of the parent; only the first ``_PRUNED`` of them have runs
 of their own, and none of those that a search did not ask for.
@@ -32,10 +33,18 @@ from ringray.lab.report.words import shared
 from ringray.lab.store.store import Store
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
-from ringray.lab.tracking.archive import TRIAL_TAG, runs_of, sweep_tags, trial_tags
+from ringray.lab.tracking.archive import (
+    CURRENT,
+    STORE,
+    TRIAL_TAG,
+    claim,
+    runs_of,
+    sweep_tags,
+    trial_tags,
+)
 from ringray.lab.tracking.database import client_of
 from ringray.lab.tracking.description import FIGURES, note
-from ringray.lab.trial.outcome import UNASKED, Tracked, TrialRow, part_of_a_path
+from ringray.lab.trial.outcome import UNASKED, Kept, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
 _PARENT_STATUS = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
@@ -46,9 +55,10 @@ _PRUNED = 36  # runs; for pruned points
 @dataclass(slots=True)
 class _Child:
     run_id: str
-    record: str
+    key: str
     ended: bool
     pruned: bool
+    current: bool | None  # None: written by a version that did not say
 
 
 class Projection:
@@ -77,11 +87,13 @@ class Projection:
         self._artifacts = artifacts
         self._sweep = store.find(digest)
         self._names: dict[str, str] = {}
-        self._children: dict[str, _Child] = {}
+        self._children: dict[tuple[str, str], _Child] = {}  # by trial key and record
         self._known_metrics: dict[str, float] = {}
         self._figures: tuple[str, ...] = ()
         self._lock = threading.Lock()  # of _children and _names
         self._opened = False
+        self._own = {STORE: store.identity}
+        self._of_sweep = f"tags.`ringray.sweep` = '{part_of_a_path(digest)}'"
         self.place = settled or Tracked(without_credentials(uri), "", "")
 
     def refresh(self) -> None:
@@ -92,6 +104,8 @@ class Projection:
         if not self._opened:
             self.place = self.place._replace(experiment_id=self._find_experiment())
         parents, children = self._search()
+        if not parents and self._claim():
+            parents, children = self._search()
         # A parent that has children wins over one whose creation was answered too late.
         uses = [child.data.tags.get("mlflow.parentRunId") for child in children]
         parents.sort(key=lambda run: (-uses.count(run.info.run_id), run.info.start_time))
@@ -101,12 +115,9 @@ class Projection:
         self.place = self.place._replace(run_id=parent.info.run_id)
         self._known_metrics = dict(parent.data.metrics)
         self._children = {}
-        # The best of each key comes last: ended ones, and of these the newest.
+        # The best of each recording comes last: ended ones, and of these the newest.
         children.sort(key=lambda run: (run.info.status in _ENDED, run.info.start_time))
         for run in children:
-            double = self._children.get(run.data.tags["ringray.key"])
-            if double is not None:
-                self._client.delete_run(double.run_id)
             self._adopt(run)
         if not self._opened:
             self._begin(known_params=set(parent.data.params))
@@ -127,27 +138,29 @@ class Projection:
         with suppress(PlaceError):
             self._store.accepted(self._digest, self.place)
 
-    def write(self, trial: TrialRow) -> bool:
-        """Brings the trial's child run up to now; returns False if there was nothing to write."""
-        record = show.record_digest(trial)
+    def write(self, recording: Kept) -> bool:
+        """Brings the run of a recording up to now, and marks the others of its trial; returns False
+        if there was nothing to write."""
+        trial = recording.trial
+        current = self._store.sequence(self._digest, trial.key) == recording.seq
         with self._lock:
-            child = self._children.get(trial.key)
+            child = self._children.get((trial.key, show.record_digest(trial)))
             wanted = self._wanted(trial)
             name = self._name(trial.key)
-        if child and (child.record != record or not wanted):
-            self._client.delete_run(child.run_id)
-            del self._children[trial.key]
-            child = None
+            others = [one for one in self._children.values() if one.key == trial.key]
+        marked = self._mark([one for one in others if current and one is not child], False)
+        marked |= self._mark([child] if child else [], current)
         if not wanted or (child and child.ended):
-            return False
+            return marked
         # A clock may be set back while a trial runs; MLflow computes its duration.
         ended = _milliseconds(max(trial.started or 0.0, trial.ended or 0.0) or None)
         if child is None:
             tags = show.trial_tags(self._sweep, trial, self.place.run_id)
-            tags |= trial_tags(trial, self._store.sequence(self._digest, trial.key))
+            tags |= trial_tags(trial, recording.seq) | {CURRENT: _text(current)}
             run = self._create_run(name, trial.started, tags)
-            child = _Child(run.info.run_id, record, False, trial.status == "pruned")
-            self._children[trial.key] = child
+            child = _Child(run.info.run_id, trial.key, False, trial.status == "pruned", current)
+            with self._lock:
+                self._children[trial.key, show.record_digest(trial)] = child
         # Safe to repeat: the same key, value, time and step are one metric to MLflow.
         self._client.log_batch(
             child.run_id,
@@ -158,12 +171,20 @@ class Projection:
             params=[Param(name, value) for name, value in show.params(trial.config).items()],
         )
         trace = path_of(self._digest, trial.key)
-        if trial.status == "ok" and trace.exists():
+        if current and trial.status == "ok" and trace.exists():
             self._client.log_text(child.run_id, trace.read_text(), "trace.json")
         status = "FAILED" if trial.status in ("failed", "timeout") else "FINISHED"
         self._client.set_terminated(child.run_id, status=status, end_time=ended)
         child.ended = True
         return True
+
+    def _mark(self, children: Sequence[_Child], current: bool) -> bool:
+        """Writes which recordings are current; returns False if it was known."""
+        changed = [child for child in children if child.current is not current]
+        for child in changed:
+            self._client.set_tag(child.run_id, CURRENT, _text(current))
+            child.current = current
+        return bool(changed)
 
     def summarise(self) -> None:
         """Brings the parent run's counts, best figures and description up to now."""
@@ -222,14 +243,15 @@ class Projection:
         )
 
     def _note(self, trials: Sequence[TrialRow]) -> str:
-        children = {key: child.run_id for key, child in self._children.items()}
+        current = (one for one in self._children.values() if one.current is not False)
+        children = {child.key: child.run_id for child in current}
         return note(self._sweep, trials, self.place, children, self._figures)
 
     def _log_text(self, text: str, name: str) -> None:
         self._client.log_text(self.place.run_id, text, name)
 
     def _sweep_tags(self) -> dict[str, str]:
-        return show.sweep_tags(self._sweep) | sweep_tags(self._sweep)
+        return show.sweep_tags(self._sweep) | sweep_tags(self._sweep) | self._own
 
     def _wanted(self, trial: TrialRow) -> bool:
         """Returns whether the trial has its own run."""
@@ -237,10 +259,10 @@ class Projection:
             return True
         if trial.reason == UNASKED:
             return False
-        child = self._children.get(trial.key)
-        if child and child.pruned:
+        if (trial.key, show.record_digest(trial)) in self._children:
             return True
-        return sum(one.pruned for one in self._children.values()) < _PRUNED
+        shown = (one.pruned and one.current is not False for one in self._children.values())
+        return sum(shown) < _PRUNED
 
     def _name(self, key: str) -> str:
         if key not in self._names:  # a search adds trials as it goes
@@ -275,28 +297,48 @@ class Projection:
     def _create_run(self, name: str, started: float | None, tags: dict[str, str]) -> Run:
         with suppress(OSError, KeyError):  # a container's user need not have a name
             tags = tags | {"mlflow.user": getpass.getuser()}
+        tags = tags | self._own
         return self._client.create_run(
             self.place.experiment_id, _milliseconds(started), tags, run_name=name
         )
 
     def _search(self) -> tuple[list[Run], list[Run]]:
-        """Returns the parent runs and the child runs of this sweep, the oldest first."""
-        of_sweep = f"tags.`ringray.sweep` = '{part_of_a_path(self._digest)}'"
-        found = runs_of(self._client, [self.place.experiment_id], of_sweep)
+        """Returns the parent runs and the child runs of this sweep that this store wrote, the
+        oldest first."""
+        ours = f"{self._of_sweep} AND tags.`{STORE}` = '{self._own[STORE]}'"
+        found = runs_of(self._client, [self.place.experiment_id], ours)
         parents = [run for run in found if run.data.tags.get("ringray.role") == "sweep"]
         return parents, [run for run in found if "ringray.key" in run.data.tags]
 
+    def _claim(self) -> bool:
+        """Takes over the runs that this store wrote with a version that did not name it."""
+        tracked = self._store.tracked(self._digest)
+        if tracked is None or tracked.uri != self.place.uri:
+            return False
+        found = runs_of(self._client, [self.place.experiment_id], self._of_sweep)
+        return claim(self._client, found, tracked.run_id, None, self._own[STORE])
+
     def _adopt(self, run: Run) -> None:
+        """Takes a child run as ours; deletes an earlier one with the same recording."""
         tags = run.data.tags
+        # A run that an earlier version wrote lacks the tag that a store is rebuilt from.
+        record = tags.get("ringray.record") if TRIAL_TAG in tags else None
+        place = (tags["ringray.key"], record or run.info.run_id)
+        if double := self._children.get(place):
+            self._client.delete_run(double.run_id)
         if tags.get("mlflow.parentRunId") != self.place.run_id:
             self._client.set_tag(run.info.run_id, "mlflow.parentRunId", self.place.run_id)
-        self._children[tags["ringray.key"]] = _Child(
+        self._children[place] = _Child(
             run.info.run_id,
-            # A run that an earlier version wrote lacks the tag that a store is rebuilt from.
-            tags.get("ringray.record", "") if TRIAL_TAG in tags else "",
+            tags["ringray.key"],
             run.info.status in _ENDED,
             tags.get("ringray.status") == "pruned",
+            {"true": True, "false": False}.get(tags.get(CURRENT, "")),
         )
+
+
+def _text(flag: bool) -> str:
+    return json.dumps(flag)
 
 
 def _milliseconds(seconds: float | None) -> int:

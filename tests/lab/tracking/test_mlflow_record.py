@@ -142,7 +142,7 @@ def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> N
     assert asked["compareRunsMode"] == ["CHART"]
     assert asked["orderByKey"] == ["metrics.`ratio`"]
     assert asked["searchFilter"] == [
-        f'tags.`ringray.sweep` = "{sweep_row.digest}" AND tags.`ringray.role` = "trial"'
+        f'tags.`mlflow.parentRunId` = "{"cd" * 16}" AND tags.`ringray.current` = "true"'
     ]
     compared = json.loads(parse_qs(links["compare all"].partition("?")[2])["runs"][0])
     assert set(compared) == set(children.values())

@@ -15,7 +15,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import Tracker, sync
-from ringray.lab.trial.outcome import Tracked, TrialRow
+from ringray.lab.trial.outcome import Kept, Tracked
 from tests.support.tracking_servers import Server, sqlite_server
 from tests.support.tracking_store import (
     DIGEST,
@@ -45,11 +45,11 @@ class FakeMLflow:
         if not self.up:
             raise ConnectionError("down at http://me:hush@host")
 
-    def write(self, trial: TrialRow) -> bool:
+    def write(self, recording: Kept) -> bool:
         self.refresh()
-        if trial.key in self.refused:
+        if recording.trial.key in self.refused:
             raise ValueError("refused")
-        self.written.append(trial.key)
+        self.written.append(recording.trial.key)
         return True
 
     def close(self) -> None:
@@ -103,12 +103,12 @@ class Crowd(FakeMLflow):
         self._together = threading.Barrier(4, timeout=20)
         self._refused_once = False
 
-    def write(self, trial: TrialRow) -> bool:
+    def write(self, recording: Kept) -> bool:
         if self._together.wait() == 0 and not self._refused_once:
             self._refused_once = True
             self._together = threading.Barrier(1)  # the refused one comes alone
             raise ConnectionError("one of four")
-        self.written.append(trial.key)
+        self.written.append(recording.trial.key)
         return True
 
 

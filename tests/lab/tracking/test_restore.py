@@ -49,7 +49,7 @@ def test_everything_comes_back(store: Store, tmp_path: Path) -> None:
     _measured(store)
     _project(store)
     path = tmp_path / "new.db"
-    assert _rebuilt(path) == Restored(DIGEST, "quick", added=7, unreadable=0)
+    assert _rebuilt(path) == Restored(DIGEST, "quick", added=7, unreadable=0, earlier=1)
     with Store(path) as fresh:
         old, new = store.find("quick"), fresh.find("quick")
         assert replace(new, status=old.status, updated=old.updated, total=8) == old
@@ -107,7 +107,7 @@ def test_a_run_that_was_tampered_with_is_measured_again(store: Store, tmp_path: 
     mlflow.delete_tag(ids[3], kept.TRIAL_TAG)
     mlflow.delete_run(ids[4])
     found = _rebuilt(tmp_path / "new.db")
-    assert (found.added, found.unreadable) == (2, 4)
+    assert (found.added, found.unreadable) == (3, 4), "one has an earlier run"
 
 
 def test_what_is_not_there_is_said(store: Store, tmp_path: Path) -> None:
@@ -161,6 +161,6 @@ def test_by_a_process_of_its_own(store: Store, tmp_path: Path) -> None:
     _project(store)
     path = tmp_path / "new.db"
     Store(path).close()
-    assert restore(path, "quick", None) == Restored(DIGEST, "quick", 7, 0)
+    assert restore(path, "quick", None) == Restored(DIGEST, "quick", 7, 0, 1)
     with pytest.raises(UserError, match="no sweep 'quack' in MLflow"):
         restore(path, "quack", None)

@@ -1,0 +1,244 @@
+"""Several stores that track one sweep to one MLflow, and a store that measures again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringray.lab.store.store import Store
+from ringray.lab.tracking import location as place
+from ringray.lab.tracking import mlflow_record as show
+from ringray.lab.tracking.restore import Restored, rebuild
+from ringray.lab.trial.outcome import SweepInfo
+from tests.support.tracking_store import DIGEST, ENVIRONMENT, begin, client, outcome, trials
+
+COUNT = 6
+
+
+def _open(store: Store) -> Any:
+    from ringray.lab.tracking.projection import Projection
+
+    projection = Projection(store, DIGEST, place.resolve_uri(None), "quick", None)
+    projection.refresh()
+    return projection
+
+
+def _write(store: Store, projection: Any) -> None:
+    for recording in store.changed_since(DIGEST, 0)[0]:
+        projection.write(recording)
+    projection.summarise()
+    projection.close()
+
+
+def _measure(store: Store, shift: float, count: int = COUNT) -> None:
+    begin(store, trials(COUNT))
+    for index in range(count):
+        store.record(DIGEST, trials(COUNT)[index].key, outcome(index, shift=shift))
+    store.finish(DIGEST, "complete")
+
+
+def _of(store: Store) -> tuple[Any, list[Any]]:
+    """The one parent run of a store, and its child runs."""
+    found = client().search_runs(
+        [client().get_experiment_by_name("quick").experiment_id],
+        filter_string=f"tags.`ringray.store` = '{store.identity}'",
+    )
+    (parent,) = [run for run in found if run.data.tags["ringray.role"] == "sweep"]
+    children = [run for run in found if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} <= {parent.info.run_id}
+    return parent, children
+
+
+def _check(store: Store) -> None:
+    """Every recording of the store is one run of its own; the current ones are marked."""
+    _, children = _of(store)
+    shown = [
+        (run.data.tags["ringray.record"], run.data.tags["ringray.current"]) for run in children
+    ]
+    rows = [*store.trials(DIGEST), *(kept.trial for kept in store.history(DIGEST))]
+    flags = ["true"] * len(store.trials(DIGEST)) + ["false"] * len(store.history(DIGEST))
+    held = [(show.record_digest(row), flag) for row, flag in zip(rows, flags, strict=True)]
+    assert sorted(shown) == sorted((one, flag) for one, flag in held)
+    assert {run.info.status for run in children} == {"FINISHED"}
+
+
+def _trash() -> list[Any]:
+    from mlflow.entities import ViewType
+
+    experiments = [one.experiment_id for one in client().search_experiments()]
+    return list(client().search_runs(experiments, run_view_type=ViewType.DELETED_ONLY))
+
+
+@pytest.fixture
+def second(store: Store, tmp_path: Path) -> Any:
+    with Store(tmp_path / "second.db") as made:
+        yield made
+
+
+@pytest.mark.parametrize("opened_first", [True, False])
+def test_two_stores_write_beside_each_other(
+    store: Store, second: Store, opened_first: bool
+) -> None:
+    both = (store, second)
+    for shift, one in enumerate(both):
+        _measure(one, 100.0 * shift)
+    if opened_first:  # at the same time
+        for one, projection in [(one, _open(one)) for one in both]:
+            _write(one, projection)
+    for _ in range(2):  # or one after the other, again and again
+        for one in both:
+            _write(one, _open(one))
+    for one in both:
+        _check(one)
+    assert _trash() == []
+    assert len({_of(one)[0].info.run_id for one in both}) == 2
+
+
+def test_measured_again_is_another_run_and_the_older_one_stays(store: Store) -> None:
+    _measure(store, 0.0)
+    _write(store, _open(store))
+    before = {run.info.run_id for run in _of(store)[1]}
+    _measure(store, 100.0, count=2)
+    for _ in range(2):
+        _write(store, _open(store))
+        _check(store)
+    parent, children = _of(store)
+    assert before < {run.info.run_id for run in children}
+    assert parent.data.metrics["trials_ok"] == COUNT
+    assert parent.data.metrics["best_ratio"] == 0.9
+    assert _trash() == []
+    # Back: the older measurement is current, without a new run.
+    begin_current(store, {trials(COUNT)[0].key: 1})
+    _write(store, _open(store))
+    _check(store)
+    assert len(_of(store)[1]) == len(children)
+
+
+def begin_current(store: Store, current: dict[str, int]) -> None:
+    spec = {"name": "quick", "kind": "latency"}
+    info = SweepInfo(DIGEST, "quick", "latency", spec, "name: quick\n", ENVIRONMENT)
+    store.begin(info, trials(COUNT), current)
+
+
+def test_a_trial_that_is_measured_again_while_it_is_tracked(store: Store) -> None:
+    _measure(store, 0.0)
+    projection = _open(store)
+    stale, cursor = store.changed_since(DIGEST, 0)
+    projection.write(stale[0])
+    _measure(store, 100.0, count=2)
+    for recording in [*store.changed_since(DIGEST, cursor)[0], *stale]:  # in no good order
+        projection.write(recording)
+    _check(store)
+
+
+def test_points_that_are_measured_after_all_keep_their_first_run(store: Store) -> None:
+    begin(store, trials(2, pruned=(1,)))
+    _write(store, _open(store))
+    begin(store, trials(2))
+    for index in range(2):
+        store.record(DIGEST, trials(2)[index].key, outcome(index))
+    _write(store, _open(store))
+    found = {
+        (run.data.tags["ringray.status"], run.data.tags["ringray.current"]) for run in _of(store)[1]
+    }
+    assert found == {("ok", "true"), ("pruned", "false")}
+    assert _trash() == []
+
+
+def _forget_the_store() -> None:
+    """As a version that named no store left the runs."""
+    mlflow = client()
+    for run in mlflow.search_runs([mlflow.get_experiment_by_name("quick").experiment_id]):
+        mlflow.delete_tag(run.info.run_id, "ringray.store")
+        if "ringray.current" in run.data.tags:
+            mlflow.delete_tag(run.info.run_id, "ringray.current")
+
+
+def test_runs_of_an_earlier_version_belong_to_the_store_that_knows_them(
+    store: Store, second: Store
+) -> None:
+    _measure(store, 0.0)
+    _write(store, _open(store))
+    (parent, children) = _of(store)
+    _forget_the_store()
+    _measure(second, 100.0)
+    _write(second, _open(second))  # it does not know them
+    _check(second)
+    _measure(store, 200.0, count=1)
+    _write(store, _open(store))
+    _check(store)
+    assert _of(store)[0].info.run_id == parent.info.run_id
+    assert {run.info.run_id for run in children} < {run.info.run_id for run in _of(store)[1]}
+    assert _trash() == []
+
+
+def _rebuilt(fresh: Store) -> Restored:
+    return rebuild(client(), fresh, "quick", place.resolve_uri(None))
+
+
+def test_a_store_that_is_lost_takes_its_runs_over(store: Store, second: Store) -> None:
+    _measure(store, 0.0)
+    _measure(store, 100.0, count=2)
+    _write(store, _open(store))
+    parent, children = _of(store)
+    assert _rebuilt(second) == Restored(DIGEST, "quick", COUNT, 0, earlier=2, stores=1)
+    assert second.history(DIGEST) == store.history(DIGEST)
+    begin(second, trials(COUNT))
+    _write(second, _open(second))
+    _check(second)
+    assert _of(second)[0].info.run_id == parent.info.run_id
+    assert len(_of(second)[1]) == len(children)
+    # If it was not lost after all it writes runs of its own, and both are whole.
+    _write(store, _open(store))
+    _check(store)
+    _check(second)
+    assert _trash() == []
+
+
+def _running(store: Store, second: Store) -> None:
+    client().update_run(_of(store)[0].info.run_id, status="RUNNING")
+
+
+def _known(store: Store, second: Store) -> None:
+    begin(second, trials(COUNT))
+
+
+@pytest.mark.parametrize("why", [_running, _known])
+def test_runs_of_a_store_that_may_be_in_use_stay_its_own(
+    store: Store, second: Store, why: Callable[[Store, Store], None]
+) -> None:
+    _measure(store, 0.0)
+    _write(store, _open(store))
+    why(store, second)
+    assert _rebuilt(second).added == COUNT
+    begin(second, trials(COUNT))
+    _write(second, _open(second))
+    for one in (store, second):
+        _check(one)
+    assert _of(store)[0].info.run_id != _of(second)[0].info.run_id
+    assert _trash() == []
+
+
+def test_the_measurements_of_several_stores_are_joined(
+    store: Store, second: Store, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        for shift, one in enumerate((store, second)):
+            _measure(one, 100.0 * shift, count=COUNT - shift)
+            _write(one, _open(one))
+        third = stack.enter_context(Store(tmp_path / "third.db"))
+        expected = Restored(DIGEST, "quick", COUNT, 0, earlier=COUNT - 1, stores=2)
+        assert _rebuilt(third) == expected
+        medians = [row.metrics["median_ms"] for row in third.trials(DIGEST)]
+        assert medians == [101.0, 102.0, 103.0, 104.0, 105.0, 6.0], "the newest"
+        begin(third, trials(COUNT))
+        _write(third, _open(third))
+        for one in (store, second, third):
+            if one is not second:  # its last trial is not measured
+                _check(one)
+    assert _rebuilt(second).added == 1
+    assert _trash() == []
