@@ -23,9 +23,19 @@ _OTHERS = 0o077
 
 def home() -> Path:
     """Returns ``$RINGRAY_HOME`` or ``~/.ringray``, the folder of everything durable; it may not
-    exist."""
+    exist.
+
+    Raises:
+        PlaceError: this user has no home folder, or the one named in RINGRAY_HOME has none.
+    """
     given = os.environ.get("RINGRAY_HOME")
-    return Path(given).expanduser().absolute() if given else Path.home() / ".ringray"
+    try:
+        return Path(given or "~/.ringray").expanduser().absolute()
+    except RuntimeError:
+        raise PlaceError(
+            f"the home folder of user {os.getuid()} is not known; set RINGRAY_HOME to a folder "
+            "that you may write to"
+        ) from None
 
 
 def create_home() -> Path:
@@ -37,7 +47,7 @@ def create_home() -> Path:
     path = home()
     try:
         above(path / "any")
-        if path == Path.home() / ".ringray":
+        if str(path) == os.path.expanduser("~/.ringray"):  # noqa: PTH111  it never raises
             close(path)  # another folder may be shared on purpose
     except OSError as error:
         raise PlaceError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,8 +68,12 @@ class Server:
         return True
 
     async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
-        """One connection: texts, errors that break it, or something to happen."""
+        """One connection: texts, errors that break it, seconds of silence, or something to
+        happen."""
         for entry in self.logs.pop(0):
+            if isinstance(entry, float):
+                await asyncio.sleep(entry)
+                continue
             if isinstance(entry, Exception):
                 raise entry
             if callable(entry):

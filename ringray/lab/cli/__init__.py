@@ -23,10 +23,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from ringray import __version__
-from ringray.base.errors import RingrayError, UserError, unknown
+from ringray.base import deadline
+from ringray.base.errors import RingrayError, UserError, reason_of, unknown
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import Command
 
@@ -75,7 +76,10 @@ class _Parser(argparse.ArgumentParser):
 
 def entry() -> NoReturn:
     """Runs the console script."""
-    sys.exit(main(sys.argv[1:]))
+    _open_streams()
+    code = main(sys.argv[1:])
+    _flush(sys.stderr)
+    deadline.end(code)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,16 +94,12 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         _complain("ringray: interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has ended. Python would report it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, less) has ended
+        _flush(sys.stdout)
         return 0
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("ringray"):
-            _complain(
-                f"ringray: error: {sys.executable} has no module {error.name}: ringray was "
-                "installed for another Python, or some of its requirements are missing"
-            )
+        if why := _outside(error, _flush(sys.stdout)):
+            _complain(f"ringray: error: {why}")
             return UserError.exit_code
         _complain(traceback.format_exc().rstrip())
         _complain(
@@ -153,10 +153,51 @@ def _parser() -> _Parser:
     return parser
 
 
+def _outside(error: Exception, printed: bool) -> str | None:
+    """Returns what is wrong outside of ringray, None if nothing is. ``printed``: whether stdout
+    takes text."""
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("ringray"):
+        return (
+            f"{sys.executable} has no module {error.name}: ringray was installed for another "
+            "Python, or some of its requirements are missing"
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        place = error.filename or ("a file or connection" if printed else "stdout")
+        return f"{place} cannot be used: {reason_of(error)}"
+    if isinstance(error, UnicodeError):
+        return f"a text or the name of a file cannot be read or written: {error}"
+    # Of pathlib, until Python 3.13.
+    return str(error) if isinstance(error, RuntimeError) and "Symlink loop" in str(error) else None
+
+
+def _open_streams() -> None:
+    """Leads closed standard streams to nowhere, so that no file takes their number, and makes the
+    others print ? for characters that they lack."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def _flush(stream: TextIO) -> bool:
+    """Writes what a stream holds; returns False if that is impossible, and leads the stream to
+    nowhere: Python would report it again at exit."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return False
+    return True
+
+
 def _complain(text: str) -> None:
     """Prints to stderr, after all output to stdout, without secrets: the text is likely to become
     part of a report. A closed stderr is ignored."""
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
+    _flush(sys.stdout)
     with contextlib.suppress(OSError):
         print(shown(text), file=sys.stderr, flush=True)

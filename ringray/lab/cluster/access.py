@@ -12,7 +12,7 @@ from ringray.base.errors import PlaceError
 from ringray.base.redaction import TOKENS
 from ringray.lab.cluster import ray_private
 
-CALL_S = 5.0  # seconds for the call
+CALL_S = 15.0  # seconds for the call
 WAY_IN = (
     "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's token or RAY_AUTH_TOKEN_PATH to "
     "a file that holds it (default ~/.ray/auth_token)"
@@ -47,6 +47,11 @@ def check(address: str) -> None:
             raise PlaceError(
                 f"the server at {address} is not Ray: {said[:200]}; expected HOST:PORT of a "
                 "cluster's GCS, by default port 6379 (`ringray submit` takes a dashboard's URL)"
+            ) from None
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise PlaceError(
+                f"no Ray answers at {address}: a server accepts the connection and says nothing "
+                f"for {CALL_S:g} s; expected HOST:PORT of a cluster's GCS, by default port 6379"
             ) from None
         # Ray meets any other error again and reports it.
 

@@ -10,22 +10,28 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 
+from ringray.base.deadline import within
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import TOKENS
 from ringray.lab.cluster import access, ray_private
 from ringray.lab.cluster.capacity import of_nodes
 from ringray.lab.cluster.fit import Cluster
+from ringray.lab.cluster.watch import LOST_S, Watch
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
 RANK_BYTES = 512 << 20  # resident memory of a rank before its first trial
+START_S = 120.0  # seconds for a connection, or for an embedded Ray to start on a busy machine
+CALL_S = 10.0  # seconds for one call of a connected Ray
 GRACE_S = 5.0  # seconds for the processes of an embedded Ray to end after they were killed
 PROBE_S = 5.0  # seconds for a cluster's address to answer
+_SERVERS = ("gcs_server", "raylet")  # processes without which Ray does not work
 # Ray replaces the loopback's address by one that others can reach, unless this is 0.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -79,26 +85,34 @@ def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> I
 
     from ringray.lab.cluster import autoscaler
 
-    me = psutil.Process()
-    others, started = me.children(), list[psutil.Process]()
+    def init() -> None:
+        with _sigterm_blocked() if local else contextlib.nullcontext():
+            ray.init(**arguments)
+
+    started, ended, watch = _Started(), threading.Event(), None
     try:
         try:
-            with _sigterm_blocked() if local else contextlib.nullcontext():
-                ray.init(**arguments)
+            lives = started.live if local else None
+            within(START_S, name(address), init, lives=lives, until=ended)
+            present = of_nodes(within(CALL_S, name(address), ray.nodes))
         except Exception as error:  # of many types, ConnectionError and RuntimeError among them
             why = access.reason(error)
             raise PlaceError(f"cannot reach {name(address)}: {why}") from error
         finally:
             # Later children, as the tracker, are not this Ray's.
-            if local:
-                started = [child for child in me.children() if child not in others]
-        present = of_nodes(ray.nodes())
+            started.look()
+        if local:
+            watch = Watch(name(address), started.servers_live, 0.0)
+        else:
+            watch = Watch(name(address), ray_private.cluster_lives(), LOST_S)
         yield Cluster(local, present, None if local else lambda: autoscaler.reach(present))
     finally:
-        family = _with_descendants(started)
+        family = _with_descendants(list(started.names)) if local else []
         if local:
             ray_private.kill_without_grace()
-        ray.shutdown()
+        with contextlib.suppress(TimeoutError):
+            within(CALL_S, f"the end of {name(address)}", ray.shutdown)
+        ended.set()
         # ray.shutdown leaves what the raylet has started.
         for process in family:
             with contextlib.suppress(psutil.Error):
@@ -106,6 +120,34 @@ def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> I
         until = time.monotonic() + GRACE_S
         while any(map(_lives, family)) and time.monotonic() < until:
             time.sleep(0.01)
+        if watch is not None:
+            watch.end()
+
+
+class _Started:
+    """The processes of an embedded Ray: children of this one that it did not have before, with
+    their names."""
+
+    def __init__(self) -> None:
+        self._me = psutil.Process()
+        self._others = self._me.children()
+        self.names: dict[psutil.Process, str] = {}
+
+    def look(self) -> None:
+        """Notes the children that there are now."""
+        for child in self._me.children():
+            with contextlib.suppress(psutil.Error):
+                if child not in self._others:
+                    self.names[child] = child.name()
+
+    def live(self) -> bool:
+        """Looks, and tells whether the servers that were seen still run."""
+        self.look()
+        return self.servers_live()
+
+    def servers_live(self) -> bool:
+        """Tells whether the servers that were seen still run."""
+        return all(_lives(one) for one, name in self.names.items() if name in _SERVERS)
 
 
 @contextlib.contextmanager
@@ -163,15 +205,20 @@ def _with_descendants(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def _check_answers(address: str) -> None:
-    """Raises PlaceError unless a Ray that accepts this process listens at HOST:PORT: Ray itself
-    would try for minutes."""
+    """Raises PlaceError unless a Ray that accepts this process listens at HOST:PORT, or at the
+    address that ``auto`` stands for: Ray itself would try for minutes."""
     if address.startswith(("http://", "https://")):
         raise PlaceError(
             f"{address} is a dashboard, which `ringray submit` takes; --address here is HOST:PORT "
             "of the cluster's GCS, by default port 6379"
         )
+    if address == "auto":
+        try:
+            address = ray_private.found_address()
+        except (OSError, ValueError) as error:  # none, or several
+            raise PlaceError(f"--address auto: {access.reason(error)}") from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():  # auto, or another word that Ray knows
+    if not port.isdigit():  # a word that Ray knows
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()

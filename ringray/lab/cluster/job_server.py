@@ -6,13 +6,12 @@ import contextlib
 import json
 import logging
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from http.client import HTTPException
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from ringray.base.deadline import within
 from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cluster import access, ray_private
@@ -69,7 +68,8 @@ def connect(url: str) -> Any:
 
     class Client(JobSubmissionClient):
         def _do_request(self, *arguments: Any, **options: Any) -> Any:
-            return super()._do_request(*arguments, **{"timeout": CALL_S, **options})
+            ask = partial(super()._do_request, *arguments, **{"timeout": CALL_S, **options})
+            return within(CALL_S, f"the Ray at {url}", ask)
 
     # Ray prefers its variables to the address given.
     aside = {name: os.environ.pop(name) for name in _ADDRESSES if name in os.environ}
@@ -83,6 +83,7 @@ def connect(url: str) -> Any:
 @contextlib.contextmanager
 def answering(url: str) -> Iterator[None]:
     """Turns what Ray's client raises into PlaceError."""
+    import requests
     from ray.exceptions import AuthenticationError
 
     try:
@@ -91,28 +92,38 @@ def answering(url: str) -> Iterator[None]:
         if error.message.startswith(("Authentication failed", "Authentication required")):
             raise PlaceError(access.refused_token(url)) from None
         raise PlaceError(access.no_token(url, error.message)) from None
+    except requests.JSONDecodeError as error:
+        raise PlaceError(_unknown(url, f"its answer is not JSON: {error}")) from error
     except OSError as error:  # base class of requests' errors
         raise PlaceError(f"the Ray at {url} no longer answers: {error}") from error
+    except RecursionError as error:
+        raise PlaceError(_unknown(url, "its answer is nested too deeply")) from error
     except RuntimeError as error:
         raise PlaceError(f"the Ray at {url} refuses: {_last_line(error)}") from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # in parsing an answer
+        raise PlaceError(_unknown(url, f"its answer has {_last_line(error)}")) from error
 
 
 def _probe(url: str) -> None:
     """Raises PlaceError unless Ray's dashboard answers; Ray's client itself waits without limit."""
+    from ringray.base import web
+
     try:
-        with urllib.request.urlopen(f"{url}/api/version", timeout=PROBE_S) as answer:
-            found = json.loads(answer.read(1 << 16))
-        if not isinstance(found, dict) or "ray_version" not in found:
-            raise ValueError("its answer has no ray_version")
-    except urllib.error.HTTPError as error:
-        if error.code not in (401, 403):  # the client asks again, with the token
-            raise PlaceError(_unknown(url, f"HTTP status {error.code}")) from None
-    except (OSError, HTTPException) as error:
+        answer = web.get(f"{url}/api/version", PROBE_S)
+    except OSError as error:
         reason = getattr(error, "reason", None) or error
         raise PlaceError(
             f"no Ray answers at {url}: {reason}; expected {_EXAMPLE}. "
             "`ray start --head` starts it, from another machine it needs --dashboard-host"
         ) from None
+    if answer.status in (401, 403):  # the client asks again, with the token
+        return
+    if answer.status != 200:
+        raise PlaceError(_unknown(url, f"HTTP status {answer.status}"))
+    try:
+        found = json.loads(answer.body)
+        if not isinstance(found, dict) or "ray_version" not in found:
+            raise ValueError("its answer has no ray_version")
     except (ValueError, RecursionError) as error:
         raise PlaceError(_unknown(url, str(error))) from None
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringray.base import provenance
+from ringray.base.deadline import Reminder
 from ringray.base.errors import PlaceError, UserError
 from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
@@ -31,6 +32,7 @@ RUNTIME_ENV: dict[str, Any] = {
 }
 INTERRUPTED = 130
 POLL_S = 0.5  # seconds between two looks at a job
+QUIET_S = 10.0  # seconds without output before a follower asks for the state of the job
 LOST_S = 60.0  # seconds without an answer before a follower gives up
 _ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9][0-9]{0,8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -108,16 +110,15 @@ class Jobs:
     def all(self) -> list[Job]:
         """Returns every job that ``submit`` made here, the oldest attempt of a sweep first."""
         with answering(self.url):
-            listed = self._client.list_jobs()
-        found = [job for job in map(_job, listed) if job is not None]
+            found = [job for job in map(_job, self._client.list_jobs()) if job is not None]
         return sorted(found, key=lambda job: (job.name, job.digest, job.attempt))
 
     def get(self, job: Job) -> Job:
         """Returns the current state of a job."""
         with answering(self.url):
-            details = self._client.get_job_info(job.id)
-        now = _job(details)
-        assert now is not None
+            now = _job(self._client.get_job_info(job.id))
+        if now is None or now.id != job.id:
+            raise PlaceError(f"the Ray at {self.url} describes another job than {job.id}")
         return now
 
     def submit(self, plan: Plan, shipment: Shipment, store: str | None = None) -> tuple[Job, bool]:
@@ -185,35 +186,44 @@ class Jobs:
 
     def stop(self, job: Job) -> Job:
         """Stops a job as Ctrl-C stops a sweep, so that it can be resumed; waits for its end."""
-        until = time.monotonic() + STOP_WAIT_S + LOST_S
+        until, reminder = time.monotonic() + STOP_WAIT_S + LOST_S, Reminder()
         with answering(self.url):
             self._client.stop_job(job.id)
         while not (job := self.get(job)).ended:
             if time.monotonic() > until:
                 raise PlaceError(f"job {job.id} at {self.url} does not stop: {job.message}")
+            reminder(f"the end of job {job.id}")
             time.sleep(POLL_S)
         return job
 
     def follow(self, job: Job, write: Callable[[str], None]) -> Job:
         """Passes the job's output to ``write`` from its beginning until the job has ended.
 
-        Connects again if the connection breaks; output that was written is not repeated.
+        Connects again if the connection breaks; output that was written is not repeated. If none
+        comes, asks for the state of the job, and says it.
         """
-        heard = time.monotonic()
+        heard, reminder = time.monotonic(), Reminder()
         seen = 0  # characters
 
         async def tail() -> None:
             nonlocal heard, seen
             at, chunks = 0, self._client.tail_job_logs(job.id)
             while True:
+                coming = asyncio.ensure_future(anext(chunks))
+                while not (await asyncio.wait({coming}, timeout=QUIET_S))[0]:
+                    if (now := self.get(job)).ended:  # and the connection stays open
+                        return
+                    heard = time.monotonic()
+                    reminder(f"job {job.id} at {self.url}, which is {now.status} and says nothing")
                 try:
-                    text = await anext(chunks)
+                    text = coming.result()
                 except StopAsyncIteration:
                     return
                 except Exception as error:  # from Ray, aiohttp and the system
                     if at:  # until now there was a connection
                         heard = time.monotonic()
                     raise PlaceError(str(error) or type(error).__name__) from error
+                reminder.heard()
                 at += len(text)
                 if at > seen:
                     write(text[seen - at :])
@@ -233,6 +243,7 @@ class Jobs:
                 heard = time.monotonic()
                 if job.ended:
                     return job
+            reminder(f"job {job.id} at {self.url}, which is {job.status}")
             time.sleep(POLL_S)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+ALIVE_S = 5.0  # seconds for the GCS to say that it lives
 
 
 def check_alive(address: str, timeout_s: float) -> None:
@@ -14,6 +16,32 @@ def check_alive(address: str, timeout_s: float) -> None:
 
     stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(init_grpc_channel(address))
     stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=timeout_s)
+
+
+def found_address() -> str:
+    """Returns the address of the Ray that runs on this machine, HOST:PORT, or that RAY_ADDRESS
+    names; raises ConnectionError if there is none, or several."""
+    from ray._private import services
+
+    return str(services.get_ray_address_from_environment("auto", None))
+
+
+def cluster_lives() -> Callable[[], bool]:
+    """Returns a function that tells whether the connected cluster's GCS answers; a client of a
+    cluster, which cannot ask it, takes it to live."""
+    import ray
+
+    if ray.util.client.ray.is_connected():
+        return lambda: True
+    address = ray.get_runtime_context().gcs_address
+
+    def answers() -> bool:
+        with contextlib.suppress(Exception):  # of many types
+            check_alive(address, ALIVE_S)
+            return True
+        return False
+
+    return answers
 
 
 def cluster_status(address: str, timeout_s: float) -> Any | None:

@@ -55,7 +55,7 @@ def observer(file: TextIO) -> LiveTable | PlainLines:
 
 
 class PlainLines:
-    """One line per event. A reader that closes the pipe does not end the sweep."""
+    """One line per event. A closed pipe or a full disk does not end the sweep."""
 
     _board: Board  # from the start of the sweep on
 
@@ -123,7 +123,7 @@ class PlainLines:
                 return
             try:
                 print(shown(text), file=self._file, flush=True)
-            except BrokenPipeError:
+            except OSError:
                 self._file = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import ray
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ringray.base.deadline import within
 from ringray.base.errors import PlaceError
 from ringray.base.provenance import code_digest
 from ringray.lab.cluster import placement_wait
@@ -29,6 +31,7 @@ from ringray.lab.trial.config import CHOICES, TrialConfig, resolved
 from ringray.lab.trial.measurement import RankReport
 from ringray.tuning.table import Place
 
+CLOSE_S = 10.0  # seconds for Ray to take a ring back
 START_TIMEOUT = 120.0  # seconds for actors to start and import torch
 LATER_S = 30.0  # process groups time out so much later than the driver, which knows more
 
@@ -161,11 +164,16 @@ class ActorRing:
         return settled, {**{name: getattr(settled, name) for name in CHOICES}, "source": source}
 
     def close(self) -> None:
-        """Kills all actors and gives the placement group back; never raises."""
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors = []
-        remove_placement_group(self._group)
+        """Kills all actors and gives the placement group back; raises nothing if Ray is gone."""
+
+        def end(actors: list[Any]) -> None:
+            for actor in actors:
+                ray.kill(actor)
+            remove_placement_group(self._group)
+
+        actors, self._actors = self._actors, []
+        with suppress(TimeoutError):
+            within(CLOSE_S, "the end of a ring", end, actors)
 
     def _all(self, method: str, timeout: float) -> list[Any]:
         return self._call([getattr(a, method).remote() for a in self._actors], timeout)

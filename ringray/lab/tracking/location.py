@@ -88,7 +88,7 @@ def _environment_secret(scheme: str) -> str | None:
     for name in _SECRETS.get(scheme.partition("+")[0], ()):
         if os.environ.get(name):
             return name
-    stored = scheme == "http" and (Path.home() / ".mlflow" / "credentials").exists()
+    stored = scheme == "http" and os.path.exists(os.path.expanduser("~/.mlflow/credentials"))  # noqa: PTH110, PTH111
     return "~/.mlflow/credentials" if stored else None
 
 
@@ -159,8 +159,8 @@ def cannot_be_used(uri: str, why: str) -> PlaceError:
 def _check_server(uri: str, shown: str, seconds: float) -> None:
     # Imported here: the default place is a file, and ssl takes longer than the rest together.
     import ssl
-    import urllib.error
-    import urllib.request
+
+    from ringray.base import web
 
     parts = urlsplit(uri)
     try:
@@ -172,19 +172,16 @@ def _check_server(uri: str, shown: str, seconds: float) -> None:
     netloc = parts.netloc.rpartition("@")[2]
     health = parts._replace(netloc=netloc, path=f"{parts.path.rstrip('/')}/health", query="")
     try:
-        with urllib.request.urlopen(health.geturl(), timeout=seconds):
-            return
-    except urllib.error.HTTPError as error:
+        answer = web.get(health.geturl(), seconds)
         # Below 500 a server answered; proxies and managed servers may have no /health.
-        if error.code < 500:
+        if 200 <= answer.status < 500:
             return
-        why = f"it answers {error.code} {error.reason}"
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, ssl.SSLCertVerificationError):
+        why = f"it answers {answer.status} {answer.reason}"
+    except OSError as error:
+        cause = getattr(error, "reason", None) or error
+        if isinstance(cause, ssl.SSLCertVerificationError):
             return  # MLflow has its own settings for certificates
-        why = getattr(error.reason, "strerror", None) or str(error.reason)
-    except (OSError, ValueError) as error:
-        why = str(error)
+        why = getattr(cause, "strerror", None) or str(cause)
     raise PlaceError(
         f"no MLflow server answers at {shown}: {why}; start it "
         f"(`mlflow server --host 127.0.0.1 --port {parts.port or 5000}`) or {_WAY_OUT}"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ringray.base import private_files, provenance
+from ringray.base.deadline import SAY_S, Reminder, within
 from ringray.base.errors import PlaceError, RingrayError
 from ringray.base.redaction import TOKENS, hidden, shown
 from ringray.lab.trial.outcome import part_of_a_path
@@ -69,8 +70,8 @@ class Worker:
         """Kills the process unless it ends within ``patience`` seconds; returns how it ended."""
         self.connection.close()
         try:
-            code = self.process.wait(timeout=patience)
-        except subprocess.TimeoutExpired:
+            code = within(patience, "the last files in MLflow", self.process.wait)
+        except TimeoutError:
             self.process.kill()
             code = self.process.wait()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -90,13 +91,19 @@ def send(connection: Connection, message: object) -> None:
 
 
 def receive(connection: Connection, timeout: float) -> Any:
-    """Returns the next message, or None if none comes within ``timeout`` seconds.
+    """Returns the next message, or None if none comes within ``timeout`` seconds; says meanwhile
+    what it waits for.
 
     Raises:
         EOFError: the other side has ended.
     """
+    until, reminder = time.monotonic() + timeout, Reminder()
     try:
-        return connection.recv() if connection.poll(timeout) else None
+        while not connection.poll(max(0.0, min(SAY_S, until - time.monotonic()))):
+            if time.monotonic() >= until:
+                return None
+            reminder("MLflow")
+        return connection.recv()
     except OSError as error:  # reset: it ended before it had read everything
         raise EOFError from error
 

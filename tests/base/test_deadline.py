@@ -1,0 +1,86 @@
+"""Deadlines of calls that have none, and of one request to any kind of server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ringray.base import deadline, web
+from tests.support.bad_servers import HANGING, bad_server
+
+
+def test_a_call_in_time_returns_or_raises_what_it_does() -> None:
+    assert deadline.within(5, "it", int, "7") == 7
+    with pytest.raises(ValueError, match="invalid literal"):
+        deadline.within(5, "it", int, "x")
+
+
+def test_a_call_without_end_is_left_behind_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "SAY_S", 0.05)
+    said: list[str] = []
+    ended = threading.Event()
+    with pytest.raises(TimeoutError, match="no answer in"):
+        deadline.within(0.2, "the moon", ended.wait, note=said.append)
+    ended.set()
+    assert said
+    assert "waiting for the moon" in said[0]
+
+
+def test_a_thread_lives_as_long_as_what_it_started() -> None:
+    until = threading.Event()
+    thread = deadline.within(5, "it", threading.current_thread, until=until)
+    time.sleep(0.05)
+    assert thread.is_alive()
+    until.set()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_process_with_a_call_left_behind_ends_with_its_code() -> None:
+    code = """
+import atexit, threading
+from ringray.base import deadline
+never = threading.Event()
+try:
+    deadline.within(0.05, "it", never.wait)
+except TimeoutError:
+    pass
+atexit.register(never.wait)  # as Ray's, which waits for what the call waits for
+print("said")
+deadline.end(2)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "said\n", "")
+
+
+def test_a_wait_is_said_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "SAY_S", 0.0)
+    said: list[str] = []
+    reminder = deadline.Reminder(said.append)
+    reminder("rain")
+    reminder("rain")
+    assert len(said) == 2
+    assert said[0].startswith("waiting for rain, 0 s")
+    monkeypatch.setattr(deadline, "SAY_S", 60.0)
+    reminder("rain")
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("kind", [*HANGING, "closing", "garbage"])
+def test_no_server_keeps_a_request_beyond_its_deadline(kind: str) -> None:
+    with bad_server(kind) as port:
+        if kind == "endless-body":  # whose start is enough
+            assert len(web.get(f"http://127.0.0.1:{port}/", 10).body) == web.MOST
+            return
+        with pytest.raises(OSError):
+            web.get(f"http://127.0.0.1:{port}/", 0.4)
+        until = time.monotonic() + 10
+        while any(str(port) in thread.name for thread in threading.enumerate()):
+            assert time.monotonic() < until, "its thread goes on"
+            time.sleep(0.01)

@@ -1,0 +1,70 @@
+"""Servers that accept a connection and then behave badly, each in one way."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+# What each says at first, and what it repeats, every PAUSE_S, until the client leaves.
+SAID = {
+    "silent": (b"", b""),
+    "dribbling": (b"HTTP/1.1 200 OK\r\nX-Y: ", b"a"),
+    "dribbling-body": (_HEAD + b"Content-Length: 9999\r\n\r\n", b" "),
+    "interim": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "endless-body": (_HEAD + b"\r\n[", b"[" * (1 << 16)),
+    # These close the connection.
+    "closing": (b"", None),
+    "garbage": (b"SSH-2.0-OpenSSH_9.6\r\n\x00\xff\xfe\r\n\r\n", None),
+    "deep": (_HEAD + b"Content-Length: 60000\r\n\r\n" + b"[" * 60000, None),
+    "other-json": (_HEAD + b'Content-Length: 13\r\n\r\n[1, "\\u0000"]', None),
+}
+HANGING = tuple(kind for kind, (_, repeated) in SAID.items() if repeated is not None)
+PAUSE_S = 0.02
+
+
+@contextmanager
+def bad_server(kind: str, but: Mapping[str, bytes] | None = None) -> Iterator[int]:
+    """Yields the port of a server of that kind, on the loopback; ``but``: JSON by path that it
+    answers as it should."""
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.1)
+        threading.Thread(
+            target=_accept, args=(listening, kind, but or {}, stop), daemon=True
+        ).start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            stop.set()
+
+
+def _accept(
+    listening: socket.socket, kind: str, but: Mapping[str, bytes], stop: threading.Event
+) -> None:
+    while not stop.is_set():
+        with suppress(OSError):
+            given = listening.accept()[0], kind, but, stop
+            threading.Thread(target=_serve, args=given, daemon=True).start()
+
+
+def _serve(
+    connection: socket.socket, kind: str, but: Mapping[str, bytes], stop: threading.Event
+) -> None:
+    first, repeated = SAID[kind]
+    with connection, suppress(OSError):
+        asked = connection.recv(1 << 16).decode(errors="replace")
+        for path, body in but.items():
+            if f" {path} " in asked:
+                connection.sendall(_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                return
+        connection.sendall(first)
+        while repeated is not None and not stop.is_set():
+            connection.sendall(repeated)
+            time.sleep(PAUSE_S)
