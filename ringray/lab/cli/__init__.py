@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         _flush(sys.stdout)
         return 0
     except Exception as error:
-        if why := _outside(error, _flush(sys.stdout)):
+        if why := _outside(error):
             _complain(f"ringray: error: {why}")
             return UserError.exit_code
         _complain(traceback.format_exc().rstrip())
@@ -153,17 +153,15 @@ def _parser() -> _Parser:
     return parser
 
 
-def _outside(error: Exception, printed: bool) -> str | None:
-    """Returns what is wrong outside of ringray, None if nothing is. ``printed``: whether stdout
-    takes text."""
+def _outside(error: Exception) -> str | None:
+    """Returns what is wrong outside of ringray, None if nothing is."""
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("ringray"):
         return (
             f"{sys.executable} has no module {error.name}: ringray was installed for another "
             "Python, or some of its requirements are missing"
         )
     if isinstance(error, OSError) and error.errno is not None:
-        place = error.filename or ("a file or connection" if printed else "stdout")
-        return f"{place} cannot be used: {reason_of(error)}"
+        return f"{error.filename or 'stdout, or a file'} cannot be used: {reason_of(error)}"
     if isinstance(error, UnicodeError):
         return f"a text or the name of a file cannot be read or written: {error}"
     # Of pathlib, until Python 3.13.

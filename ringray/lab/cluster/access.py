@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import TOKENS
@@ -21,9 +22,30 @@ WAY_IN = (
 
 def use_given_token() -> None:
     """Turns token authentication on if a token is given. Call it before importing Ray, which reads
-    the mode once."""
+    the mode once.
+
+    Raises:
+        PlaceError: the token is none; Ray itself would end the process.
+    """
     if "RAY_AUTH_MODE" not in os.environ and any(name in os.environ for name in TOKENS):
         os.environ["RAY_AUTH_MODE"] = "token"
+    check_token()
+
+
+def check_token() -> None:
+    """Raises PlaceError if Ray's token cannot be read or cannot stand in a header."""
+    value, path = map(os.environ.get, TOKENS)
+    name = TOKENS[1] if value is None else TOKENS[0]
+    try:
+        token = Path(path).read_text("utf-8") if value is None and path else value or ""
+    except (OSError, ValueError) as error:
+        raise PlaceError(f"{name}: the file {path} cannot be read: {error}") from None
+    # Of spaces, Ray itself ignores those around it.
+    if any(not "!" <= character <= "~" for character in token.strip()):
+        raise PlaceError(
+            f"the token of {name} has a space, a control character or one beyond ASCII, which no "
+            "token of Ray has"
+        )
 
 
 def check(address: str) -> None:

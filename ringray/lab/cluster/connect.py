@@ -23,7 +23,7 @@ from ringray.base.redaction import TOKENS
 from ringray.lab.cluster import access, ray_private
 from ringray.lab.cluster.capacity import of_nodes
 from ringray.lab.cluster.fit import Cluster
-from ringray.lab.cluster.watch import LOST_S, Watch
+from ringray.lab.cluster.watch import LOST_S, ClusterWatch
 
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
 RANK_BYTES = 512 << 20  # resident memory of a rank before its first trial
@@ -102,9 +102,9 @@ def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> I
             # Later children, as the tracker, are not this Ray's.
             started.look()
         if local:
-            watch = Watch(name(address), started.servers_live, 0.0)
+            watch = ClusterWatch(name(address), started.servers_live, 0.0)
         else:
-            watch = Watch(name(address), ray_private.cluster_lives(), LOST_S)
+            watch = ClusterWatch(name(address), ray_private.cluster_lives(), LOST_S)
         yield Cluster(local, present, None if local else lambda: autoscaler.reach(present))
     finally:
         family = _with_descendants(list(started.names)) if local else []
@@ -234,6 +234,7 @@ def _check_answers(address: str) -> None:
 def _authenticate() -> None:
     """Restricts the Ray that this process starts to itself and its workers, by a token."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+    access.check_token()
     if os.environ["RAY_AUTH_MODE"] == "token" and not any(map(os.environ.get, TOKENS)):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     if "ray" in sys.modules:  # it looked at the mode when it was imported

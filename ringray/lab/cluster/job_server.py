@@ -59,8 +59,8 @@ def connect(url: str) -> Any:
         PlaceError: no server answers, or not Ray; the token is missing or wrong; Ray there is too
             old.
     """
-    _probe(url)
     access.use_given_token()
+    _probe(url)
     from ray.job_submission import JobSubmissionClient
 
     for name in ray_private.JOB_LOGGERS:

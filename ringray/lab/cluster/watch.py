@@ -21,7 +21,7 @@ LOST_S = 20.0  # seconds without a sign of life of a cluster; Ray itself waits f
 END_S = 30.0  # seconds for the main thread to end in order
 
 
-class Watch:
+class ClusterWatch:
     """Looks whether Ray ``lives``, from a thread, until ``end``. ``name``: of it, for messages;
     ``patience``: seconds without a sign of life."""
 
