@@ -22,6 +22,7 @@ from ringray.lab.tracking import location as place
 from ringray.lab.tracking import worker
 from ringray.lab.trial.outcome import part_of_a_path
 from ringray.tuning import table as tuned
+from tests.support.place import wait_until
 from tests.tuning.test_tuned import entry
 
 if TYPE_CHECKING:
@@ -213,7 +214,8 @@ def test_the_tracking_process_has_no_token_of_ray(
     monkeypatch.setenv("RAY_AUTH_TOKEN", "feedface" * 8)
     started = worker.Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
     try:
-        environment = Path(f"/proc/{started.process.pid}/environ").read_bytes()
+        path = Path(f"/proc/{started.process.pid}/environ")
+        environment = wait_until("it has started", path.read_bytes)
         assert b"RINGRAY_HOME=" in environment
         assert b"feedface" not in environment
     finally:
