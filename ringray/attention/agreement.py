@@ -66,16 +66,33 @@ class Averaging(NamedTuple):
     factor: int
 
 
+class Dealing(NamedTuple):
+    """The values of one batch of ``huggingface.shard_batch`` that all ranks must have in common.
+
+    Its tensors are digests.
+    """
+
+    model: str
+    batch: int
+    seq_len: int
+    input_ids: str
+    labels: str
+    position_ids: str
+    documents: tuple[int, ...] | None
+    partition: str
+    gradients: str
+
+
 class BackwardPass(NamedTuple):
     """A backward pass. ``call``: the number of the forward pass that it belongs to."""
 
     call: int
 
 
-Agreed = Signature | Joining | Averaging | BackwardPass
+Agreed = Signature | Joining | Averaging | Dealing | BackwardPass
 _OPERATIONS = {
     Signature: "ring_attention", Joining: "unshard", Averaging: "sharded_cross_entropy",
-    BackwardPass: "a backward pass",
+    Dealing: "shard_batch", BackwardPass: "a backward pass",
 }  # fmt: skip
 _WIDTH = 2 + len(Signature._fields)  # operation, call, values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"

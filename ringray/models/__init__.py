@@ -3,7 +3,6 @@
 sdpa               code that calls ``scaled_dot_product_attention``
 attention_kernels  PyTorch's kernels, which refuse other callers meanwhile
 huggingface        Hugging Face models
-huggingface_masks  masks that those models build
 
 To add one, write ``ringray/models/<name>.py`` beside the others, on top of ``ring_attention``. It
 refuses attention that it cannot route with a ValueError: a model that attends locally by mistake

@@ -190,6 +190,7 @@ def checkpointing(rank: int, size: int) -> None:
     for reentrant in (False, True):
         model = tiny("ringray").train()
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        hf.shard_batch(model, tokens()[0])  # checks the model
         calls = count_calls(model.model.layers[0].self_attn)
         got = ring(model)
         assert len(calls) == 2  # forward, and once more

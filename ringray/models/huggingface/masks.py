@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringray.models.huggingface.ring import Running
+
 # Mask functions of transformers.masking_utils that a ring computes, from the arguments of the
 # attention layer and from its own documents.
 _COMPUTED = {
@@ -32,15 +34,13 @@ def no_mask(
     mask_function: Callable[..., Any],
     attention_mask: Tensor | None = None,
     **more: Any,
-) -> None:
-    """Replaces the dense mask of transformers; raises ValueError for a mask that a ring lacks."""
-    if attention_mask is not None:
-        # Also a mask that masks nothing: other ranks cannot see the values of this shard's.
-        raise ValueError(
-            f"attention_mask: got {attention_mask.dtype} of shape "
-            f"{tuple(attention_mask.shape)}, expected None; shard_batch takes the "
-            "mask of the whole batch and checks that it masks nothing"
-        )
+) -> Tensor | None:
+    """Replaces the dense mask of transformers; raises ValueError for a mask that a ring lacks.
+
+    A forward refuses masks of its caller; ``attention_mask`` is of the model's own making. While
+    the model is checked for tokens that mix otherwise it may mask nothing, and the result is a mask
+    (1, 1, Q, K) of one number: the window, or 0 without one.
+    """
     if kv_length != q_length:
         raise ValueError(
             f"past_key_values: {kv_length - q_length} keys before this call's {q_length}; a ring "
@@ -54,6 +54,17 @@ def no_mask(
             "sliding-window or full attention; chunked and partly bidirectional attention are not "
             "implemented"
         )
+    if torch.compiler.is_compiling() or Running.forward is None or not Running.forward.alone:
+        return None
+    if attention_mask is not None and not attention_mask.all():
+        raise ValueError(
+            "attention_mask: the model makes one of its own that masks padding tokens, expected "
+            "none; a ring masks by causality, sliding window and documents only"
+        )
+    window = float(more.get("local_size") or 0)
+    return torch.full((1, 1, 1, 1), window, device=more.get("device")).expand(
+        1, 1, q_length, kv_length
+    )
 
 
 def _named(function: Callable[..., Any], **_: Any) -> list[str]:

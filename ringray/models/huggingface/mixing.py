@@ -1,0 +1,131 @@
+"""A trial that finds layers which mix tokens without the ring, and the token that a head pools.
+
+Every attention layer lets each token attend to itself only, and the embedding of one token is not a
+number. No other token may become one: zero times NaN is NaN, so that even weights that are still 0
+pass it on.
+
+Shape legend: B batch, L tokens of the trial.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ringray.models.huggingface.forward import Forward
+from ringray.models.huggingface.ring import Ring, padding_token
+
+_LENGTH = 1021  # tokens at most
+
+
+def refuse_mixing(model: nn.Module, forward: Forward, ring: Ring, longest: int) -> None:
+    """Raises ValueError if tokens of ``model`` meet elsewhere than in attention layers; finds the
+    calls of the ring, the outputs that are pooled and the token from which they are.
+
+    ``longest``: length of the batch (tokens); ``ring``: passed on to the layers.
+    """
+    inner, pad = forward.model, padding_token(forward.model)
+    ids = draw_tokens(inner, unlike_sizes(inner, min(longest, _LENGTH)))
+    length = ids.shape[1]
+    if pad is not None:  # no mask may depend on it, and a head pools the token before
+        ids[:, -1] = pad
+    places = {"middle": length // 2, "first": 0, "last": length - (1 if pad is None else 2)}
+    forward.expected, forward.pooled = None, ()
+    out, mixing = _marked(model, forward, ring, ids, places["middle"])
+    if mixing or not forward.calls:
+        where = f"in {mixing} tokens reach others without" if mixing else "no layer calls"
+        raise ValueError(
+            f"model: {where} the ring, so that they see this rank's rows only; expected tokens "
+            "that meet in attention layers alone, all by attn_implementation: no state-space, "
+            "linear-attention or convolution layers, no attention of a model's own"
+        )
+    forward.expected = forward.calls
+    pooled = {name for name, x in float_outputs(out) if x.shape[:2] != ids.shape}
+    if not pooled:
+        return
+    reached = {}
+    for place, at in places.items():
+        out, _ = _marked(model, forward, ring, ids, at)
+        reached[place] = {name for name, x in float_outputs(out) if x.isnan().any()} & pooled
+    found = [place for place, names in reached.items() if names]
+    if found not in (["first"], ["last"]) or reached[found[0]] != pooled:
+        raise ValueError(
+            f"model: {', '.join(sorted(pooled))} of {type(inner).__name__} do not come from one "
+            "token, expected a head that acts on each token, on the first or on the last one that "
+            "is not pad_token_id"
+        )
+    forward.pool, forward.pooled = found[0], tuple(sorted(pooled))
+
+
+def _marked(
+    model: nn.Module, forward: Forward, ring: Ring, ids: Tensor, marked: int
+) -> tuple[Any, str | None]:
+    """Returns the outputs where one token is not a number and each attends to itself, and the first
+    module in which others are not numbers either."""
+    found: list[str] = []
+
+    def look(name: str, module: nn.Module, out: Any) -> None:
+        for x in _tensors(out):
+            if x.dim() == 3 and x.shape[:2] == ids.shape and x.is_floating_point():
+                spread = x[0].isnan().any(dim=-1).nonzero().flatten().tolist()
+                if set(spread) - {marked}:
+                    found.append(f"{name or 'its forward'} ({type(module).__name__})")
+
+    def mark(module: nn.Module, args: Any, out: Any) -> None:
+        for x in _tensors(out)[:1]:
+            x.select(x.shape.index(ids.shape[1]), marked).fill_(float("nan"))
+
+    hooks = [forward.model.get_input_embeddings().register_forward_hook(mark)] + [
+        module.register_forward_hook(lambda m, _, out, name=name: look(name, m, out))
+        for name, module in forward.model.named_modules()
+    ]
+    forward.alone = True
+    try:
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        out = model(input_ids=ids, position_ids=positions, use_cache=False, ring=ring)
+    finally:
+        forward.alone = False
+        for hook in hooks:
+            hook.remove()
+    return out, next(iter(found), None)
+
+
+def draw_tokens(model: PreTrainedModel, length: int) -> Tensor:
+    """Draws tokens (1, length), the same on every rank, none of them special."""
+    special = {
+        x
+        for config in (model.config, model.config.get_text_config())
+        for name, value in config.to_dict().items()
+        if name.endswith(("_token_id", "_token_index"))
+        for x in (value if isinstance(value, list) else [value])
+    }
+    count = min(model.get_input_embeddings().num_embeddings, 4096)
+    plain = torch.tensor([i for i in range(count) if i not in special])
+    drawn = torch.randint(len(plain), (1, length), generator=torch.Generator().manual_seed(0))
+    return plain[drawn].to(next(model.parameters()).device)
+
+
+def unlike_sizes(model: nn.Module, length: int) -> int:
+    """Returns a length of at most ``length`` that no parameter has."""
+    taken = {size for x in model.parameters() for size in x.shape}
+    return next((n for n in range(length, length // 2, -1) if n not in taken), length)
+
+
+def float_outputs(out: Any) -> list[tuple[str, Tensor]]:
+    """Lists the outputs per token or per sequence."""
+    if not isinstance(out, ModelOutput):
+        raise ValueError(f"return_dict: got {type(out).__name__}, expected a ModelOutput")
+    return [
+        (name, x)
+        for name, x in out.items()
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2
+    ]
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple) else (out,)
+    return [x for x in parts if isinstance(x, Tensor)]

@@ -1,0 +1,75 @@
+"""The layout of a batch on a ring, as it travels through a model, and the model's forward in
+progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ringray import partition as partitions
+from ringray import transport as transports
+from ringray_kernels.config import Blocks
+
+if TYPE_CHECKING:
+    from ringray.models.huggingface.forward import Forward
+
+NAME = "ringray"
+IGNORED = -100  # label that transformers' losses skip
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The layout of one batch on a ring; the ``ring`` argument of the model's forward.
+
+    ``shard_batch`` makes it. Make one yourself if a data loader deals the tokens, and call
+    ``check(model, ring)`` first.
+
+    ``seq_len``: true global length (tokens). ``cu_seqlens``: boundaries of packed documents from 0
+    to ``seq_len``, shared by all batch rows, or None. ``last_position``: the largest of the whole
+    batch; None is ``seq_len - 1``. ``gradients``: as in ``shard_batch``. ``pooled``: (B,) whether
+    this rank holds the token that a model pools, for each batch row. The others are as in
+    ``ringray.ring_attention``.
+    """
+
+    seq_len: int
+    cu_seqlens: tuple[int, ...] | None = None
+    group: dist.ProcessGroup | None = None
+    partition: str = partitions.DEFAULT
+    transport: str = transports.DEFAULT
+    backend: str = "auto"
+    blocks: Blocks | int | None = None
+    last_position: int | None = field(default=None, compare=False)
+    gradients: Literal["sum", "mean"] = field(default="sum", compare=False)
+    pooled: Tensor | None = field(default=None, compare=False)
+
+
+class Running:
+    """The forward pass in progress of a checked model, if there is one."""
+
+    forward: Forward | None = None
+
+
+def transformers_model(model: nn.Module) -> PreTrainedModel:
+    """Returns the transformers model in ``model``, a wrapper perhaps, that attends by a ring."""
+    found = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
+    given = getattr(getattr(found, "config", None), "_attn_implementation", None)
+    if found is None or given != NAME:
+        raise ValueError(
+            f"model: attends by {given!r}, expected {NAME!r}; make it with "
+            f"attn_implementation={NAME!r}, from a config that no other model shares"
+        )
+    return found
+
+
+def padding_token(model: PreTrainedModel) -> int | None:
+    """Returns the number of the token that stands for padding, if the model has one."""
+    return getattr(model.config.get_text_config(), "pad_token_id", None)
+
+
+def said(x: Tensor) -> str:
+    """Describes a tensor in a message."""
+    return f"{x.dtype} of shape {tuple(x.shape)}"

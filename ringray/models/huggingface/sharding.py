@@ -1,0 +1,164 @@
+"""``shard_batch``: this rank's part of a batch that every rank holds.
+
+Shape legend: B batch, S global length, R rows of one shard.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ringray import partition as partitions
+from ringray import transport as transports
+from ringray.attention.agreement import Dealing, agree, refusing
+from ringray.attention.arguments import document_boundaries
+from ringray.comm.ring import connect
+from ringray.models.huggingface.batch import deal, positions_in_documents
+from ringray.models.huggingface.probe import check
+from ringray.models.huggingface.ring import IGNORED, Ring, said, transformers_model
+from ringray.traffic.geometry import Mask
+from ringray_kernels.config import Blocks
+
+
+def shard_batch(
+    model: nn.Module,
+    input_ids: Tensor,
+    *,
+    labels: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+    partition: str = partitions.DEFAULT,
+    gradients: Literal["sum", "mean"] = "sum",
+    transport: str = transports.DEFAULT,
+    backend: str = "auto",
+    blocks: Blocks | int | None = None,
+) -> dict[str, Any]:
+    """Returns this rank's part of a batch that every rank holds: arguments of the model's forward.
+    All ranks call it together.
+
+    Labels are shifted here, before dealing: a shard does not hold the next token of each of its
+    rows. The model's own loss is then this rank's part of the loss per token of the whole batch;
+    the parts of all ranks sum to it.
+
+    Args:
+        model: the transformers model that gets the batch, or DDP around it. At the first batch it
+            runs on a few tokens, to be checked (``check``). Other attention implementations ignore
+            ``ring`` and would attend within the shard.
+        input_ids: (B, S) integers, the same on every rank of ``group``.
+        labels: (B, S) integers, not shifted, -100 where ignored, as transformers takes them, or
+            one of each batch row for a head that pools a token; None for no loss. The last token of
+            a document predicts nothing.
+        position_ids: (S,), (1, S) or (B, S) integers; None counts in each document from where the
+            model does, 0 mostly.
+        cu_seqlens: boundaries of packed documents, 1-D integers from 0 to S, not decreasing, shared
+            by all batch rows. None finds them as transformers does: a document begins where
+            ``position_ids`` do not increase by 1.
+        attention_mask: (B, S); accepted where it masks nothing.
+        group, partition, transport, backend, blocks: as in ``ringray.ring_attention``.
+        gradients: reduction of parameter gradients after ``backward``. ``sum``: they are summed
+            over the ring. ``mean``: a wrapper averages them, as DDP and FSDP do; the losses of all
+            ranks then average to the loss of the batch.
+
+    Returns:
+        ``input_ids`` and ``position_ids`` (B, R), ``use_cache`` False, ``ring``; with labels also
+        ``labels`` (B, R), ``num_items_in_batch``, their count over the ring (divided by its size
+        with ``mean``) and, where the model predicts the next token, ``shift_labels``, the same as
+        ``labels`` (which transformers requires to compute a loss). Replace the count to average
+        over replicas or accumulated batches as well. Padding rows hold token 0, or the padding
+        token for a head that pools, at position 0 and are ignored by the loss.
+
+    Raises:
+        ValueError: on every rank, a model with another attention implementation (two models made
+            from one config object share it), or that computes something else on a ring; ranks that
+            hold different batches; shapes, boundaries or names that do not fit, documents that
+            differ between batch rows, or an ``attention_mask`` that masks something.
+    """
+    comm = connect(group)
+    with refusing(comm, input_ids.device):
+        inner = transformers_model(model)
+        ring, positions = _ring(
+            input_ids, position_ids, cu_seqlens, attention_mask,
+            group=group, partition=partition, gradients=gradients, transport=transport,
+            backend=backend, blocks=blocks,
+        )  # fmt: skip
+    held = Dealing(
+        type(inner).__name__, len(input_ids), ring.seq_len, _digest(input_ids), _digest(labels),
+        _digest(position_ids), ring.cu_seqlens, partition, gradients,
+    )  # fmt: skip
+    agree(comm, held, device=input_ids.device)
+    forward = check(model, ring)
+    return deal(forward, ring, input_ids, labels, None if position_ids is None else positions)
+
+
+def _ring(
+    input_ids: Tensor,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    attention_mask: Tensor | None,
+    *,
+    gradients: Literal["sum", "mean"],
+    **options: Any,
+) -> tuple[Ring, Tensor]:
+    """Returns the layout of a batch and its positions (B, S), from checked arguments."""
+    if input_ids.dim() != 2 or input_ids.is_floating_point():
+        raise ValueError(f"input_ids: got {said(input_ids)}, expected integers (B, S)")
+    if gradients not in ("sum", "mean"):
+        raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
+    partitions.get(options["partition"])
+    seq_len = input_ids.shape[1]
+    if attention_mask is not None:
+        _check_masks_nothing(attention_mask, input_ids)
+    documents = document_boundaries(cu_seqlens, seq_len)
+    Mask(seq_len, causal=True, window=None, documents=documents)  # checks the boundaries
+    if position_ids is None:
+        position_ids = positions_in_documents(Ring(seq_len, documents), input_ids.device)
+    elif position_ids.shape not in {(seq_len,), (1, seq_len), input_ids.shape}:
+        raise ValueError(
+            f"position_ids: got {said(position_ids)}, expected integers of shape ({seq_len},), "
+            f"(1, {seq_len}) or {tuple(input_ids.shape)}"
+        )
+    position_ids = position_ids.expand_as(input_ids)
+    if cu_seqlens is None:
+        documents = _documents(position_ids)
+    last = int(position_ids.max())
+    ring = Ring(seq_len, documents, **options, last_position=last, gradients=gradients)
+    return ring, position_ids
+
+
+def _digest(x: Tensor | None) -> str:
+    """Returns a text that another tensor does not have, but for a chance of 2 ** -64."""
+    if x is None:
+        return "none"
+    factors = torch.arange(1, x.numel() + 1, device=x.device) * 0x9E3779B97F4A7C1 | 1
+    values = x.flatten().view(torch.int32) if x.dtype == torch.float32 else x.flatten()
+    return f"{said(x)} {int(((values.long() + 1) * factors).sum())}"
+
+
+def _check_masks_nothing(attention_mask: Tensor, input_ids: Tensor) -> None:
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask: got {said(attention_mask)}, expected {tuple(input_ids.shape)}"
+        )
+    if not attention_mask.bool().all():
+        raise ValueError(
+            "attention_mask: it masks some tokens. Padding on the right needs no mask, as a causal "
+            f"token sees nothing after it: omit the mask and set labels there to {IGNORED}. "
+            "Instead of other padding, or without causality, pack documents: cu_seqlens"
+        )
+
+
+def _documents(position_ids: Tensor) -> tuple[int, ...] | None:
+    """Returns boundaries where positions (B, S) do not increase by 1; None if they always do."""
+    begins = position_ids.diff(dim=1) != 1
+    if not (begins == begins[:1]).all():
+        raise ValueError(
+            "position_ids: documents begin at other tokens in some batch rows, but a ring shares "
+            "their boundaries between all rows; put one sequence in a batch, or give cu_seqlens"
+        )
+    starts = (begins[0].nonzero().flatten() + 1).tolist()
+    return (0, *starts, position_ids.shape[1]) if starts else None
