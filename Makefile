@@ -1,10 +1,9 @@
 # Everything here sets up .venv by itself: `make quickstart` works in a fresh clone.
 #   PYTHON=python3.12 make test      another interpreter
-#   TORCH='torch==2.12.0' make setup another torch (a ROCm build, say)
+#   TORCH='torch==2.12.0' make setup another torch than constraints.txt pins (a ROCm build, say)
 
 PYTHON ?= python3
-# Without an NVIDIA GPU one torch version is pinned; with one pip chooses.
-TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
+TORCH ?= $(shell grep ^torch== constraints.txt)
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -35,8 +34,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "make: '$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2; \
 	  exit 1; }
 	@echo "Installing ringray into .venv ($(TORCH)); the first time takes a few minutes."
-	@$(PIP) '$(TORCH)' -c constraints.txt
-	@$(PIP) -e '.[dev]' -c constraints.txt
+	@(grep -v ^torch== constraints.txt; echo '$(TORCH)') > .venv/constraints.txt
+	@$(PIP) torch -e '.[dev]' -c .venv/constraints.txt
 	@touch $@
 
 quickstart: $(STAMP) ## measure real rings on this machine, in four partitions

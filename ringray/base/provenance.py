@@ -98,12 +98,10 @@ def measured_digest() -> str:
 @lru_cache(maxsize=1)
 def hardware() -> dict[str, Any]:
     """Returns CPU model, usable cores, memory in bytes and the names of all GPUs."""
-    import psutil
-
     return {
         "cpu": _cpu_model(),
         "cores": _usable_cores(),
-        "memory_bytes": int(psutil.virtual_memory().total),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": _gpu_names(),
     }
 

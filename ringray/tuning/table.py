@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from ringray import partition, transport
@@ -208,14 +209,24 @@ def _table(files: tuple[tuple[str, int, int], ...]) -> Table:
     return Table(entry for name, _, _ in files for entry in read(Path(name)))
 
 
+def _check() -> ModuleType:
+    try:
+        from ringray.tuning import check
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{folder()}: tuned choices need {error.name}: pip install 'ringray[lab]', or set "
+            "RINGRAY_TUNED=0 to use the defaults"
+        ) from None
+    return check
+
+
 def read(path: Path) -> list[Entry]:
     """Returns the entries of one file.
 
     Raises:
         UserError: it cannot be read, or is not a table of this format.
     """
-    from ringray.tuning import check
-
+    check = _check()
     try:
         with path.open("rb") as file:
             raw = file.read(_LARGEST + 1)
@@ -238,8 +249,7 @@ def write(entries: Iterable[Entry], path: Path) -> None:
         UserError: it cannot be written.
         ValueError: an entry is wrong, so the table could not be read again.
     """
-    from ringray.tuning import check
-
+    check = _check()
     data = {"format": check.FORMAT, "entries": [asdict(entry) for entry in entries]}
     text = json.dumps(data, indent=1)
     check.entries(text)

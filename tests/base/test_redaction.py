@@ -23,7 +23,7 @@ from ringray.lab.tracking.mlflow_record import (
     trial_tags,
 )
 from ringray.lab.tracking.worker import brief
-from ringray.lab.trial.outcome import Outcome, TrialRow
+from ringray.lab.trial.outcome import Outcome, Tracked, TrialRow
 from tests.support import small_spec, store_rows
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def test_descriptions_are_no_markup_of_others() -> None:
                    {"median_ms": 1.0}, {}, "", 1, 1.0, 2.0, None)  # fmt: skip
     other = TrialRow("j" * 16, 1, {"partition": "zigzag", "seq_len": 64}, {}, "ok", None,
                      {"median_ms": 2.0}, {}, "", 1, 1.0, 2.0, None)  # fmt: skip
-    text = note(sweep, [row, other])  # type: ignore[arg-type]
+    text = note(sweep, [row, other], Tracked("", "1", "r"), {}, ())  # type: ignore[arg-type]
     assert "](http" not in text.replace("\\]", "")
     assert "<img" not in text
     assert "\n# d" not in text

@@ -157,8 +157,8 @@ def _outside(error: Exception) -> str | None:
     """Returns what is wrong outside of ringray, None if nothing is."""
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("ringray"):
         return (
-            f"{sys.executable} has no module {error.name}: ringray was installed for another "
-            "Python, or some of its requirements are missing"
+            f"{sys.executable} has no module {error.name}, which the command needs: "
+            "pip install 'ringray[lab]' (in a checkout: make setup)"
         )
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename or 'stdout, or a file'} cannot be used: {reason_of(error)}"

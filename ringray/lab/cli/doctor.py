@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ringray.base import private_files, provenance, units
+from ringray.base import private_files, provenance, toolchain, units
 from ringray.base.errors import RingrayError, reason_of
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ADDRESS, options
@@ -58,6 +58,7 @@ def _findings(address: str | None) -> Iterator[Finding]:
     torch = probe("torch")
     yield _package("torch", torch, "pip install 'torch>=2.11' (without a GPU: torch==2.13.0)")
     yield _triton(torch)
+    yield _toolchain(torch)
     yield _package("ray", probe("ray"), "pip install 'ray[default]' -c constraints.txt")
     yield _package("mlflow", probe("mlflow"), "pip install mlflow -c constraints.txt")
     hardware = provenance.hardware()
@@ -129,6 +130,13 @@ def _triton(torch: dict[str, Any]) -> Finding:
         why = "not installed; only GPU kernels need it: pip install triton"
         return Finding("missing" if torch.get("gpus") else "note", "triton", why)
     return _package("triton", {"version": version}, "pip install 'triton>=3.6'")
+
+
+def _toolchain(torch: dict[str, Any]) -> Finding:
+    if (lacks := toolchain.missing()) is None:
+        return Finding("ok", "compiler", "a C compiler and Python's headers")
+    said = f"{lacks}; Triton needs it on a GPU"
+    return Finding("missing" if torch.get("gpus") else "note", "compiler", said)
 
 
 def _memory() -> Finding:

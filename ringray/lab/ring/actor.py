@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringray.base import toolchain
 from ringray.base.provenance import code_digest
 from ringray.instruments import progress
 from ringray.instruments.progress import HERE
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Introduction:
     """A rank's description of itself. ``code``: digest of its sources; ``place``: for which tuned
-    choices hold; ``log``: path of its stderr."""
+    choices hold; ``log``: path of its stderr; ``lacks``: what Triton needs there on a GPU, or None.
+    """
 
     address: str
     code: str
     place: Place
     log: str
+    lacks: str | None = None
 
 
 class Rank:
@@ -81,7 +84,8 @@ class Rank:
 
         cuda = self._device.type == "cuda"
         hardware = torch.cuda.get_device_name(self._device) if cuda else "cpu"
-        return Introduction(_address(), code_digest(), tuned.here(hardware), _log())
+        lacks = toolchain.missing() if cuda else None
+        return Introduction(_address(), code_digest(), tuned.here(hardware), _log(), lacks)
 
     def host_store(self, timeout: float) -> tuple[str, int]:
         """Starts on rank 0 the store through which ranks find each other; returns its address and

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ringray.base.deadline import within
 from ringray.base.errors import PlaceError
-from ringray.base.provenance import code_digest
+from ringray.base.provenance import code_digest, versions
 from ringray.lab.cluster import placement_wait
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.placement_wait import Patience
@@ -105,6 +105,8 @@ class ActorRing:
                 "install the same everywhere, or let `ringray submit` send it as a job; if it "
                 "was edited just now, run again"
             )
+        if mixed := mixed_versions(self.ranks, versions()["torch"]):
+            raise PlaceError(mixed)
 
     def form(self, size: int) -> None:
         """Makes the first ``size`` actors one process group; a ring of one needs none."""
@@ -182,6 +184,24 @@ class ActorRing:
         """Returns results by rank; the first failure of any rank ends the wait."""
         calls = RankCalls(self._actors, self._where, references, self._started)
         return RankMonitor(calls, timeout, self._stop).answers()
+
+
+def mixed_versions(ranks: Sequence[Introduction], driver: str | None) -> str | None:
+    """Returns the error of a ring whose ranks have different versions of torch or triton, or
+    another torch than the ``driver``, whose version the records name; None for a sound ring."""
+    found = {
+        rank.address: f"torch {rank.place.torch}, triton {rank.place.triton}" for rank in ranks
+    }
+    torches = {str(rank.place.torch).partition("+")[0] for rank in ranks}
+    if driver is not None:  # builds for a CPU and for GPUs differ behind the +
+        torches.add(driver.partition("+")[0])
+    if len(torches) == len(set(found.values())) == 1:
+        return None
+    said = "; ".join(f"{address} has {version}" for address, version in found.items())
+    return (
+        f"a ring needs one version of torch and triton everywhere: {said}; this driver has torch "
+        f"{driver}; install those of constraints.txt on every node"
+    )
 
 
 def _places(group: Any) -> list[Where]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ringray.base.errors import StoppedError
+from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.placement_wait import Patience
@@ -20,6 +20,7 @@ from ringray.lab.ring.group import ActorRing
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import TrialConfig
+from ringray_kernels.backends import BLOCKS, on_device
 
 
 class RingPool:
@@ -49,7 +50,7 @@ class RingPool:
         ``ahead``: the trials that are known to come, this one included.
 
         Raises:
-            PlaceError: the ring cannot be placed.
+            PlaceError: the ring cannot be placed, or a node cannot run the trial's kernels.
             RingFault: an actor failed while starting; close the ring.
             StoppedError: no ring is needed any more.
         """
@@ -66,6 +67,7 @@ class RingPool:
         if ring is None:
             sizes = () if exact else (c.ring_size for c in ahead if self._placement(c) == placement)
             ring = self._ring = self._started(config, placement, max((size, *sizes)))
+        _check_toolchain(ring, config)
         if self._stop.is_set():  # close() may have run before the ring existed
             self._release()
             raise StoppedError
@@ -108,3 +110,10 @@ class RingPool:
         if timer is not None:
             timer.cancel()
             timer.join()  # one that has fired releases the ring before the next ring starts
+
+
+def _check_toolchain(ring: ActorRing, config: TrialConfig) -> None:
+    backend = on_device(config.backend, ring.placement.device)
+    for rank in ring.ranks if BLOCKS[backend] == "tiles" else ():  # kernels that Triton compiles
+        if rank.lacks:
+            raise PlaceError(f"backend {backend} cannot start on {rank.address}: {rank.lacks}")

@@ -34,15 +34,25 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _example(name: str) -> Path | None:
+    """Returns the installed file of an example, ``experiments/NAME.yaml``, if none is here."""
+    path = Path(name)
+    if path.parent != Path("experiments") or path.exists():
+        return None
+    installed = Path(__file__).resolve().parents[2] / path
+    return installed if installed.is_file() else None
+
+
 def read_text(path: str | Path) -> str:
-    """Returns the text of the spec at ``path``.
+    """Returns the text of the spec at ``path``, or of an example that ringray brings.
 
     Raises:
         SpecError: the file cannot be read, is too large or is not UTF-8.
     """
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:  # noqa: PTH123 - Path() drops a leading ./ from messages
+        # Path() would drop a leading ./ from messages.
+        with open(_example(name) or name, "rb") as file:  # noqa: PTH123
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(f"no such file{_neighbour(Path(name))}", path=name) from None

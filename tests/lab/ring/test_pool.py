@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.base.errors import StoppedError
+from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan
 from ringray.lab.ring import pool
+from ringray.lab.ring.actor import Introduction
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.spec import model as spec
+from ringray.tuning.table import Place
 from tests.support.place import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PLACE = Place("cpu", "k", "2.13.0", "3.9.0")
 FEW = Capacity((NodeGroup("node", {"CPU": 8.0}),))
 MANY = Capacity((NodeGroup("node", {"CPU": 8.0, "GPU": 8.0}, 4),))
 STATIC, GROWING, GPUS = (
@@ -33,12 +36,14 @@ class Counted:
     """A stand-in for a ring; ``alive`` holds those that are not closed."""
 
     alive: list[Counted] = []  # noqa: RUF012
+    lacks: str | None = None
 
     def __init__(
         self, capacity: int, placement: Any, timeout: float, patience: Any, avoid: Any = ()
     ) -> None:
         self.capacity, self.placement, self.size = capacity, placement, 0
         self.patience, self.avoid = patience, avoid
+        self.ranks = [Introduction("10.0.0.7", "c", PLACE, "", self.lacks)]
         self.alive.append(self)
 
     def form(self, size: int) -> None:
@@ -169,3 +174,22 @@ def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> No
     assert (ring.patience.seconds, ring.patience.certain) == (180.0, False)
     assert notes == ["starting 64 cpu actors"]
     shared.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "said"),
+    [("cuda", "auto", "no C compiler"), ("cuda", "aten", ""), ("cpu", "aten", "")],
+)
+def test_a_gpu_ring_without_a_compiler_says_so(
+    rings: list[Counted], monkeypatch: pytest.MonkeyPatch, device: str, backend: str, said: str
+) -> None:
+    monkeypatch.setattr(Counted, "lacks", "no C compiler (gcc or clang)")
+    read, configs = sweep(f"{{size: 2, device: {device}}}\nstrategy: {{backend: {backend}}}")
+    shared = RingPool(GPUS, read, lambda text: None)
+    if said:
+        with pytest.raises(PlaceError, match=f"cannot start on 10.0.0.7: {said}"):
+            shared.take(configs[0], configs)
+    else:
+        shared.take(configs[0], configs)
+    shared.close()
+    assert rings == []
