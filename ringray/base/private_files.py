@@ -8,12 +8,14 @@ A function that cannot do its work raises OSError, but for ``close``. Imports no
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from ringray.base.errors import PlaceError, reason_of
 
@@ -87,8 +89,28 @@ def close(path: Path) -> None:
 
 def create(path: Path) -> None:
     """Creates an empty file at ``path`` or keeps the present one, and closes it to others."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, FILE))
+    made = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, FILE)
+    try:
+        _check_regular(made, path)
+    finally:
+        os.close(made)
     close(path)
+
+
+def regular(path: Path) -> IO[bytes]:
+    """Opens a file for reading, and refuses at once a pipe or a device, which may never end."""
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _check_regular(opened, path)
+    except OSError:
+        os.close(opened)
+        raise
+    return os.fdopen(opened, "rb")
+
+
+def _check_regular(opened: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def database(path: Path) -> None:

@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,9 +30,8 @@ from ringray import __version__
 from ringray.base import deadline
 from ringray.base.errors import RingrayError, UserError, reason_of, unknown
 from ringray.base.redaction import shown
+from ringray.base.signals import INTERRUPTED, Signals, install, quit_at_once
 from ringray.lab.cli.options import Command
-
-INTERRUPTED = 130
 
 # Name: module and function, summary.
 COMMANDS = {
@@ -75,10 +75,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def entry() -> NoReturn:
-    """Runs the console script."""
-    _open_streams()
-    code = main(sys.argv[1:])
-    _flush(sys.stderr)
+    """Runs the console script, which a signal ends with 130 until it has its exit code."""
+    install(quit_at_once)  # there is nothing to put in order yet
+    try:
+        with Signals():
+            _open_streams()
+            code = main(sys.argv[1:])
+            _flush(sys.stderr)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    install(signal.SIG_IGN)  # Python would put back the defaults of the system while it ends
     deadline.end(code)
 
 
@@ -98,6 +104,9 @@ def main(argv: Sequence[str]) -> int:
         _flush(sys.stdout)
         return 0
     except Exception as error:
+        if Signals.arrived():  # in an import, which made another error of it
+            _complain("ringray: interrupted")
+            return INTERRUPTED
         if why := _outside(error):
             _complain(f"ringray: error: {why}")
             return UserError.exit_code

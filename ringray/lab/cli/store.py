@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ringray.base import units
+from ringray.base import leftovers, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, STORE, SWEEP, Option, options
@@ -34,6 +34,7 @@ def open_store(given: str | None, create: bool = False) -> Store:
         PlaceError: it cannot be used.
         UserError: the default store does not exist, and ``create`` is not set.
     """
+    leftovers.remove()
     path = Path(given) if given else default_path()
     if given is None and not create and not path.exists():
         raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ringray.base import leftovers, signals
 from ringray.base.deadline import within
-from ringray.base.errors import PlaceError
+from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import TOKENS
 from ringray.lab.cluster import access, ray_private
 from ringray.lab.cluster.capacity import of_nodes
@@ -29,7 +29,6 @@ LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it h
 RANK_BYTES = 512 << 20  # resident memory of a rank before its first trial
 START_S = 120.0  # seconds for a connection, or for an embedded Ray to start on a busy machine
 CALL_S = 10.0  # seconds for one call of a connected Ray
-GRACE_S = 5.0  # seconds for the processes of an embedded Ray to end after they were killed
 PROBE_S = 5.0  # seconds for a cluster's address to answer
 _SERVERS = ("gcs_server", "raylet")  # processes without which Ray does not work
 # Ray replaces the loopback's address by one that others can reach, unless this is 0.
@@ -69,31 +68,34 @@ def connect(address: str | None) -> Iterator[Cluster]:
     # Ray also prints tracebacks of ranks that fail after another one failed.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    folder = None
     with contextlib.ExitStack() as stack:
         if local:
             _authenticate()
-            arguments |= stack.enter_context(_alone())
+            folder = _folder(stack)
+            arguments |= stack.enter_context(_alone(folder.path))
         else:
             access.use_given_token()
             _check_answers(str(address))
             arguments["address"] = address
-        yield from _connected(address, arguments, local)
+        yield from _connected(address, arguments, folder)
 
 
-def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> Iterator[Cluster]:
-    import ray
+def _connected(
+    address: str | None, arguments: dict[str, Any], folder: leftovers.Folder | None
+) -> Iterator[Cluster]:
+    """Connects; a local Ray has a folder, whose end ends what ``ray.shutdown`` leaves."""
+    with signals.blocked():  # also for the threads of what it imports
+        import ray
 
-    from ringray.lab.cluster import autoscaler
-
-    def init() -> None:
-        with _sigterm_blocked() if local else contextlib.nullcontext():
-            ray.init(**arguments)
-
-    started, ended, watch = _Started(), threading.Event(), None
+        from ringray.lab.cluster import autoscaler
+    started, ended, watch = _Started(folder), threading.Event(), None
     try:
         try:
-            lives = started.live if local else None
-            within(START_S, name(address), init, lives=lives, until=ended)
+            lives = started.live if folder else None
+            with signals.blocked():
+                init = functools.partial(ray.init, **arguments)
+                within(START_S, name(address), init, lives=lives, until=ended)
             present = of_nodes(within(CALL_S, name(address), ray.nodes))
         except Exception as error:  # of many types, ConnectionError and RuntimeError among them
             why = access.reason(error)
@@ -101,34 +103,34 @@ def _connected(address: str | None, arguments: dict[str, Any], local: bool) -> I
         finally:
             # Later children, as the tracker, are not this Ray's.
             started.look()
-        if local:
+        if folder is not None:
             watch = ClusterWatch(name(address), started.servers_live, 0.0)
         else:
             watch = ClusterWatch(name(address), ray_private.cluster_lives(), LOST_S)
+        local = folder is not None
         yield Cluster(local, present, None if local else lambda: autoscaler.reach(present))
     finally:
-        family = _with_descendants(list(started.names)) if local else []
-        if local:
-            ray_private.kill_without_grace()
-        with contextlib.suppress(TimeoutError):
-            within(CALL_S, f"the end of {name(address)}", ray.shutdown)
-        ended.set()
-        # ray.shutdown leaves what the raylet has started.
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        until = time.monotonic() + GRACE_S
-        while any(map(_lives, family)) and time.monotonic() < until:
-            time.sleep(0.01)
-        if watch is not None:
-            watch.end()
+        with signals.blocked():
+            try:
+                if watch is not None:
+                    watch.end()
+            finally:
+                if folder is not None:
+                    folder.add(folder.processes())
+                    ray_private.kill_without_grace()
+                with contextlib.suppress(TimeoutError):
+                    within(CALL_S, f"the end of {name(address)}", ray.shutdown)
+                ended.set()
+                if folder is not None:  # ray.shutdown leaves what the raylet has started
+                    folder.clear()
 
 
 class _Started:
     """The processes of an embedded Ray: children of this one that it did not have before, with
     their names."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: leftovers.Folder | None) -> None:
+        self._folder = folder
         self._me = psutil.Process()
         self._others = self._me.children()
         self.names: dict[psutil.Process, str] = {}
@@ -139,6 +141,8 @@ class _Started:
             with contextlib.suppress(psutil.Error):
                 if child not in self._others:
                     self.names[child] = child.name()
+        if self._folder is not None:
+            self._folder.add(self.names)
 
     def live(self) -> bool:
         """Looks, and tells whether the servers that were seen still run."""
@@ -147,22 +151,11 @@ class _Started:
 
     def servers_live(self) -> bool:
         """Tells whether the servers that were seen still run."""
-        return all(_lives(one) for one, name in self.names.items() if name in _SERVERS)
+        return all(leftovers.lives(one) for one, name in self.names.items() if name in _SERVERS)
 
 
 @contextlib.contextmanager
-def _sigterm_blocked() -> Iterator[None]:
-    """Blocks SIGTERM for processes that are started in the block. A scheduler that stops a job
-    sends it to all of its processes at once, and a driver without its Ray cannot end in order."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[dict[str, Any]]:
+def _alone(folder: Path) -> Iterator[dict[str, Any]]:
     """Yields the arguments with which an embedded Ray is closed to other users: it listens on the
     loopback alone, where Ray's default is all interfaces; and its sockets and logs lie in a folder
     of their own, where Ray's default under /tmp is open to every user of the machine. A folder that
@@ -179,9 +172,8 @@ def _alone() -> Iterator[dict[str, Any]]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(ray_private.without_cluster())
             if "RAY_TMPDIR" not in os.environ:
-                folder = tempfile.TemporaryDirectory(prefix="rr-", ignore_cleanup_errors=True)
-                # Within it: Ray opens its own folder to all. Short: sockets lie in it.
-                arguments["_temp_dir"] = f"{stack.enter_context(folder)}/r"
+                # Within it: Ray opens its own folder to all.
+                arguments["_temp_dir"] = f"{folder}/r"
             yield arguments
     finally:
         os.environ.pop(_LOOPBACK)
@@ -189,19 +181,14 @@ def _alone() -> Iterator[dict[str, Any]]:
             os.environ[_LOOPBACK] = before
 
 
-def _lives(process: psutil.Process) -> bool:
-    """Returns whether a process runs; a killed one is a zombie until its parent collects it."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _with_descendants(processes: list[psutil.Process]) -> list[psutil.Process]:
-    family = list(processes)
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            family += process.children(recursive=True)
-    return family
+def _folder(stack: contextlib.ExitStack) -> leftovers.Folder:
+    """Returns the folder of an embedded Ray."""
+    try:
+        return stack.enter_context(leftovers.folder(leftovers.RAY))
+    except OSError as error:
+        raise PlaceError(
+            f"a local Ray cannot start: {error.filename}: {reason_of(error)}; free some space there"
+        ) from error
 
 
 def _check_answers(address: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from ringray.base import deadline
 from ringray.base.errors import PlaceError
+from ringray.base.signals import quit_at_once
 
 LOOK_S = 2.0  # seconds between two looks
 LOST_S = 20.0  # seconds without a sign of life of a cluster; Ray itself waits for 60
@@ -56,7 +57,7 @@ class ClusterWatch:
         if self._ended.is_set() or not self._main:
             return
         self._lost.set()
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:  # it ends already
+        if signal.getsignal(signal.SIGINT) is not quit_at_once:  # it ends already
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if not self._ended.wait(END_S):
             deadline.say(f"error: {self._error}")

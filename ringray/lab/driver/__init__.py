@@ -6,5 +6,4 @@ trials    one trial on its ring: attempts, retries, outcome
 schedule  the order of trials, as the search asks for them
 studies   results of searches, and the tuned choices that follow
 observer  interfaces to display and tracking; the summary
-signals   interruption
 """

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ringray.base import provenance
 from ringray.base.errors import PlaceError
+from ringray.base.signals import Signals
 from ringray.lab.cluster import connect
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.observer import Observer, Summary, Tracking
 from ringray.lab.driver.resume import Resume
-from ringray.lab.driver.signals import Signals
 from ringray.lab.plan.plan import Plan, Trial, trial_row
 from ringray.lab.store.jsonl import Lines
 from ringray.lab.store.store import Store

@@ -1,0 +1,77 @@
+"""Sweeps that are signalled at any moment, and killed drivers and Rays: what stays behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import place as drive
+from tests.support.place import Place, tiny, title, wait_until
+
+pytestmark = pytest.mark.chaos
+
+MOMENTS = 20
+BORN_S = 0.2  # for Python itself to start
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    (tmp_path / "tmp").mkdir()
+    for made in drive.place(tmp_path):
+        made.variables["TMPDIR"] = str(made.ray)  # short
+        yield made
+
+
+def _left(place: Place) -> set[str]:
+    """Returns our temporary files: Ray's own stay where RAY_TMPDIR says."""
+    return {one.name for one in place.ray.glob("rr*-*")} | {
+        one.name for one in (place.home / "running").glob("*")
+    }
+
+
+def test_a_signal_ends_a_sweep_with_130_at_any_moment(place: Place) -> None:
+    """At random moments of its whole life: imports, the start of Ray and ranks, trials, its end."""
+    spec = place.spec(tiny("struck", replicas=10, repeats=20))
+    began = time.monotonic()
+    assert place.run("run", spec, "--store", "first.db").code == 0
+    life = time.monotonic() - began
+    draw = random.Random(int(os.environ.get("RINGRAY_TURN", "7")))
+    ends = []
+    for number in range(MOMENTS):
+        sent = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)[number % 3]
+        moment = BORN_S + draw.random() * life
+        sweep = place.start("run", spec, "--store", f"store-{number}.db")
+        time.sleep(moment)
+        (os.killpg if number % 2 else os.kill)(sweep.pid, sent)
+        done = place.end(sweep)
+        ends.append(f"{sent.name} after {moment:.2f} s of {life:.2f}: {done.code}")
+        print(ends[-1], f"{done.seconds:.1f} s later", flush=True)
+        over = done.code == 0 and "10 ok" in done.out
+        assert done.code == 130 or over, (ends, done.out[-2000:], done.err[-4000:])
+        assert "Traceback" not in done.err, (ends, done.err[-4000:])
+        assert not _left(place), ends
+        place.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("victim", ["ringray run", "gcs_server"])
+def test_the_next_command_removes_what_a_kill_left(place: Place, victim: str) -> None:
+    """A killed driver, or a driver that ends because its Ray's GCS was killed."""
+    spec = place.spec(tiny("struck", replicas=500, repeats=50))
+    sweep = place.start("run", spec, "--no-tracking")
+    wait_until("it measures", lambda: place.sweeps() and place.sweeps()[0].counts)
+    (killed,) = [one for one in place.processes() if victim in title(one)]
+    family = psutil.Process(sweep.pid).children(recursive=True)
+    killed.kill()
+    done = place.end(sweep)
+    assert done.code in (-signal.SIGKILL, 1, 2)
+    assert place.run("list").code == 0
+    left = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert not left, [title(one) for one in left]
+    assert not _left(place)
