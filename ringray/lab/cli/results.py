@@ -56,6 +56,8 @@ def print_history(
 ) -> None:
     """Prints every measurement of every trial."""
     found = history.measurements(trials, earlier)
+    if not found:
+        return
     shown = found if everything else found[:ROWS]
     console.print()
     fields = words.varying(one.row.config for one in found)

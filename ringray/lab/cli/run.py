@@ -243,5 +243,7 @@ def _print_summary(
         say(console, f"        {summary.tracking}; `ringray sync {plan.spec.name}` writes them")
     if not trials:
         say(console, "interrupted before the first record; run it again to start")
+    elif getattr(arguments, "again", False) and summary.interrupted and not pending:
+        say(console, f"every trial has a measurement; with --again all {len(trials)} begin anew")
     elif summary.interrupted or pending:
         say(console, f"continue with: ringray resume {plan.spec.name}{option}")

@@ -142,13 +142,13 @@ def _why_again(row: TrialRow, environment: dict[str, Any]) -> str:
     then, now = (provenance.measured_parts(one or {}) for one in (row.environment, environment))
     if then["kernels"] != now["kernels"]:
         commit = provenance.commit(row.environment)
-        return "other code in ranks than now" + (f" at commit {commit}" if commit else "")
-    for part in ("hardware", "versions"):
+        return "measured with other code in ranks" + (f" at commit {commit}" if commit else "")
+    for part, how in (("hardware", "on"), ("versions", "with")):
         names = [name for name, value in now[part].items() if then[part].get(name) != value]
         if names:
-            return f"other {part} than now ({', '.join(names)})"
+            return f"measured {how} other {part} ({', '.join(names)})"
     failed = row.status in ("failed", "timeout")
-    return f"{row.status} before" if failed else "under other limits or tuned choices"
+    return f"{row.status} before" if failed else "measured under other limits or tuned choices"
 
 
 def _stands(trial: Trial, row: TrialRow, plan: Plan, environment: dict[str, Any]) -> bool:

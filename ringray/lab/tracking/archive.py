@@ -9,8 +9,10 @@ piece makes this row unreadable and no other.
 from __future__ import annotations
 
 import base64
+import getpass
 import json
 import zlib
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -101,6 +103,13 @@ def _unpacked(tags: Mapping[str, str], name: str) -> Any:
         return json.loads(content) if reader.eof else None
     except (KeyError, ValueError, RecursionError, zlib.error):
         return None
+
+
+def user_tag() -> dict[str, str]:
+    """Returns the tag with the user's name; empty for a container's user without one."""
+    with suppress(OSError, KeyError):
+        return {"mlflow.user": getpass.getuser()}
+    return {}
 
 
 def claim(

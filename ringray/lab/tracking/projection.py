@@ -13,7 +13,6 @@ of their own, and none of those that a search did not ask for.
 
 from __future__ import annotations
 
-import getpass
 import json
 import tempfile
 import threading
@@ -41,6 +40,7 @@ from ringray.lab.tracking.archive import (
     runs_of,
     sweep_tags,
     trial_tags,
+    user_tag,
 )
 from ringray.lab.tracking.database import client_of
 from ringray.lab.tracking.description import FIGURES, note
@@ -295,9 +295,7 @@ class Projection:
         return self._create_run(self._sweep.name, self._sweep.created, self._sweep_tags())
 
     def _create_run(self, name: str, started: float | None, tags: dict[str, str]) -> Run:
-        with suppress(OSError, KeyError):  # a container's user need not have a name
-            tags = tags | {"mlflow.user": getpass.getuser()}
-        tags = tags | self._own
+        tags = tags | user_tag() | self._own
         return self._client.create_run(
             self.place.experiment_id, _milliseconds(started), tags, run_name=name
         )

@@ -22,6 +22,7 @@ from ringray.lab.tracking.archive import (
     runs_of,
     sweep_of,
     trial_of,
+    user_tag,
 )
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.tracker import UNHURRIED_S
@@ -76,8 +77,8 @@ def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Rest
     """Adds the sweep and its measurements, of all stores that wrote it, and changes nothing that
     the store has. Of a trial that it lacks the newest that is current in a store becomes current.
 
-    A store that has nothing of the sweep takes its runs in MLflow over if one other store wrote
-    them all and its parent run has ended; otherwise they stay as they are.
+    A store that has nothing of the sweep takes its runs in MLflow over if one other store of the
+    same user wrote them all and its parent run has ended; otherwise they stay as they are.
 
     Raises:
         UserError: MLflow has no such sweep, several that fit, or one that cannot be rebuilt.
@@ -108,11 +109,15 @@ def _order(read: tuple[Run, Kept]) -> tuple[bool, bool, float, int]:
 
 
 def _take_over(client: MlflowClient, runs: list[Run], identity: str) -> None:
-    """Makes ``identity`` the owner of the runs of the one other store that wrote any."""
+    """Makes ``identity`` the owner of the runs of the one other store that wrote any, if the same
+    user's."""
     parents = [run for run in runs if run.data.tags.get("ringray.role") == "sweep"]
     owners = {run.data.tags.get(STORE) for run in runs} - {identity}
-    if len(owners) == len(parents) == 1 and parents[0].info.status != "RUNNING":
-        claim(client, runs, parents[0].info.run_id, owners.pop(), identity)
+    if len(owners) != 1 or len(parents) != 1 or parents[0].info.status == "RUNNING":
+        return
+    (parent,), (owner,) = parents, owners
+    if user_tag().items() <= parent.data.tags.items():
+        claim(client, runs, parent.info.run_id, owner, identity)
 
 
 def _choose(parents: list[Run], selector: str, where: str) -> tuple[SweepInfo, float]:

@@ -151,3 +151,9 @@ def test_a_tracking_server_that_is_not_there_ends_the_run_before_it_starts(
     assert "http://127.0.0.1:9" in capsys.readouterr().err
     assert driver == []
     assert cli.main(["run", str(path), "--no-tracking"]) == 0
+
+
+def test_again_reaches_the_driver(home: Path, small: str, driver: list[Any]) -> None:
+    for options in ([], ["--again"]):
+        assert cli.main(["run", small, *options]) == 0
+    assert [one.again for one in driver] == [False, True]

@@ -118,7 +118,7 @@ def test_other_code_is_measured_and_the_older_measurement_stands_again(world: Wo
     summary, notes = world.run()
     assert (summary.measured, world.medians()) == (3, [4.0, 5.0, 6.0])
     assert notes == [
-        "to be measured again: 3 trials, other code in ranks than now at commit aaaaaaa"
+        "to be measured again: 3 trials, measured with other code in ranks at commit aaaaaaa"
     ]
     assert world.earlier() == [1.0, 2.0, 3.0]
     for code, medians in (("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0, 6.0])):
@@ -143,8 +143,8 @@ def test_a_commit_that_changes_nothing_in_ranks_measures_nothing(world: World) -
 @pytest.mark.parametrize(
     ("part", "change", "why"),
     [
-        ("hardware", {"cores": 99}, "other hardware than now (cores)"),
-        ("versions", {"torch": "99.0"}, "other versions than now (torch)"),
+        ("hardware", {"cores": 99}, "measured on other hardware (cores)"),
+        ("versions", {"torch": "99.0"}, "measured with other versions (torch)"),
     ],
 )
 def test_another_machine_is_another_measurement(

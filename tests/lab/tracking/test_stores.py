@@ -207,7 +207,11 @@ def _known(store: Store, second: Store) -> None:
     begin(second, trials(COUNT))
 
 
-@pytest.mark.parametrize("why", [_running, _known])
+def _of_another_user(store: Store, second: Store) -> None:
+    client().set_tag(_of(store)[0].info.run_id, "mlflow.user", "another")
+
+
+@pytest.mark.parametrize("why", [_running, _known, _of_another_user])
 def test_runs_of_a_store_that_may_be_in_use_stay_its_own(
     store: Store, second: Store, why: Callable[[Store, Store], None]
 ) -> None:
