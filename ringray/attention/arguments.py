@@ -161,7 +161,7 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
     for name, least in (("window", 0), ("seq_len", 1)):
         value = getattr(options, name)
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (whole and (types_only or value >= least)):
+        if value is not None and not (whole and (types_only or least <= value < 1 << 62)):
             return f"{name}: got {value!r}, expected None or an integer of at least {least}"
     for name in ("causal", "return_lse"):
         if not isinstance(getattr(options, name), bool):
@@ -190,14 +190,14 @@ def boundaries(cu_seqlens: Any) -> Any:
         return cu_seqlens
     try:
         return torch.tensor([operator.index(plain(x)) for x in cu_seqlens])
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):  # of torch, too: integers beyond 64 bits
         return cu_seqlens
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Returns ``tensors`` in the dtype that autocast gives to SDPA."""
     on = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
-    if not on or not torch.is_autocast_enabled(on):
+    if on not in ("cpu", "cuda") or not torch.is_autocast_enabled(on):  # it raises for others
         return tensors
     dtype = torch.get_autocast_dtype(on)
     return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in DTYPES else x for x in tensors)

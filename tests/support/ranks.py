@@ -186,7 +186,16 @@ class Case:
     @property
     def dlse(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randn(self.batch, self.heads, self.seq_len, generator=generator)
+        dlse = torch.randn(self.batch, self.heads, self.seq_len, generator=generator)
+        # Of a row's own size: both are terms of one fp32 sum, where the smaller one is lost.
+        return dlse * self.sizes[:, 0] if self.uneven else dlse
+
+    @property
+    def sizes(self) -> Tensor:
+        """Of the rows of uneven gradients."""
+        generator = torch.Generator().manual_seed(self.seed)
+        reach = 4 if self.dtype == torch.float16 else 25
+        return 10 ** ((torch.rand(self.seq_len, 1, generator=generator) - 0.6) * reach)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -204,10 +213,7 @@ class Case:
             seed=self.seed,
         )  # fmt: skip
         if self.uneven:
-            generator = torch.Generator().manual_seed(self.seed)
-            reach = 4 if self.dtype == torch.float16 else 25
-            powers = (torch.rand(self.seq_len, 1, generator=generator) - 0.6) * reach
-            dout = (dout.float() * 10**powers).to(self.dtype)
+            dout = (dout.float() * self.sizes).to(self.dtype)
         return q, k, v, dout
 
     def shards(self, pad_value: float = NAN) -> list[Tensor]:
