@@ -132,7 +132,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"cu_seqlens": np.array([[0, 8]])}, r"cu_seqlens: got array.* expected integers in a"),
         ({"cu_seqlens": [0, 10**30]}, r"cu_seqlens: got .* expected integers"),
         ({"window": 10**30}, "window: got 1000000"),
-        ({"window": np.float64(2)}, "window: got 2.0"),
+        ({"window": np.float64(2)}, r"window: got .*2.0"),
         ({"window": torch.tensor(True)}, "window: got True"),
         ({"scale": torch.tensor(2.0, requires_grad=True)}, "scale: got tensor.*requires_grad"),
         ({"is_causal": True}, "unexpected keyword 'is_causal'; ringray calls it causal"),

@@ -204,12 +204,11 @@ def _walked_backward(sizes: Sizes, walks: Walks, table: Walked) -> float:
     if walks.forward.route.ranks > 1 and sizes.kv_heads > 1:  # the own chunk in two halves
         called[:, 0] = _backward_call(sizes, queries[:, 0], keys[:, 0], 0.5)
     if queries_travel and sizes.fused_on_cpu:
-        # Away from its owner a row has no output: a stand-in is made, in fp32 like all operands.
+        # Away from its owner a row has no output: a stand-in is made, and fp32 copies of all
+        # operands with a column more.
         rows = _needed(walks.backward)
         away = _backward_call(replace(sizes, itemsize=FP32), queries, keys)
-        away += sizes.query_row * rows * FP32
-        if sizes.narrow:
-            away += (2 * sizes.query_row * rows + 2 * sizes.key_row * sizes.rows) * FP32
+        away += (3 * sizes.query_row * rows + 2 * sizes.key_row * sizes.rows) * FP32
         called[:, 1:] = np.where(rows > 0, away, 0.0)[:, 1:]
     weights = walks.backward_weights
     moving = table.chunks * weights.chunk + table.sums * weights.sums
