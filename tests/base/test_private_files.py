@@ -212,7 +212,7 @@ def test_the_tracking_process_has_no_token_of_ray(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "feedface" * 8)
-    started = worker.Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
+    started = worker.Worker(DIGEST, "ringray.lab.tracking.process", 10.0, "http://127.0.0.1:1")
     try:
         path = Path(f"/proc/{started.process.pid}/environ")
         environment = wait_until("it has started", path.read_bytes)

@@ -10,6 +10,7 @@ run      run, resume
 tuning   tune, tuned
 store    list, status, sync, recover
 jobs     submit, stop
+outputs  files for output that must not be ringray's own
 doctor   doctor
 probe    the processes in which doctor tries heavy packages
 """

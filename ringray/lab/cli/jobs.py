@@ -12,9 +12,11 @@ from ringray.base.errors import PlaceError
 from ringray.base.redaction import has_password, plain
 from ringray.lab.cli.options import DASHBOARD, SPEC, Option, options
 from ringray.lab.cluster import job_package, job_server
+from ringray.lab.cluster.job_folder import check_absolute
 from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
 from ringray.lab.plan.plan import build
 from ringray.lab.spec import model as specs
+from ringray.lab.tracking import location
 
 
 @options(
@@ -31,6 +33,10 @@ def submit(arguments: argparse.Namespace) -> int:
             "has a password, which every user who may read the cluster's jobs could read; "
             "set MLFLOW_TRACKING_URI on the head instead",
         )
+    if arguments.store is not None:
+        check_absolute("--store", arguments.store)
+    if path := location.relative_path(plan.spec.tracking.uri or ""):
+        check_absolute("tracking.uri", path)
     url = job_server.address(arguments.address)
     here = Jobs(job_server.connect(url), url)
     again = f"ringray submit {arguments.spec} --address {url}"

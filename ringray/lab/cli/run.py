@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import MEASURING, SPEC, SWEEP, Option, options, writing
+from ringray.lab.cli.outputs import check_output
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
 from ringray.lab.cli.store import open_store
 from ringray.lab.driver import schedule
@@ -134,6 +136,9 @@ def stored_spec(sweep: SweepRow) -> specs.Spec:
 
 def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     """Runs a plan and prints its summary; returns the exit code."""
+    if arguments.json not in (None, "-"):
+        place = plan.spec.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        check_output("--json", arguments.json, store.path, location.sqlite_path(place))
     json_path = _json_path(arguments.json)
     screen = _screen(arguments)
     with ExitStack() as closing:

@@ -20,6 +20,7 @@ from ringray.lab.cli.results import (
     say,
     title,
 )
+from ringray.lab.cluster.job_folder import check_lasting
 from ringray.lab.report import tables, words
 from ringray.lab.store.recover import recover as mend
 from ringray.lab.store.store import Store, default_path
@@ -38,6 +39,7 @@ def open_store(given: str | None, create: bool = False) -> Store:
     path = Path(given) if given else default_path()
     if given is None and not create and not path.exists():
         raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
+    check_lasting("the store", path)
     store = Store(path, create)
     if store.doubt:
         print(f"ringray: warning: {store.doubt}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.lab.cli.options import MEASURING, SPEC, Option, options
+from ringray.lab.cli.outputs import check_output
 from ringray.lab.cli.run import search
 from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
@@ -49,6 +50,7 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     entries = tuned.table().entries
     if arguments.export is not None:
+        check_output("--export", arguments.export)
         if not entries:
             raise UserError(f"nothing is tuned in {tuned.folder()}; `ringray tune SPEC` does it")
         tuned.write(entries, Path(arguments.export))

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from ringray.base import private_files
 from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import has_password, without_credentials
+from ringray.lab.cluster.job_folder import check_lasting
 
 PROBE_S = 3.0  # seconds; for a server or a locked database to answer
 _DATABASES = ("postgresql", "mysql", "mssql")
@@ -48,6 +49,8 @@ def resolve_uri(given: str | None) -> str:
     if not uri:
         return f"sqlite:///{private_files.create_home() / 'mlflow.db'}"
     path = sqlite_path(uri)
+    if path is not None:
+        check_lasting("the tracking database", path)
     return uri if path is None else f"sqlite:///{path}"
 
 
@@ -57,6 +60,12 @@ def sqlite_path(uri: str) -> Path | None:
     if scheme.lower() != "sqlite" or not separator or rest in ("", ":memory:"):
         return None
     return Path(rest).absolute()
+
+
+def relative_path(uri: str) -> str | None:
+    """Returns the path of a sqlite URI if it is relative, else None."""
+    path = uri.strip().partition(":///")[2]
+    return path if sqlite_path(uri.strip()) and not Path(path).is_absolute() else None
 
 
 def _check_given(uri: str) -> None:
@@ -76,7 +85,7 @@ def _check_given(uri: str) -> None:
     if not is_server(uri) and "?" in uri:
         raise PlaceError(f"tracking.uri {shown!r}: a spec cannot set database options; {allowed}")
     secret = _environment_secret("http" if is_server(uri) else uri.partition(":")[0].lower())
-    if secret and _origin(uri) != _origin(os.environ.get("MLFLOW_TRACKING_URI", "")):
+    if secret and not is_users_own(uri):
         raise PlaceError(
             f"tracking.uri {shown!r} would be sent {secret}, which is meant for the server in "
             "MLFLOW_TRACKING_URI; set that to the same server, or remove the secret"
@@ -90,6 +99,12 @@ def _environment_secret(scheme: str) -> str | None:
             return name
     stored = scheme == "http" and os.path.exists(os.path.expanduser("~/.mlflow/credentials"))  # noqa: PTH110, PTH111
     return "~/.mlflow/credentials" if stored else None
+
+
+def is_users_own(uri: str) -> bool:
+    """Returns whether the user's environment names the server, which so may get the credentials
+    that ``~/.netrc`` has for its host."""
+    return _origin(uri) == _origin(os.environ.get("MLFLOW_TRACKING_URI", ""))
 
 
 def _origin(uri: str) -> tuple[str, str | None, int | None]:

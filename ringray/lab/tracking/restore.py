@@ -58,7 +58,7 @@ def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.
     """
     resolved = resolve_uri(uri)
     check(resolved, UNHURRIED_S)
-    worker = Worker("restore", __name__, UNHURRIED_S)
+    worker = Worker("restore", __name__, UNHURRIED_S, resolved)
     try:
         send(worker.connection, (store_path, sweep, resolved))
         answer = receive(worker.connection, timeout)

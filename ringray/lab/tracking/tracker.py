@@ -130,7 +130,7 @@ class Tracker:
             return self._lost(str(error))
 
     def _spawn(self) -> Worker:
-        return Worker(self._sweep[1], "ringray.lab.tracking.process", self._request_s)
+        return Worker(self._sweep[1], "ringray.lab.tracking.process", self._request_s, self.uri)
 
     def _left(self) -> float:
         return max(0.0, (self._until or 0.0) - time.monotonic())

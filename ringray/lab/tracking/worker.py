@@ -23,6 +23,7 @@ from ringray.base import private_files, provenance
 from ringray.base.deadline import SAY_S, Reminder, within
 from ringray.base.errors import PlaceError, RingrayError
 from ringray.base.redaction import TOKENS, hidden, shown
+from ringray.lab.tracking.location import is_users_own
 from ringray.lab.trial.outcome import part_of_a_path
 
 REQUEST_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # the variable with the seconds for one call
@@ -41,14 +42,16 @@ _ENVIRONMENT = {
 
 class Worker:
     """The driver's end: a process that runs ``module`` and writes the log of ``name``. MLflow may
-    take ``request_s`` seconds for each answer to it."""
+    take ``request_s`` seconds for each answer to it; ``uri`` is the place that it will use."""
 
-    def __init__(self, name: str, module: str, request_s: float) -> None:
+    def __init__(self, name: str, module: str, request_s: float, uri: str) -> None:
         self.log_path = log_path(name)
         paths = [str(provenance.packages()[0].parent), os.environ.get("PYTHONPATH", "")]
         # The process does not speak to Ray and gets no token.
         environment = {key: value for key, value in os.environ.items() if key not in TOKENS}
         environment |= _ENVIRONMENT
+        if not is_users_own(uri):
+            environment["NETRC"] = os.devnull  # whose credentials MLflow's client would send
         environment[REQUEST_TIMEOUT] = str(int(request_s))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self.connection, its_end = Pipe()

@@ -107,13 +107,13 @@ def test_a_process_started_ahead_ends_when_no_sweep_begins(store: Store) -> None
     unused.close()
     unused.close()
     assert not psutil.pid_exists(unused._worker.process.pid)
-    orphan = Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
+    orphan = Worker(DIGEST, "ringray.lab.tracking.process", 10.0, "http://127.0.0.1:1")
     # The connection closes, as at the end of the driver.
     assert orphan.end(patience=30.0) == "exit code 1"
 
 
 def test_the_end_of_a_process_is_noticed(store: Store) -> None:
-    worker = Worker(DIGEST, "ringray.lab.tracking.process", 10.0)
+    worker = Worker(DIGEST, "ringray.lab.tracking.process", 10.0, "http://127.0.0.1:1")
     assert receive(worker.connection, 0.01) is None
     os.kill(worker.process.pid, signal.SIGKILL)
     with pytest.raises(EOFError):

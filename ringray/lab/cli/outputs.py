@@ -1,0 +1,48 @@
+"""Files that a user names for output, which must not be ringray's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ringray.base import private_files
+from ringray.base.errors import UserError, reason_of
+from ringray.lab.cluster.job_folder import check_lasting
+
+_COMPANIONS = ("", "-wal", "-shm", "-journal", ".snapshot")  # of a sqlite file, by their endings
+_FOLDERS = ("tuned", "logs", "artifacts", "running")  # in the home folder
+_LOOK = 4096  # bytes
+
+
+def check_output(option: str, given: str, *databases: Path | None) -> None:
+    """Checks a file for output before anything is written to it; links are followed.
+
+    Args:
+        databases: the sqlite files in use; those of the home folder are known.
+
+    Raises:
+        UserError: it is one of them or of their companions, another file that ringray keeps,
+            holds something binary, or would not outlast the job that this process is.
+    """
+    path, home = Path(given).resolve(), private_files.home().resolve()
+    check_lasting(option, path)
+    used = [one.resolve() for one in databases if one is not None]
+    for database in (*used, home / "store.db", home / "mlflow.db"):
+        near = path.parent == database.parent
+        if near and (
+            path.name in [f"{database.name}{ending}" for ending in _COMPANIONS]
+            or path.name.startswith(f".{database.name}.")
+        ):
+            raise UserError(f"{option} {given}: is {path}, of the database {database}; {_WAY_OUT}")
+    if any(path.is_relative_to(home / name) for name in _FOLDERS):
+        raise UserError(f"{option} {given}: lies in {path.parent}, which ringray keeps; {_WAY_OUT}")
+    if path.is_file():
+        try:
+            with private_files.regular(path) as file:
+                binary = b"\0" in file.read(_LOOK)
+        except OSError as error:
+            raise UserError(f"{option} {given}: cannot be read: {reason_of(error)}") from error
+        if binary:
+            raise UserError(f"{option} {given}: holds something that is no text; {_WAY_OUT}")
+
+
+_WAY_OUT = "name another file"

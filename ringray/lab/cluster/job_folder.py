@@ -1,0 +1,29 @@
+"""The working directory of a Ray job, which Ray empties when the job has ended."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from ringray.base.errors import UserError
+
+_PARTS = ("runtime_resources", "working_dir_files")  # of its path, in the session's folder
+
+
+def check_lasting(what: str, path: Path) -> None:
+    """Raises UserError if ``path`` lies in the working directory of a job."""
+    parts = path.resolve().parts
+    if _PARTS in pairwise(parts):
+        raise UserError(
+            f"{what} is {path}, in the working directory of a Ray job, which Ray empties: name an "
+            "absolute path that lasts"
+        )
+
+
+def check_absolute(what: str, given: str) -> None:
+    """Raises UserError if a path that is sent with a job would lie in its working directory."""
+    if not Path(given).expanduser().is_absolute():
+        raise UserError(
+            f"{what}: got {given}, which would lie in the working directory of the job, which Ray "
+            "empties: expected an absolute path on the head of the cluster"
+        )
