@@ -23,7 +23,7 @@ from ringray.lab.cli.results import print_answer, print_page, print_trials, say,
 from ringray.lab.cli.store import open_store
 from ringray.lab.driver import schedule
 from ringray.lab.driver.observer import Summary
-from ringray.lab.driver.studies import entries
+from ringray.lab.driver.studies import entries, results
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.report import studies, tables, words
@@ -100,8 +100,12 @@ def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     code = execute(plan, store, arguments)
     if code == 130:
         return code
-    found = entries(plan, store.trials(plan.digest))
+    trials = store.trials(plan.digest)
+    found = entries(plan, trials)
     screen = _screen(arguments)
+    if not found and any(study.default for study in results(plan, trials)):
+        print("tuned:  nothing, because no point beats the default beyond the spread", file=screen)
+        return code
     if not found:
         print("tuned:  nothing, because no point could be measured", file=screen)
         return code or 1

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ringray.lab.driver.studies import (
     StudyResult,
+    defaults,
     outcome_of,
     refused_and_ended,
     results,
@@ -21,10 +22,11 @@ from ringray.lab.driver.studies import (
     searched,
     studies,
 )
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan.cost_model import Cost
 from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import Ask, Candidate, Search, SearchSettings, Told
+from ringray.lab.search.base import Ask, Candidate, Search, SearchSettings, Told, then
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import Outcome, TrialRow, runs_of
@@ -98,6 +100,8 @@ class Schedule:
             for trial in trials
         ]
         asking = METHODS[search.method].search(candidates, settings)
+        if KINDS[plan.spec.kind].tunes:  # a choice is kept only if it beats the default
+            asking = then(asking, [trial.key for trial in defaults(trials)], measure.repeats)
         return _Study({trial.key: trial for trial in trials}, asking)
 
     def ahead(self) -> list[Trial]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.plan.plan import Plan, Trial
@@ -34,13 +36,19 @@ _STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 @dataclass(frozen=True)
 class StudyResult:
     """Result of a study: keys of the best point by the first objective, of the Pareto front over
-    all objectives (best first) and of the points that were not measured; and the number of runs."""
+    all objectives (best first) and of the points that were not measured; and the number of runs.
+
+    ``default``: key of the point that is taken where nothing is tuned, with the threads of the best
+    one, if it was measured; ``better``: the best one beats it beyond the spread of their runs.
+    """
 
     trials: tuple[Trial, ...]
     best: str | None
     front: tuple[str, ...]
     unasked: tuple[str, ...]
     runs: int
+    default: str | None = None
+    better: bool = True
 
 
 def searched(kind: str) -> tuple[str, ...]:
@@ -108,13 +116,46 @@ def outcome_of(
     finalists = measured_enough(runs)
     among = list(scores) if len(objectives) > 1 else finalists
     front = next(layers(among, scores.__getitem__), [])
+    best = min(finalists, key=lambda key: scores[key], default=None)
+    threads = {trial.key: trial.config.threads for trial in trials}
+    usual = [t.key for t in defaults(trials) if best and t.config.threads == threads[best]]
+    default = next((key for key in usual if key in scores), None)
     return StudyResult(
         tuple(trials),
-        min(finalists, key=lambda key: scores[key], default=None),
+        best,
         tuple(front),
         tuple(trial.key for trial in trials if trial.key not in results),
         sum(runs_of(results[trial.key]) for trial in trials if trial.key in results),
+        default,
+        not (best and default) or _beats(results[best], results[default], objectives),
     )
+
+
+def defaults(trials: Sequence[Trial]) -> list[Trial]:
+    """Returns the points of a study that are taken where nothing is tuned, one for each number of
+    threads and replica. Of Triton's kernels there is none: their defaults depend on the GPU."""
+    cuts = {trial.config.blocks for trial in trials}
+    if None not in cuts and (len(cuts) > 1 or KINDS[trials[0].kind].ranks_alone):
+        return []
+    return [
+        trial
+        for trial in trials
+        if (trial.config.blocks is None or None not in cuts)
+        and all(
+            getattr(trial.config, name) in (usual, "auto") for name, usual in tuned.DEFAULTS.items()
+        )
+    ]
+
+
+def _beats(
+    best: Outcome | TrialRow, default: Outcome | TrialRow, objectives: Sequence[str]
+) -> bool:
+    """Returns whether the slower fifth of the best one's runs is faster than the faster fifth of
+    the default's; of metrics without runs, whether its value is better."""
+    ours, theirs = (score_of(one, objectives[:1]) for one in (best, default))
+    if ours.samples and theirs.samples:
+        return bool(np.quantile(ours.samples, 0.8) < np.quantile(theirs.samples, 0.2))
+    return (ours.scores or ()) < (theirs.scores or ())
 
 
 def refused_and_ended(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]]:
@@ -138,13 +179,15 @@ def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
 
 
 def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
-    """Returns the best point of each study of a sweep that is over, as a tuned choice. Of problems
-    that share a bucket the largest one wins."""
+    """Returns the best point of each study of a sweep that is over, as a tuned choice, where it
+    beats the default. Of problems that share a bucket the largest one wins."""
     by_key = {row.key: row for row in rows}
     kept: dict[tuple[tuned.Place, tuned.Bucket], tuple[TrialConfig, tuned.Entry]] = {}
     for study in results(plan, rows):
         if study.best is None or not (by_key[study.best].environment or {}).get("place"):
             continue  # nothing was measured, or the place was lost with a part of the store
+        if not study.better:
+            continue
         trial = next(trial for trial in study.trials if trial.key == study.best)
         entry = _entry(plan, trial, by_key[study.best])
         if len({one.config.threads for one in study.trials}) > 1:

@@ -70,10 +70,13 @@ def _searched(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dic
     """Yields the values of the fields that a tuning kind searches at one point of the sweep."""
     if KINDS[kind].ranks_alone:
         given = chosen["blocks"]
-        for cut in kernel_cuts.cuts(chosen, device) if given is None else [given]:
+        # What is searched is compared with the default.
+        found = kernel_cuts.cuts(chosen, device) if given is None else [given]
+        for cut in dict.fromkeys([*found, *([None] if isinstance(given, int) else [])]):
             yield {"ring_size": 1, **tuned.DEFAULTS, "blocks": cut}
     elif KINDS[kind].tunes:
         yield from _strategies(chosen)
+        yield dict(tuned.DEFAULTS)
     else:
         yield {}
 

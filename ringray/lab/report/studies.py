@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
 from ringray.base import units
 from ringray.lab.driver.studies import StudyResult, searched
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
 from ringray.lab.report import tables, words
 from ringray.lab.trial.metrics import METRICS
@@ -30,8 +31,20 @@ def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) ->
             continue
         row = by_key[study.best]
         scores = ", ".join(_value(one, row) for one in plan.spec.search.objectives)
-        said.append(f"best of {name}: {_choice(study, study.best)}  {scores}  ({took})")
+        choice = _choice(study, study.best)
+        said.append(f"best of {name}: {choice}  {scores}  ({took}){_beside(plan, study, by_key)}")
     return said
+
+
+def _beside(plan: Plan, study: StudyResult, by_key: Mapping[str, TrialRow]) -> str:
+    """Writes how the best point of a tuning compares with the default."""
+    if not KINDS[plan.spec.kind].tunes or study.default is None:
+        return ""
+    if study.default == study.best:
+        return "; it is the default, so nothing is kept"
+    value = _value(plan.spec.search.objectives[0], by_key[study.default])
+    said = f"; the default, {_choice(study, study.default)}, has {value}"
+    return said if study.better else f"{said}, equal within the spread, so nothing is kept"
 
 
 def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[Table]:

@@ -81,6 +81,13 @@ class Method(NamedTuple):
     exhaustive: bool = False
 
 
+def then(search: Search, keys: Sequence[str], repeats: int) -> Search:
+    """Asks as ``search`` does, and at its end for ``keys`` in full."""
+    yield from search
+    if keys:
+        yield [Ask(key, repeats, together=True) for key in keys]
+
+
 def score(metric: str, value: float) -> float:
     """Returns ``value`` as a score."""
     return value if METRICS[metric].less_is_better else -value

@@ -293,3 +293,43 @@ def test_only_timed_kinds_are_searched() -> None:
     text = "version: 1\nname: s\nkind: correctness\nproblem: {seq_len: 64}\n"
     with pytest.raises(SpecError, match="kind correctness measures every point"):
         plan.build(spec.parse(text + "search: {method: halving}\n", "s.yaml"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tuning_measures_the_default_in_full(method: str) -> None:
+    """Also where the spec names other strategies only."""
+    body = BODY.replace("partition: auto, transport: auto", "partition: [striped, contiguous]")
+    made, machine = build(f"{{method: {method}}}", body), Machine()
+    schedule = Schedule(made, {}, {})
+    done = machine.run(schedule)
+    for study in schedule.found():
+        (default,) = [t for t in study.trials if t.config.partition == "zigzag"]
+        assert default.config.transport == "ring"
+        assert len(done[default.key].samples["ms"]) == 9
+        assert study.default == study.best == default.key
+        assert not study.better
+
+
+def test_only_a_lead_beyond_the_spread_beats_the_default() -> None:
+    made = build("{method: grid}", BODY.replace("[2, 4]", "2"))
+    default, *others = sorted(
+        made.runnable, key=lambda t: (t.config.partition != "zigzag", t.config.transport != "ring")
+    )
+
+    def outcome(times: list[float]) -> Outcome:
+        return Outcome("ok", None, {"median_ms": times[len(times) // 2]}, {"ms": times})
+
+    for times, better in (([5.0, 5.1, 5.2], True), ([5.0, 8.0, 12.0], False)):
+        done = {t.key: outcome([20.0] * 3) for t in others}
+        done |= {default.key: outcome([9.0, 10.0, 11.0]), others[0].key: outcome(times)}
+        found = outcome_of(made.runnable, done, ["median_ms"])
+        assert (found.best, found.default) == (others[0].key, default.key)
+        assert found.better == better
+    # Memory has no spread.
+    del done[others[0].key]
+    light = Outcome("ok", None, {"peak_memory_bytes": 9.0}, {"ms": [1.0] * 3})
+    heavy = Outcome("ok", None, {"peak_memory_bytes": 10.0}, {"ms": [1.0] * 3})
+    found = outcome_of(
+        made.runnable, {default.key: heavy, others[0].key: light}, ["peak_memory_bytes"]
+    )
+    assert found.better

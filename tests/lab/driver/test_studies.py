@@ -15,6 +15,7 @@ from ringray.lab.driver.resume import Resume
 from ringray.lab.driver.schedule import found
 from ringray.lab.plan import cost_model, plan
 from ringray.lab.plan.kernel_cuts import kernel_of
+from ringray.lab.report import studies as report
 from ringray.lab.ring.actor import Introduction
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.spec import model as spec
@@ -136,3 +137,30 @@ def test_cuts_that_were_planned_for_another_device_are_not_tried(tmp_path: Path)
     assert resume.on(Cluster(False, CPU_ONLY)).pruned == {}
     with pytest.raises(PlaceError, match=r"ring.device: got auto, which is cuda on this cluster"):
         resume.on(Cluster(False, WITH_GPUS))
+
+
+CUT = (
+    "version: 1\nname: c\nkind: kernel-tune\nring: {size: 1, device: cpu}\n"
+    "problem: {seq_len: 300, heads: 2, head_dim: 16, direction: forward}\n"
+    "strategy: {blocks: [64, 128]}\nmeasure: {repeats: 3, baseline: null}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        ({None: 9.0, 64: 7.0, 128: 8.0}, "9 of 9 runs); the default, default-blocks, has 9.00 ms"),
+        ({None: 9.0, 64: 9.5, 128: 9.1}, "; it is the default, so nothing is kept"),
+    ],
+)  # fmt: skip
+def test_a_tuning_no_better_than_the_default_keeps_nothing(
+    ms: dict[int | None, float], said: str
+) -> None:
+    made = plan.build(spec.parse(CUT))
+    assert [trial.config.blocks for trial in made.trials] == [64, None, 128]
+    ended = rows(made, lambda t: ms[t.config.blocks])  # type: ignore[index]
+    ended = [row for _, row in sorted((row.config["blocks"] or 0, row) for row in ended)]
+    kept = result.entries(made, ended)
+    assert [entry.choice["blocks"] for entry in kept] == ([64] if ms[64] < 9 else [])
+    (line,) = report.lines(made, ended, result.results(made, ended))
+    assert said in line
