@@ -32,7 +32,6 @@ _OUTCOME = TRIAL[5:]  # columns that are empty until a trial has ended
 _RECORDING = ("key", "status", "point", "started", "ended")  # tell a recording from any other
 TABLES: tuple[Table, ...] = get_args(Table)  # with recordings: the current ones, the earlier ones
 BROKEN = [f"SELECT key FROM {table} WHERE seal IS NOT {TRIAL_SEAL}" for table in TABLES]
-_SEQS = " UNION ALL ".join(f"SELECT seq FROM {one} WHERE digest = ?1" for one in TABLES)
 
 
 def sweep_rows(
@@ -219,17 +218,10 @@ def restore_rows(
     check_seals(db, sweep.digest)
     put_sweep(db, sweep, "interrupted", created, ["created"], f"WHERE kind = '{UNKNOWN}'")
     current = _upsert("trials", TRIAL, "digest, key", _OUTCOME, "WHERE status IS NULL")
-    past = (
-        f"INSERT INTO history ({', '.join(TRIAL)}, seal) VALUES ({', '.join('?' * len(TRIAL))}, ?)"
-    )
-    known = {
-        tuple(row)
-        for table in TABLES
-        for row in db.execute(
-            f"SELECT {', '.join(_RECORDING)} FROM {table} WHERE digest = ?", (sweep.digest,)
-        )
-    }
-    taken = {seq for (seq,) in db.execute(_SEQS, (sweep.digest,))}
+    past = f"INSERT INTO history ({', '.join(TRIAL)}, seal) VALUES (?{', ?' * len(TRIAL)})"
+    held = f"SELECT seq, {', '.join(_RECORDING)} FROM {{}} WHERE digest = ?1"
+    here = db.execute(" UNION ALL ".join(map(held.format, TABLES)), (sweep.digest,)).fetchall()
+    taken, known = {seq for seq, *_ in here}, {tuple(recording) for _, *recording in here}
     added = kept = 0
     for number, (trial, seq) in enumerate((*trials, *earlier)):
         if trial.status is not None:
@@ -263,8 +255,9 @@ def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
 
 def next_seq(db: sqlite3.Connection, digest: str) -> int:
     """Returns the next number of a record. The write lock is held, so no reader has a later one."""
-    row = db.execute(f"SELECT max(seq) FROM ({_SEQS})", (digest,)).fetchone()
-    return int(row[0] or 0) + 1
+    # One query for each table: together sqlite would not use the index of the first.
+    last = (f"SELECT max(seq) FROM {table} WHERE digest = ?" for table in TABLES)
+    return max(db.execute(query, (digest,)).fetchone()[0] or 0 for query in last) + 1
 
 
 def forget_unplanned(db: sqlite3.Connection, digest: str, planned: set[str]) -> None:
