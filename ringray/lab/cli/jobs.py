@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from ringray.base import provenance, units
-from ringray.base.errors import PlaceError
+from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import has_password, plain
-from ringray.lab.cli.options import DASHBOARD, SPEC, Option, options
-from ringray.lab.cluster import job_package, job_server
+from ringray.lab.cli.options import DASHBOARD, JSON, SPEC, Option, append, options
+from ringray.lab.cluster import head_command, job_package, job_server
 from ringray.lab.cluster.job_folder import check_absolute
 from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
 from ringray.lab.plan.plan import build
@@ -23,6 +25,7 @@ from ringray.lab.tracking import location
     SPEC, DASHBOARD,
     Option("--detach", action="store_true", help="return when the cluster has it; do not follow"),
     Option("--store", metavar="F", help="store file on the head (default: the head's own store)"),
+    JSON,
 )  # fmt: skip
 def submit(arguments: argparse.Namespace) -> int:
     """Sends a sweep to a cluster, unless it runs there, and follows it; returns its exit code."""
@@ -33,8 +36,14 @@ def submit(arguments: argparse.Namespace) -> int:
             "has a password, which every user who may read the cluster's jobs could read; "
             "set MLFLOW_TRACKING_URI on the head instead",
         )
-    if arguments.store is not None:
-        check_absolute("--store", arguments.store)
+    if arguments.json is not None and arguments.detach:
+        raise UserError(
+            "argument --json: not allowed with argument --detach; "
+            "`ringray status SWEEP --address URL --json F` fetches the results later"
+        )
+    store = _store(arguments)
+    if arguments.json not in (None, "-"):
+        append(arguments.json, "")
     if path := location.relative_path(plan.spec.tracking.uri or ""):
         check_absolute("tracking.uri", path)
     url = job_server.address(arguments.address)
@@ -43,27 +52,59 @@ def submit(arguments: argparse.Namespace) -> int:
     with job_package.packed(plan.spec) as shipment:
         job, started = here.submit(plan, shipment, arguments.store)
     called = f"{plan.spec.name} {plan.digest[:12]}"
+    screen = sys.stderr if arguments.json == "-" else sys.stdout
     if started:
-        print(f"{called}: job {job.id} at {url}, {units.memory(shipment.size)} of source")
+        size = units.memory(shipment.size)
+        print(f"{called}: job {job.id} at {url}, {size} of source", file=screen)
     else:
-        print(f"{called}: job {job.id} runs already at {url}")
+        print(f"{called}: job {job.id} runs already at {url}", file=screen)
         if job.code != provenance.code_digest():
             print(
                 "it runs different source; to run this one: "
-                f"`ringray stop {plan.digest[:12]} --address {url}`, then submit again"
+                f"`ringray stop {plan.digest[:12]} --address {url}`, then submit again",
+                file=screen,
             )
     ways = f"follow: {again}\nstop:   ringray stop {plan.spec.name} --address {url}"
     if arguments.detach:
         print(ways)
         return 0
-    sys.stdout.flush()
+    screen.flush()
     try:
-        job = here.follow(job, _write)
+        job = here.follow(job, partial(_write, screen))
     except KeyboardInterrupt:
-        print(f"\ndetached; job {job.id} continues")
-        print(ways)
+        print(f"\ndetached; job {job.id} continues\n{ways}", file=screen)
         return INTERRUPTED
-    return _end(job, again)
+    if arguments.json is not None and job.obstacle is None:
+        append(arguments.json, fetch(url, "status", plan.digest, "--json", "-", *store))
+    return _end(job, again, screen)
+
+
+def _store(arguments: argparse.Namespace) -> list[str]:
+    """Returns the option for the store on the head; UserError unless its path is absolute."""
+    if arguments.store is None:
+        return []
+    check_absolute("--store", arguments.store)
+    return ["--store", arguments.store]
+
+
+def on_head(arguments: argparse.Namespace, *command: str) -> None:
+    """Prints what a command that reads the store prints on the head of ``--address``."""
+    json = getattr(arguments, "json", None)
+    text = fetch(
+        arguments.address, *command, *_store(arguments), *(["--json", "-"] if json else [])
+    )
+    if json:
+        append(json, text)
+    else:
+        sys.stdout.write(text)
+
+
+def fetch(address: str, *command: str) -> str:
+    """Returns what a command prints on the head of a cluster."""
+    url = job_server.address(address)
+    client = job_server.connect(url)
+    with job_package.packed() as shipment:
+        return head_command.ask(client, url, shipment, *command)
 
 
 @options(
@@ -87,19 +128,19 @@ def stop(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(plain(text))  # a job may write control characters
-    sys.stdout.flush()
+def _write(screen: TextIO, text: str) -> None:
+    screen.write(plain(text))  # a job may write control characters
+    screen.flush()
 
 
-def _end(job: Job, again: str) -> int:
+def _end(job: Job, again: str, screen: TextIO) -> int:
     """Prints how a job ended; returns the exit code."""
     code, how = job.ending()
     if job.obstacle is not None:
         raise PlaceError(f"job {job.id} {how}")
-    print(f"job {job.id}: {how}")
+    print(f"job {job.id}: {how}", file=screen)
     if code == INTERRUPTED:
-        print(f"to continue it: {again}")
+        print(f"to continue it: {again}", file=screen)
     elif code == 1:
-        print(f"to repeat the failed trials: {again}")
+        print(f"to repeat the failed trials: {again}", file=screen)
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ringray.base.errors import UserError, reason_of
@@ -22,12 +23,16 @@ class Option:
 SPEC = Option("spec", metavar="SPEC", help="YAML file")
 SWEEP = Option("sweep", metavar="SWEEP", help="name, or the start of its digest")
 ADDRESS = Option("--address", metavar="A", help="Ray (default: RAY_ADDRESS, else a local Ray)")
+JSON = Option("--json", metavar="F", help="append a JSON line per trial to F; - is stdout")
+ON_HEAD = Option(
+    "--address", metavar="URL", help="read the store on a cluster's head: http://HOST:8265"
+)
 DASHBOARD = Option("--address", metavar="URL", help="dashboard of the head: http://HOST:8265")
 STORE = Option("--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)")
 MEASURING = (
     ADDRESS,
     STORE,
-    Option("--json", metavar="F", help="append a JSON line per trial to F; - is stdout"),
+    JSON,
     Option("--no-tracking", action="store_true", help="write to the store only, no MLflow"),
 )
 ALL = Option("--all", action="store_true", help="show every trial")
@@ -53,3 +58,16 @@ def writing(path: str) -> Iterator[None]:
             f"--json {path}: cannot be written: {reason_of(error)}; "
             "name a file in a folder that you may write to, or - for stdout"
         ) from error
+
+
+def append(path: str, lines: str) -> None:
+    """Appends to the file of ``--json``, or writes to stdout.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if path == "-":
+        print(lines, end="", flush=True)
+        return
+    with writing(path), Path(path).open("a", encoding="utf-8") as file:
+        file.write(lines)

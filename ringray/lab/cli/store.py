@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,16 @@ from pathlib import Path
 from ringray.base import leftovers, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
-from ringray.lab.cli.options import ALL, STORE, SWEEP, Option, options
+from ringray.lab.cli.options import (
+    ALL,
+    JSON,
+    ON_HEAD,
+    STORE,
+    SWEEP,
+    Option,
+    append,
+    options,
+)
 from ringray.lab.cli.results import (
     ROWS,
     print_answer,
@@ -25,7 +35,7 @@ from ringray.lab.report import tables, words
 from ringray.lab.store.recover import recover as mend
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.tracking import location, tracker
-from ringray.lab.trial.outcome import SweepRow
+from ringray.lab.trial.outcome import SweepRow, record_line
 
 
 def open_store(given: str | None, create: bool = False) -> Store:
@@ -53,9 +63,14 @@ def as_it_stands(store: Store, sweep: SweepRow) -> SweepRow:
     return sweep
 
 
-@options(STORE)
+@options(STORE, ON_HEAD)
 def sweeps(arguments: argparse.Namespace) -> int:
     """Lists the sweeps, the newest first."""
+    if arguments.address:
+        from ringray.lab.cli.jobs import on_head  # with the planner
+
+        on_head(arguments, "list")
+        return 0
     path = Path(arguments.store) if arguments.store else default_path()
     rows: list[SweepRow] = []
     if arguments.store or path.exists():
@@ -69,16 +84,26 @@ def sweeps(arguments: argparse.Namespace) -> int:
 
 
 @options(
-    SWEEP, STORE, ALL,
+    SWEEP, STORE, ALL, JSON, ON_HEAD,
     Option("--history", action="store_true", help="show all measurements, the earlier ones too"),
 )  # fmt: skip
 def status(arguments: argparse.Namespace) -> int:
-    """Prints the state of a sweep and the results of its trials."""
+    """Prints the state of a sweep and the results of its trials, or appends these to a file."""
+    if arguments.address:
+        from ringray.lab.cli.jobs import on_head  # with the planner
+
+        switches = [f"--{name}" for name in ("all", "history") if getattr(arguments, name)]
+        on_head(arguments, "status", arguments.sweep, *switches)
+        return 0
     with open_store(arguments.store) as store:
         sweep = as_it_stands(store, store.find(arguments.sweep))
         trials = store.trials(sweep.digest)
         earlier = [kept.trial for kept in store.history(sweep.digest)]
         owner, place = store.owner(sweep.digest), store.tracked(sweep.digest)
+    if arguments.json:
+        ended = [json.dumps(record_line(sweep, row)) for row in trials if row.status is not None]
+        append(arguments.json, "".join(f"{line}\n" for line in ended))
+        return 0
     console = tables.console()
     pending = sweep.total - sum(sweep.counts.values())
     state = (sweep.status, tables.STYLES[sweep.status])

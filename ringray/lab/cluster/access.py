@@ -36,6 +36,12 @@ def check_token() -> None:
     """Raises PlaceError if Ray's token cannot be read or cannot stand in a header."""
     value, path = map(os.environ.get, TOKENS)
     name = TOKENS[1] if value is None else TOKENS[0]
+    secret = Path(path or "~/.ray/auth_token").expanduser()
+    used = value is None and (path or os.environ.get("RAY_AUTH_MODE") == "token")
+    if used and others_may_read(secret):
+        raise PlaceError(
+            f"{secret} holds the cluster's token and others may read it: chmod 600 {secret}"
+        )
     try:
         token = Path(path).read_text("utf-8") if value is None and path else value or ""
     except (OSError, ValueError) as error:
@@ -46,6 +52,15 @@ def check_token() -> None:
             f"the token of {name} has a space, a control character or one beyond ASCII, which no "
             "token of Ray has"
         )
+
+
+def others_may_read(path: Path) -> bool:
+    """Returns whether a file of this user is open to others; one that the system mounts may be."""
+    try:
+        found, folder = path.stat(), path.resolve().parent.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and bool(found.st_mode & 0o077 and folder.st_mode & 0o011)
 
 
 def check(address: str) -> None:

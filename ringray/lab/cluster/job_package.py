@@ -44,18 +44,20 @@ def _left_here(folder: str, names: list[str]) -> list[str]:
 
 
 @contextmanager
-def packed(spec: Spec) -> Iterator[Shipment]:
-    """Yields a folder with this process's source and ``spec`` under its own file name, and removes
-    it when the block ends."""
+def packed(spec: Spec | None = None) -> Iterator[Shipment]:
+    """Yields a folder with this process's source and ``spec``, if any, under its own file name, and
+    removes it when the block ends."""
     with tempfile.TemporaryDirectory(prefix="ringray-job-") as made:
         folder = Path(made)
         for package in provenance.packages():
             shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_left_here)
-        name = Path(spec.path).name
-        # It becomes part of a command line and of messages.
-        inside = "spec/" + (name if re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) else "spec.yaml")
-        (folder / "spec").mkdir()
-        (folder / inside).write_text(spec.source, encoding="utf-8")
+        inside = ""
+        if spec is not None:
+            name = Path(spec.path).name
+            # It becomes part of a command line and of messages.
+            inside = "spec/" + (name if re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) else "spec.yaml")
+            (folder / "spec").mkdir()
+            (folder / inside).write_text(spec.source, encoding="utf-8")
         state = provenance.git_state()
         if state is not None:
             (folder / provenance.PROVENANCE).write_text(json.dumps(state), encoding="utf-8")

@@ -37,7 +37,7 @@ LOST_S = 60.0  # seconds without an answer before a follower gives up
 _ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9][0-9]{0,8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TRIES = 5  # attempts to submit while other processes do the same
-_ENDED = ("SUCCEEDED", "STOPPED", "FAILED")
+ENDED = ("SUCCEEDED", "STOPPED", "FAILED")
 _KILLED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
 _WORDS = {0: "complete", 1: "failed", 2: "refused", INTERRUPTED: "interrupted"}
 _NO_COMMAND = (126, 127)  # exit codes of a shell that cannot start a command
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        return self.status in _ENDED
+        return self.status in ENDED
 
     @property
     def obstacle(self) -> str | None:

@@ -291,3 +291,14 @@ def test_status_of_an_unknown_sweep_names_the_nearest(
     for command in ("status", "resume", "sync"):
         assert cli.main([command, "smal"]) == 2
         assert "did you mean 'small'?" in capsys.readouterr().err
+
+
+def test_status_writes_the_records(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = fill(default_path())
+    assert cli.main(["status", "small", "--json", "-"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["status"] for line in lines].count("ok") == 2
+    assert {line["sweep"] for line in lines} == {made.digest}
+    for _ in range(2):
+        assert cli.main(["status", "small", "--json", str(home / "a.jsonl")]) == 0
+    assert len((home / "a.jsonl").read_text().splitlines()) == 2 * len(lines)

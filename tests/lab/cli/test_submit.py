@@ -126,3 +126,55 @@ def test_the_spec_is_checked_before_anything_is_sent(
     assert cli.main(["submit", str(path), "--address", "nonsense"]) == 2
     assert "bad.yaml:6: problem.heads" in capsys.readouterr().err
     assert server.jobs == {}
+
+
+RAYS = (
+    "2026-11-22 10:00:00,123\tINFO job_manager.py:531 -- Runtime env is setting up.\n"
+    "Running entrypoint for job ringray-ask-d88a676d4eae: python -m ringray list\n"
+)
+
+
+def test_list_and_status_read_the_store_on_the_head(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers = [f"{RAYS}small  ab12  complete\n", "\x1b[31mred\n"]
+    assert cli.main(["list", "--address", URL]) == 0
+    assert capsys.readouterr().out == "small  ab12  complete\n"
+    assert cli.main(["status", "small", "--all", "--store", "/s.db", "--address", URL]) == 0
+    assert capsys.readouterr().out == "\ufffd[31mred\n"
+    assert server.asked == [
+        "python -m ringray list",
+        "python -m ringray status small --all --store /s.db",
+    ]
+    assert server.jobs == {}  # none is left
+    assert cli.main(["status", "small", "--store", "s.db", "--address", URL]) == 2
+
+
+def test_a_command_that_fails_on_the_head_says_why(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers = [f"{RAYS}ringray: error: there is no sweep 'smal'\n"]
+    server.asked_ends = "FAILED"
+    assert cli.main(["status", "smal", "--address", URL]) == 2
+    said = f"`ringray status` failed on the head of {URL}: there is no sweep 'smal'"
+    assert said in capsys.readouterr().err
+    assert server.jobs == {}
+
+
+def test_submit_fetches_the_records(
+    server: Server, small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "records.jsonl"
+    server.logs, server.answers = [["1/6\n", ends(server)]], [RAYS + '{"status": "ok"}\n']
+    assert cli.main(["submit", small, "--address", URL, "--json", str(out)]) == 0
+    assert out.read_text() == '{"status": "ok"}\n'
+    assert server.asked == [f"python -m ringray status {PLAN.digest} --json -"]
+    server.logs, server.answers = [["1/6\n", ends(server)]], ['{"status": "ok"}\n']
+    capsys.readouterr()
+    assert cli.main(["submit", small, "--address", URL, "--json", "-"]) == 0
+    printed, said = capsys.readouterr()
+    assert printed == '{"status": "ok"}\n'
+    assert "1/6" in said
+    assert cli.main(["submit", small, "--address", URL, "--json", "-", "--detach"]) == 2
+    assert cli.main(["submit", small, "--address", URL, "--json", "/nowhere/x"]) == 2
+    assert len(server.sent) == 2

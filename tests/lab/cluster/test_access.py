@@ -116,3 +116,33 @@ def test_what_the_plain_command_sends(tmp_path: Path) -> None:
     with zipfile.ZipFile(package) as made:
         sent = {name for name in made.namelist() if not name.endswith("/")}
     assert sent - {".gitignore", ".rayignore"} == wanted
+
+
+def test_a_token_file_that_others_may_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in access.TOKENS:
+        monkeypatch.delenv(name, raising=False)
+    token = tmp_path / "cluster.token"
+    token.write_text("secret-token\n")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    token.chmod(0o640)
+    tmp_path.chmod(0o711)
+    with pytest.raises(PlaceError, match=f"others may read it: chmod 600 {token}"):
+        access.check_token()
+    tmp_path.chmod(0o700)  # nobody else comes to it
+    access.check_token()
+    tmp_path.chmod(0o711)
+    token.chmod(0o600)
+    access.check_token()
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    (tmp_path / ".ray").mkdir()
+    default = tmp_path / ".ray" / "auth_token"
+    default.write_text("secret-token")
+    default.chmod(0o604)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    access.check_token()
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(PlaceError, match="chmod 600"):
+        access.check_token()
