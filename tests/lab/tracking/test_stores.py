@@ -130,7 +130,7 @@ def test_a_trial_that_is_measured_again_while_it_is_tracked(store: Store) -> Non
     stale, cursor = store.changed_since(DIGEST, 0)
     projection.write(stale[0])
     _measure(store, 100.0, count=2)
-    for recording in [*store.changed_since(DIGEST, cursor)[0], *stale]:  # in no good order
+    for recording in [*store.changed_since(DIGEST, cursor)[0], *stale[1:]]:  # in no good order
         projection.write(recording)
     _check(store)
 
