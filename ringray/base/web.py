@@ -18,6 +18,9 @@ from ringray.base.deadline import within
 MOST = 1 << 16  # bytes of an answer that are read
 
 
+BINARY = "its answer is binary, not HTTP, as that of another port of a head (its GCS, 6379) is"
+
+
 class Answer(NamedTuple):
     """``status`` and ``reason`` of the final answer, and the first ``MOST`` bytes of it."""
 
@@ -43,7 +46,8 @@ def get(url: str, seconds: float) -> Answer:
         raise
     except (http.client.HTTPException, ValueError) as error:
         said = str(error).strip() or type(error).__name__
-        raise OSError(f"its answer is not HTTP: {said[:80]!r}") from None
+        readable = said.isascii() and said.isprintable()
+        raise OSError(f"its answer is {said[:80]!r}, not HTTP" if readable else BINARY) from None
 
 
 def _get(url: str, seconds: float, sockets: list[socket.socket]) -> Answer:

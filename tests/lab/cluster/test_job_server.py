@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -109,3 +110,24 @@ def test_tokens_in_words(
     assert text is not None
     with pytest.raises(PlaceError, match=match), job_server.answering(URL):
         raise AuthenticationError(text)
+
+
+def test_no_bytes_of_an_answer_reach_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Request failed with status code 500: \u6db1\x1b[31m\x00\nno disk \ufffd" + "x" * 999
+    with pytest.raises(PlaceError) as caught, job_server.answering(URL):
+        raise RuntimeError(said)
+    assert str(caught.value).startswith(f"the Ray at {URL} refuses: no disk ...xxx")
+    assert len(str(caught.value)) < 260
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"\x00\x00\x12\x04\x00\x00\xff\xfe\x1b[31m")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PlaceError, match="its answer is binary, not HTTP, as that of another"):
+            job_server.connect(f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
