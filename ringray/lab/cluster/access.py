@@ -25,23 +25,23 @@ def use_given_token() -> None:
     the mode once.
 
     Raises:
-        PlaceError: the token is none; Ray itself would end the process.
+        PlaceError: the token is none, and Ray itself would end the process, or others may read it.
     """
     if "RAY_AUTH_MODE" not in os.environ and any(name in os.environ for name in TOKENS):
         os.environ["RAY_AUTH_MODE"] = "token"
     check_token()
+    secret = Path(os.environ.get(TOKENS[1]) or "~/.ray/auth_token").expanduser()
+    used = TOKENS[1] in os.environ or os.environ.get("RAY_AUTH_MODE") == "token"
+    if TOKENS[0] not in os.environ and used and others_may_read(secret):
+        raise PlaceError(
+            f"{secret} holds the cluster's token and others may read it: chmod 600 {secret}"
+        )
 
 
 def check_token() -> None:
     """Raises PlaceError if Ray's token cannot be read or cannot stand in a header."""
     value, path = map(os.environ.get, TOKENS)
     name = TOKENS[1] if value is None else TOKENS[0]
-    secret = Path(path or "~/.ray/auth_token").expanduser()
-    used = value is None and (path or os.environ.get("RAY_AUTH_MODE") == "token")
-    if used and others_may_read(secret):
-        raise PlaceError(
-            f"{secret} holds the cluster's token and others may read it: chmod 600 {secret}"
-        )
     try:
         token = Path(path).read_text("utf-8") if value is None and path else value or ""
     except (OSError, ValueError) as error:
@@ -57,10 +57,11 @@ def check_token() -> None:
 def others_may_read(path: Path) -> bool:
     """Returns whether a file of this user is open to others; one that the system mounts may be."""
     try:
-        found, folder = path.stat(), path.resolve().parent.stat()
+        found = path.stat()
+        reached = all(folder.stat().st_mode & 0o011 for folder in path.resolve().parents)
     except OSError:
         return False
-    return found.st_uid == os.getuid() and bool(found.st_mode & 0o077 and folder.st_mode & 0o011)
+    return found.st_uid == os.getuid() and bool(found.st_mode & 0o077) and reached
 
 
 def check(address: str) -> None:

@@ -127,14 +127,11 @@ def test_a_token_file_that_others_may_read_is_refused(
     token.write_text("secret-token\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     token.chmod(0o640)
-    tmp_path.chmod(0o711)
+    monkeypatch.setattr(access, "others_may_read", lambda path: path.stat().st_mode & 0o077)
     with pytest.raises(PlaceError, match=f"others may read it: chmod 600 {token}"):
-        access.check_token()
-    tmp_path.chmod(0o700)  # nobody else comes to it
-    access.check_token()
-    tmp_path.chmod(0o711)
+        access.use_given_token()
     token.chmod(0o600)
-    access.check_token()
+    access.use_given_token()
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
     (tmp_path / ".ray").mkdir()
     default = tmp_path / ".ray" / "auth_token"
@@ -142,7 +139,21 @@ def test_a_token_file_that_others_may_read_is_refused(
     default.chmod(0o604)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    access.check_token()
+    access.use_given_token()
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(PlaceError, match="chmod 600"):
-        access.check_token()
+        access.use_given_token()
+
+
+def test_a_file_in_a_closed_folder_is_closed(tmp_path: Path) -> None:
+    token = tmp_path / "a" / "b" / "token"
+    token.parent.mkdir(parents=True)
+    token.write_text("x")
+    token.chmod(0o644)
+    open_ones = [folder for folder in tmp_path.parents if folder.stat().st_mode & 0o011]
+    reached = len(open_ones) == len(tmp_path.parents)
+    tmp_path.chmod(0o755)
+    assert access.others_may_read(token) == reached
+    tmp_path.chmod(0o700)
+    assert not access.others_may_read(token)
+    assert not access.others_may_read(tmp_path / "none")
