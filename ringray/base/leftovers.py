@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GRACE_S = 5.0  # seconds for processes to end after they were killed
 _BIRTH_S = 2.0  # seconds by which the birth of one process may seem to differ: clocks are adjusted
 RAY = "rr"  # the kind of the folder of an embedded Ray; short, because sockets lie in it
-_NAME = re.compile(rf"({RAY}|ringray|\.recovering)-[0-9a-f]{{8}}")
+_NAME = re.compile(rf"({RAY}|ringray|\.recovering|\.mlflow)-[0-9a-f]{{8}}")
 
 
 class Folder:
@@ -87,13 +87,15 @@ class Folder:
         return found
 
     def clear(self) -> None:
-        """Ends the processes, and removes the folder, then the note."""
+        """Ends the processes, and removes the folder, then the note; a folder that something still
+        writes to stays for the next command, with the note."""
         _end(_families(self.processes()))
         with suppress(OSError):
             if self.path.lstat().st_uid == os.geteuid():
-                shutil.rmtree(self.path, ignore_errors=True)
+                shutil.rmtree(self.path)
         with suppress(OSError):
-            self._note.unlink(missing_ok=True)
+            if not os.path.lexists(self.path):
+                self._note.unlink(missing_ok=True)
 
 
 @contextmanager

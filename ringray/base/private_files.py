@@ -21,6 +21,7 @@ from ringray.base.errors import PlaceError, reason_of
 
 FOLDER, FILE = 0o700, 0o600
 _OTHERS = 0o077
+COMPANIONS = ("-wal", "-shm", "-journal")  # endings of the files that sqlite keeps beside its own
 
 
 def home() -> Path:
@@ -119,7 +120,7 @@ def database(path: Path) -> None:
     # process to it, and another process would then take the file for unused.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE))
-    for name in ("", "-wal", "-shm", "-journal"):
+    for name in ("", *COMPANIONS):
         one = path.resolve()
         close(one.with_name(one.name + name))
 

@@ -228,7 +228,7 @@ def read(path: Path) -> list[Entry]:
     """
     check = _check()
     try:
-        with path.open("rb") as file:
+        with private_files.regular(path) as file:
             raw = file.read(_LARGEST + 1)
         if len(raw) > _LARGEST:
             raise ValueError(f"larger than {_LARGEST >> 20} MiB")

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ringray.lab.store.store import Store
 from tests.support import place as drive
 from tests.support.place import Place, tiny, title, wait_until
 
@@ -75,3 +76,27 @@ def test_the_next_command_removes_what_a_kill_left(place: Place, victim: str) ->
     left = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     assert not left, [title(one) for one in left]
     assert not _left(place)
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_sweep_whose_store_is_lost_stops_and_says_where_its_trials_are(
+    place: Place, how: str
+) -> None:
+    spec = place.spec(tiny("lost", replicas=300, repeats=50))
+    sweep = place.start("run", spec)
+    wait_until("it measures", lambda: place.sweeps() and place.sweeps()[0].counts)
+    for ending in ("", "-wal", "-shm"):
+        (place.home / f"store.db{ending}").unlink()
+    if how == "replaced":
+        Store(place.home / "store.db").close()
+    done = place.end(sweep)
+    assert done.code == 2, done.err
+    assert done.err.count("\n") == 1, done.err
+    assert f"was {how} while it is in use" in done.err
+    (kept,) = place.home.glob("store.db.rescued-*")
+    assert str(kept) in done.err
+    with Store(kept) as store:
+        (row,) = store.sweeps()
+    assert 0 < row.counts["ok"] < 300
+    assert not _left(place)
+    place.check_nothing_is_left()

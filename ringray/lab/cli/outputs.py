@@ -8,7 +8,7 @@ from ringray.base import private_files
 from ringray.base.errors import UserError, reason_of
 from ringray.lab.cluster.job_folder import check_lasting
 
-_COMPANIONS = ("", "-wal", "-shm", "-journal", ".snapshot")  # of a sqlite file, by their endings
+_ENDINGS = ("", *private_files.COMPANIONS, ".snapshot")  # of a database and its companions
 _FOLDERS = ("tuned", "logs", "artifacts", "running")  # in the home folder
 _LOOK = 4096  # bytes
 
@@ -29,7 +29,7 @@ def check_output(option: str, given: str, *databases: Path | None) -> None:
     for database in (*used, home / "store.db", home / "mlflow.db"):
         near = path.parent == database.parent
         if near and (
-            path.name in [f"{database.name}{ending}" for ending in _COMPANIONS]
+            path.name in [f"{database.name}{ending}" for ending in _ENDINGS]
             or path.name.startswith(f".{database.name}.")
         ):
             raise UserError(f"{option} {given}: is {path}, of the database {database}; {_WAY_OUT}")

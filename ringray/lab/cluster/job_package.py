@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringray.base import provenance
+from ringray.base import leftovers, provenance
 from ringray.lab.spec.model import Spec
 
 _FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
@@ -47,8 +46,8 @@ def _left_here(folder: str, names: list[str]) -> list[str]:
 def packed(spec: Spec | None = None) -> Iterator[Shipment]:
     """Yields a folder with this process's source and ``spec``, if any, under its own file name, and
     removes it when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="ringray-job-") as made:
-        folder = Path(made)
+    with leftovers.folder("ringray") as made:
+        folder = made.path
         for package in provenance.packages():
             shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_left_here)
         inside = ""

@@ -22,6 +22,7 @@ from typing import IO
 from ringray.base import private_files
 from ringray.base.errors import PlaceError, reason_of
 
+_NAMED = 1024  # bytes of a lease file, at most
 _RETRY_S = 0.5  # seconds; `owner` may hold a free lock for a moment
 
 
@@ -135,7 +136,7 @@ def _lock(path: Path) -> IO[str] | None:
 
 
 def _live(path: Path) -> Owner | None:
-    with suppress(OSError), path.open(encoding="utf-8") as file:
+    with suppress(OSError), private_files.regular(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,6 +146,7 @@ def _live(path: Path) -> Owner | None:
 
 def _named(path: Path) -> Owner | None:
     with suppress(OSError, ValueError):
-        pid, host, since = path.read_text(encoding="utf-8").split()
+        with private_files.regular(path) as file:
+            pid, host, since = file.read(_NAMED).decode().split()
         return Owner(int(pid), host, since)
     return None

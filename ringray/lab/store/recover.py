@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from ringray.base import leftovers, private_files
 from ringray.base.errors import PlaceError, reason_of
 from ringray.lab.store import lease, rows, snapshot
-from ringray.lab.store.schema import Damage, connect
+from ringray.lab.store.schema import Damage, connect, resolved
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepRow
 
@@ -59,16 +59,16 @@ def recover(path: Path) -> Recovered:
         PlaceError: there is no file, nothing in it can be read, a live process uses it, or the
             new one cannot be written; the store is then as it was.
     """
-    path = path.expanduser().absolute()
+    path = resolved(path)
     for user in lease.users(path):
         raise PlaceError(f"the store {path} is used by {user}; end that process first")
     try:
-        path.open("rb").close()
+        private_files.regular(path).close()
     except OSError as error:
         raise PlaceError(f"the store {path} cannot be read: {reason_of(error)}") from error
     try:
-        with tempfile.TemporaryDirectory(prefix=".recovering-", dir=path.parent) as folder:
-            return _recover(path, Path(folder))
+        with leftovers.folder(".recovering", path.parent) as folder:
+            return _recover(path, folder.path)
     except OSError as error:
         raise PlaceError(
             f"the new store cannot be written beside {path}: {reason_of(error)}; {path} is as it "

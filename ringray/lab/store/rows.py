@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from ringray.base.provenance import point_digest
 from ringray.lab.store.schema import SWEEP, SWEEP_SEAL, TRIAL, TRIAL_SEAL, Damage, seal_of
+from ringray.lab.store.value_types import is_sweep, is_trial
 from ringray.lab.trial.outcome import (
     STATUSES,
     UNASKED,
@@ -45,8 +46,10 @@ def sweep_rows(
         f"SELECT {columns} FROM sweeps {condition}", values
     ).fetchall():
         if not whole:
-            raise Damage(f"sweep {name} ({digest[:12]}) is not as it was written")
+            raise Damage(f"sweep {name} ({str(digest)[:12]}) is not as it was written")
         spec = _parsed(spec, f"the spec of sweep {name}")
+        if not is_sweep(digest, name, kind, spec, source, *state):
+            raise Damage(f"sweep {str(name)[:80]} has values of another type")
         found.append(SweepRow(digest, name, kind, spec, source, environments(where), *state))
     return found
 
@@ -81,10 +84,14 @@ def trial_rows(
         config, predicted, metrics, samples = (
             _parsed(text, named) for text in (config, predicted, metrics, samples)
         )
+        if not isinstance(reason, str | None):
+            raise Damage(f"{named} has a reason that is no text")
         trial = TrialRow(
             key, index, config, predicted, status, reason, metrics, samples, point, attempts,
             started, ended, None if where is None else environments(where),
         )  # fmt: skip
+        if type(seq) is not int or not is_trial(trial):
+            raise Damage(f"{named} has values of another type")
         found.append(Kept(trial, seq))
     return found
 
@@ -312,14 +319,17 @@ def packed(value: Any) -> str:
 def _parsed(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, TypeError):  # from a schema without seals
+    except (ValueError, TypeError, RecursionError):  # from a schema without seals
         raise Damage(f"{what} cannot be read") from None
 
 
 def environment(db: sqlite3.Connection, identity: str) -> dict[str, Any]:
     """Reads an environment; Damage if it is not as it was written."""
     row = db.execute("SELECT content FROM environments WHERE id = ?", (identity,)).fetchone()
-    if row is None or sha256(row[0].encode()).hexdigest() != identity:
+    known = row is not None and isinstance(row[0], str)
+    if not known or sha256(row[0].encode()).hexdigest() != identity:
         raise Damage(f"environment {identity[:12]} is not as it was written")
-    found: dict[str, Any] = json.loads(row[0])
+    found: dict[str, Any] = _parsed(row[0], f"environment {identity[:12]}")
+    if not isinstance(found, dict):
+        raise Damage(f"environment {identity[:12]} has values of another type")
     return found

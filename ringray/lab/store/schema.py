@@ -131,6 +131,15 @@ def _keep_history(db: sqlite3.Connection) -> None:
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create, _seal, _keep_history]
 
 
+def resolved(path: str | Path) -> Path:
+    """Returns the path of a store without links: all of its files lie beside the file itself.
+    Raises PlaceError for a circle of links."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError) as error:
+        raise PlaceError(f"the store {path} cannot be opened: {error}; name another file") from None
+
+
 def connect(path: Path, create: bool) -> sqlite3.Connection:
     """Opens the store at ``path`` and migrates it to the newest schema. Raises PlaceError."""
     _prepare(path, create)
@@ -226,9 +235,10 @@ def _prepare(path: Path, create: bool) -> None:
             raise PlaceError(
                 f"the store {path} is a directory; name a file in it, as in {path / 'store.db'}"
             )
+        for one in (path, *(path.with_name(path.name + end) for end in private_files.COMPANIONS)):
+            if one.exists() and not one.is_file():
+                raise PlaceError(f"the store {one} is not a regular file; name another file")
         if path.exists():
-            if not path.is_file():
-                raise PlaceError(f"the store {path} is not a regular file; name another file")
             if not os.access(path, os.R_OK | os.W_OK):
                 raise PlaceError(
                     f"the store {path} is not writable; change its permissions, {_ELSEWHERE}"

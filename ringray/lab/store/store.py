@@ -20,7 +20,8 @@ from ringray.base import private_files
 from ringray.base.errors import PlaceError, UserError, suggestion
 from ringray.lab.store import lease, rows, snapshot
 from ringray.lab.store.lease import Owner
-from ringray.lab.store.schema import connect, damaged, failures, transaction
+from ringray.lab.store.place import OpenFile
+from ringray.lab.store.schema import connect, damaged, failures, resolved, transaction
 from ringray.lab.trial.outcome import (
     STATUSES,
     SWEEP_STATUSES,
@@ -64,9 +65,10 @@ class Store:
     """
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
-        self.path = Path(path).expanduser().absolute()
+        self.path = resolved(path)
         had_log = self.path.with_name(f"{self.path.name}-wal").exists()
         self._db = connect(self.path, create)
+        self._place = OpenFile(self.path)
         self._lock = threading.RLock()
         self._environments = cache(
             partial(rows.environment, self._db)
@@ -85,7 +87,7 @@ class Store:
         """Closes the store; the last process to do so moves the log of a killed one into it."""
         with self._lock:
             lease.bury(self.path)
-            self._db.close()
+            self._place.close(self._db)
 
     def check(self) -> None:
         """Reads the whole file (10 ms for 1,000 trials); DamagedStore if it is damaged."""
@@ -286,7 +288,10 @@ class Store:
 
     @contextmanager
     def _write(self, digest: str) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction on a sweep; PlaceError if another driver took this one's lease."""
+        """Opens a transaction on a sweep; PlaceError if another driver took this one's lease, or if
+        the file was deleted or replaced."""
+        with self._lock:
+            self._place.check(self._db)
         with self._lock, transaction(self._db, self.path) as db:
             held = self._leases.get(digest)
             if held is not None and not held():

@@ -7,16 +7,15 @@ under another name, under a lock, and then moved into place.
 
 from __future__ import annotations
 
-import glob
-import secrets
 import sqlite3
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
 
 from mlflow import MlflowClient
 
-from ringray.base import private_files
+from ringray.base import leftovers, private_files
 from ringray.lab.tracking.location import sqlite_path
 
 
@@ -35,19 +34,22 @@ def client_of(uri: str) -> MlflowClient:
 
 
 def _create(path: Path) -> None:
-    for old in path.parent.glob(f".{glob.escape(path.name)}.new-*"):  # of a process that was killed
-        old.unlink(missing_ok=True)
-    # A new name each time: MLflow keeps connections by it.
-    new = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
-    private_files.database(new)
-    MlflowClient(tracking_uri=f"sqlite:///{new}").search_experiments(max_results=1)
-    version = "SELECT version_num FROM alembic_version"
-    if _asked(path, version) == _asked(new, version):
-        new.unlink()
-        return
-    if path.exists() and path.stat().st_size:
-        path.rename(path.with_name(f"{path.name}.incomplete-{int(time.time())}"))
-    new.replace(path)
+    # A new name each time: MLflow keeps connections by it, and leaves a lock file for each in the
+    # folder for temporary files.
+    with leftovers.folder(".mlflow", path.parent) as folder:
+        before, tempfile.tempdir = tempfile.tempdir, str(folder.path)
+        try:
+            new = folder.path / "new.db"
+            private_files.database(new)
+            MlflowClient(tracking_uri=f"sqlite:///{new}").search_experiments(max_results=1)
+        finally:
+            tempfile.tempdir = before
+        version = "SELECT version_num FROM alembic_version"
+        if _asked(path, version) == _asked(new, version):
+            return
+        if path.exists() and path.stat().st_size:
+            path.rename(path.with_name(f"{path.name}.incomplete-{int(time.time())}"))
+        new.replace(path)
 
 
 def _asked(path: Path, query: str) -> str | None:
