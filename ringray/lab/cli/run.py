@@ -203,6 +203,8 @@ def _json_path(given: str | None) -> Path | None:
     """Returns the file to which the driver appends, if any; UserError if it cannot."""
     if given in (None, "-"):
         return Path("/dev/stdout") if given else None
+    if Path(given).is_fifo():  # the driver opens it once: its reader ends with its first writer
+        return Path(given)
     with writing(given), Path(given).open("a", encoding="utf-8"):
         return Path(given)
 

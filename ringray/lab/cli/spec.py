@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ringray.base import units
+from ringray.base import deadline, units
 from ringray.base.redaction import public_spec
 from ringray.lab.cli.options import ALL, SPEC, Option, options, writing
 from ringray.lab.plan.plan import Plan, build, trial_dict
@@ -38,7 +38,9 @@ def plan(arguments: argparse.Namespace) -> int:
             print(text)
             return 0
         with writing(arguments.json):
-            Path(arguments.json).write_text(f"{text}\n", encoding="utf-8")
+            file = deadline.opened(Path(arguments.json), os.O_TRUNC)
+            with os.fdopen(file, "wb"):
+                deadline.write(file, f"{text}\n".encode(), f"--json {arguments.json}")
     _print(made, everything=arguments.all)
     return 0
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ringray.base import deadline
 from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.lab.trial.outcome import SweepInfo, TrialRow, record_line
 
@@ -28,15 +29,20 @@ class Lines:
 
     def __init__(self, path: Path | None, sweep: SweepInfo) -> None:
         self._path, self._sweep = path, sweep
+        self._pipe: int | None = None  # stays open: its reader ends with its last writer
         if path is None:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("a").close()
+            file = deadline.opened(path, os.O_APPEND)
         except OSError as error:
             raise UserError(
-                f"--json {path}: {error.strerror}; name a file that can be written"
+                f"--json {path}: {reason_of(error)}; name a file that can be written"
             ) from None
+        if path.is_fifo():
+            self._pipe = file
+        else:
+            os.close(file)
 
     def append(self, row: TrialRow) -> None:
         """Appends one ended trial.
@@ -89,24 +95,24 @@ class Lines:
         if self._path is None or not lines:
             return
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        file = self._pipe or deadline.opened(self._path, os.O_APPEND)
         try:
             before = os.fstat(file)
             try:
-                while data:
-                    data = data[os.write(file, data) :]
-            except BrokenPipeError:
-                raise
+                deadline.write(file, data, f"--json {self._path}")
             except OSError as error:
+                if isinstance(error, BrokenPipeError) and self._pipe is None:
+                    raise
                 if stat.S_ISREG(before.st_mode):  # removes an incomplete line
                     os.ftruncate(file, before.st_size)
                 raise PlaceError(
                     f"--json {self._path}: {reason_of(error)}; the trial is "
-                    f"in the store: free some space, then `ringray resume {self._sweep.name} "
+                    f"in the store: make room for it, then `ringray resume {self._sweep.name} "
                     f"--json {self._path}` writes its line and continues"
                 ) from error
         finally:
-            os.close(file)
+            if file != self._pipe:
+                os.close(file)
 
 
 def _identity(line: dict[str, Any]) -> str:

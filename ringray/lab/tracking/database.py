@@ -16,7 +16,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from ringray.base import leftovers, private_files
-from ringray.lab.tracking.location import sqlite_path
+from ringray.lab.tracking.location import sqlite_path, sqlite_uri
 
 
 def client_of(uri: str) -> MlflowClient:
@@ -41,7 +41,7 @@ def _create(path: Path) -> None:
         try:
             new = folder.path / "new.db"
             private_files.database(new)
-            MlflowClient(tracking_uri=f"sqlite:///{new}").search_experiments(max_results=1)
+            MlflowClient(tracking_uri=sqlite_uri(new)).search_experiments(max_results=1)
         finally:
             tempfile.tempdir = before
         version = "SELECT version_num FROM alembic_version"

@@ -12,7 +12,7 @@ import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ringray.base import private_files
 from ringray.base.errors import PlaceError, reason_of
@@ -47,19 +47,26 @@ def resolve_uri(given: str | None) -> str:
         _check_given(given.strip())
     uri = (given or os.environ.get("MLFLOW_TRACKING_URI") or "").strip()
     if not uri:
-        return f"sqlite:///{private_files.create_home() / 'mlflow.db'}"
+        return sqlite_uri(private_files.create_home() / "mlflow.db")
     path = sqlite_path(uri)
-    if path is not None:
-        check_lasting("the tracking database", path)
-    return uri if path is None else f"sqlite:///{path}"
+    if path is None:
+        return uri
+    check_lasting("the tracking database", path)
+    return sqlite_uri(path) + "".join(uri.partition("?")[1:])
 
 
 def sqlite_path(uri: str) -> Path | None:
     """Returns the absolute path of a sqlite URI with a file; None for other URIs."""
     scheme, separator, rest = uri.partition(":///")
-    if scheme.lower() != "sqlite" or not separator or rest in ("", ":memory:"):
+    name = rest.partition("?")[0]  # options follow
+    if scheme.lower() != "sqlite" or not separator or name in ("", ":memory:"):
         return None
-    return Path(rest).absolute()
+    return Path(unquote(name)).absolute()
+
+
+def sqlite_uri(path: Path) -> str:
+    """Returns the URI of a sqlite file; the reverse of :func:`sqlite_path`."""
+    return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
 
 
 def relative_path(uri: str) -> str | None:
@@ -120,7 +127,8 @@ def artifact_root(uri: str) -> str | None:
     """Returns the folder for the files of a new experiment; None lets the server decide."""
     if is_server(uri):
         return None
-    return str(private_files.folder(private_files.create_home() / "artifacts"))
+    path = private_files.folder(private_files.create_home() / "artifacts")
+    return path.as_uri() if "%" in str(path) else str(path)  # MLflow decodes a path too
 
 
 def check(uri: str, seconds: float | None = None) -> None:

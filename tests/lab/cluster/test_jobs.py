@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from ringray.base import provenance, source_digest
+from ringray.base import deadline, provenance, source_digest
 from ringray.base.errors import PlaceError
 from ringray.lab import cli
 from ringray.lab.cluster import job_package, jobs
@@ -247,3 +247,36 @@ def test_a_connection_that_breaks_after_a_long_silence_is_made_again(
     written: list[str] = []
     assert here.follow(job, written.append).status == "SUCCEEDED"
     assert written == ["a\n"]
+
+
+def test_a_job_that_says_nothing_is_asked_for_and_said(
+    server: Server,
+    here: Jobs,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job, _ = submit(here)
+    monkeypatch.setattr(jobs, "QUIET_S", 0.02)
+    monkeypatch.setattr(deadline, "SAY_S", 0.02)
+    server.logs = [["a", 0.3, "b", ends(server), 60.0]]  # the last connection stays open
+    written: list[str] = []
+    assert here.follow(job, written.append).status == "SUCCEEDED"
+    assert written == ["a", "b"]
+    assert (
+        f"waiting for job {job.id} at {URL}, which is PENDING and says" in capsys.readouterr().err
+    )
+
+
+def test_a_server_that_falls_silent_is_given_up(
+    server: Server, here: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(id: str) -> None:
+        raise OSError("no answer in 60 s")
+
+    job, _ = submit(here)
+    monkeypatch.setattr(jobs, "QUIET_S", 0.02)
+    monkeypatch.setattr(jobs, "LOST_S", 0.1)
+    server.logs = [["a", 60.0] for _ in range(100)]
+    monkeypatch.setattr(server, "get_job_info", silent)
+    with pytest.raises(PlaceError, match=f"no answer from {URL} for 0 s, where job {job.id}"):
+        here.follow(job, lambda text: None)

@@ -1,0 +1,85 @@
+"""Parts of Ray that are killed while ringray waits for them: a sentence, never Ray's own end."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.support import place as drive
+from tests.support import ray_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.place import Place
+
+pytestmark = pytest.mark.chaos
+
+END_S = 60.0
+# Titles of processes; Ray's agents name themselves.
+PARTS = ("/gcs_server", "/raylet", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from drive.place(tmp_path)
+
+
+def kill(place: Place, part: str) -> None:
+    """Kills the processes whose program ends with ``part``."""
+
+    def found() -> list[psutil.Process]:
+        programs = {one: drive.title(one).partition(" ")[0] for one in place.processes()}
+        return [one for one, program in programs.items() if program.endswith(part)]
+
+    for one in drive.wait_until(part, found):
+        with suppress(psutil.Error):
+            one.kill()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_the_embedded_ray_is_killed(place: Place, part: str) -> None:
+    running = place.start("run", place.spec(drive.tiny("small", replicas=900, repeats=200)))
+    drive.wait_until("the first trials", lambda: len(ended(place)) > 1)
+    kill(place, part)
+    done = place.end(running, END_S)
+    assert done.code == 2, done.err
+    lines = [line for line in done.err.splitlines() if not line.startswith("ringray: waiting")]
+    assert len(lines) == 1, done.err
+    assert "a local Ray has ended" in lines[0]
+    assert "`ringray resume SWEEP` continues" in lines[0]
+    assert place.sweeps()[0].status == "interrupted"
+    print(f"{part}: {done.seconds:.0f} s")
+    place.check_nothing_is_left(30.0)
+
+
+@pytest.mark.parametrize("part", ["/gcs_server", "/raylet"])
+def test_a_part_of_an_embedded_ray_that_starts_is_killed(place: Place, part: str) -> None:
+    running = place.start("run", place.spec(drive.tiny("small")), "--no-tracking")
+    kill(place, part)
+    done = place.end(running, END_S)
+    assert done.code == 2
+    assert "ringray: error: cannot reach a local Ray: it has ended" in done.err
+    assert "Traceback" not in done.err
+    print(f"{part} while it starts: {done.seconds:.0f} s")
+    place.check_nothing_is_left(30.0)
+
+
+def test_the_control_plane_of_a_cluster_is_killed(place: Place) -> None:
+    with ray_heads.cluster(place, {"PYTHONPATH": place.environment["PYTHONPATH"]}) as head:
+        spec = place.spec(drive.tiny("small", replicas=900, repeats=200))
+        running = place.start("run", spec, "--no-tracking", "--address", head.address)
+        drive.wait_until("the first trials", lambda: len(ended(place)) > 1)
+        kill(place, "/gcs_server")
+        done = place.end(running, END_S + 30)
+    assert done.code == 2, done.err
+    assert f"Ray at {head.address} has ended or no longer answers" in done.err
+    print(f"GCS of a cluster: {done.seconds:.0f} s\n{done.err}")
+
+
+def ended(place: Place) -> list[object]:
+    return [row for row in place.trials("small") if row.status] if place.sweeps() else []
