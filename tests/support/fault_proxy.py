@@ -11,8 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _HTML = b"<html><body><h1>Corporate proxy</h1>please sign in</body></html>"
-# What each does to a request; "lost" and "late" have the server do it, and keep the answer.
-FAULTS = ("500", "429", "html", "reset", "lost", "late")
+# What each does to a request; "empty" is an answer as if it was done; "lost" and "late" have the
+# server do it, and keep the answer.
+FAULTS = ("500", "429", "html", "empty", "reset", "lost", "late")
 
 
 class Proxy:
@@ -75,6 +76,8 @@ class Proxy:
             self._reset(request)
         elif fault == "html":
             self._answer(request, 200, _HTML, "text/html")
+        elif fault == "empty":
+            self._answer(request, 200, b"{}", "application/json")
         elif fault in ("500", "429"):
             self._answer(request, int(fault), b'{"error_code": "BUSY"}', "application/json")
         else:

@@ -71,6 +71,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     folder = None
     with contextlib.ExitStack() as stack:
         if local:
+            _check_loopback()
             _authenticate()
             folder = _folder(stack)
             arguments |= stack.enter_context(_alone(folder.path))
@@ -205,7 +206,7 @@ def _check_answers(address: str) -> None:
         except (OSError, ValueError) as error:  # none, or several
             raise PlaceError(f"--address auto: {access.reason(error)}") from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():  # a word that Ray knows
+    if not (port.isascii() and port.isdigit()):  # a word that Ray knows
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
@@ -216,6 +217,18 @@ def _check_answers(address: str) -> None:
         ) from None
     if not address.startswith("ray://"):
         access.check(address)
+
+
+def _check_loopback() -> None:
+    """Raises PlaceError where the processes of an embedded Ray could not reach each other."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.create_connection(listening.getsockname(), timeout=PROBE_S).close()
+    except OSError as error:
+        raise PlaceError(
+            f"a local Ray cannot start: this machine does not reach itself at 127.0.0.1: "
+            f"{reason_of(error)}"
+        ) from None
 
 
 def _authenticate() -> None:

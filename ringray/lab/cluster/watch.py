@@ -37,10 +37,15 @@ class ClusterWatch:
         self._main = threading.current_thread() is threading.main_thread()
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
-    def end(self) -> PlaceError | None:
-        """Ends the watch; returns the error if Ray was lost. Call it before Ray is shut down."""
+    def end(self) -> None:
+        """Ends the watch.
+
+        Raises:
+            PlaceError: Ray was lost.
+        """
         self._ended.set()
-        return self._error if self._lost.is_set() else None
+        if self._lost.is_set():
+            raise self._error
 
     def _look(self) -> None:
         seen = time.monotonic()

@@ -87,7 +87,7 @@ class Session:
         self._summary_due = inf
         # After a failed call, which was refused or whose answer was lost, MLflow is asked what it
         # holds before the next one.
-        self._sure, self._was_unsure = opened, False
+        self._sure, self._checked = opened, False
         self._errors: dict[str, str] = {}  # of actions that failed and have not succeeded since
         self._failing_since: float | None = None
         self._request_s = float(os.environ.get(REQUEST_TIMEOUT, "10"))
@@ -136,13 +136,23 @@ class Session:
         self._answer()
         return None
 
+    def _check(self) -> None:
+        """Asks MLflow what it holds, and takes what is missing into the backlog: a server or a
+        proxy may have answered well to what it did not do, or done it after it was given up."""
+        self._projection.refresh()
+        for row in self._store.changed_since(self._digest, 0)[0]:
+            if self._projection.lacks(row):
+                self._backlog[row.trial.key, row.seq] = row
+
     def _conclude(self) -> Phase:
         """Ends the parent run and writes its tables; skipped if MLflow is down."""
         until = time.monotonic() + DYING_S
         while not self._asked and self._store.owner(self._digest) and time.monotonic() < until:
             time.sleep(0.02)
-        if self._was_unsure:  # a call may have been done after its answer was given up
-            self._insist(self._projection.refresh, tries=2)
+        self._insist(self._check, tries=2)
+        if self._backlog and not self._checked and self._time_left() > 0:
+            self._checked = True
+            return self._drain
         self._insist(self._projection.summarise)
         self._insist(self._projection.close)
         # Files may lie elsewhere (S3, a proxy) and fail for good while the runs are all right:
@@ -224,7 +234,7 @@ class Session:
             self._sure = True
             action()
         except Exception as error:
-            self._sure, self._was_unsure = False, True
+            self._sure = False
             self._failing_since = self._failing_since or time.monotonic()
             self._errors[name] = brief(error)
             log(f"{name}: {self._errors[name]}\n{traceback.format_exc()}")

@@ -106,6 +106,8 @@ class Projection:
         parents, children = self._search()
         if not parents and self._claim():
             parents, children = self._search()
+        if self._opened and not parents:
+            raise PlaceError("MLflow does not show the run of the sweep that it has taken")
         # A parent that has children wins over one whose creation was answered too late.
         uses = [child.data.tags.get("mlflow.parentRunId") for child in children]
         parents.sort(key=lambda run: (-uses.count(run.info.run_id), run.info.start_time))
@@ -177,6 +179,11 @@ class Projection:
         self._client.set_terminated(child.run_id, status=status, end_time=ended)
         child.ended = True
         return True
+
+    def lacks(self, recording: Kept) -> bool:
+        """Returns whether MLflow had no complete run of the recording at the last refresh."""
+        child = self._children.get((recording.trial.key, show.record_digest(recording.trial)))
+        return self._wanted(recording.trial) and not (child and child.ended)
 
     def _mark(self, children: Sequence[_Child], current: bool) -> bool:
         """Writes which recordings are current; returns False if it was known."""
@@ -319,6 +326,7 @@ class Projection:
     def _adopt(self, run: Run) -> None:
         """Takes a child run as ours; deletes an earlier one with the same recording."""
         tags = run.data.tags
+        status = tags.get("ringray.status")
         # A run that an earlier version wrote lacks the tag that a store is rebuilt from.
         record = tags.get("ringray.record") if TRIAL_TAG in tags else None
         place = (tags["ringray.key"], record or run.info.run_id)
@@ -329,8 +337,9 @@ class Projection:
         self._children[place] = _Child(
             run.info.run_id,
             tags["ringray.key"],
-            run.info.status in _ENDED,
-            tags.get("ringray.status") == "pruned",
+            # Some servers say that they have taken what they have not.
+            run.info.status in _ENDED and bool(run.data.metrics or status != "ok"),
+            status == "pruned",
             {"true": True, "false": False}.get(tags.get(CURRENT, "")),
         )
 
