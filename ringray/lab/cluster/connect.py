@@ -10,6 +10,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ RANK_BYTES = 512 << 20  # resident memory of a rank before its first trial
 START_S = 120.0  # seconds for a connection, or for an embedded Ray to start on a busy machine
 CALL_S = 10.0  # seconds for one call of a connected Ray
 PROBE_S = 5.0  # seconds for a cluster's address to answer
+_PAST = 1_700_000_000  # seconds since 1970; November 2023
 _SERVERS = ("gcs_server", "raylet")  # processes without which Ray does not work
 # Ray replaces the loopback's address by one that others can reach, unless this is 0.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -61,6 +63,9 @@ def connect(address: str | None) -> Iterator[Cluster]:
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     local = address in (None, "local")
+    if time.time() < _PAST:  # Ray's waits end by this clock, and certificates are checked by it
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        raise PlaceError(f"the clock of this machine says {today}; set it to the present time")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray reports a dead worker on stdout even with log_to_driver=False, between our own lines
     # (--json - too); the ring reports the fault itself.

@@ -149,8 +149,9 @@ class Session:
         until = time.monotonic() + DYING_S
         while not self._asked and self._store.owner(self._digest) and time.monotonic() < until:
             time.sleep(0.02)
+        known = set(self._backlog)
         self._insist(self._check, tries=2)
-        if self._backlog and not self._checked and self._time_left() > 0:
+        if self._backlog.keys() - known and not self._checked and self._time_left() > 0:
             self._checked = True
             return self._drain
         self._insist(self._projection.summarise)

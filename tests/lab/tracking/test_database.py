@@ -98,3 +98,25 @@ def test_a_database_with_runs_is_never_replaced(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT value FROM tags WHERE key = 'who'").fetchall() == [("me",)]
     assert names(path) == ["mlflow.db"]
+
+
+def test_a_folder_whose_name_has_signs_of_a_uri(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "100%41 a?b#c"
+    monkeypatch.setenv("RINGRAY_HOME", str(home))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = location.resolve_uri(None)
+    assert location.sqlite_path(uri) == home / "mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{uri}?timeout=5")
+    assert location.resolve_uri(None) == f"{uri}?timeout=5"
+    location.check(uri)
+    client = client_of(uri)
+    root = location.artifact_root(uri)
+    run = client.create_run(client.create_experiment("quick", artifact_location=root))
+    client.log_text(run.info.run_id, "text", "file.txt")
+    assert [path.name for path in (home / "artifacts").rglob("*.txt")] == ["file.txt"]
+    # MLflow also makes an empty folder with the name as it stands in the URI.
+    assert [
+        path for path in tmp_path.rglob("*") if path.is_file() and home not in path.parents
+    ] == []

@@ -52,6 +52,9 @@ class FakeMLflow:
         self.written.append(recording.trial.key)
         return True
 
+    def lacks(self, recording: Kept) -> bool:
+        return recording.trial.key not in self.written
+
     def close(self) -> None:
         self.refresh()
         self.closed += 1
@@ -117,6 +120,29 @@ def test_a_server_is_given_several_trials_at_once(tmp_path: Path) -> None:
     assert _session(tmp_path, fake, patience=5.0, writers=4) == SyncState(4, 0, None)
     assert sorted(fake.written) == [trial.key for trial in trials(4)]
     assert fake.closed == 1
+
+
+class Liar(FakeMLflow):
+    """Says that it has written the first ``lies`` trials, and has not."""
+
+    def __init__(self, lies: int) -> None:
+        super().__init__(set())
+        self.lies = lies
+
+    def write(self, recording: Kept) -> bool:
+        self.lies -= 1
+        return True if self.lies >= 0 else super().write(recording)
+
+
+@pytest.mark.parametrize(("lies", "missing"), [(3, 0), (100, 4)])
+def test_what_was_not_done_is_done_again_or_counted(
+    tmp_path: Path, lies: int, missing: int
+) -> None:
+    fake = Liar(lies)
+    state = _session(tmp_path, fake, patience=5.0)
+    assert state == SyncState(4 - missing, missing, None)
+    assert fake.closed == 1
+    assert len(fake.written) == 4 - missing
 
 
 def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> None:
