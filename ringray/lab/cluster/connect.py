@@ -63,8 +63,10 @@ def connect(address: str | None) -> Iterator[Cluster]:
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     local = address in (None, "local")
-    if time.time() < _PAST:  # Ray's waits end by this clock, and certificates are checked by it
-        today = time.strftime("%Y-%m-%d", time.gmtime())
+    if (
+        now := time.time()
+    ) < _PAST:  # Ray's waits end by this clock, and certificates are checked by it
+        today = time.strftime("%Y-%m-%d", time.gmtime(now))
         raise PlaceError(f"the clock of this machine says {today}; set it to the present time")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray reports a dead worker on stdout even with log_to_driver=False, between our own lines
