@@ -123,6 +123,7 @@ def test_a_token_file_that_others_may_read_is_refused(
 ) -> None:
     for name in access.TOKENS:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     token = tmp_path / "cluster.token"
     token.write_text("secret-token\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
