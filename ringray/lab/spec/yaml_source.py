@@ -25,6 +25,12 @@ MAX_DEPTH = 20
 Where = tuple[str | int, ...]
 """The place of a value: ``("problem", "heads", 1)`` is the second of ``problem.heads``."""
 
+# The examples: in a wheel inside of the package, in a checkout beside it.
+_PACKAGE = Path(__file__).resolve().parents[2]
+_EXAMPLES = next(
+    (top / "experiments" for top in (_PACKAGE, _PACKAGE.parent) if (top / "experiments").is_dir()),
+    _PACKAGE / "experiments",
+)
 _TOO_LARGE = "is larger than 1 MiB, the most that a spec may have"
 _PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,30})")
 _CORE = "tag:yaml.org,2002:"
@@ -39,8 +45,8 @@ def _example(name: str) -> Path | None:
     path = Path(name)
     if path.parent != Path("experiments") or path.exists():
         return None
-    installed = Path(__file__).resolve().parents[2] / path
-    return installed if installed.is_file() else None
+    found = _EXAMPLES / path.name
+    return found if found.is_file() else None
 
 
 def read_text(path: str | Path) -> str:
@@ -73,8 +79,9 @@ def read_text(path: str | Path) -> str:
 
 
 def _neighbour(path: Path) -> str:
+    folder = _EXAMPLES if path.parent == Path("experiments") else path.parent
     try:
-        specs = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]
+        specs = [p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml")]
     except OSError:
         return ""
     close = nearest(path.name, specs)

@@ -305,6 +305,17 @@ class TestFiles:
         assert error.message.startswith("no such file; did you mean")
         assert "quickstart.yaml" in error.message
 
+    def test_examples_are_found_from_anywhere(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert load("experiments/quickstart.yaml").name == "quickstart"
+        message = self.failure("experiments/quickstrat.yaml").message
+        assert message == "no such file; did you mean 'experiments/quickstart.yaml'?"
+        (tmp_path / "experiments").mkdir()
+        (tmp_path / "experiments" / "quickstart.yaml").write_text(GOOD)  # their own comes first
+        assert load("experiments/quickstart.yaml").name != "quickstart"
+
     def test_missing_folder(self, tmp_path: Path) -> None:
         assert self.failure(tmp_path / "none" / "x.yaml").message == "no such file"
 
