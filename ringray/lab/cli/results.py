@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ringray.base import units
 from ringray.base.redaction import shown
+from ringray.lab.kinds import KINDS
 from ringray.lab.report import history, replicas, tables, verdict, words
 from ringray.lab.store.traces import folder_of
 from ringray.lab.trial.outcome import TrialRow
@@ -67,9 +68,11 @@ def print_history(
         say(console, f"... {hidden} hidden (--all)")
 
 
-def print_answer(console: Console, trials: Sequence[TrialRow], cores: int) -> None:
-    """Prints the fastest of each problem in words, and whether a host of ``cores`` was busy."""
-    say(console, *(f"answer: {line}" for line in verdict.lines(trials)))
+def print_answer(console: Console, kind: str, trials: Sequence[TrialRow], cores: int) -> None:
+    """Prints the fastest of each problem in words, and whether a host of ``cores`` was busy. Cuts
+    of several kernels, which a search tunes one by one, are no rivals."""
+    if kind not in KINDS or not KINDS[kind].ranks_alone:
+        say(console, *(f"answer: {line}" for line in verdict.lines(trials)))
     if disturbed := verdict.busy(trials, cores):
         say(console, f"busy:   {disturbed}")
 

@@ -235,8 +235,7 @@ def _print_summary(
     print_trials(console, plan.digest, ended, f"`ringray status {plan.spec.name}{option} --all`")
     console.print()
     _print_found(console, plan, trials, over=not summary.interrupted)
-    if not KINDS[plan.spec.kind].tunes:
-        print_answer(console, ended, provenance.hardware()["cores"])
+    print_answer(console, plan.spec.kind, ended, provenance.hardware()["cores"])
     compared = words.baseline(plan.runnable[0].config.as_dict())
     measured = {name for row in trials for name in row.metrics}
     for metric in METRICS.values():

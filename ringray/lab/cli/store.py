@@ -115,7 +115,8 @@ def status(arguments: argparse.Namespace) -> int:
     else:
         print_trials(console, sweep.digest, trials, "--all", everything=arguments.all)
         console.print()
-        print_answer(console, trials, (sweep.environment.get("hardware") or {}).get("cores", 0))
+        cores = (sweep.environment.get("hardware") or {}).get("cores", 0)
+        print_answer(console, sweep.kind, trials, cores)
     if place is not None:
         print_page(console, location.ui_command(*place))
     if pending and owner is None:
