@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sqlite3
 import time
@@ -21,19 +20,11 @@ class OpenFile:
         self._lost: PlaceError | None = None
 
     def check(self, db: sqlite3.Connection) -> None:
-        """Raises PlaceError if the file was deleted or replaced, which sqlite does not notice; the
+        """Raises PlaceError if the file was deleted or replaced, which sqlite tolerates; the
         content of ``db`` is then saved beside the path, and the error says where."""
         if not self._holds():
             self._lost = self._lost or self._error(_rescued(db, self._path))
             raise self._lost
-
-    def close(self, db: sqlite3.Connection) -> None:
-        """Closes the store; one that was replaced stays open until the process ends, because sqlite
-        would remove the log at the path, which is another store's now."""
-        if self._holds():
-            db.close()
-        else:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
 
     def _holds(self) -> bool:
         try:

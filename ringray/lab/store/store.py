@@ -87,7 +87,7 @@ class Store:
         """Closes the store; the last process to do so moves the log of a killed one into it."""
         with self._lock:
             lease.bury(self.path)
-            self._place.close(self._db)
+            self._db.close()
 
     def check(self) -> None:
         """Reads the whole file (10 ms for 1,000 trials); DamagedStore if it is damaged."""

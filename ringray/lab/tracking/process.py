@@ -315,7 +315,7 @@ def _open(
     experiment: str,
     settled: Tracked | None,
 ) -> Session:
-    """Returns a session that MLflow has accepted and that handles SIGTERM, and tells the driver."""
+    """Returns a session that MLflow has accepted and that handles signals, and tells the driver."""
     from ringray.lab.tracking.projection import Projection
 
     store = stack.enter_context(Store(path, create=False))
@@ -325,7 +325,8 @@ def _open(
         projection.refresh()
     writers = WRITERS if is_server(uri) else 1
     session = Session(store, digest, projection, driver, writers, opened=not settled)
-    signal.signal(signal.SIGTERM, session.terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, session.terminate)
     send(driver, projection.place)
     return session
 
