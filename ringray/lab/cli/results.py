@@ -69,10 +69,14 @@ def print_history(
 
 
 def print_answer(console: Console, kind: str, trials: Sequence[TrialRow], cores: int) -> None:
-    """Prints the fastest of each problem in words, and whether a host of ``cores`` was busy. Cuts
-    of several kernels, which a search tunes one by one, are no rivals."""
-    if kind not in KINDS or not KINDS[kind].ranks_alone:
-        say(console, *(f"answer: {line}" for line in verdict.lines(trials)))
+    """Prints the fastest of each problem in words, and whether a host of ``cores`` was busy.
+
+    Prints nothing of kinds whose ranks work alone: cuts of several kernels are no rivals, and the
+    ranks beside a trial's own are no other processes.
+    """
+    if kind in KINDS and KINDS[kind].ranks_alone:
+        return
+    say(console, *(f"answer: {line}" for line in verdict.lines(trials)))
     if disturbed := verdict.busy(trials, cores):
         say(console, f"busy:   {disturbed}")
 
