@@ -7,6 +7,7 @@ one in ``n`` of them runs, a different one each turn; without it all run.
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,19 @@ def ringray_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.delenv(name, raising=False)
         yield home
     assert os.environ.get("RINGRAY_HOME") != str(home)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_as_in_a_terminal() -> Iterator[None]:
+    """No signal is ignored because the tests run under ``nohup`` or in the background."""
+    terminal = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.getsignal(number) for number in terminal}
+    for number, handler in terminal.items():
+        if before[number] == signal.SIG_IGN:
+            signal.signal(number, handler)
+    yield
+    for number, was in before.items():
+        signal.signal(number, was)
 
 
 @pytest.fixture(autouse=True)

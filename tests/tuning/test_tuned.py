@@ -289,7 +289,7 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
     options = Options("auto", True, None, None, None, "auto", "auto", "auto", False, None)
     with caplog.at_level("INFO", logger="ringray"):
-        job = resolve(q, k, v, None, options, connect(None), needs_grad=False)
+        job, _ = resolve(q, k, v, None, options, connect(None), needs_grad=False)
     assert (job.layout.partition, job.blocks) == ("striped", 32)
     assert "abcdef01" in caplog.text
     out = ringray.ring_attention(q, k, v, partition="auto", transport="auto")

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-KEYS = ["point", "sweep", "status", "reason", "config", "metrics", "environment"]
+KEYS = [
+    "point", "sweep", "status", "reason", "config", "metrics", "environment", "format", "time",
+    "name", "samples",
+]  # fmt: skip
 TIMED = {
     "median_ms", "p20_ms", "p80_ms", "tflops", "tflops_per_rank", "tokens_per_s", "sent_bytes",
     "peak_memory_bytes", "wait_ms", "baseline_ms", "ratio",
