@@ -294,8 +294,8 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     assert "abcdef01" in caplog.text
     out = ringray.ring_attention(q, k, v, partition="auto", transport="auto")
     assert torch.equal(out, ringray.ring_attention(q, k, v, blocks=32))
-    longer = resolve(q.repeat(1, 1, 2, 1), *(x.repeat(1, 1, 2, 1) for x in (k, v)), None, options,
-                    connect(None), needs_grad=False)  # fmt: skip
+    q, k, v = (x.repeat(1, 1, 2, 1) for x in (q, k, v))
+    longer, _ = resolve(q, k, v, None, options, connect(None), needs_grad=False)
     assert (longer.layout.partition, longer.blocks) == ("zigzag", None)
 
 
