@@ -1,5 +1,5 @@
-"""What Triton needs beside itself when it first launches a kernel on a machine with a GPU: a C
-compiler and Python's headers, with which it builds its launcher."""
+"""The C compiler and Python headers that Triton needs at its first launch of a kernel on a GPU, to
+build its launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rings fit on a cluster, and why others do not."""
+"""The rings that fit on a cluster, and the reasons why others do not."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class MeasureSection(_Section):
 
 
 class SearchSection(_Section):
-    """Which points of the sweep to measure, in which order. Each problem on each ring size is
+    """The points of the sweep to measure, and their order. Each problem on each ring size is
     searched by itself."""
 
     method: Annotated[
@@ -200,7 +200,7 @@ class SearchSection(_Section):
 
 
 class LimitsSection(_Section):
-    """When to give up. Does not change the identity of a sweep."""
+    """Limits at which a trial is given up. They do not change the identity of a sweep."""
 
     trial_timeout: Annotated[
         float | None, or_null(duration(1, 86400), "2 minutes, or longer if a trial needs it")
