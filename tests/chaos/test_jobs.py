@@ -203,7 +203,7 @@ def test_tokens(head: Head) -> None:
             ({"RAY_AUTH_MODE": "token"}, "no token for the Ray at"),
             (
                 {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such/file"},
-                "cannot be opened or is empty: /no/such/file",
+                "the file /no/such/file cannot be read: no such file or directory",
             ),
         ):
             head.place.variables = variables

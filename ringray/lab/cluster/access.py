@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from ringray.base.errors import PlaceError
+from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import TOKENS
 from ringray.lab.cluster import ray_private
 
@@ -45,7 +45,8 @@ def check_token() -> None:
     try:
         token = Path(path).read_text("utf-8") if value is None and path else value or ""
     except (OSError, ValueError) as error:
-        raise PlaceError(f"{name}: the file {path} cannot be read: {error}") from None
+        why = reason_of(error) if isinstance(error, OSError) else error
+        raise PlaceError(f"{name}: the file {path} cannot be read: {why}") from None
     # Of spaces, Ray itself ignores those around it.
     if any(not "!" <= character <= "~" for character in token.strip()):
         raise PlaceError(

@@ -103,11 +103,13 @@ class Lines:
             except OSError as error:
                 if isinstance(error, BrokenPipeError) and self._pipe is None:
                     raise
+                advice = "see that something reads it"
                 if stat.S_ISREG(before.st_mode):  # removes an incomplete line
                     os.ftruncate(file, before.st_size)
+                    advice = "free some space"
                 raise PlaceError(
                     f"--json {self._path}: {reason_of(error)}; the trial is "
-                    f"in the store: make room for it, then `ringray resume {self._sweep.name} "
+                    f"in the store: {advice}, then `ringray resume {self._sweep.name} "
                     f"--json {self._path}` writes its line and continues"
                 ) from error
         finally:
