@@ -9,9 +9,11 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # Twice quiet: errors only.
 PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest -q --durations=10
+PYTEST = $(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile
 # Days since 1970: `make chaos` runs another part of the large sets of cases each day.
 TURN ?= $(shell echo $$(( $$(date -u +%s) / 86400 )))
+# Files of tests that run at a time; 0 runs them in pytest itself.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart autoscaling test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots clean
@@ -44,16 +46,14 @@ autoscaling: $(STAMP) ## measure rings on a cluster that grows and shrinks on th
 	@$(BIN)/python cluster/local.py --until-empty -- \
 	  $(BIN)/python -m ringray run experiments/autoscaling.yaml
 
-test: $(STAMP) ## run the quick tests, two files at a time
-	@$(PYTEST) tests -m "not slow and not chaos and not gpu" -n $(or $(WORKERS),2) --dist loadfile
+test: $(STAMP) ## run the quick tests
+	@$(PYTEST) tests -m "not slow and not chaos and not gpu"
 
-# Tests that kill processes mostly wait: WORKERS=2 runs two files of them at a time.
 # pytest ends with 5 when nothing is selected.
 #   TURN=20779 make chaos     the cases of that day again
 chaos: $(STAMP) ## run the slow tests and those that kill processes; of large sets a part per day
 	@echo "turn $(TURN); to run the same cases again: make TURN=$(TURN) chaos"
-	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "chaos and not gpu" \
-	  -n $(or $(WORKERS),0) --dist loadfile || test $$? -eq 5
+	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "chaos and not gpu" || test $$? -eq 5
 	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "slow and not chaos and not gpu" || test $$? -eq 5
 
 exhaustive: $(STAMP) ## run all cases of the large sets
