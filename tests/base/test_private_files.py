@@ -262,7 +262,11 @@ def test_a_table_that_is_a_trap_is_refused(text: str, tmp_path: Path) -> None:
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(UserError, match="not a table of tuned choices"):
         tuned.read(path)
+    with path.open("r+b") as file:
+        file.truncate(1 << 30)
     with pytest.raises(UserError, match="larger than"):
+        tuned.read(path)
+    with pytest.raises(UserError, match="not a regular file"):
         tuned.read(Path("/dev/zero"))
 
 
