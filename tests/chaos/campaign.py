@@ -30,9 +30,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ringray.base.errors import PlaceError, UserError
+from ringray.lab.store.store import Store
+from tests.chaos.beside import RESUMED
 from tests.chaos.world import NODES, World, world
+from tests.support import fault_proxy, tracking_store
 from tests.support import place as drive
-from tests.support import tracking_store
 from tests.support.place import tiny
 
 if TYPE_CHECKING:
@@ -46,8 +48,7 @@ REPLICAS = 60
 HANG_S = 150.0  # without any progress
 VICTIM_S = 8.0  # how long a fault waits for something that it can be done to
 STALL_S = 20.0  # what a trial may take
-# Endings after which a user would go on. A second Ctrl-C ends the driver as the signal itself does.
-RESUMED = (1, 2, 130, -signal.SIGKILL, -signal.SIGINT)
+BEHAVIOURS = (*fault_proxy.FAULTS, *fault_proxy.ENDLESS)  # of a server
 
 
 class Broken(AssertionError):
@@ -93,6 +94,26 @@ def hold_server(of: World, draw: random.Random) -> bool:
     return True
 
 
+def misbehave(of: World, draw: random.Random) -> bool:
+    """The tracking server answers in one of many wrong ways, to some requests or to all."""
+    of.proxy.fail(draw.choice(BEHAVIOURS), draw.choice([1, 10, None]))
+    return True
+
+
+def kill_agent(of: World, draw: random.Random) -> bool:
+    return _signal(of.agents(), draw, signal.SIGKILL)
+
+
+def second_user(of: World, draw: random.Random) -> bool:
+    of.sweep_beside(max(of.place.home.glob("chaos-*.yaml"), key=lambda path: path.stat().st_mtime))
+    return True
+
+
+def first_runs(of: World, draw: random.Random) -> bool:
+    of.first_runs(draw)
+    return True
+
+
 def fill_disk(of: World, draw: random.Random) -> bool:
     if not of.disk:
         return False
@@ -122,6 +143,10 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "tracker-killed": kill_tracker,
     "server-killed": kill_server,
     "server-held": hold_server,
+    "server-misbehaves": misbehave,
+    "agent-killed": kill_agent,
+    "second-user": second_user,
+    "first-runs": first_runs,
     "disk-full": fill_disk,
     "row-spoilt": spoil_row,
 }
@@ -226,6 +251,8 @@ class Sweep:
             time.sleep(0.02)
         of.mend()
         self._check(of, recorded, json_path)
+        of.check_beside()
+        of.head.check_nothing_is_held(patience=30.0)
 
     def _start(self, of: World, *arguments: object) -> subprocess.Popen[str]:
         self.starts += 1
@@ -281,10 +308,11 @@ class Sweep:
         synced = of.place.run("sync", self.name)
         if synced.code != 0:
             raise Broken(f"{self.name}: sync ended with {synced.code}: {synced.err}")
-        parents, children = tracking_store.runs(of.server.uri, self.name)
+        with Store(of.place.home / "store.db", create=False) as store:
+            identity = store.identity
+        parents, children = tracking_store.runs(of.server.uri, self.name, identity)
         if len(parents) != 1 or set(children) != {row.key for row in rows}:
             raise Broken(f"{self.name}: MLflow has {len(parents)} parents, {len(children)} runs")
-        of.head.check_nothing_is_held(patience=30.0)
         self._recoveries(rows)
 
     def _recoveries(self, rows: list[TrialRow]) -> None:

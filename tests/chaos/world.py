@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tests.chaos import network
+from tests.chaos.beside import Beside, first_runs, second_user
 from tests.chaos.network import Machine
 from tests.support import place as drive
 from tests.support import ray_heads, tracking_store
+from tests.support.fault_proxy import Proxy
 from tests.support.tracking_servers import Server, sqlite_server
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 DISK_MIB = 64
 BACK_S = 15.0  # after which a lost node is replaced, and a cable plugged in
 NODES = ("node0", "node1", "node2")
+AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")
 HEALTH = {  # how soon Ray believes that a node is gone
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -44,12 +47,14 @@ class World:
     place: Place
     head: Head
     server: Server
+    proxy: Proxy
     disk: bool
     machines: dict[str, Machine]
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     absent: dict[str, float] = field(default_factory=dict)  # nodes, and when that was seen
     cut: dict[str, float] = field(default_factory=dict)  # those without a cable, and since when
     spoilt: set[str] = field(default_factory=set)  # keys of trials whose rows were damaged
+    beside: list[Beside] = field(default_factory=list)
 
     def fill_disk(self) -> None:
         """Until nothing more fits."""
@@ -74,6 +79,18 @@ class World:
                 if process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE:
                     return process
         return None
+
+    def agents(self) -> list[psutil.Process]:
+        """The agents that Ray keeps beside the raylets of nodes."""
+        found = []
+        for raylet in filter(None, map(self.raylet, NODES)):
+            with suppress(psutil.Error):
+                found += [
+                    one
+                    for one in raylet.children(recursive=True)
+                    if drive.title(one).startswith(AGENTS)
+                ]
+        return found
 
     def driver_parts(self, title: str) -> list[psutil.Process]:
         """Live processes of the place whose command line has ``title`` in it."""
@@ -122,6 +139,7 @@ class World:
     def mend(self) -> None:
         """Repairs everything that is broken: disk, cables, server, nodes."""
         self.free_disk()
+        self.proxy.fail(None)
         for name in list(self.cut):
             self._plug_in(name)
         self.server.go_on()
@@ -146,6 +164,24 @@ class World:
             f"--address={self.head.address}", "--num-cpus=2", f"--temp-dir={folder}",
             machine=self.machines.get(name), **variables(self.place),
         )  # fmt: skip
+
+    def sweep_beside(self, spec: Path) -> None:
+        """Begins the same sweep for another user of the cluster and the server."""
+        home = self.place.home.parent / f"user{len(self.beside)}-{spec.stem}"
+        self.beside.append(second_user(self.place, home, spec, self.server.uri))
+        self.beside[-1].begin()
+
+    def first_runs(self, draw: random.Random) -> None:
+        """Begins the first two runs of a user who has no home yet, on Rays of their own."""
+        number = time.monotonic_ns() % 10**6
+        home = self.place.home.parent / f"first-{number}"
+        self.beside.append(first_runs(home, self.place.ray / f"f{number}", draw))
+
+    def check_beside(self) -> None:
+        """Once everything is mended."""
+        while self.beside:
+            with closing(self.beside.pop()) as one:
+                one.check()
 
 
 def variables(place: Place) -> dict[str, str]:
@@ -182,8 +218,10 @@ def world(folder: Path) -> Iterator[World]:
         held.callback(server.stop)
         place = held.enter_context(contextmanager(drive.place)(home))
         head = held.enter_context(ray_heads.cluster(place, host=host, **variables(place)))
-        place.variables |= {"RAY_ADDRESS": head.address, "MLFLOW_TRACKING_URI": server.uri}
-        made = World(place, head, server, disk, dict(zip(NODES, machines, strict=False)))
+        proxy = held.enter_context(closing(Proxy(server.uri)))
+        place.variables |= {"RAY_ADDRESS": head.address, "MLFLOW_TRACKING_URI": proxy.uri}
+        made = World(place, head, server, proxy, disk, dict(zip(NODES, machines, strict=False)))
+        held.callback(lambda: [one.close() for one in made.beside])
         made.mend()
         yield made
 

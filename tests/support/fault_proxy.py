@@ -6,6 +6,7 @@ import http.client
 import socket
 import struct
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,17 +15,25 @@ _HTML = b"<html><body><h1>Corporate proxy</h1>please sign in</body></html>"
 # What each does to a request; "empty" is an answer as if it was done; "lost" and "late" have the
 # server do it, and keep the answer.
 FAULTS = ("500", "429", "html", "empty", "reset", "lost", "late")
+# What it says for ever, until it is told otherwise or the client leaves.
+ENDLESS = {
+    "interim": b"HTTP/1.1 100 Continue\r\n\r\n",
+    "dribbling": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Y: ",
+}
+_PAUSE_S = 0.05
 
 
 class Proxy:
-    """Listens at ``uri`` and forwards to ``target``. ``fault``: one of FAULTS, or None to behave;
-    ``only``: how many requests it meets, after which it is None again (None: all)."""
+    """Listens at ``uri`` and forwards to ``target``; a server that is gone is a 502. ``fault``: one
+    of FAULTS or ENDLESS, or None to behave; ``only``: how many requests it meets, after which it is
+    None again (None: all)."""
 
     def __init__(self, target: str) -> None:
         self._target = urlsplit(target).netloc
         self._lock = threading.Lock()
         self._fault: str | None = None
         self._only: int | None = None
+        self._told = 0  # calls of fail()
         self.met = 0  # requests that met a fault
         self.delay = threading.Event()  # set: late answers need not be waited for any more
         proxy = self
@@ -54,6 +63,7 @@ class Proxy:
         """From now on."""
         with self._lock:
             self._fault, self._only, self.met = fault, only, 0
+            self._told += 1
 
     def close(self) -> None:
         self.delay.set()
@@ -74,6 +84,8 @@ class Proxy:
         fault = self._take()
         if fault == "reset":
             self._reset(request)
+        elif fault in ENDLESS:
+            self._repeat(request, fault)
         elif fault == "html":
             self._answer(request, 200, _HTML, "text/html")
         elif fault == "empty":
@@ -81,7 +93,11 @@ class Proxy:
         elif fault in ("500", "429"):
             self._answer(request, int(fault), b'{"error_code": "BUSY"}', "application/json")
         else:
-            status, kind, answer = self._forward(request, body)
+            try:
+                status, kind, answer = self._forward(request, body)
+            except (OSError, http.client.HTTPException):
+                self._answer(request, 502, b"bad gateway", "text/plain")
+                return
             if fault == "late":
                 self.delay.wait(30)
             if fault == "lost":
@@ -110,6 +126,14 @@ class Proxy:
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body)
+
+    def _repeat(self, request: BaseHTTPRequestHandler, fault: str) -> None:
+        request.close_connection = True
+        said, told = ENDLESS[fault], self._told
+        while self._told == told and not self.delay.is_set():
+            request.wfile.write(said)
+            said = said if fault == "interim" else b"a"
+            time.sleep(_PAUSE_S)
 
     def _reset(self, request: BaseHTTPRequestHandler) -> None:
         request.close_connection = True

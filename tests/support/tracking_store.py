@@ -88,14 +88,19 @@ def client(uri: str | None = None) -> Any:
     return MlflowClient(tracking_uri=uri or place.resolve_uri(None))
 
 
-def runs(uri: str | None = None, experiment: str = "quick") -> tuple[list[Any], dict[str, Any]]:
-    """MLflow's parent runs, and its current child runs by trial key; fails on a double."""
+def runs(
+    uri: str | None = None, experiment: str = "quick", store: str | None = None
+) -> tuple[list[Any], dict[str, Any]]:
+    """MLflow's parent runs, and its current child runs by trial key, of one store or of all; fails
+    on a double."""
     mlflow = client(uri)
     found = mlflow.get_experiment_by_name(experiment)
     if found is None:
         return [], {}
     parents, children = [], {}
     for run in _pages(mlflow, found.experiment_id):
+        if store is not None and run.data.tags["ringray.store"] != store:
+            continue
         if run.data.tags["ringray.role"] == "sweep":
             parents.append(run)
             continue
