@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringray.attention import ring_attention
+    from ringray.attention.decode import ring_decode
+    from ringray.attention.sharded_kv import ShardedKV
     from ringray.attention.sharding import local_positions, shard, unshard
     from ringray.models.sdpa import context_parallel
     from ringray.nn import ContextParallelAttention, sharded_cross_entropy
@@ -21,9 +23,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Blocks",
     "ContextParallelAttention",
+    "ShardedKV",
     "context_parallel",
     "local_positions",
     "ring_attention",
+    "ring_decode",
     "shard",
     "sharded_cross_entropy",
     "tuned_strategy",
@@ -33,9 +37,11 @@ __all__ = [
 _HOME = {
     "Blocks": "ringray_kernels.config",
     "ContextParallelAttention": "ringray.nn",
+    "ShardedKV": "ringray.attention.sharded_kv",
     "context_parallel": "ringray.models.sdpa",
     "local_positions": "ringray.attention.sharding",
     "ring_attention": "ringray.attention",
+    "ring_decode": "ringray.attention.decode",
     "shard": "ringray.attention.sharding",
     "sharded_cross_entropy": "ringray.nn",
     "tuned_strategy": "ringray.tuning.lookup",

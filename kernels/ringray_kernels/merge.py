@@ -28,3 +28,14 @@ def merge_(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None
     weight = torch.sigmoid(part_lse - lse).masked_fill_(part_lse == -torch.inf, 0.0)
     out.lerp_(part_out.to(out.dtype), weight.unsqueeze(-1))
     torch.logaddexp(lse, part_lse, out=lse)
+
+
+def merged(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the merge of N parts of the same queries, with a first dimension of 1.
+
+    ``out`` (B, N, S, D) and ``lse`` (B, N, S), fp32, become (1, B, S, D) and (1, B, S). Any lse may
+    be -inf.
+    """
+    total = torch.logsumexp(lse, 1, keepdim=True)
+    weight = torch.exp(lse - total.masked_fill(total == -torch.inf, 0.0))
+    return (out * weight.unsqueeze(-1)).sum(1).unsqueeze(0), total.transpose(0, 1)

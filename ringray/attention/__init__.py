@@ -7,6 +7,8 @@ problem    one rank's part of a call: layout, mask, script
 compile    the operation as torch.compile and autograd see it
 loops      computation beside messages: ring, gather, heads
 sharding   ``shard``, ``unshard`` and ``local_positions``
+sharded_kv ``ShardedKV``, keys and values of a long context, for decoding
+decode     ``ring_decode``, attention of new tokens to such a context
 """
 
 from __future__ import annotations

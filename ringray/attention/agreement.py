@@ -83,16 +83,35 @@ class Dealing(NamedTuple):
     gradients: str
 
 
+class Decoding(NamedTuple):
+    """The values of one call of ``ring_decode`` that all ranks must have in common."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    new_tokens: int
+    head_dim: int
+    dtype: str
+    length: int
+    capacity: int
+    dealt: int
+    partition: str
+    scale: float
+    window: int | None
+    backend: str
+    version: str | None
+
+
 class BackwardPass(NamedTuple):
     """A backward pass. ``call``: the number of the forward pass that it belongs to."""
 
     call: int
 
 
-Agreed = Signature | Joining | Averaging | Dealing | BackwardPass
+Agreed = Signature | Joining | Averaging | Dealing | Decoding | BackwardPass
 _OPERATIONS = {
     Signature: "ring_attention", Joining: "unshard", Averaging: "sharded_cross_entropy",
-    Dealing: "shard_batch", BackwardPass: "a backward pass",
+    Dealing: "shard_batch", Decoding: "ring_decode", BackwardPass: "a backward pass",
 }  # fmt: skip
 _WIDTH = 2 + len(Signature._fields)  # operation, call, values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"

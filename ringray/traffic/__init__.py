@@ -5,4 +5,5 @@ routes     the ranks that a chunk visits, and the steps of these visits
 walk       the messages along a route
 script     transfers and computations of one rank, step by step
 occupancy  rows held at each step
+tree       a tree of merges over the ranks
 """

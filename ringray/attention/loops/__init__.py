@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
 
-__all__ = ["HERE", "backward", "forward"]
+__all__ = ["HERE", "backward", "exactly", "forward"]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
     """Returns this rank's output, lse, and the tensors that its backward pass needs."""
     comm.meter.running = "forward"
     comm = comm.staged() if problem.exchange.staged else comm
-    with _exactly(q.device):
+    with exactly(q.device):
         if problem.exchange.fold > 1:
             return heads.forward(q, k, v, problem, comm, _inner(problem))
         return _inner(problem).forward(q, k, v, problem, comm)
@@ -56,7 +56,7 @@ def backward(
     agree(comm, BackwardPass(call), device=dout.device)
     comm.meter.running = "backward"
     comm = comm.staged() if problem.exchange.staged else comm
-    with _exactly(dout.device):
+    with exactly(dout.device):
         if problem.exchange.fold > 1:
             return heads.backward(dout, dlse, saved, problem, comm, _inner(problem))
         return _inner(problem).backward(dout, dlse, saved, problem, comm)
@@ -72,7 +72,7 @@ HERE = _Here()
 
 
 @contextmanager
-def _exactly(device: torch.device) -> Iterator[None]:
+def exactly(device: torch.device) -> Iterator[None]:
     """Marks this thread, and turns autocast off, which would compute fp32 sums in half
     precision."""
     before, HERE.attending = HERE.attending, True

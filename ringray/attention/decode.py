@@ -1,0 +1,250 @@
+"""``ring_decode``: attention of new tokens to a long context that stays sharded over a ring.
+
+Queries meet keys where these are (pass-Q): every rank has the same few queries, attends to its own
+keys, and partial results are merged along a tree, so a step sends outputs and lse, never K or V.
+
+On a rank, queries of the heads that share a K/V head are rows of one tile, and keys that all
+queries see are cut into ranges that are computed side by side, as views without copies.
+
+Shape legend: B batch, Hq query heads, Hkv key/value heads, G = Hq / Hkv, T new tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import ringray_kernels
+from ringray.attention.agreement import Decoding, agree, refusing
+from ringray.attention.arguments import answering_other_names, autocast
+from ringray.attention.loops import exactly
+from ringray.attention.sharded_kv import ShardedKV
+from ringray.base.provenance import version
+from ringray.base.units import plain
+from ringray.comm.batch import Batch
+from ringray.comm.ring import connect
+from ringray.traffic.tree import meetings
+from ringray_kernels import State
+from ringray_kernels.api import check_qkv, resolve_backend, unusable_scale
+from ringray_kernels.merge import merge_, merged
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from numpy.typing import NDArray
+
+    from ringray.comm.ring import Comm
+
+_TILE = 64  # query rows of one tile of a kernel
+_LEAST_KEYS = 256  # keys of a range: a shorter one is not worth its own tile
+_THREAD_ELEMENTS = 1 << 18  # of the keys of one fused call on a CPU, whose threads share its ranges
+
+
+@answering_other_names
+def ring_decode(
+    q: Tensor,
+    cache: ShardedKV,
+    *,
+    group: dist.ProcessGroup | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Returns exact softmax attention of the newest tokens over all keys up to each of them.
+
+    Every rank of ``group`` calls it with the same queries, after it has appended the same new keys
+    and values to its cache. One token decodes; a chunk of them is a step of a chunked prefill. The
+    result is the same on every rank, bit by bit where ranks have equal devices and threads.
+
+    Args:
+        q: (B, Hq, T, D), the queries of the newest T tokens of the cache, in its dtype and on its
+            device; Hq is a multiple of the cache's Hkv. Without gradient.
+        cache: this rank's keys and values.
+        group: process group of the ring for which the cache was made; None is the default group if
+            one is initialised, otherwise this process alone.
+        scale: factor on q . k before the softmax; None is 1 / sqrt(D).
+        window: a query at p sees keys ``[p - window, p]``, window + 1 of them; None: all up to p.
+        backend: kernels of this rank, ``auto`` or a name of ``ringray_kernels.backends``.
+        return_lse: also return the log-sum-exp.
+
+    Returns:
+        out (B, Hq, T, D) in q's dtype, accumulated in fp32; with ``return_lse`` a tuple (out, lse),
+        lse fp32 (B, Hq, T), natural log.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or names, a cache of another group, or ranks that disagree
+            about the problem; on every rank, before anything is sent.
+    """
+    comm, window, scale = connect(group), plain(window), plain(scale)
+    with refusing(comm, getattr(q, "device", torch.device("cpu"))):
+        (q,) = autocast(q)
+        problem = _checked(q, cache, comm, scale, window, backend)
+    agree(comm, problem.signature(q, cache), device=q.device)
+    comm.meter.running = "decoding"
+    with torch.no_grad(), exactly(q.device):
+        with comm.computing(0, "own keys"):
+            seen = _seen(cache, q.shape[2], q.shape[1] // cache.k.shape[1], window)
+            state = _attend(_by_kv_head(q, cache), seen, cache, problem.kernel)
+        state = _merged_over_ranks(state, comm)
+    shape = (len(q), -1, q.shape[2], q.shape[1] // cache.k.shape[1])
+    out, lse = (x.reshape(*shape, *x.shape[3:]).transpose(2, 3).flatten(1, 2) for x in state)
+    return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
+
+
+class _Problem(NamedTuple):
+    """The checked options of one call, resolved."""
+
+    scale: float
+    window: int | None
+    backend: str
+
+    @property
+    def kernel(self) -> dict[str, Any]:
+        """Returns the keywords of all calls of ``ringray_kernels``."""
+        return {"scale": self.scale, "backend": self.backend}
+
+    def signature(self, q: Tensor, cache: ShardedKV) -> Decoding:
+        """Returns what all ranks must have in common."""
+        batch, heads, tokens, head_dim = q.shape
+        return Decoding(
+            batch, heads, cache.k.shape[1], tokens, head_dim, str(q.dtype).removeprefix("torch."),
+            cache.length, cache.capacity, cache.dealt, cache.partition, *self, version(),
+        )  # fmt: skip
+
+
+def _checked(
+    q: Tensor, cache: ShardedKV, comm: Comm, scale: float | None, window: int | None, backend: str
+) -> _Problem:
+    if not isinstance(cache, ShardedKV):
+        raise ValueError(f"cache: got {type(cache).__name__}, expected a ShardedKV")
+    if (cache.rank, cache.ranks) != (comm.rank, comm.world_size):
+        raise ValueError(
+            f"group: got one of {comm.world_size} ranks, of which this is rank {comm.rank}, for "
+            f"the cache of rank {cache.rank} of {cache.ranks}; expected the group of the cache"
+        )
+    if isinstance(q, Tensor) and q.dim() == 4:
+        held, _ = cache.buffers
+        if (len(q), q.shape[3]) != (len(held), held.shape[3]):
+            raise ValueError(
+                f"q: got shape {tuple(q.shape)}, expected batch {len(held)} and head dim "
+                f"{held.shape[3]} as the cache has"
+            )
+        if q.shape[2] > cache.length:
+            raise ValueError(
+                f"q: got {q.shape[2]} tokens, expected at most the {cache.length} of the cache: "
+                "append the keys and values of new tokens first"
+            )
+    check_qkv(q, *cache.buffers)
+    if q.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "q: got a tensor that requires a gradient, expected none: decoding has no backward "
+            "pass; call it under torch.no_grad(), or train with ring_attention"
+        )
+    whole = isinstance(window, int) and not isinstance(window, bool)
+    if window is not None and not (whole and 0 <= window < 1 << 62):
+        raise ValueError(f"window: got {window!r}, expected None or an integer of at least 0")
+    if scale is not None and (wrong := unusable_scale(scale)):
+        raise ValueError(wrong)
+    comm.check(q.device, staged=False)
+    factor = q.shape[3] ** -0.5 if scale is None else float(scale)
+    return _Problem(factor, window, resolve_backend(backend, q))
+
+
+def _by_kv_head(q: Tensor, cache: ShardedKV) -> Tensor:
+    """Returns queries (1, B * Hkv, T * G, D): tokens in order, each with all heads of a group."""
+    batch, heads, _, head_dim = q.shape
+    kv_heads = cache.k.shape[1]
+    grouped = q.unflatten(1, (kv_heads, heads // kv_heads)).transpose(2, 3)
+    return grouped.reshape(1, batch * kv_heads, -1, head_dim)
+
+
+class _Seen(NamedTuple):
+    """The range of this rank's rows that each query row sees, int64 (T * G,), on the host."""
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def within(self, first: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Returns the ranges among the rows ``[first, stop)``, as kernels take them."""
+        rows = ((x.clip(first, stop) - first).astype(np.int32) for x in self)
+        start, end = (torch.from_numpy(x).to(device).unsqueeze(0) for x in rows)
+        return start, end
+
+
+def _seen(cache: ShardedKV, tokens: int, group: int, window: int | None) -> _Seen:
+    """Returns the keys that the newest tokens see, each with the heads of a group."""
+    at = np.arange(cache.length - tokens, cache.length)
+    end = np.searchsorted(cache.positions, at, side="right")
+    first = np.zeros_like(at) if window is None else at - window
+    return _Seen(*(np.repeat(x, group) for x in (np.searchsorted(cache.positions, first), end)))
+
+
+def _ranges(keys: int, rows: Tensor) -> int:
+    """Returns the number of ranges of keys that are worth computing side by side."""
+    _, entries, queries, head_dim = rows.shape
+    if rows.device.type == "cuda":
+        units = torch.cuda.get_device_properties(rows.device).multi_processor_count
+        wanted = -(-2 * units // (entries * -(-queries // _TILE)))
+    else:  # fused calls take a few ranges of one K/V head at once
+        threads = torch.get_num_threads()
+        busy = threads == 1 or queries >= _TILE * threads
+        wanted = 1 if busy else keys * head_dim * threads // _THREAD_ELEMENTS
+    return max(1, min(wanted, keys // _LEAST_KEYS))
+
+
+def _attend(rows: Tensor, seen: _Seen, cache: ShardedKV, kernel: dict[str, Any]) -> State:
+    """Returns attention of ``rows`` (1, B * Hkv, T * G, D) over this rank's keys, fp32.
+
+    Keys that all rows see are cut into ranges of one size; what lies before and after them is
+    computed by its intervals.
+    """
+    k, v = (x.flatten(0, 1) for x in cache.buffers)
+    first, stop = int(seen.start[0]), int(seen.end[-1])
+    low, common = int(seen.start[-1]), max(0, int(seen.end[0] - seen.start[-1]))
+    ranges = _ranges(common, rows)
+    size = common // ranges
+    high = low + ranges * size
+    state = None
+    if size:
+        keys, values = (x[:, low:high].unflatten(1, (ranges, size)) for x in (k, v))
+        queries = rows.transpose(0, 1).expand(-1, ranges, -1, -1).contiguous()
+        whole = seen.within(low, low + size, rows.device)
+        parts = ringray_kernels.forward(queries, keys, values, *whole, **kernel)
+        state = State(*merged(*parts))
+    else:
+        low = high = first
+    for begin, end in ((first, low), (high, stop)):
+        if begin < end:
+            keys, values = (x[None, :, begin:end] for x in (k, v))
+            edge = seen.within(begin, end, rows.device)
+            state = ringray_kernels.forward(rows, keys, values, *edge, state=state, **kernel)
+    if state is None:  # no key of this rank
+        out = torch.zeros(rows.shape, device=rows.device)
+        state = State(out, torch.full(rows.shape[:3], -torch.inf, device=rows.device))
+    return state
+
+
+def _merged_over_ranks(state: State, comm: Comm) -> State:
+    """Returns the merge of the states of all ranks; see ``traffic.tree``."""
+    shape, split = state.out.shape, state.out.numel()
+
+    def unpacked(packed: Tensor) -> State:
+        return State(packed[:split].view(shape), packed[split:].view(shape[:3]))
+
+    mine = torch.cat([x.flatten() for x in state])
+    for at, (peer, deed) in enumerate(meetings(comm.world_size, comm.rank)):
+        batch, theirs = Batch(comm.hop(f"merge {at}"), f"with rank {peer}"), torch.empty_like(mine)
+        if deed in ("swap", "give"):
+            batch.send(mine, peer)
+        if deed != "give":
+            batch.receive(theirs, peer)
+        comm.post(batch).wait()
+        if deed == "take":
+            mine = theirs
+        elif deed != "give":
+            mine, higher = (mine, theirs) if comm.rank < peer else (theirs, mine)
+            merge_(*unpacked(mine), *unpacked(higher))
+    return unpacked(mine)

@@ -1,0 +1,76 @@
+"""``ring_decode`` and ``ShardedKV`` on real rings of gloo processes, and in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ringray
+from ringray.attention import decode
+from ringray_kernels import testing
+from tests.support import decode_checks as checks
+from tests.support.ranks import on_ring
+
+EVERY = (
+    checks.exact, checks.random_problems, checks.grows_evenly, checks.traffic, checks.refused,
+    checks.compared, checks.timeouts_say_where,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_rings(size: int) -> None:
+    on_ring(size, EVERY)
+
+
+def test_a_ring_of_seven() -> None:
+    """Three ranks give their parts to others first; some hold no key of short contexts."""
+    on_ring(7, (checks.exact, checks.traffic, checks.compared))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("backend", ["aten", "reference"])
+def test_ranges_of_keys_are_one_attention(
+    threads: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that all queries see are computed in ranges, of which the last rows are a rest."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(decode, "_THREAD_ELEMENTS", 1 << 11)
+    q, k, v, _ = testing.make_inputs(2, 4, 2, 3001, 8, torch.float32, seed=0)
+    cache = ringray.ShardedKV.of_shards(k, v, capacity=3001, partition="contiguous")
+    ranges = decode._ranges(3000, torch.empty(1, 4, 4, 8))
+    assert ranges == 1 if threads == 1 else ranges > 3
+    for tokens, window in ((1, None), (2, None), (3, 2000), (1, 2900), (40, 1500)):
+        out = ringray.ring_decode(q[:, :, -tokens:], cache, window=window, backend=backend)
+        seen = testing.visible(3001, causal=True, window=window)[-tokens:]
+        want = testing.oracle(q[:, :, -tokens:], k, v, None, seen, scale=8**-0.5).out
+        torch.testing.assert_close(out.double(), want, atol=1e-6, rtol=1e-5)
+
+
+def test_keys_are_not_copied() -> None:
+    """A step allocates far less than the keys that it reads, in any number of ranges."""
+    from ringray.lab.trial.measurement import peak_memory
+
+    k = torch.randn(1, 2, 1 << 15, 16)
+    cache = ringray.ShardedKV.of_shards(k, k, capacity=1 << 15)
+    q = torch.randn(1, 8, 1, 16)
+    ringray.ring_decode(q, cache)
+    peak = peak_memory(lambda: ringray.ring_decode(q, cache), k.device)
+    assert peak < k.numel() * k.element_size() / 8
+
+
+def test_the_shards_of_a_prefill_remember_their_length() -> None:
+    k = torch.randn(1, 1, 61, 8)
+    shard = ringray.shard(k, dim=2)
+    cache = ringray.ShardedKV.of_shards(shard, shard, capacity=70)
+    assert (cache.length, cache.rows, cache.capacity) == (61, 61, 70)
+    shard.fill_(torch.nan)  # a copy was kept
+    assert torch.equal(cache.k, k)
+
+
+def test_autocast_is_followed() -> None:
+    x = torch.randn(1, 2, 8, 8)
+    cache = ringray.ShardedKV.of_shards(x.bfloat16(), x.bfloat16(), capacity=8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = ringray.ring_decode(x[:, :, -1:], cache)
+    want = ringray.ring_decode(x[:, :, -1:].bfloat16(), cache)
+    assert torch.equal(out, want)

@@ -1,0 +1,229 @@
+"""Checks of every rank of a real ring: decoding with a cache that is sharded over it."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringray
+from ringray.comm.batch import METER
+from ringray.partition import PARTITIONS
+from ringray.traffic.tree import meetings
+from ringray_kernels import testing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+def _exact(
+    q: Tensor, k: Tensor, v: Tensor, got: Tensor, window: int | None, scale: float | None
+) -> None:
+    """Compares ``got``, of the last tokens, with the oracle."""
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    seen = testing.visible(k.shape[2], causal=True, window=window)[-q.shape[2] :]
+    want = testing.oracle(q, k, v, None, seen, scale=factor).out
+    flash = testing.yardstick(q, k, v, None, seen, scale=factor, causal=False).out
+    assert testing.budget_share(got, want, flash, want) <= 1
+
+
+def chunks_of_tokens(
+    dealt: int, chunks: tuple[int, ...], rank: int, size: int, *, batch: int = 2, heads: int = 4,
+    kv_heads: int = 2, head_dim: int = 16, partition: str = "zigzag", window: int | None = None,
+    dtype: torch.dtype = torch.float32, scale: float | None = None, backend: str = "auto",
+) -> None:  # fmt: skip
+    """A prefill dealt by a partition, then chunks of new tokens: each is exact, on all ranks."""
+    length = dealt + sum(chunks)
+    inputs = testing.make_inputs(batch, heads, kv_heads, length, head_dim, dtype, seed=length)
+    q, k, v, _ = inputs
+    if dealt:
+        shards = [
+            ringray.shard(x[:, :, :dealt], dim=2, partition=partition, pad_value=torch.nan)
+            for x in (k, v)
+        ]
+        cache = ringray.ShardedKV.of_shards(*shards, capacity=length, partition=partition)
+    else:
+        cache = ringray.ShardedKV.empty(batch, kv_heads, head_dim, capacity=length, dtype=dtype)
+    cache.buffers[0][:, :, cache.rows :] = torch.nan  # of no token
+    cache.buffers[1][:, :, cache.rows :] = torch.nan
+    for count in chunks:
+        new = slice(cache.length, cache.length + count)
+        cache.append(k[:, :, new], v[:, :, new], position=cache.length)
+        out, lse = ringray.ring_decode(
+            q[:, :, new], cache, window=window, scale=scale, backend=backend, return_lse=True
+        )
+        whole = slice(cache.length)
+        _exact(q[:, :, new], k[:, :, whole], v[:, :, whole], out, window, scale)
+        assert (out.dtype, lse.dtype, lse.shape) == (dtype, torch.float32, out.shape[:3])
+        assert lse.isfinite().all()
+        for x in (out.contiguous(), lse.contiguous()):
+            everyone = [torch.empty_like(x) for _ in range(size)]
+            dist.all_gather(everyone, x)
+            assert all(torch.equal(one, x) for one in everyone), "ranks differ"
+    assert (cache.positions[1:] > cache.positions[:-1]).all()
+    assert torch.equal(cache.k, k[:, :, cache.positions])
+    assert torch.equal(cache.v, v[:, :, cache.positions])
+
+
+def exact(rank: int, size: int) -> None:
+    """Odd lengths, chunks of one and more tokens, shared heads, a window; more ranks than rows."""
+    check = partial(chunks_of_tokens, rank=rank, size=size)
+    for partition in PARTITIONS:
+        check(37, (1, 1, 5, 1), partition=partition)
+    check(0, (1, 1, 7, 1, 3))
+    check(1, (1,))
+    check(41, (1, 9, 1), window=6, heads=6)
+    check(53, (1, 2), window=0)
+    check(61, (3, 1), dtype=torch.bfloat16, scale=0.5, heads=2)
+    check(19, (1, 2), backend="reference", batch=1)
+
+
+def random_problems(rank: int, size: int) -> None:
+    """As ``exact``, for problems that all ranks draw alike; long enough for several ranges."""
+    draw = random.Random(size)
+    for _ in range(4):
+        chunks = tuple(draw.choice((1, 1, 2, 17, 70)) for _ in range(draw.randint(1, 3)))
+        kv_heads = draw.choice((1, 2, 3))
+        chunks_of_tokens(
+            draw.choice((0, 5, 300, 1201)), chunks, rank, size, batch=draw.choice((1, 2)),
+            heads=kv_heads * draw.choice((1, 4)), kv_heads=kv_heads, head_dim=draw.choice((8, 40)),
+            partition=draw.choice(list(PARTITIONS)), window=draw.choice((None, None, 3, 200)),
+        )  # fmt: skip
+
+
+def grows_evenly(rank: int, size: int) -> None:
+    """New tokens go to the ranks in turn; what is cropped is forgotten."""
+    x = torch.randn(1, 1, 7, 4)
+    cache = ringray.ShardedKV.empty(1, 1, 4, capacity=40, dtype=torch.float32)
+    for count in (1, 2, 7, 5):
+        cache.append(x[:, :, :count], x[:, :, :count])
+        assert cache.rows in (cache.length // size, -(-cache.length // size))
+    assert cache.length == 15
+    cache.crop(8)
+    assert cache.positions.tolist() == list(range(rank, 8, size))
+    with pytest.raises(ValueError, match="length: got 9, expected 0 to 8 tokens"):
+        cache.crop(9)
+
+
+def traffic(rank: int, size: int) -> None:
+    """A step sends one message of outputs and lse for each meeting of the tree, and no K or V."""
+    k, v = (torch.randn(2, 2, 12 * size, 16) for _ in range(2))
+    shards = [ringray.shard(x, dim=2) for x in (k, v)]
+    cache = ringray.ShardedKV.of_shards(*shards, capacity=12 * size + 3)
+    cache.append(k[:, :, :3], v[:, :, :3])
+    before = METER.snapshot()
+    ringray.ring_decode(torch.randn(2, 4, 3, 16), cache)
+    used = METER.since(before)
+    sends = sum(meeting.sends for meeting in meetings(size, rank))
+    assert (used.messages, used.sent_bytes) == (sends, sends * 2 * 4 * 3 * (16 + 1) * 4)
+
+
+def _full(size: int, **changes: Any) -> ringray.ShardedKV:
+    """A cache of 8 tokens, full but for two."""
+    given: dict[str, Any] = {"capacity": 10, "dtype": torch.float32} | changes
+    cache = ringray.ShardedKV.empty(1, 2, 8, **given)
+    x = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0)).to(given["dtype"])
+    cache.append(x, x)
+    return cache
+
+
+def refused(rank: int, size: int) -> None:
+    """What is wrong on one rank is an error on all, before anything is sent."""
+    last = rank == size - 1
+    cache, q = _full(size), torch.randn(1, 4, 1, 8)
+    x = torch.randn(1, 2, 3, 8)
+    gradient = q.clone().requires_grad_()
+    alone = dist.new_group([rank], use_local_synchronization=True) if size > 1 else None
+    wrong: dict[str, Callable[[], object]] = {
+        "capacity: got 3 tokens beyond 8, expected at most 2": lambda: cache.append(x, x),
+        "k: got .1, 2, 3, 4.*expected .1, 2, 3, 8": lambda: cache.append(x[..., :4], x[..., :4]),
+        "v: got .1, 2, 2, 8.*expected .1, 2, 3, 8": lambda: cache.append(x, x[:, :, :2]),
+        "k: got .*bfloat16.*expected .*float32": lambda: cache.append(x.bfloat16(), x.bfloat16()),
+        "k: got .1, 2, 0, 8.": lambda: cache.append(x[:, :, :0], x[:, :, :0]),
+        "position: got 7, expected 8: positions go on": lambda: cache.append(x, x, position=7),
+        "k: got list, expected a tensor": lambda: cache.append([1], x),  # type: ignore[arg-type]
+        "q: got 9 tokens, expected at most the 8": lambda: ringray.ring_decode(
+            q.expand(-1, -1, 9, -1), cache
+        ),
+        "q: got shape .*expected batch 1 and head dim 8": lambda: ringray.ring_decode(
+            q[..., :4], cache
+        ),
+        "q: got .*bfloat16|k: got .*float32": lambda: ringray.ring_decode(q.bfloat16(), cache),
+        "3 query heads and 2 key/value heads": lambda: ringray.ring_decode(q[:, :3], cache),
+        "q: got a tensor that requires a gradient": lambda: ringray.ring_decode(gradient, cache),
+        "window: got -1, expected None or an": lambda: ringray.ring_decode(q, cache, window=-1),
+        "scale: got nan": lambda: ringray.ring_decode(q, cache, scale=float("nan")),
+        "backend: got 'cuda', expected one of": lambda: ringray.ring_decode(
+            q, cache, backend="cuda"
+        ),
+        "cache: got Tensor, expected a ShardedKV": lambda: ringray.ring_decode(q, q),  # type: ignore[arg-type]
+        "keyword 'is_causal'": lambda: ringray.ring_decode(q, cache, is_causal=True),  # type: ignore[call-arg]
+        "capacity: got 0, expected": lambda: _full(size, capacity=0),
+        "capacity: got 2, expected .* at least": lambda: ringray.ShardedKV.of_shards(
+            x, x, capacity=2, partition="contiguous"
+        ),
+        "head_dim: got 0, expected": lambda: ringray.ShardedKV.empty(1, 1, 0, capacity=3),
+    }
+    for says, call in wrong.items():
+        with pytest.raises(ValueError, match=says if last else "were refused"):
+            call() if last else ringray.ring_decode(q, cache)
+        assert cache.length == 8
+        ringray.ring_decode(q, cache)
+    if size > 1:
+        with pytest.raises(ValueError, match="expected the group of the cache"):
+            ringray.ring_decode(q, cache, group=alone)
+
+
+def compared(rank: int, size: int) -> None:
+    """Ranks that disagree about a step learn it before anything is sent."""
+    if size == 1:
+        return
+    last = rank == size - 1
+    q = torch.randn(1, 4, 2, 8)
+    x = torch.randn(1, 2, 1, 8)
+
+    def longer() -> ringray.ShardedKV:
+        cache = _full(size)
+        cache.append(x, x)
+        return cache
+
+    other: dict[str, Callable[[], object]] = {
+        "length: 8 here .*9 there": lambda: ringray.ring_decode(q, longer()),
+        "capacity: 10 here .*11 there": lambda: ringray.ring_decode(q, _full(size, capacity=11)),
+        "new_tokens: 2 here .*1 there": lambda: ringray.ring_decode(q[:, :, :1], _full(size)),
+        "heads: 4 here .*2 there": lambda: ringray.ring_decode(q[:, :2], _full(size)),
+        "scale: ": lambda: ringray.ring_decode(q, _full(size), scale=2.0),
+        "window: ": lambda: ringray.ring_decode(q, _full(size), window=3),
+        "backend: ": lambda: ringray.ring_decode(q, _full(size), backend="reference"),
+        "ring_decode.*ring_attention": lambda: ringray.ring_attention(
+            x, x, x, partition="contiguous"
+        ),
+    }
+    for says, call in other.items():
+        with pytest.raises(ValueError, match="disagree" if last else says):
+            call() if last else ringray.ring_decode(q, _full(size))
+        ringray.ring_decode(q, _full(size))
+
+
+def timeouts_say_where(rank: int, size: int) -> None:
+    """A rank that skips a step leaves the others with the hop, the rank and a hint."""
+    if size == 1:
+        return
+    for agreement, hop in (("1", "agreement about ring_decode"), ("0", "decoding, merge 0")):
+        group = dist.new_group(timeout=timedelta(seconds=2))
+        cache = _full(size, group=group)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RINGRAY_AGREEMENT", agreement)
+            if rank != size - 1:
+                with pytest.raises(RuntimeError, match=rf"rank {rank}, .*in the same order") as e:
+                    ringray.ring_decode(torch.randn(1, 4, 1, 8), cache, group=group)
+                if size == 2:
+                    assert hop in str(e.value)
+        dist.barrier()
