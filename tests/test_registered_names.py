@@ -12,6 +12,7 @@ import re
 import pytest
 
 from ringray.lab.kinds import KINDS
+from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
 from ringray.partition import PARTITIONS
 from ringray.transport import TRANSPORTS
@@ -23,12 +24,14 @@ REGISTRIES = {
     "ringray.transport": TRANSPORTS,
     "ringray_kernels.backends": BACKENDS,
     "ringray.lab.kinds": KINDS,
+    "ringray.lab.kinds.baselines": BASELINES,
     "ringray.lab.search": METHODS,
 }
 
 SECTION = "the section of a spec, or its short heading"
 PACKAGE = "the package, for its version"
 BENCH = "fixed points of the kernels' benchmark; the kernels import nothing of ringray"
+CONTENDER = "a contender of the kernels' benchmark, on one GPU"
 
 # Module and text -> the reason why it stands there.
 ALLOWED = {
@@ -48,6 +51,7 @@ ALLOWED = {
     ("ringray.lab.trial.metrics", "overlap"): "a group of metrics",
     **{("ringray_kernels.bench.problems", name): BENCH for name in PARTITIONS},
     ("ringray_kernels.bench.targets", "zigzag"): BENCH,
+    **{(f"ringray_kernels.bench.{name}", "flex"): CONTENDER for name in ("contenders", "targets")},
 }
 
 

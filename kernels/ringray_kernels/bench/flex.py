@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ringray_kernels.bench.problems import Point
-
-_BLOCK = 128
+from ringray_kernels.flex_blocks import in_blocks
 
 
 def _mask_mod(point: Point, device: torch.device) -> Callable[..., Tensor]:
@@ -41,36 +40,10 @@ def _mask_mod(point: Point, device: torch.device) -> Callable[..., Tensor]:
 
 
 def block_mask(point: Point, device: torch.device) -> BlockMask | None:
-    """Returns the partly and the wholly visible blocks, or None if all pairs are visible.
-
-    Made from the intervals: ``create_block_mask`` would compute all S x S pairs.
-    """
+    """Returns the partly and the wholly visible blocks, or None if all pairs are visible."""
     if point.mask == "full":
         return None
-    low, high = point.visible(device)
-    blocks = -(-point.seq_len // _BLOCK)
-    rows = torch.arange(blocks, device=device) * _BLOCK
-    last = (rows + _BLOCK).clamp(max=point.seq_len) - 1
-    columns = torch.arange(blocks, device=device)
-    # Bounds never decrease: the first row of a block has its lowest key, the last its highest.
-    touched = (columns >= (low[rows] // _BLOCK)[:, None]) & (columns * _BLOCK < high[last][:, None])
-    full = (columns * _BLOCK >= low[last][:, None]) & (
-        (columns + 1) * _BLOCK <= high[rows][:, None]
-    )
-
-    def listed(which: Tensor) -> tuple[Tensor, Tensor]:
-        count = which.sum(-1, dtype=torch.int32)
-        # Stable and descending: the listed blocks in order, then the others.
-        order = torch.argsort(which.int(), dim=-1, descending=True, stable=True).int()
-        return count[None, None], order[None, None].contiguous()
-
-    return BlockMask.from_kv_blocks(
-        *listed(touched & ~full),
-        *listed(full),
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=_mask_mod(point, device),
-        seq_lengths=(point.seq_len, point.seq_len),
-    )
+    return in_blocks(*point.visible(device), _mask_mod(point, device))
 
 
 @lru_cache(maxsize=1)

@@ -236,7 +236,7 @@ def _print_summary(
     console.print()
     _print_found(console, plan, trials, over=not summary.interrupted)
     print_answer(console, plan.spec.kind, ended, provenance.hardware()["cores"])
-    compared = words.baseline(plan.runnable[0].config.as_dict())
+    compared = words.baseline(plan.runnable[0].config.as_dict(), where=True)
     measured = {name for row in trials for name in row.metrics}
     for metric in METRICS.values():
         if metric.legend and metric.name in measured:

@@ -17,6 +17,7 @@ from ringray.instruments.progress import HERE
 from ringray.lab.trial import faults
 from ringray.lab.trial.config import TrialConfig
 from ringray_kernels import testing
+from ringray_kernels.intervals import visible_range
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,14 @@ def ring_pass(
             return (attend(),)
     out = attend()
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def visible_keys(config: TrialConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the half-open range of keys that each query sees; int64 (S,), non-decreasing."""
+    return visible_range(
+        torch.arange(config.seq_len, device=device), config.seq_len, causal=config.causal,
+        window=config.window, cu_seqlens=boundaries(config, device),
+    )  # fmt: skip
 
 
 def visible(config: TrialConfig, device: torch.device) -> Tensor:

@@ -1,13 +1,16 @@
 """Latency: the time of one pass on the whole ring, interleaved with a baseline.
 
-Each repeat times the ring from a barrier to the slowest rank's end, then the baseline on rank 0
-while the other ranks wait, in alternating order; ratios are taken pair by pair, so that a drift of
-the machine's speed cancels. Memory is measured in the first warm-up run, which is not timed.
+Each repeat times the ring from a barrier to the slowest rank's end, then the baseline, on rank 0
+while the other ranks wait or on all of them, in alternating order; ratios are taken pair by pair,
+so that a drift of the machine's speed cancels. Memory is measured in the first warm-up run, which
+is not timed.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -15,30 +18,39 @@ from torch import Tensor
 
 from ringray.comm.batch import METER
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds.base import RankContext, ring_pass, visible
+from ringray.lab.kinds.base import RankContext, ring_pass
+from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, peak_memory
+from ringray.partition import DEFAULT, padded_length
 from ringray_kernels.dtypes import torch_dtype
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
-def _random(config: TrialConfig, heads: int, rows: int, context: RankContext, salt: int) -> Tensor:
+def _random(
+    config: TrialConfig, heads: int, rows: int, context: RankContext, salt: int, rows_first: bool
+) -> Tensor:
     generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
     shape = (config.batch, heads, rows, config.head_dim)
+    if rows_first:
+        shape = (config.batch, rows, heads, config.head_dim)
     x = torch.empty(shape, dtype=torch_dtype(config.dtype), device=context.device)
     return x.normal_(generator=generator)
 
 
-def _inputs(config: TrialConfig, rows: int, context: RankContext, salt: int) -> Inputs:
-    """Returns q, k, v and dout (None for forward alone) of standard normal values."""
+def _inputs(
+    config: TrialConfig, rows: int, context: RankContext, salt: int, *, rows_first: bool = False
+) -> Inputs:
+    """Returns q, k, v and dout (None for forward alone) of standard normal values, (B, H, S, D) or
+    (B, S, H, D)."""
     heads = (config.heads, config.kv_heads, config.kv_heads)
-    q, k, v = (_random(config, h, rows, context, salt + i) for i, h in enumerate(heads))
+    q, k, v = (_random(config, h, rows, context, salt + i, rows_first) for i, h in enumerate(heads))
     if not config.has_backward:
         return q, k, v, None
     for x in (q, k, v):
         x.requires_grad_()
-    return q, k, v, _random(config, config.heads, rows, context, salt + 3)
+    return q, k, v, _random(config, config.heads, rows, context, salt + 3, rows_first)
 
 
 def shards(config: TrialConfig, context: RankContext) -> Inputs:
@@ -99,23 +111,21 @@ def measure(
 
 
 def _baseline(config: TrialConfig, context: RankContext) -> Callable[[], float] | None:
-    """Returns a function that times PyTorch's SDPA over the whole sequence on rank 0; None on the
-    other ranks, which call this too."""
+    """Returns a function that times the baseline: its part on this rank, or None if it has none
+    here. All ranks call this."""
+    assert config.baseline is not None
+    kind = BASELINES[config.baseline]
+    module = importlib.import_module(kind.module)
+    rows = config.seq_len
+    if kind.on_ring:
+        rows = padded_length(DEFAULT, rows, config.ring_size) // config.ring_size
     with context.agreed():
-        if context.rank:
+        if context.rank and not kind.on_ring:
             return None
-        q, k, v, dout = _inputs(config, config.seq_len, context, salt=0)
-        mask = None
-        if config.window is not None or config.documents is not None:  # SDPA has no argument
-            unseen = ~visible(config, context.device)
-            mask = torch.zeros(unseen.shape, dtype=q.dtype, device=q.device)
-            mask.masked_fill_(unseen, -torch.inf)
-
-    def attend() -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=config.causal and mask is None,
-            enable_gqa=config.heads != config.kv_heads,
-        )  # fmt: skip
+        salt = 4 * (context.rank + 1) if kind.on_ring else 0
+        q, k, v, dout = _inputs(config, rows, context, salt, rows_first=kind.rows_first)
+        attend = module.prepare(config, context, q, k, v)
+    around = getattr(module, "around", lambda *_: nullcontext())
 
     def work() -> None:
         if dout is None:
@@ -127,7 +137,8 @@ def _baseline(config: TrialConfig, context: RankContext) -> Callable[[], float] 
     def timed() -> float:
         torch.set_num_threads(config.baseline_threads or config.threads)
         try:
-            return context.timed(work)
+            with around(config, context, rows):
+                return context.timed(work)
         finally:
             torch.set_num_threads(config.threads)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ringray import transport as transports
 from ringray.lab.kinds import KINDS
+from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import kernel_cuts, limits
 from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import TrialConfig
@@ -49,6 +50,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             axes.setdefault("replica", range(spec.measure.replicas))
         axes[name] = spec.sweep(section, field)
     baseline = spec.measure.baseline
+    alone = baseline is not None and not BASELINES[baseline.name].on_ring
     constant: dict[str, Any] = {
         "device": spec.ring.device,
         "placement": spec.ring.placement,
@@ -56,7 +58,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         "repeats": spec.measure.repeats,
         "seed": spec.measure.seed,
         "baseline": baseline.name if baseline else None,
-        "baseline_threads": baseline.threads if baseline else None,
+        "baseline_threads": baseline.threads if baseline and alone else None,
     }
     for point in itertools.product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, point, strict=True))

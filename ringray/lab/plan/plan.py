@@ -21,6 +21,7 @@ from typing import Any
 
 from ringray.base import provenance
 from ringray.lab.kinds import KINDS
+from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import cost_model, limits
 from ringray.lab.plan.expand import expand
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
@@ -128,7 +129,9 @@ def _measuring_s(
     kind: str, config: TrialConfig, cost: cost_model.Cost, hardware: cost_model.Hardware
 ) -> float:
     once = cost.time_ms / 1e3
-    if passes := KINDS[kind].oracle_passes or bool(config.baseline):
+    if config.baseline and BASELINES[config.baseline].on_ring:
+        once *= 2
+    elif passes := KINDS[kind].oracle_passes or bool(config.baseline):
         once += passes * cost_model.alone_s(config, cost.flops, hardware)
     return once * (config.warmup + config.repeats)
 

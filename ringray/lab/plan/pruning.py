@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ringray import transport
 from ringray.lab.kinds import KINDS
+from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan.cost_model import choose_walks
 from ringray.lab.trial.config import TrialConfig
 from ringray.traffic import geometry, walk
@@ -103,7 +104,17 @@ def interpreted(config: TrialConfig, device: str) -> bool:
 
 def unfit(config: TrialConfig, device: str) -> Reason | None:
     """Returns the reason why a point cannot run on ``device`` (cpu, cuda, auto), or None."""
-    return _wrong_blocks(config, device) or _too_slow(config, device)
+    return (
+        _wrong_blocks(config, device)
+        or _too_slow(config, device)
+        or _other_baseline(config, device)
+    )
+
+
+def _other_baseline(config: TrialConfig, device: str) -> Reason | None:
+    """Prunes points that the baseline cannot compute."""
+    reason = config.baseline and BASELINES[config.baseline].unsupported(config, device)
+    return Reason("measure.baseline", reason) if reason else None
 
 
 def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, digits, duration, mib, plural, ratio, share
+from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.trial.metrics import Metric
 from ringray.lab.trial.outcome import STATUSES
 from ringray_kernels.dtypes import DTYPES
@@ -144,12 +145,16 @@ def measured(config: Mapping[str, Any]) -> str:
     return f"{said}, beside {compared}" if compared else said
 
 
-def baseline(config: Mapping[str, Any]) -> str | None:
-    """Writes the baseline of a trial with its threads; None without a baseline."""
+def baseline(config: Mapping[str, Any], *, where: bool = False) -> str | None:
+    """Writes the baseline of a trial with its threads, and ``where`` it is computed; None without a
+    baseline."""
     if not config.get("baseline"):
         return None
-    threads = config.get("baseline_threads")
-    return config["baseline"].upper() + (f" with {plural(threads, 'thread')}" if threads else "")
+    threads, name = config.get("baseline_threads"), config["baseline"]
+    said = BASELINES[name].words if name in BASELINES else name  # of another version
+    if where and name in BASELINES:
+        said += f" {BASELINES[name].where}"
+    return said + (f" with {plural(threads, 'thread')}" if threads else "")
 
 
 def metric(which: Metric, metrics: Mapping[str, float]) -> str:

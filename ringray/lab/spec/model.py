@@ -32,7 +32,8 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.base.errors import SpecError
 from ringray.base.redaction import UNPRINTABLE
-from ringray.lab.kinds import KINDS
+from ringray.lab.kinds import KINDS, baselines
+from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
 from ringray.lab.spec.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, Documents
 from ringray.lab.spec.explain import explain
@@ -57,7 +58,6 @@ from ringray_kernels.dtypes import DTYPES
 
 DTYPE_ALIASES = {dtype.short: name for name, dtype in DTYPES.items()}
 DIRECTIONS = ("forward", "forward+backward")
-BASELINES = ("sdpa",)
 OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
@@ -145,10 +145,11 @@ class StrategySection(_Section):
 class Baseline(_Section):
     """The computation that the ring is compared with, measured in turns with it."""
 
-    name: Annotated[str, one_of(BASELINES)] = "sdpa"
-    """sdpa: PyTorch's scaled_dot_product_attention in one process."""
+    name: Annotated[str, one_of(BASELINES)] = baselines.DEFAULT
+    """sdpa: PyTorch's scaled_dot_product_attention, flex: its FlexAttention, each in one process.
+    On the same ring, on GPUs: context-parallel is PyTorch's, ring-flash-attn the package."""
     threads: Annotated[int, whole(1, 256)] = 2
-    """CPU threads of the baseline."""
+    """CPU threads of a baseline in one process."""
 
 
 class MeasureSection(_Section):

@@ -30,10 +30,11 @@ HOP_VALUES = ("compute_ms", "transfer_ms", "wait_ms", "sent_bytes")
 class RankReport:
     """The report of one rank on one trial; plain data, so it crosses process borders.
 
-    ``seconds`` of the pass on this rank and ``baseline_seconds`` (rank 0 only) have one entry per
-    repeat. ``values``: by the names of ``metrics.METRICS``, one entry per repeat or one in all.
-    ``messages``: sends of one pass. ``errors``: shares of the error budget by tensor (rank 0 only).
-    ``hops``: see ``instruments.hops``. ``spans``: of the median repeat, from its barrier.
+    ``seconds`` of the pass on this rank and ``baseline_seconds``, on the ranks that compute the
+    baseline, have one entry per repeat. ``values``: by the names of ``metrics.METRICS``, one entry
+    per repeat or one in all. ``messages``: sends of one pass. ``errors``: shares of the error
+    budget by tensor (rank 0 only). ``hops``: see ``instruments.hops``. ``spans``: of the median
+    repeat, from its barrier.
     ``refused``: why this rank did not run the trial.
     """
 
@@ -107,7 +108,8 @@ def _times(reports: Sequence[RankReport]) -> dict[str, list[float]]:
     """Returns the samples of the repeats: milliseconds of the slowest rank and of the baseline."""
     slowest = [max(times) for times in zip(*(r.seconds for r in reports), strict=True)]
     samples = {"ms": [t * 1e3 for t in slowest]} if slowest else {}
-    if slowest and (baseline := reports[0].baseline_seconds):
+    beside = [report.baseline_seconds for report in reports if report.baseline_seconds]
+    if slowest and (baseline := [max(times) for times in zip(*beside, strict=True)]):
         samples["baseline_ms"] = [t * 1e3 for t in baseline]
         samples["ratio"] = [ring / base for ring, base in zip(slowest, baseline, strict=True)]
     return samples

@@ -131,7 +131,7 @@ CASES = {
         "did you mean 'median_ms'?",
     ),
     "unknown baseline, short": Broken(
-        "repeats: 3", "baseline: sdp", 12, "measure.baseline.name", "got 'sdp', expected sdpa"
+        "repeats: 3", "baseline: sdp", 12, "measure.baseline.name", "did you mean 'sdpa'?"
     ),
     "baseline is a number": Broken(
         "repeats: 3", "baseline: 3", 12, "measure.baseline",

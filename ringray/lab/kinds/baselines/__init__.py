@@ -1,0 +1,81 @@
+"""Baselines: what a user would run in place of the ring, measured in turns with it.
+
+sdpa               PyTorch's scaled_dot_product_attention
+flex               PyTorch's FlexAttention, compiled
+context-parallel   PyTorch's experimental context_parallel
+ring-flash-attn    the package of this name
+
+To add one, write ``ringray/lab/kinds/baselines/<name>.py`` with a function ``prepare(config,
+context, q, k, v)``, which returns a function that attends, and give it a line in ``BASELINES``. The
+modules need torch, so the table holds their paths and what plans check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringray_kernels.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from ringray.lab.trial.config import TrialConfig
+
+DEFAULT = "sdpa"
+_CPU, _GPU = "cpu", "cuda"
+
+
+@dataclass(frozen=True)
+class BaselineKind:
+    """A baseline.
+
+    ``words``: its name in results. ``on_ring``: every rank computes its shard, dealt by the default
+    partition; else the first rank computes the whole problem. ``rows_first``: it takes tensors (B,
+    S, H, D). ``devices``: those that it runs on. ``gradients``: those that it has gradients on.
+    ``half_only``: it takes elements of 16 bits only. ``causal_only``: it takes no other mask.
+    """
+
+    module: str
+    words: str
+    on_ring: bool = False
+    rows_first: bool = False
+    devices: tuple[str, ...] = (_CPU, _GPU)
+    gradients: tuple[str, ...] = (_CPU, _GPU)
+    half_only: bool = False
+    causal_only: bool = False
+
+    @property
+    def where(self) -> str:
+        """Returns where it is computed, in words."""
+        return "on the same ring" if self.on_ring else "in one process"
+
+    def unsupported(self, config: TrialConfig, device: str) -> str | None:
+        """Returns why it cannot compute a point on ``device`` (cpu, cuda, auto), or None."""
+        known = device in (_CPU, _GPU)
+        if known and device not in self.devices:
+            return f"{self.words} runs on {', '.join(self.devices)} only, got {device}"
+        if known and config.has_backward and device not in self.gradients:
+            return f"{self.words} has no gradients on {device}, got {config.direction}"
+        if self.on_ring and config.ring_size == 1:
+            return f"{self.words} needs at least 2 ranks, got a ring of 1"
+        if self.half_only and DTYPES[config.dtype].itemsize != 2:
+            return f"{self.words} takes elements of 16 bits, got {config.dtype}"
+        plain = config.window is None and config.documents is None
+        if self.causal_only and not (config.causal and plain):
+            return f"{self.words} takes causal: true without window and documents"
+        return None
+
+
+BASELINES: dict[str, BaselineKind] = {
+    "sdpa": BaselineKind("ringray.lab.kinds.baselines.sdpa", "SDPA"),
+    "flex": BaselineKind(
+        "ringray.lab.kinds.baselines.flex", "FlexAttention", gradients=(_GPU,)
+    ),
+    "context-parallel": BaselineKind(
+        "ringray.lab.kinds.baselines.context_parallel", "PyTorch's context_parallel",
+        on_ring=True, devices=(_GPU,), half_only=True, causal_only=True,
+    ),
+    "ring-flash-attn": BaselineKind(
+        "ringray.lab.kinds.baselines.ring_flash_attn", "ring-flash-attn",
+        on_ring=True, rows_first=True, devices=(_GPU,), half_only=True, causal_only=True,
+    ),
+}  # fmt: skip

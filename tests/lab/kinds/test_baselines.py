@@ -1,0 +1,167 @@
+"""Baselines: right, refused where they cannot run, timed on the ranks that compute them."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+import ringray
+from ringray.base.errors import SpecError, UserError
+from ringray.lab.kinds import latency
+from ringray.lab.kinds.base import RankContext, visible
+from ringray.lab.kinds.baselines import BASELINES
+from ringray.lab.plan import plan
+from ringray.lab.report import words
+from ringray.lab.spec import model as spec
+from ringray.lab.trial.measurement import RankReport, summarise
+from tests.support.point import point
+from tests.support.ranks import on_ring
+
+MASKS: tuple[dict[str, Any], ...] = (
+    {}, {"causal": False}, {"window": 9}, {"documents": (64, 100, 37)},
+    {"window": 9, "documents": (64, 100, 37)},
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def exact(config: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    group = config.heads // config.kv_heads
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = q.double() @ k.transpose(-1, -2) * config.head_dim**-0.5
+    return scores.masked_fill(~visible(config, CPU), -torch.inf).softmax(-1) @ v
+
+
+def cases() -> Iterator[Any]:
+    """Yields each baseline in one process with each mask; one that compiles takes its time."""
+    for (name, kind), mask in itertools.product(BASELINES.items(), MASKS):
+        slow = name == "flex" and mask != MASKS[-1]
+        if not kind.on_ring:
+            yield pytest.param(name, mask, id=f"{name}-{mask}", marks=[pytest.mark.slow] * slow)
+
+
+@pytest.mark.parametrize(("name", "mask"), list(cases()))
+def test_one_process_computes_the_whole_problem(name: str, mask: dict[str, Any]) -> None:
+    config = point(
+        seq_len=201, heads=4, kv_heads=2, head_dim=16, direction="forward", baseline=name, **mask
+    )
+    kind = BASELINES[name]
+    assert kind.unsupported(config, "cpu") is None
+    context = RankContext(0, CPU, None)
+    q, k, v, _ = latency._inputs(config, config.seq_len, context, 0)
+    attend = importlib.import_module(kind.module).prepare(config, context, q, k, v)
+    with torch.no_grad():
+        out = attend()
+    torch.testing.assert_close(out.double(), exact(config, q, k, v), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "changed", "says"),
+    [
+        ("flex", "cpu", {}, "no gradients on cpu, got forward+backward"),
+        ("context-parallel", "cpu", {"dtype": "bfloat16"}, "runs on cuda only, got cpu"),
+        ("context-parallel", "cuda", {}, "elements of 16 bits, got float32"),
+        ("context-parallel", "auto", {"dtype": "float16", "window": 3}, "without window"),
+        ("ring-flash-attn", "cuda", {"dtype": "float16", "causal": False}, "takes causal: true"),
+        ("ring-flash-attn", "cuda", {"dtype": "float16", "ring_size": 1}, "got a ring of 1"),
+    ],
+)
+def test_what_a_baseline_cannot_compute(
+    name: str, device: str, changed: dict[str, Any], says: str
+) -> None:
+    config = point(**{"ring_size": 2, "baseline": name, **changed})
+    reason = BASELINES[name].unsupported(config, device)
+    assert reason is not None
+    assert says in reason
+
+
+def test_a_spec_with_such_a_baseline_is_refused() -> None:
+    text = (
+        "version: 1\nname: a\nkind: latency\nring: {size: 2, device: cpu}\n"
+        "problem: {seq_len: 64}\nmeasure: {baseline: context-parallel}\n"
+    )
+    with pytest.raises(SpecError, match=r"measure\.baseline: .*runs on cuda only, got cpu"):
+        plan.build(spec.parse(text))
+    both = text.replace("context-parallel", "flex").replace(
+        "seq_len: 64", "seq_len: 64, direction: [forward, forward+backward]"
+    )
+    reasons = [trial.pruned and str(trial.pruned) for trial in plan.build(spec.parse(both)).trials]
+    assert reasons[0] is None
+    assert reasons[1] is not None
+    assert "FlexAttention has no gradients on cpu" in reasons[1]
+
+
+def shards_of_every_rank(rank: int, size: int) -> None:
+    """A package on the ring gets the zigzag shard of every rank, rows first, and its group."""
+    calls = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, group: Any) -> Tensor:
+        calls.append([tuple(x.shape) for x in (q, k, v) if x.is_contiguous()])
+        found = ringray.ring_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), causal=causal, group=group
+        )
+        assert isinstance(found, Tensor)
+        return found.transpose(1, 2)
+
+    package = ModuleType("ring_flash_attn")
+    package.zigzag_ring_flash_attn_func = attend  # type: ignore[attr-defined]
+    config = point(
+        ring_size=size, seq_len=61, heads=4, kv_heads=2, head_dim=8, repeats=3,
+        baseline="ring-flash-attn",
+    )  # fmt: skip
+    assert dist.group.WORLD is not None
+    context = RankContext(rank, CPU, dist.group.WORLD, dist.group.WORLD)
+    with pytest.raises(UserError, match="expected the packages ring-flash-attn and flash-attn"):
+        latency.run(config, context)
+    sys.modules["ring_flash_attn"] = package
+    try:
+        report = latency.run(config, context)
+    finally:
+        del sys.modules["ring_flash_attn"]
+    assert len(report.baseline_seconds) == 3
+    rows = -(-61 // (2 * size)) * 2
+    assert calls == [[(1, rows, 4, 8), (1, rows, 2, 8), (1, rows, 2, 8)]] * 4
+
+
+def sdpa_within_the_block_only(rank: int, size: int) -> None:
+    """PyTorch's context_parallel replaces SDPA, and puts it back."""
+    from ringray.lab.kinds.baselines import context_parallel
+
+    before = F.scaled_dot_product_attention
+    context = RankContext(rank, CPU, dist.group.WORLD)
+    config = point(ring_size=size, baseline="context-parallel", dtype="bfloat16")
+    with context_parallel.around(config, context, 32):
+        assert F.scaled_dot_product_attention is not before
+    assert F.scaled_dot_product_attention is before
+
+
+def test_on_a_ring() -> None:
+    on_ring(2, (shards_of_every_rank, sdpa_within_the_block_only))
+
+
+def test_the_slowest_rank_counts() -> None:
+    reports = [
+        RankReport(0, seconds=[1.0, 2.0], baseline_seconds=[2.0, 1.0]),
+        RankReport(1, seconds=[3.0, 1.0], baseline_seconds=[1.0, 4.0]),
+    ]
+    _, samples = summarise(point(ring_size=2, repeats=2), 1, reports)
+    assert samples["baseline_ms"] == [2000.0, 4000.0]
+    assert samples["ratio"] == [1.5, 0.5]
+
+
+def test_words() -> None:
+    alone = {"baseline": "sdpa", "baseline_threads": 2}
+    assert words.baseline(alone) == "SDPA with 2 threads"
+    assert words.baseline(alone, where=True) == "SDPA in one process with 2 threads"
+    ring = {"baseline": "ring-flash-attn", "baseline_threads": None}
+    assert words.baseline(ring, where=True) == "ring-flash-attn on the same ring"
+    assert words.baseline({"baseline": "of-a-later-version"}) == "of-a-later-version"
