@@ -7,6 +7,8 @@ of positions, ``intervals`` turns that into rows of the present keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,26 +18,51 @@ def visible_range(
     seq_len: int,
     *,
     causal: bool,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
     cu_seqlens: Tensor | None = None,
+    chunk: int | None = None,
+    prefix: int | Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the global positions ``[low, high)`` that queries at ``positions`` see; int64.
 
-    ``cu_seqlens``: document boundaries (0, ..., seq_len), int64, or None. Positions at or beyond
-    ``seq_len`` are padding and see ``[seq_len, seq_len)``.
+    ``window``: keys before a query, or (keys before, keys after) it; None is all of them.
+    ``cu_seqlens``: document boundaries (0, ..., seq_len), int64, or None. ``chunk``: a query sees
+    its own of the chunks of this length from the beginning of its document. ``prefix``: the first
+    positions of each document (one number for all, or one for each) see just each other, whatever
+    the rest says. Positions at or beyond ``seq_len`` are padding and see ``[seq_len, seq_len)``.
     """
-    low = torch.zeros_like(positions)
-    high = torch.full_like(positions, seq_len)
-    if cu_seqlens is not None:
-        document = torch.searchsorted(cu_seqlens, positions, right=True)
-        document = document.clamp_(max=len(cu_seqlens) - 1)
-        low, high = cu_seqlens[document - 1], cu_seqlens[document]
+    if cu_seqlens is None:
+        cu_seqlens = torch.tensor([0, seq_len], device=positions.device)
+    document = torch.searchsorted(cu_seqlens, positions, right=True)
+    document = document.clamp_(max=len(cu_seqlens) - 1)
+    begin, end = cu_seqlens[document - 1], cu_seqlens[document]
+    low, high = begin, end
+    if chunk is not None:
+        low = positions - (positions - begin) % chunk
+        high = torch.minimum(high, low + chunk)
+    left, right = window if isinstance(window, tuple) else (window, None)
     if causal:
         high = torch.minimum(high, positions + 1)
-    if window is not None:
-        low = torch.maximum(low, positions - window)
+    if right is not None:
+        high = torch.minimum(high, positions + right + 1)
+    if left is not None:
+        low = torch.maximum(low, positions - left)
+    if prefix is not None:
+        lengths = torch.as_tensor(prefix, device=positions.device).expand(len(cu_seqlens) - 1)
+        stop = torch.minimum(begin + lengths[document - 1], end)
+        inside = positions < stop
+        low, high = torch.where(inside, begin, low), torch.where(inside, stop, high)
     padding = positions >= seq_len
     return low.masked_fill(padding, seq_len), high.masked_fill(padding, seq_len)
+
+
+def within_documents(positions: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Returns ``positions`` (S,) from 0 in each document; (B, S) if batch rows have boundaries of
+    their own (B, n)."""
+    cu_seqlens = cu_seqlens.to(positions)
+    positions = positions.expand(*cu_seqlens.shape[:-1], -1).contiguous()
+    own = torch.searchsorted(cu_seqlens, positions, right=True) - 1
+    return positions - cu_seqlens.gather(-1, own)
 
 
 def intervals(low: Tensor, high: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:

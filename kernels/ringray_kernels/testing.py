@@ -6,7 +6,7 @@ The tests, the ``correctness`` kind and the benchmark share it.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,18 +48,12 @@ def make_inputs(
 
 
 def visible(
-    seq_len: int,
-    *,
-    causal: bool,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    device: str | torch.device = "cpu",
+    seq_len: int, *, causal: bool, device: str | torch.device = "cpu", **mask: Any
 ) -> Tensor:
-    """Returns the (S, S) bool mask of the keys that each query sees."""
+    """Returns the (S, S) bool mask of the keys that each query sees; ``mask``: as for
+    ``visible_range``."""
     positions = torch.arange(seq_len, device=device)
-    low, high = visible_range(
-        positions, seq_len, causal=causal, window=window, cu_seqlens=cu_seqlens
-    )
+    low, high = visible_range(positions, seq_len, causal=causal, **mask)
     return (positions >= low[:, None]) & (positions < high[:, None])
 
 
@@ -99,16 +93,16 @@ def yardstick(
         for x in (q, k, v)
     ]
     wide_k, wide_v = (_grouped(x, q.shape[1]) for x in leaves[1:])
-    plain = bool(seen.all()) or (causal and bool((seen == torch.ones_like(seen).tril()).all()))
+    triangle = causal and torch.equal(seen, torch.ones_like(seen).tril())
     mask = None
-    if not plain:
+    if not triangle and not bool(seen.all()):
         mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, -math.inf)
     backends = [torch.nn.attention.SDPBackend.FLASH_ATTENTION]
     if q.is_cuda:  # CUDA's flash takes neither masks nor fp32
         backends.append(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION)
     with torch.nn.attention.sdpa_kernel(backends):
         out = torch.nn.functional.scaled_dot_product_attention(
-            leaves[0], wide_k, wide_v, attn_mask=mask, is_causal=plain and causal, scale=scale
+            leaves[0], wide_k, wide_v, attn_mask=mask, is_causal=triangle, scale=scale
         )
         if dout is None:
             return Gradients(out.detach(), None, None, None)

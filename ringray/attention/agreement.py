@@ -35,9 +35,11 @@ class Signature(NamedTuple):
     dtype: str
     partition: str
     causal: bool
-    window: int | None
+    window: int | tuple[int | None, int | None] | None
+    chunk: int | None
+    prefix: tuple[int, ...] | None
     seq_len: int
-    cu_seqlens: tuple[int, ...] | None
+    cu_seqlens: tuple[Any, ...] | None
     scale: float
     transport: str
     backward: str
@@ -78,7 +80,7 @@ class Dealing(NamedTuple):
     input_ids: str
     labels: str
     position_ids: str
-    documents: tuple[int, ...] | None
+    documents: tuple[Any, ...] | None
     partition: str
     gradients: str
 

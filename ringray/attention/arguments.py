@@ -23,7 +23,8 @@ from ringray.base.provenance import version
 from ringray.base.units import plain
 from ringray.comm.ring import Comm, connect
 from ringray.traffic import walk
-from ringray.traffic.geometry import Layout, Mask
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
 from ringray_kernels.api import DTYPES, check_blocks, check_qkv, resolve_backend, unusable_scale
@@ -38,7 +39,9 @@ class Options(NamedTuple):
 
     partition: str
     causal: bool
-    window: int | None
+    window: int | tuple[int | None, int | None] | None
+    chunk: int | None
+    prefix: tuple[int, ...] | None
     seq_len: int | None
     scale: float | None
     transport: str
@@ -90,18 +93,26 @@ def describe(
         raise ValueError(f"k: got {k.shape[2]} rows, expected q's {rows}: shards are equal")
     if wrong := mistake(options):
         raise ValueError(wrong)
-    partition, causal, window, seq_len, scale, transport, backward, backend, _, blocks = options
-    length = partitions.true_length(partition, seq_len, rows, ranks)
-    backend = resolve_backend(backend, q)
+    partition, scale, transport = options.partition, options.scale, options.transport
+    blocks = options.blocks
+    length = partitions.true_length(partition, options.seq_len, rows, ranks)
+    backend = resolve_backend(options.backend, q)
     check_blocks(blocks, backend)
     exchange = transports.plan(transport, ranks, heads, kv_heads)
     fold = exchange.fold
     problem = RankProblem(
         layout=Layout(partition, rows * ranks, ranks // fold, fold),
         rank=comm.rank // fold,
-        mask=Mask(length, causal, window, document_boundaries(cu_seqlens, length)),
+        mask=Mask(
+            length,
+            options.causal,
+            options.window,
+            document_boundaries(cu_seqlens, batch),
+            options.chunk,
+            options.prefix,
+        ),
         exchange=exchange,
-        backward=walk.resolve_backward(backward, transport, walks=exchange.walks),
+        backward=walk.resolve_backward(options.backward, transport, walks=exchange.walks),
         costs=walk.costs(q.element_size(), batch, heads // fold, kv_heads // fold, head_dim),
         scale=head_dim**-0.5 if scale is None else float(scale),
         backend=backend,
@@ -143,6 +154,8 @@ def _filled(
             causal=options.causal,
             window=options.window,
             documents=cu_seqlens,
+            chunk=options.chunk,
+            prefix=options.prefix,
             backward=needs_grad,
         ),
         name, options.partition, options.transport, options.backward, backend,
@@ -158,37 +171,66 @@ def _filled(
 def mistake(options: Options, *, types_only: bool = False) -> str | None:
     """Returns the first mistake in numbers and flags, or None. ``types_only``: values are
     not checked."""
-    for name, least in (("window", 0), ("seq_len", 1)):
-        value = getattr(options, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (whole and (types_only or least <= value < 1 << 62)):
-            return f"{name}: got {value!r}, expected None or an integer of at least {least}"
+    window, prefix = cast("Any", options.window), options.prefix
+    sides = isinstance(window, tuple) and len(window) == 2
+    if sides and not all(_whole(side, 0) for side in window if side is not None):
+        return f"window: got {window!r}, expected two integers of at least 0, None for all keys"
+    if prefix is not None and not (isinstance(prefix, tuple) and all(_whole(x, 0) for x in prefix)):
+        return f"prefix: got {prefix!r}, expected an integer of at least 0, or a list of them"
+    for name, least in (("window", 0), ("chunk", 1), ("seq_len", 1)):
+        value = None if name == "window" and sides else getattr(options, name)
+        if value is not None and not _whole(value, None if types_only else least):
+            more = " or (left, right)" if name == "window" else ""
+            return f"{name}: got {value!r}, expected None or an integer of at least {least}{more}"
     for name in ("causal", "return_lse"):
         if not isinstance(getattr(options, name), bool):
             return f"{name}: got {getattr(options, name)!r}, expected True or False"
     return None if options.scale is None else unusable_scale(options.scale)
 
 
-def document_boundaries(cu_seqlens: Any, seq_len: int) -> tuple[int, ...] | None:
-    """Returns ``cu_seqlens`` as a tuple; ``Mask`` checks its values against ``seq_len``."""
+def _whole(value: object, least: int | None) -> bool:
+    """Tells whether ``value`` is an integer, of at least ``least``."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and (least is None or least <= value < 1 << 62)  # type: ignore[operator]
+
+
+def several(given: Any) -> Any:
+    """Returns a list or a tuple of numbers as a tuple, and one number as it is."""
+    if isinstance(given, list | tuple):
+        return tuple([plain(x) for x in given])
+    return plain(given)
+
+
+def document_boundaries(
+    cu_seqlens: Any, batch: int
+) -> tuple[int, ...] | tuple[tuple[int, ...], ...] | None:
+    """Returns ``cu_seqlens`` as a tuple, of tuples if each batch row has its own; ``Mask`` checks
+    its values."""
     given = boundaries(cu_seqlens)
     if given is None:
         return None
     if not isinstance(given, Tensor):
         raise ValueError(f"cu_seqlens: got {given!r}, expected integers in a tensor or a list")
-    if given.dim() != 1 or given.is_floating_point():
+    by_row = given.dim() == 2 and len(given) == batch
+    if not (by_row or given.dim() == 1) or given.is_floating_point():
         raise ValueError(
             f"cu_seqlens: got {given.dtype} of shape {tuple(given.shape)}, expected a "
-            "1-D tensor of integers"
+            f"1-D tensor of integers, or a 2-D one with a row for each of {batch} batch rows"
         )
-    return tuple(given.tolist())
+    return tuple(map(tuple, given.tolist())) if by_row else tuple(given.tolist())
 
 
 def boundaries(cu_seqlens: Any) -> Any:
-    """Returns a list, a tuple or an array of integers as a tensor, and anything else as it is."""
+    """Returns a list, a tuple or an array of integers as a tensor, and anything else as it is. Of a
+    list of lists, the shorter ones are filled with their last boundary: documents without a
+    token."""
     if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
         return cu_seqlens
     try:
+        if all(isinstance(row, list | tuple) and row for row in cu_seqlens):
+            most = max(map(len, cu_seqlens))
+            rows = [[*row, *[row[-1]] * (most - len(row))] for row in cu_seqlens]
+            return torch.tensor([[operator.index(plain(x)) for x in row] for row in rows])
         return torch.tensor([operator.index(plain(x)) for x in cu_seqlens])
     except (TypeError, ValueError, RuntimeError):  # of torch, too: integers beyond 64 bits
         return cu_seqlens
@@ -219,6 +261,8 @@ def _signature(
         partition=problem.layout.partition,
         causal=problem.mask.causal,
         window=problem.mask.window,
+        chunk=problem.mask.chunk,
+        prefix=problem.mask.prefix,
         seq_len=problem.mask.seq_len,
         cu_seqlens=problem.mask.documents,
         scale=problem.scale,
@@ -237,11 +281,12 @@ def _signature(
 _OTHER_NAMES = {
     "query": "q", "key": "k", "value": "v", "is_causal": "causal", "softmax_scale": "scale",
     "sm_scale": "scale", "window_size": "window (w for window_size=(w, 0))",
-    "sliding_window": "window (w - 1 for w keys)", "cu_seqlens_q": "cu_seqlens",
+    "sliding_window": "window (w - 1 for w keys)", "attention_chunk_size": "chunk",
+    "prefix_length": "prefix", "cu_seqlens_q": "cu_seqlens",
     "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
     "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",
     "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
-    "attn_mask": "causal, window, cu_seqlens or seq_len: there are no other masks",
+    "attn_mask": "causal, window, chunk, prefix, cu_seqlens or seq_len: there are no other masks",
     "enable_gqa": "nothing: K/V heads are shared wherever there are fewer; leave it out",
     "dropout_p": "nothing: there is no dropout; leave it out",
     "dropout": "nothing: there is no dropout; leave it out",

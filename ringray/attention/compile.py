@@ -43,13 +43,16 @@ _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
 # Options in place of those that the operator is to refuse.
 _ACCEPTED = Options(
-    partitions.DEFAULT, True, None, None, None, transports.DEFAULT, "auto", "auto", False, None
-)
+    partitions.DEFAULT, True, None, None, None, None, None, transports.DEFAULT, "auto", "auto",
+    False, None,
+)  # fmt: skip
 
 # The arguments of both operators except tensors. ``ranks``: of the ring; shapes depend on it, so it
-# is part of the cache key of graphs. Then ``Options``, with the two types of its ``blocks``.
+# is part of the cache key of graphs. Then ``Options``, with the two types of its ``blocks``;
+# ``window``: one number or two, -1 for None.
 _SETTINGS = (
-    "str? group, int ranks, str partition, bool causal, SymInt? window, SymInt? seq_len, "
+    "str? group, int ranks, str partition, bool causal, SymInt[]? window, SymInt? chunk, "
+    "SymInt[]? prefix, SymInt? seq_len, "
     "float? scale, str transport, str backward, str backend, bool return_lse, SymInt? rows, "
     "str? blocks"
 )
@@ -59,7 +62,26 @@ def _options(settings: Sequence[Any]) -> Options:
     *given, rows, blocks = settings[2:]
     if blocks is not None:
         rows = Blocks.parse(blocks) if blocks else Blocks()
-    return Options._make([*given, rows])
+    options = Options._make([*given, rows])
+    window: Any = options.window
+    if window is not None:
+        both = len(window) == 2
+        window = tuple(None if side == -1 else side for side in window) if both else window[0]
+    prefix = None if options.prefix is None else tuple(options.prefix)
+    return options._replace(window=window, prefix=prefix)
+
+
+def _flat(options: Options) -> list[Any]:
+    """Returns the inverse of ``_options``, as the operators take it."""
+    blocks, window, prefix = options.blocks, options.window, options.prefix
+    given: dict[str, Any] = {}
+    if window is not None:
+        sides = window if isinstance(window, tuple) else (window,)
+        given["window"] = [-1 if side is None else side for side in sides]
+    if prefix is not None:
+        given["prefix"] = list(prefix)
+    cut = (None, _text(blocks)) if isinstance(blocks, Blocks) else (blocks, None)
+    return [*options._replace(**given)[:-1], *cut]
 
 
 def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -97,11 +119,9 @@ def attention(
     elif cu_seqlens is not None:
         # Not in the operators, so that all layers and both passes share one copy.
         cu_seqlens = cu_seqlens.cpu()
-    blocks = options.blocks
     _, ranks = place_in(group)
     out, lse, *_ = _attention(
-        q, k, v, cu_seqlens, needs_grad, refused, name_of(group), ranks, *options[:-1],
-        *((None, _text(blocks)) if isinstance(blocks, Blocks) else (blocks, None)),
+        q, k, v, cu_seqlens, needs_grad, refused, name_of(group), ranks, *_flat(options),
     )  # fmt: skip
     return out, lse
 

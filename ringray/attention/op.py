@@ -21,6 +21,7 @@ from ringray.attention.arguments import (
     autocast,
     boundaries,
     resolve,
+    several,
 )
 from ringray.attention.sharding import remember, remembered
 from ringray.base.units import plain
@@ -45,8 +46,10 @@ def ring_attention(
     group: dist.ProcessGroup | None = None,
     partition: str = partitions.DEFAULT,
     causal: bool = True,
-    window: int | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    cu_seqlens: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
+    chunk: int | None = None,
+    prefix: int | Sequence[int] | None = None,
     seq_len: int | None = None,
     scale: float | None = None,
     transport: str = transports.DEFAULT,
@@ -73,9 +76,17 @@ def ring_attention(
             ``ringray.tuned_strategy`` returns it.
         causal: a query sees no key after it.
         window: a query at p sees keys ``[p - window, p]``, window + 1 of them; needs ``causal``.
+            Or (left, right): keys ``[p - left, p + right]``, None for all on that side; with
+            ``causal`` right is 0 or None.
         cu_seqlens: boundaries of packed documents, a list or a 1-D tensor of integers from 0 to the
-            sequence length, not decreasing, on any device, shared by all batch rows. A query sees
-            its own document.
+            sequence length, not decreasing, on any device, shared by all batch rows; or a list of
+            such lists or a 2-D tensor, with those of each batch row. A query sees its own document.
+        chunk: a query sees its own of the chunks of this many positions that begin with each
+            document (chunked attention, as in Llama 4).
+        prefix: the first positions of each document, a number for all documents or a list with one
+            for each: they see each other in both directions, whatever window and chunk say, and
+            nothing else; later ones see them as the rest of the mask says (prefix-LM). Needs
+            ``causal``.
         seq_len: true global length (tokens) when the shards hold padding; None is the length that
             they remember from ``ringray.shard``, else N * S.
         scale: factor on q . k before the softmax, any number that fp32 holds; None is 1 / sqrt(D).
@@ -103,10 +114,13 @@ def ring_attention(
         ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on
             every rank, before anything is sent.
     """
-    causal, window, seq_len, scale, blocks = map(plain, (causal, window, seq_len, scale, blocks))
+    causal, chunk, seq_len, scale, blocks = map(plain, (causal, chunk, seq_len, scale, blocks))
+    window, prefix = several(window), several(prefix)
+    prefixes = cast("Any", (prefix,) if isinstance(prefix, int) else prefix)
     options = Options(
-        partition, causal, window, seq_len, scale, transport, backward, backend, return_lse, blocks
-    )
+        partition, causal, window, chunk, prefixes, seq_len, scale, transport, backward, backend,
+        return_lse, blocks,
+    )  # fmt: skip
     documents: Tensor | None = boundaries(cu_seqlens)
     needs_grad = torch.is_grad_enabled() and any(
         getattr(x, "requires_grad", False) for x in (q, k, v)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ringray.traffic import script, walk
-from ringray.traffic.geometry import Layout, Mask
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
 from ringray.traffic.script import Script
 from ringray.traffic.walk import Backward, Costs, Pass, Rows, Walks
 from ringray.transport import Exchange
@@ -69,17 +70,17 @@ class RankProblem:
     def intervals(
         self, queries: int, rows: Rows, owner: int, keys: Rows, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Returns ``start``, ``end``, int32 (1, rows): the range of ``owner``'s rows ``keys`` that
-        each of the rows ``rows`` of the rank ``queries`` sees."""
+        """Returns ``start``, ``end``, int32 (B or 1, rows): the range of ``owner``'s rows ``keys``
+        that each of the rows ``rows`` of the rank ``queries`` sees."""
         chosen = positions(self.layout, owner, device)[keys.start : keys.stop]
         return self.intervals_of(queries, rows, chosen)
 
     def intervals_of(self, queries: int, rows: Rows, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the same as ``intervals`` for keys at any strictly increasing positions."""
-        low, high = _seen_by(self.mask, self.layout, queries, keys.device)
         part = slice(rows.start, rows.stop)
-        start, end = intervals(low[part], high[part], keys)
-        return start.unsqueeze(0), end.unsqueeze(0)
+        seen = _seen_by(self.mask, self.layout, queries, keys.device)
+        low, high = (x[:, part].contiguous() for x in seen)
+        return intervals(low, high, keys)
 
 
 @lru_cache(maxsize=128)
@@ -93,13 +94,20 @@ def positions(layout: Layout, rank: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    boundaries = None
-    if mask.documents is not None:
-        boundaries = torch.tensor(mask.documents, device=device)
-    return visible_range(
-        positions(layout, rank, device),
-        mask.seq_len,
-        causal=mask.causal,
-        window=mask.window,
-        cu_seqlens=boundaries,
-    )
+    at = positions(layout, rank, device)
+    each = [visible_range(at, mask.seq_len, **keywords(row, device)) for row in mask.rows]
+    low, high = map(torch.stack, zip(*each, strict=True))
+    return low, high
+
+
+def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:
+    """Returns a mask, except its length, as the arguments of ``ring_attention`` and of
+    ``visible_range``."""
+    documents = mask.documents
+    return {
+        "causal": mask.causal,
+        "window": mask.window,
+        "cu_seqlens": None if documents is None else torch.tensor(documents, device=device),
+        "chunk": mask.chunk,
+        "prefix": mask.prefix,
+    }

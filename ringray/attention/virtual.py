@@ -9,7 +9,8 @@ from torch import Tensor
 from ringray import transport
 from ringray.attention.problem import RankProblem
 from ringray.traffic import walk
-from ringray.traffic.geometry import Layout, Mask
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
 from ringray.traffic.walk import Pass
 
 

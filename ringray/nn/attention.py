@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -21,13 +22,14 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
-from ringray.attention.arguments import boundaries, document_boundaries
+from ringray.attention.arguments import boundaries, document_boundaries, several
 from ringray.attention.compile import operator
 from ringray.attention.sharding import _positions, local_positions, remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect, place_in
-from ringray.traffic.geometry import Mask
+from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
+from ringray_kernels.intervals import within_documents
 
 
 class ContextParallelAttention(nn.Module):
@@ -49,7 +51,8 @@ class ContextParallelAttention(nn.Module):
         num_kv_heads: key/value heads, a divisor of ``num_heads``; None is ``num_heads``.
         head_dim: D, at most 256, even with RoPE; None is ``hidden_dim / num_heads``.
         bias: of all four projections.
-        causal, window, group, partition, transport, backend, blocks: as in ``ring_attention``.
+        causal, window, chunk, group, partition, transport, backend, blocks: as in
+            ``ring_attention``.
         rope_theta: base of the RoPE frequencies; None for no RoPE.
         device, dtype: of the parameters.
         options: further keywords of ``ring_attention``, passed on as they are.
@@ -67,7 +70,8 @@ class ContextParallelAttention(nn.Module):
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = True,
-        window: int | None = None,
+        window: int | tuple[int | None, int | None] | None = None,
+        chunk: int | None = None,
         rope_theta: float | None = 10000.0,
         group: dist.ProcessGroup | None = None,
         partition: str = partitions.DEFAULT,
@@ -80,8 +84,8 @@ class ContextParallelAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        hidden_dim, num_heads, num_kv_heads, head_dim, window = map(
-            plain, (hidden_dim, num_heads, num_kv_heads, head_dim, window)
+        hidden_dim, num_heads, num_kv_heads, head_dim, chunk = map(
+            plain, (hidden_dim, num_heads, num_kv_heads, head_dim, chunk)
         )
         for name, value in (
             ("hidden_dim", hidden_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
@@ -108,12 +112,16 @@ class ContextParallelAttention(nn.Module):
                 )
             if head_dim % 2:
                 raise ValueError(f"head_dim: got {head_dim}, expected an even one for RoPE")
-        if window is not None and not causal:
-            raise ValueError(f"window: got {window} with causal=False, expected causal=True")
+        window = several(window)
+        if window is not None and not isinstance(window, tuple) and not causal:
+            raise ValueError(
+                f"window: got {window} with causal=False, expected causal=True or (left, right)"
+            )
         partitions.get(partition)
         self.hidden_dim, self.head_dim = hidden_dim, head_dim
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        self.causal, self.window, self.rope_theta = causal, window, rope_theta
+        self.causal, self.rope_theta = causal, rope_theta
+        self.window, self.chunk = window, chunk
         self.group, self.partition = group, partition
         self.options = {"transport": transport, "backend": backend, "blocks": blocks, **options}
         like: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
@@ -123,7 +131,12 @@ class ContextParallelAttention(nn.Module):
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_dim, **like)
 
     def forward(
-        self, x: Tensor, *, seq_len: int | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        seq_len: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        prefix: int | Sequence[int] | None = None,
     ) -> Tensor:
         """Returns attention of this rank's rows; every rank of the ring calls it.
 
@@ -133,6 +146,7 @@ class ContextParallelAttention(nn.Module):
             seq_len: true global length (tokens) when the shards hold padding; None means N * S.
             cu_seqlens: boundaries of packed documents, as in ``ring_attention``; on the CPU they
                 cost a GPU no synchronisation.
+            prefix: positions that see each other in both directions, as in ``ring_attention``.
 
         Returns:
             (B, S, hidden_dim) in x's dtype (autocast's under autocast). Rows of padding are 0, and
@@ -143,12 +157,12 @@ class ContextParallelAttention(nn.Module):
         """
         cu_seqlens = boundaries(cu_seqlens)
         if torch.compiler.is_compiling():
-            return self._traced(x, seq_len, cu_seqlens)
+            return self._traced(x, seq_len, cu_seqlens, prefix)
         comm = connect(self.group)
         with refusing(comm, getattr(x, "device", torch.device("cpu"))):
             length = self._length(x, comm.world_size, seq_len)
-            documents = document_boundaries(cu_seqlens, length)
-            Mask(length, self.causal, self.window, documents)  # checks before RoPE uses them
+            documents = document_boundaries(cu_seqlens, len(x))
+            Mask(length, documents=documents)  # checks before RoPE uses them
             tokens = _tokens(self.partition, length, comm.world_size, comm.rank)
             x = _blank(x, tokens)
             rotation = None
@@ -159,9 +173,11 @@ class ContextParallelAttention(nn.Module):
                 )  # fmt: skip
             q, k, v = self._heads(x, rotation)
         cu_seqlens = None if documents is None else torch.tensor(documents)
-        return _blank(self._attend(q, k, v, length, cu_seqlens), tokens)
+        return _blank(self._attend(q, k, v, length, cu_seqlens, prefix), tokens)
 
-    def _traced(self, x: Tensor, seq_len: int | None, cu_seqlens: Tensor | None) -> Tensor:
+    def _traced(
+        self, x: Tensor, seq_len: int | None, cu_seqlens: Tensor | None, prefix: Any
+    ) -> Tensor:
         """Computes ``forward`` for ``torch.compile``: without caches and without reading
         tensors."""
         rank, ranks = place_in(self.group)
@@ -177,7 +193,7 @@ class ContextParallelAttention(nn.Module):
             rotation = _rotation_op(
                 documents, *where, length, self.head_dim, float(self.rope_theta), x.device
             )
-        out = self._attend(*self._heads(x, rotation), length, cu_seqlens)
+        out = self._attend(*self._heads(x, rotation), length, cu_seqlens, prefix)
         return out if padding is None else out.masked_fill(padding, 0)
 
     def _heads(
@@ -193,11 +209,12 @@ class ContextParallelAttention(nn.Module):
         return _rotate(q, *rotation), _rotate(k, *rotation), v
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, seq_len: int, cu_seqlens: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, seq_len: int, cu_seqlens: Tensor | None, prefix: Any
     ) -> Tensor:
         out = ring_attention(
             q, k, v, group=self.group, partition=self.partition, causal=self.causal,
-            window=self.window, seq_len=seq_len, cu_seqlens=cu_seqlens, **self.options,
+            window=self.window, chunk=self.chunk, prefix=prefix, seq_len=seq_len,
+            cu_seqlens=cu_seqlens, **self.options,
         )  # fmt: skip
         return self.o_proj(cast("Tensor", out).transpose(1, 2).flatten(2))
 
@@ -212,7 +229,8 @@ class ContextParallelAttention(nn.Module):
         said = {
             "num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads,
             "head_dim": self.head_dim, "causal": self.causal, "window": self.window,
-            "rope_theta": self.rope_theta, "partition": self.partition, **self.options,
+            "chunk": self.chunk, "rope_theta": self.rope_theta, "partition": self.partition,
+            **self.options,
         }  # fmt: skip
         return ", ".join(f"{name}={value!r}" for name, value in said.items())
 
@@ -248,19 +266,20 @@ def _rotation(
     seq_len: int,
     world_size: int,
     rank: int,
-    documents: tuple[int, ...] | None,
+    documents: tuple[Any, ...] | None,
     head_dim: int,
     theta: float,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin of this rank's RoPE angles, fp32 (S, D / 2)."""
+    """Returns cos and sin of this rank's RoPE angles, fp32 (S, D / 2), or (B, 1, S, D / 2) where
+    batch rows hold documents of their own."""
     with torch.inference_mode(False):  # a later training step may take them from the cache
         positions = local_positions(partition, seq_len, world_size, rank).to(device)
         if documents is not None:
-            boundaries = torch.tensor(documents, device=device)
-            positions -= boundaries[torch.searchsorted(boundaries, positions, right=True) - 1]
+            positions = within_documents(positions, torch.tensor(documents, device=device))
         pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device)
-        angles = torch.outer(positions.double(), theta ** (-pairs / head_dim))
+        angles = positions.double()[..., None] * theta ** (-pairs / head_dim)
+        angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
         return angles.cos().float(), angles.sin().float()
 
 
@@ -277,7 +296,8 @@ def _like_rotation(
     cu_seqlens: Tensor | None, partition: str, padded: int, ranks: int, rank: int, seq_len: int,
     head_dim: int, theta: float, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    cos = torch.empty((padded // ranks, head_dim // 2), device=device)
+    rows = cu_seqlens.shape[:-1] if cu_seqlens is not None else ()
+    cos = torch.empty((*rows, *[1] * len(rows), padded // ranks, head_dim // 2), device=device)
     return cos, torch.empty_like(cos)
 
 
@@ -291,7 +311,8 @@ def _rotation_op(
     head_dim: int, theta: float, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     try:
-        documents = document_boundaries(cu_seqlens, seq_len)
+        batch = 1 if cu_seqlens is None else len(cu_seqlens)
+        documents = document_boundaries(cu_seqlens, batch)
         Mask(seq_len, documents=documents)
     except ValueError:
         documents = None  # ring_attention refuses them on every rank

@@ -38,7 +38,8 @@ def next_token_labels(
     labels[:, :-1] = input_ids[:, 1:]
     if cu_seqlens is not None:
         ends = boundaries(cu_seqlens).to(labels.device, torch.int64)
-        labels[:, ends[ends > 0] - 1] = ignore_index
+        for row, own in zip(labels, ends.expand(len(labels), -1), strict=True):
+            row[own[own > 0] - 1] = ignore_index
     return labels
 
 

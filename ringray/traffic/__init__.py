@@ -1,5 +1,6 @@
 """Traffic of a ring: the rows that each rank needs, and the messages that carry them. No torch.
 
+mask       the keys that a query sees
 geometry   visible pairs and needed rows in closed form
 routes     the ranks that a chunk visits, and the steps of these visits
 walk       the messages along a route

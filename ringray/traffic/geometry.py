@@ -11,7 +11,6 @@ whose queries see them, or queries to the ranks whose keys they see; rows are th
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -20,55 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringray import partition as partitions
+from ringray.traffic.mask import Mask, areas
 
 Ints = NDArray[np.int64]
 
 
 _ELEMENTS_AT_ONCE = 1 << 20  # bounds the memory of one vectorised step over documents
-
-
-@dataclass(frozen=True)
-class Mask:
-    """The keys that each query sees, in global positions (tokens).
-
-    ``seq_len``: true length; positions from there on are padding: they are not seen and see
-    nothing. ``window``: a query at p sees ``[p - window, p]`` (causal only). ``documents``:
-    boundaries ``(0, ..., seq_len)`` of packed documents; a query sees its own document only.
-
-    Raises:
-        ValueError: no tokens, a window without ``causal``, or boundaries that decrease or do not
-            go from 0 to ``seq_len``.
-    """
-
-    seq_len: int
-    causal: bool = True
-    window: int | None = None
-    documents: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.seq_len < 1:
-            raise ValueError(f"seq_len: got {self.seq_len}, expected at least 1 token")
-        if self.window is not None and self.window < 0:
-            raise ValueError(f"window: got {self.window}, expected None or an integer >= 0")
-        if self.window is not None and not self.causal:
-            raise ValueError(
-                f"window={self.window} with causal=False: a window looks back from its query, "
-                "so it needs causal=True"
-            )
-        if self.documents is not None:
-            bounds = self.documents
-            if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != self.seq_len:
-                raise ValueError(
-                    "cu_seqlens: expected boundaries from 0 to seq_len "
-                    f"({self.seq_len}), got {_brief(bounds)}"
-                )
-            if any(a > b for a, b in itertools.pairwise(bounds)):
-                raise ValueError(f"cu_seqlens: boundaries must not decrease, got {_brief(bounds)}")
-
-    @property
-    def boundaries(self) -> tuple[int, ...]:
-        """Returns the document boundaries; one document if nothing is packed."""
-        return self.documents if self.documents is not None else (0, self.seq_len)
 
 
 @dataclass(frozen=True)
@@ -114,8 +70,9 @@ Travelling = Literal["keys", "queries"]
 class Pairs(NamedTuple):
     """Visible pairs and needed rows, ``[visiting rank, owner]``.
 
-    ``visible``: visible (query, key) pairs. ``first``, ``stop``: the hull of the owner's rows that
-    the visiting rank computes with, half-open; both are 0 where there is none.
+    ``visible``: visible (query, key) pairs, of all batch rows together where their masks differ.
+    ``first``, ``stop``: the hull of the owner's rows that the visiting rank computes with,
+    half-open; both are 0 where there is none.
     """
 
     visible: Ints
@@ -123,13 +80,26 @@ class Pairs(NamedTuple):
     stop: Ints
 
 
-def _brief(values: tuple[int, ...]) -> str:
-    return str(values) if len(values) <= 8 else f"{values[:4]} ... {values[-2:]}"
+class _Pieces(NamedTuple):
+    """First positions and sizes, ``[rank, piece]``, and the step that all pieces share."""
+
+    first: Ints
+    sizes: Ints
+    step: int
+
+    def before(self, position: Ints) -> Ints:
+        """Counts the positions of each piece before ``position``."""
+        found: Ints = np.clip(-((self.first - position) // self.step), 0, self.sizes)
+        return found
+
+    def within(self, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """Returns first positions and counts of the parts of pieces in ``[begin, end)``."""
+        skipped = self.before(begin)
+        return self.first + skipped * self.step, self.before(end) - skipped
 
 
 @lru_cache(maxsize=512)
-def _pieces(layout: Layout) -> tuple[Ints, Ints, int]:
-    """Returns first positions and counts, ``[rank, piece]``, and the step that all pieces share."""
+def _pieces(layout: Layout) -> _Pieces:
     ranges = [layout.ranges(rank) for rank in range(layout.ranks)]
     step = ranges[0][0].step
     assert all(piece.step == step for pieces in ranges for piece in pieces)
@@ -138,7 +108,7 @@ def _pieces(layout: Layout) -> tuple[Ints, Ints, int]:
     for rank, pieces in enumerate(ranges):
         first[rank, : len(pieces)] = [piece.start for piece in pieces]
         count[rank, : len(pieces)] = [len(piece) for piece in pieces]
-    return first, count, step
+    return _Pieces(first, count, step)
 
 
 def _sum_clamped(upto: Ints, cap: Ints) -> Ints:
@@ -152,79 +122,57 @@ def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
     return _sum_clamped(n - least, m) - _sum_clamped(-least, m)
 
 
-def _piece_pairs(
-    mask: Mask, step: int, a: Ints, n: Ints, b: Ints, m: Ints
-) -> tuple[Ints, Ints | np.int64, Ints]:
-    """Returns visible pairs, and first and last needed j (last < first where no key is needed), for
-    query ranges ``a + i*step`` (i < n) and key ranges ``b + j*step`` (j < m) of one document."""
-    if not mask.causal:
-        return n * m, np.int64(0), np.where(n > 0, m, 0) - 1
-    # p - k = (a - b) + (i - j) * step must lie in [0, window].
-    visible = _pairs_from(-((a - b) // step), n, m)
-    # The first query at or after key k is k + lag, wherever k lies at or after the first query.
-    lag = (a - b) % step if step > 1 else 0
-    last_j = np.minimum((a + (n - 1) * step - lag - b) // step, m - 1)
-    first_j: Ints | np.int64
-    if mask.window is None:
-        first_j = np.int64(0)
-    else:
-        beyond = (mask.window - (a - b)) // step + 1
-        visible = visible - _pairs_from(beyond, n, m)
-        first_j = np.maximum(-((b - (a - mask.window)) // step), 0)
-        last_j = np.where(lag <= mask.window, last_j, -1)
-    return visible, first_j, np.where((n > 0) & (m > 0), last_j, -1)
-
-
-def _mirrored_pairs(
-    mask: Mask, step: int, a: Ints, n: Ints, b: Ints, m: Ints
-) -> tuple[Ints, Ints | np.int64, Ints]:
-    """Returns the same as ``_piece_pairs``, but the first and last needed *query* index: mirrored,
-    the sequence has keys that see the queries within their window."""
-    keys, queries = -(b + (m - 1) * step), -(a + (n - 1) * step)
-    visible, first_j, last_j = _piece_pairs(mask, step, keys, m, queries, n)
-    return visible, np.maximum(n - 1 - last_j, 0), np.where(last_j >= first_j, n - 1 - first_j, -1)
+def _band(apart: Ints, step: int, n: Ints, m: Ints, least: Ints, most: Ints) -> tuple[Ints, ...]:
+    """Returns visible pairs (i, j) with ``0 <= i < n`` and ``0 <= j < m``, of queries ``apart + i *
+    step`` and keys ``j * step``, and the least and the most ``i - j`` of those that the area
+    allows, within ``[-m, n]``."""
+    low = np.clip(-((apart - least) // step), 1 - m, n)
+    high = np.clip((most - apart) // step, -m, n - 1)
+    return _pairs_from(low, n, m) - _pairs_from(high + 1, n, m), low, high
 
 
 @lru_cache(maxsize=32)
 def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
-    first, count, step = _pieces(layout)
-    ranks, pieces = first.shape
-    bounds = np.array(mask.boundaries, np.int64)
-    documents = np.stack([bounds[:-1], bounds[1:]], 1)
-    documents = documents[documents[:, 0] < documents[:, 1]]
+    if len(mask.rows) > 1:
+        return _of_rows([pairs(layout, row, travelling) for row in mask.rows], layout.padded)
+    dealt = _pieces(layout)
+    ranks, pieces = dealt.first.shape
+    rectangles = np.stack(areas(mask))
     keys_travel = travelling == "keys"
 
-    # In one document without a window, a rank that needs any key row of another needs the first.
-    whole = keys_travel and mask.window is None and len(documents) == 1
+    # In one area without a window to the left, a rank that needs any key row of another needs the
+    # first.
+    whole = keys_travel and rectangles.shape[1] == 1 and int(rectangles[-1, 0]) == mask.seq_len
     visible = np.zeros((ranks, ranks), np.int64)
     lowest = np.full((ranks, ranks), 0 if whole else layout.padded, np.int64)
     highest = np.full((ranks, ranks), -1, np.int64)
+
     chunk = max(1, _ELEMENTS_AT_ONCE // (ranks * pieces) ** 2)
-    for at in range(0, len(documents), chunk):
-        begin, end = documents[at : at + chunk].T[:, :, None, None]
-        skipped = np.clip(-((first - begin) // step), 0, count)  # positions before the document
-        n = np.clip(-((first - end) // step), 0, count) - skipped
-        a = first + skipped * step
-        # axes: document, piece of the queries, piece of the keys, query rank, key rank
-        qa, qn = (x.swapaxes(1, 2)[:, :, None, :, None] for x in (a, n))
-        ka, kn = (x.swapaxes(1, 2)[:, None, :, None, :] for x in (a, n))
-        of_piece, begins = (_piece_pairs, ka) if keys_travel else (_mirrored_pairs, qa)
-        seen, low_index, high_index = of_piece(mask, step, qa, qn, ka, kn)
-        needed = high_index >= low_index
-        high = np.where(needed, begins + high_index * step, -1)
+    for at in range(0, rectangles.shape[1], chunk):
+        begin, end, key, key_end, least, most = rectangles[:, at : at + chunk, None, None]
+        # axes: area, piece of the queries, piece of the keys, query rank, key rank
+        a, n = (x.swapaxes(1, 2)[:, :, None, :, None] for x in dealt.within(begin, end))
+        b, m = (x.swapaxes(1, 2)[:, None, :, None, :] for x in dealt.within(key, key_end))
+        bounds = least[..., None, None], most[..., None, None]
+        seen, low, high = _band(a - b, dealt.step, n, m, *bounds)
+        # Key j meets the queries [j + low, j + high], query i the keys [i - high, i - low].
+        if keys_travel:
+            of, start, stop = b, -high, np.minimum(m, n - low)
+        else:
+            of, start, stop = a, low, np.minimum(n, m + high)
         visible += seen.sum((0, 1, 2))
-        np.maximum(highest, high.max((0, 1, 2)), out=highest)
+        last = np.where(seen > 0, of + (stop - 1) * dealt.step, -1)
+        np.maximum(highest, last.max((0, 1, 2)), out=highest)
         if not whole:
-            low = np.where(needed, begins + low_index * step, layout.padded)
-            np.minimum(lowest, low.min((0, 1, 2)), out=lowest)
+            start = np.where(seen > 0, of + np.maximum(start, 0) * dealt.step, layout.padded)
+            np.minimum(lowest, start.min((0, 1, 2)), out=lowest)
     if not keys_travel:
         visible, lowest, highest = visible.T, lowest.T, highest.T
 
     def local_row(position: Ints) -> Ints:
         """Counts the local rows of the owner before ``position``."""
-        before = -((first - position[:, :, None]) // step)
-        rows: Ints = np.clip(before, 0, count).sum(-1)
+        rows: Ints = dealt.before(position[:, :, None]).sum(-1)
         return rows
 
     some = highest >= 0
@@ -232,28 +180,15 @@ def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     return Pairs(visible, first_row, np.where(some, local_row(highest) + 1, 0))
 
 
+def _of_rows(each: list[Pairs], padded: int) -> Pairs:
+    """Returns the sum of visible pairs and the hull of needed rows of all batch rows."""
+    visible, first, stop = map(np.stack, zip(*each, strict=True))
+    lowest, highest = np.where(stop > first, first, padded).min(0), stop.max(0)
+    return Pairs(visible.sum(0), np.where(highest > 0, lowest, 0), highest)
+
+
 def total_visible(mask: Mask) -> int:
     """Returns the visible (query, key) pairs of the whole sequence, the same in every partition."""
-    total = 0
-    for begin, end in itertools.pairwise(mask.boundaries):
-        n = end - begin
-        if not mask.causal:
-            total += n * n
-        else:
-            span = n if mask.window is None else min(mask.window + 1, n)
-            total += span * (span + 1) // 2 + (n - span) * span
-    return total
-
-
-def document_boundaries(seq_len: int, count: int) -> tuple[int, ...]:
-    """Returns boundaries of ``count`` packed documents of fixed, uneven lengths.
-
-    Lengths repeat 1 : 2 : 3 (so neighbours differ and few divide a ring evenly), scaled to
-    ``seq_len`` tokens; more documents than tokens leave some empty.
-    """
-    weights = [1 + i % 3 for i in range(count)]
-    total, running, bounds = sum(weights), 0, [0]
-    for weight in weights:
-        running += weight
-        bounds.append(seq_len * running // total)
-    return tuple(bounds)
+    query, query_stop, key, key_stop, least, most = areas(mask)
+    seen, *_ = _band(query - key, 1, query_stop - query, key_stop - key, least, most)
+    return int(seen.sum())

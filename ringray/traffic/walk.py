@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from ringray.base.errors import unknown
 from ringray.traffic import geometry
-from ringray.traffic.geometry import Layout, Mask
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
 from ringray.traffic.routes import KEPT, Route, back
 
 Ints = NDArray[np.int64]

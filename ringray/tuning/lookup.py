@@ -127,8 +127,10 @@ def tuned_strategy(
     batch: int = 1,
     dtype: str = "bfloat16",
     causal: bool = True,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
     documents: bool = False,
+    chunk: int | None = None,
+    prefix: int | None = None,
     backward: bool = True,
     device: str = "cpu",
     threads: int = 1,
@@ -147,7 +149,8 @@ def tuned_strategy(
     wanted = tuned.buckets(
         ring_size=ring_size, threads=0 if gpu else threads, dtype=dtype, seq_len=seq_len,
         batch=batch, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim, causal=causal,
-        window=window, documents=documents or None, backward=backward,
+        window=window, documents=documents or None, backward=backward, chunk=chunk,
+        prefix=None if prefix is None else (prefix,),
     )  # fmt: skip
     backend = on_device("auto", "cuda" if gpu else "cpu")
     return for_process(wanted, device, "auto", "auto", "auto", backend)

@@ -10,7 +10,7 @@ read or written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -45,9 +45,9 @@ class Place:
 @dataclass(frozen=True)
 class Bucket:
     """Problems that share a choice. ``tokens``: of a batch entry, per ring for a strategy and per
-    rank for a kernel, rounded up to a power of two, as ``batch`` is. ``mask``: full, causal, window
-    or documents. ``ring_size`` is 1 for a kernel, whose ``heads`` are those of one K/V head.
-    ``threads``: of a rank on a CPU, else 0."""
+    rank for a kernel, rounded up to a power of two, as ``batch`` is. ``mask``: full or causal,
+    window, chunk, prefix, documents. ``ring_size`` is 1 for a kernel, whose ``heads`` are those of
+    one K/V head. ``threads``: of a rank on a CPU, else 0."""
 
     ring_size: int
     threads: int
@@ -101,16 +101,24 @@ def buckets(
     kv_heads: int,
     head_dim: int,
     causal: bool,
-    window: int | None,
+    window: int | tuple[int | None, int | None] | None,
     documents: object,
     backward: bool,
+    chunk: int | None = None,
+    prefix: Sequence[int] | None = None,
 ) -> Buckets:
     """Returns the buckets of a problem of ``seq_len`` tokens in all; see ``Bucket``."""
 
     def mask(tokens: int) -> str:
         said = "causal" if causal else "full"
-        if window is not None and window < tokens - 1:
-            said = f"window {_rounded(window + 1)}"
+        sides = window[: 1 if causal else 2] if isinstance(window, tuple) else (window,)
+        near = [None if x is None or x >= tokens - 1 else _rounded(x + 1) for x in sides]
+        if any(near):
+            said = f"window {':'.join(str(x or '') for x in near)}"
+        if chunk is not None and chunk < tokens:
+            said += f", chunk {_rounded(chunk)}"
+        if prefix and any(prefix):
+            said += f", prefix {_rounded(min(max(prefix), tokens))}"
         return said if documents is None else f"{said}, documents"
 
     hop = -(-seq_len // ring_size)

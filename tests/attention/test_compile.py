@@ -72,15 +72,17 @@ def test_it_is_one_graph_of_one_operator() -> None:
     ("arguments", "needs_grad"),
     [
         ({}, True), ({}, False), ({"cu_seqlens": torch.tensor([0, 3, 8])}, True),
-        ({"backward": "reverse"}, True), ({"window": 2, "blocks": 4, "scale": 0.3}, True),
+        ({"backward": "reverse"}, True), ({"window": [2], "blocks": 4, "scale": 0.3}, True),
         ({"partition": "striped", "causal": False, "transport": "allgather"}, True),
+        ({"causal": False, "window": [-1, 3], "chunk": 5}, True), ({"prefix": [3]}, True),
     ],
 )  # fmt: skip
 def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool) -> None:
     q, k, v, dout = problem()
     q, k, v = (x.requires_grad_(needs_grad) for x in (q, k, v))
     more = {
-        "partition": "zigzag", "causal": True, "window": None, "seq_len": None, "scale": None,
+        "partition": "zigzag", "causal": True, "window": None, "chunk": None, "prefix": None,
+        "seq_len": None, "scale": None,
         "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
         "blocks": None, **arguments,
     }  # fmt: skip
@@ -119,6 +121,11 @@ def test_the_other_operators_are_well_formed() -> None:
         ({"window": -1}, "window: got -1, expected None or an integer of at least 0"),
         ({"window": 2.0}, "window: got 2.0"),
         ({"window": 2, "causal": False}, "window=2 with causal=False"),
+        ({"window": (-1, 2), "causal": False}, r"window: got \(-1, 2\), expected two integers"),
+        ({"window": (2, 1)}, r"window=\(2, 1\) with causal=True"),
+        ({"chunk": 0}, "chunk: got 0, expected None or an integer"),
+        ({"prefix": [3, 4]}, r"prefix: got \(3, 4\), expected .* one for each of 1"),
+        ({"prefix": 2.0}, "prefix: got 2.0"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
         ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
@@ -137,6 +144,11 @@ def test_names_lists_and_scalars_of_others() -> None:
     function = checks.compiled(ringray.ring_attention)
     want = ringray.ring_attention(q, k, v, window=2, cu_seqlens=torch.tensor([0, 3, 8]))
     assert torch.equal(function(q, k, v, window=2, cu_seqlens=[0, 3, 8]), want)
+    for mask in ({"window": (2, None), "causal": False}, {"chunk": 3, "prefix": [2]}):
+        assert torch.equal(function(q, k, v, **mask), ringray.ring_attention(q, k, v, **mask))
+    rows = [[0, 3, 8], [0, 8]]
+    want = ringray.ring_attention(q, k, v, cu_seqlens=rows)
+    assert torch.equal(function(q, k, v, cu_seqlens=rows), want)
     with pytest.raises(Exception, match="ringray calls it causal"):
         function(q, k, v, is_causal=True)
 
@@ -157,7 +169,8 @@ def test_blocks_are_seen() -> None:
 
 def test_a_graph_of_another_ring_is_refused() -> None:
     q, k, v, _ = problem()
-    settings = ("zigzag", True, None, None, None, "ring", "auto", "auto", False, None, None)
+    mask = (True, None, None, None)
+    settings = ("zigzag", *mask, None, None, "ring", "auto", "auto", False, None, None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
         torch.ops.ringray.attention(q, k, v, None, False, None, None, 2, *settings)
 
@@ -234,7 +247,6 @@ def test_autocast_does_not_reach_the_reference_backend(compile_it: bool) -> None
 @pytest.mark.parametrize(
     ("make", "more", "says"),
     [
-        (create_chunked_causal_mask, {}, "chunked_overlay"),
         (create_causal_mask, {"block_sequence_ids": torch.zeros(2, 4)}, "or_masks"),
         (create_causal_mask, {"and_mask_function": lambda b, h, q, k: q > k}, "of the model"),
     ],
@@ -257,6 +269,8 @@ def test_masks_of_another_kind_are_refused(make: Any, more: dict[str, Any], says
 
     with pytest.raises((ValueError, torch._dynamo.exc.Unsupported), match=says):
         checks.compiled(build)(embeds, positions)
+    make, more = create_chunked_causal_mask, {}
+    assert torch.equal(checks.compiled(build)(embeds, positions), embeds + 1)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler")

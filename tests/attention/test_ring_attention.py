@@ -18,7 +18,8 @@ from tests.support import ring_checks as checks
 from tests.support.ranks import on_ring
 
 EVERY = (
-    checks.exact, checks.random_problems, checks.repeatable, checks.traffic, checks.some_gradients,
+    checks.exact, checks.random_problems, checks.documents_of_each_row, checks.repeatable,
+    checks.traffic, checks.some_gradients,
     checks.strides, refusals.disagreement, checks.sharding, checks.subgroups,
     refusals.without_agreement, checks.gradients_of_lse, checks.uneven_rows,
     refusals.order_of_backward, refusals.messages_of_a_user, refusals.unshard_compares,
@@ -121,6 +122,15 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"window": True}, "window: got True"),
         ({"window": 2.0}, "window: got 2.0"),
         ({"window": 2, "causal": False}, "window=2 with causal=False"),
+        ({"window": (2, 1)}, r"window=\(2, 1\) with causal=True: .* no later key"),
+        ({"window": (2, -1), "causal": False}, r"window: got \(2, -1\), expected two integers"),
+        ({"window": (1, 2, 3)}, r"window: got \(1, 2, 3\), expected .* or \(left, right\)"),
+        ({"window": (True, 0)}, r"window: got \(True, 0\)"),
+        ({"chunk": 0}, "chunk: got 0, expected None or an integer of at least 1"),
+        ({"prefix": -1}, r"prefix: got \(-1,\), expected an integer of at least 0, or a list"),
+        ({"prefix": torch.tensor([1, 2])}, "prefix: got tensor"),
+        ({"prefix": [1, 2]}, r"prefix: got \(1, 2\), .* one for all documents or one for each of"),
+        ({"prefix": 3, "causal": False}, "prefix=.* with causal=False: .* needs causal=True"),
         ({"blocks": 0}, "blocks: got 0, backend 'aten' takes None or query rows per call"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
         ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
@@ -144,7 +154,9 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"enable_gqa": True}, "K/V heads are shared wherever there are fewer"),
         ({"partitoin": "zigzag"}, "'partitoin'; did you mean 'partition'"),
         ({"cu_seqlens": torch.tensor([0.0, 8.0])}, "cu_seqlens: got torch.float32 of shape"),
-        ({"cu_seqlens": torch.tensor([[0, 8]])}, "cu_seqlens: got torch.int64 of shape"),
+        ({"cu_seqlens": torch.tensor([[0, 8]] * 3)}, r"shape \(3, 2\), .* each of 2 batch rows"),
+        ({"cu_seqlens": [[0, 3, 8], [0, 7]]}, "cu_seqlens: expected boundaries from 0 to"),
+        ({"cu_seqlens": [[0, 8]]}, r"cu_seqlens: got torch.int64 of shape \(1, 2\)"),
         ({"cu_seqlens": torch.tensor([0, 7])}, "cu_seqlens: expected boundaries from 0 to"),
         ({"cu_seqlens": torch.tensor([0, 5, 3, 8])}, "cu_seqlens: boundaries must not decrease"),
     ],
@@ -159,6 +171,10 @@ def test_integers_of_numpy_and_torch(scalar: Any) -> None:
     q, k, v = (x.requires_grad_() for x in problem(12))
     documents, cuts = torch.tensor([0, 5, 12]), [0, scalar(5), 12]
     want = ringray.ring_attention(q, k, v, window=3, seq_len=12, cu_seqlens=documents)
+    sides = ringray.ring_attention(q, k, v, window=[scalar(3), None], chunk=scalar(5))
+    assert torch.equal(sides, ringray.ring_attention(q, k, v, window=3, chunk=5))
+    one = ringray.ring_attention(q, k, v, prefix=scalar(4))
+    assert torch.equal(one, ringray.ring_attention(q, k, v, prefix=[4]))
     for cu in (cuts, tuple(cuts), np.array([0, 5, 12], dtype=np.uint16)):
         got = ringray.ring_attention(
             q, k, v, window=scalar(3), seq_len=scalar(12), cu_seqlens=cu, blocks=scalar(4),

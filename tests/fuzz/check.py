@@ -12,6 +12,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ringray.lab.spec.model import parse
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ AXES = {
     "ring": ("size", "threads"),
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "causal", "window",
-        "documents", "direction",
+        "chunk", "prefix", "documents", "direction",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
@@ -136,7 +138,15 @@ def _check_fits(config: dict[str, Any]) -> None:
     """Checks that a point can run: sizes that multiply out, masks that mean something."""
     ring, heads, kv_heads = config["ring_size"], config["heads"], config["kv_heads"]
     assert heads % kv_heads == 0, "heads do not divide"
-    assert config["window"] is None or (config["causal"] and config["window"] >= 0)
+    window = config["window"]
+    if isinstance(window, list):
+        assert all(side is None or side >= 0 for side in window)
+        assert not (config["causal"] and window[1]), "a causal query sees later keys"
+    else:
+        assert window is None or (config["causal"] and window >= 0)
+    assert config.get("chunk", 1) >= 1
+    assert config.get("prefix", 0) >= 0
+    assert config["causal"] or "prefix" not in config
     documents = config["documents"]
     if isinstance(documents, list):
         assert sum(documents) == config["seq_len"], "documents do not fill the sequence"
@@ -194,11 +204,26 @@ def _pairs(config: dict[str, Any]) -> int | None:
         total = sum(weights)
         bounds = [length * below // total for below in itertools.accumulate(weights, initial=0)]
         lengths = [b - a for a, b in itertools.pairwise(bounds)]
-    if not config["causal"]:
-        return sum(one * one for one in lengths)
-    reach = length if config["window"] is None else config["window"] + 1
+    window = config["window"] if isinstance(config["window"], list) else [config["window"], None]
+    left, right = (length if side is None else side for side in window)
+    right = 0 if config["causal"] else right
+    if length <= 1 << 21:
+        return sum(_row_by_row(one, left, right, config) for one in lengths)
+    if "chunk" in config or "prefix" in config or not (right == 0 or left == right == length):
+        return None
     found = 0
     for one in lengths:
-        near = min(reach, one)
-        found += near * (near + 1) // 2 + (one - near) * near
+        near = min(left + 1, one)
+        found += near * (near + 1) // 2 + (one - near) * near if right == 0 else one * one
     return found
+
+
+def _row_by_row(length: int, left: int, right: int, config: dict[str, Any]) -> int:
+    """Visible pairs of one document."""
+    chunk, prefix = config.get("chunk", length or 1), min(config.get("prefix", 0), length)
+    row = np.arange(length)
+    begin = row // chunk * chunk
+    low = np.maximum(begin, row - left)
+    high = np.minimum(np.minimum(begin + chunk, length), row + right + 1)
+    low[:prefix], high[:prefix] = 0, prefix
+    return int((high - low).sum())

@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringray.attention.problem import keywords
+from ringray.traffic.mask import Mask
 from ringray_kernels import testing
 from ringray_kernels.intervals import intervals, inverse, visible_range
+from tests.support.brute_force import any_mask, seen
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[int, bool, int | None, torch.Tensor | None, int, int]:
-    """(length, causal, window, boundaries, rows of padding, stride of the keys)."""
-    seq_len = draw(st.integers(1, 40))
-    causal = draw(st.booleans())
-    window = draw(st.none() | st.integers(0, 45)) if causal else None
-    cuts = draw(st.none() | st.lists(st.integers(0, seq_len), max_size=6))
-    documents = None if cuts is None else torch.tensor([0, *sorted(cuts), seq_len])
-    return seq_len, causal, window, documents, draw(st.integers(0, 5)), draw(st.integers(1, 4))
+def cases(draw: st.DrawFn) -> tuple[Mask, int, int]:
+    """(mask, rows of padding, stride of the keys)."""
+    return (
+        draw(st.integers(1, 40).flatmap(any_mask)),
+        draw(st.integers(0, 5)),
+        draw(st.integers(1, 4)),
+    )
 
 
 @settings(deadline=None, max_examples=400)
 @given(cases(), st.integers(0, 2**31))
-def test_a_row_sees_exactly_its_interval(
-    case: tuple[int, bool, int | None, torch.Tensor | None, int, int], seed: int
-) -> None:
-    seq_len, causal, window, documents, padding, stride = case
+def test_a_row_sees_exactly_its_interval(case: tuple[Mask, int, int], seed: int) -> None:
+    mask, padding, stride = case
     generator = torch.Generator().manual_seed(seed)
-    everyone = torch.arange(seq_len + padding)
+    everyone = torch.arange(mask.seq_len + padding)
     queries = everyone[torch.rand(len(everyone), generator=generator) < 0.7]
     keys = everyone[::stride].contiguous()
-    low, high = visible_range(queries, seq_len, causal=causal, window=window, cu_seqlens=documents)
+    low, high = visible_range(queries, mask.seq_len, **keywords(mask, "cpu"))
     start, end = intervals(low, high, keys)
     assert start.dtype == end.dtype == torch.int32
     assert (start.diff() >= 0).all()
     assert (end.diff() >= 0).all()
-    expected = torch.zeros(len(queries), len(keys), dtype=torch.bool)
-    bounds = [0, seq_len] if documents is None else documents.tolist()
-    for i, p in enumerate(queries.tolist()):
-        for j, k in enumerate(keys.tolist()):
-            expected[i, j] = (
-                p < seq_len
-                and k < seq_len
-                and (not causal or k <= p)
-                and (window is None or k >= p - window)
-                and any(a <= p < b and a <= k < b for a, b in itertools.pairwise(bounds))
-            )
+    expected = torch.from_numpy(seen(mask, len(everyone)))[queries][:, keys]
     rows = torch.arange(len(keys))
     assert ((rows >= start[:, None]) & (rows < end[:, None])).equal(expected)
-    assert (start[queries >= seq_len] == end[queries >= seq_len]).all()
+    assert (start[queries >= mask.seq_len] == end[queries >= mask.seq_len]).all()
 
 
 monotone = st.lists(st.integers(0, 12), min_size=1, max_size=20).map(sorted)
@@ -75,5 +63,16 @@ def test_the_inverse_says_who_sees_a_key(low: list[int], high: list[int], num_ke
 
 
 def test_a_window_of_w_is_w_plus_1_keys() -> None:
-    seen = testing.visible(10, causal=True, window=3)
-    assert seen.sum(1).tolist() == [1, 2, 3, 4, 4, 4, 4, 4, 4, 4]
+    one = testing.visible(10, causal=True, window=3)
+    assert one.sum(1).tolist() == [1, 2, 3, 4, 4, 4, 4, 4, 4, 4]
+    both = testing.visible(6, causal=False, window=(2, 1))
+    assert both.sum(1).tolist() == [2, 3, 4, 4, 4, 3]
+
+
+def test_chunks_begin_with_each_document_and_prefixes_see_all_of_themselves() -> None:
+    """Of transformers: positions restart in packed documents, and its chunks with them."""
+    cu = torch.tensor([0, 5, 9])
+    chunks = testing.visible(9, causal=True, chunk=2, cu_seqlens=cu)
+    assert chunks.sum(1).tolist() == [1, 2, 1, 2, 1, 1, 2, 1, 2]
+    both = testing.visible(9, causal=True, prefix=[3, 1], window=0, cu_seqlens=cu)
+    assert both.sum(1).tolist() == [3, 3, 3, 1, 1, 1, 1, 1, 1]

@@ -16,8 +16,8 @@ from tests.support.ranks import on_ring
 
 EVERY = (
     checks.like_sdpa, checks.in_half_precision, checks.sliding_window, checks.packed,
-    checks.no_leak, checks.checkpointing, checks.without_causality, checks.averaged_gradients,
-    checks.trains,
+    checks.packed_by_row, checks.prefix, checks.no_leak, checks.checkpointing,
+    checks.without_causality, checks.averaged_gradients, checks.trains,
 )  # fmt: skip
 
 
@@ -73,10 +73,8 @@ def test_a_batch_without_labels_has_no_nan() -> None:
             {"attention_mask": torch.arange(SEQ_LEN).expand(2, -1)},
             "attention_mask: it masks some tokens",
         ),
-        (
-            {"position_ids": torch.stack([torch.arange(SEQ_LEN), torch.arange(SEQ_LEN) % 30])},
-            "position_ids: documents begin at other tokens in some batch rows",
-        ),
+        ({"prefix": [3, 4]}, "prefix: got .* one for all documents or one for each of 1"),
+        ({"prefix": -1}, r"prefix: got \(-1,\)"),
     ],
 )
 def test_wrong_batches_are_told(changes: dict[str, Any], says: str) -> None:
@@ -164,7 +162,6 @@ def test_models_that_ask_for_more_are_refused(config: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("make", "more", "says"),
     [
-        (create_chunked_causal_mask, {}, "chunked_overlay"),
         (create_causal_mask, {"block_sequence_ids": torch.zeros(2, 4)}, "or_masks"),
         (create_causal_mask, {"and_mask_function": lambda b, h, q, k: q > k}, "lambda"),
     ],
@@ -179,3 +176,4 @@ def test_masks_of_another_kind_are_refused(make: Any, more: dict[str, Any], says
     with pytest.raises(ValueError, match=f"mask: the model builds one of .*{says}"):
         make(**arguments, **more)
     assert create_causal_mask(**arguments) is None
+    assert create_chunked_causal_mask(**arguments) is None

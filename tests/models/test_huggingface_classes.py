@@ -61,6 +61,10 @@ RIGHT = [
     Case("causal", "stablelm", "StableLmForCausalLM"),  # its layers do not pass the ring on
     Case("causal", "mixtral", "MixtralForCausalLM", zoo.ROUTED),
     Case("causal", "olmoe", "OlmoeForCausalLM", zoo.ROUTED, {"gradients": "mean"}),
+    Case(
+        "causal", "llama4_text", "Llama4ForCausalLM", {"floor_scale": 4, "no_rope_layers": [1, 0]}
+    ),
+    Case("masked", "modernbert", "ModernBertForMaskedLM"),
     Case("masked", "roberta", "RobertaForMaskedLM"),
     Case("sequence", "llama", "LlamaForSequenceClassification", {}, {"gradients": "mean"}),
     Case("sequence", "bert", "BertForSequenceClassification"),
@@ -74,7 +78,6 @@ REFUSED = [
     (Case("causal", "bart", "BartForCausalLM"), "computes other logits on a ring than in one"),
     (Case("sequence", "eurobert", "EuroBertForSequenceClassification"), "not come from one token"),
     (Case("token", "t5", "T5ForTokenClassification"), "position_bias: got Tensor"),
-    (Case("masked", "modernbert", "ModernBertForMaskedLM"), "sliding_window_bidirectional_overlay"),
 ]
 
 

@@ -102,6 +102,25 @@ def test_low_precision_and_autocast() -> None:
     torch.testing.assert_close(half.float(), want, atol=3e-2, rtol=3e-2)
 
 
+def test_masks_and_documents_of_each_batch_row() -> None:
+    """Chunks, windows to both sides, prefixes; documents by row, positions of RoPE with them."""
+    torch.manual_seed(0)
+    x, cuts = torch.randn(2, 14, 16), [[0, 3, 14], [0, 14]]
+    module = ringray.ContextParallelAttention(16, 2, chunk=5)
+    got = module(x, cu_seqlens=cuts, prefix=4)
+    for row, cu in enumerate(cuts):
+        want = module(x[row : row + 1], cu_seqlens=cu, prefix=[4])
+        torch.testing.assert_close(got[row : row + 1], want)
+    assert not torch.allclose(got, module(x, cu_seqlens=cuts))
+    traced = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(traced(x, cu_seqlens=torch.tensor([[0, 3, 14], [0, 14, 14]])),
+                               module(x, cu_seqlens=cuts))  # fmt: skip
+    encoder = ringray.ContextParallelAttention(16, 2, causal=False, window=(2, None))
+    shifted = x + torch.nn.functional.one_hot(torch.tensor(5), 14)[:, None]
+    same = (encoder(x) == encoder(shifted)).all(-1)[0]
+    assert same.tolist() == [False] * 8 + [True] * 6
+
+
 def test_training_after_inference() -> None:
     """Tensors that inference mode left in a cache do not break autograd."""
     module = ringray.ContextParallelAttention(16, 2, rope_theta=321.0)
@@ -140,6 +159,7 @@ def test_it_is_an_ordinary_module() -> None:
         ({"rope_theta": 0}, "rope_theta: got 0, expected a positive number, or None"),
         ({"rope_theta": "1"}, "rope_theta: got '1'"),
         ({"window": 3, "causal": False}, "window: got 3 with causal=False"),
+        ({"window": 3.0, "causal": False}, "window: got 3.0 with causal=False"),
         ({"partition": "zigzg"}, "partition: got 'zigzg', .* did you mean 'zigzag'"),
     ],
 )

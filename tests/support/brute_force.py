@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ringray.partition import PARTITIONS, padded_length
-from ringray.traffic.geometry import Mask
+from ringray.traffic.mask import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 def seen(mask: Mask, padded: int) -> NDArray[np.bool_]:
     """(padded, padded): whether the query at row's position sees the key at column's."""
     table = np.zeros((padded, padded), bool)
-    document = np.zeros(mask.seq_len, int)
+    window, chunk = mask.window, mask.chunk or mask.seq_len
+    left, right = window if isinstance(window, tuple) else (window, None)
+    prefixes = mask.prefix or (0,)
     for index, (begin, end) in enumerate(itertools.pairwise(mask.boundaries)):
-        document[begin:end] = index
-    for p in range(mask.seq_len):
-        for k in range(mask.seq_len):
-            table[p, k] = (
-                document[p] == document[k]
-                and (not mask.causal or k <= p)
-                and (mask.window is None or k >= p - mask.window)
+        prefix = prefixes[index] if len(prefixes) > 1 else prefixes[0]
+        for p, k in itertools.product(range(end - begin), repeat=2):
+            table[begin + p, begin + k] = (p < prefix and k < prefix) or (
+                (not mask.causal or k <= p)
+                and (left is None or k >= p - left)
+                and (right is None or k <= p + right)
+                and p // chunk == k // chunk
             )
     return table
 
@@ -59,6 +61,16 @@ def masks(seq_len: int) -> list[Mask]:
     found = [Mask(seq_len, causal=False), Mask(seq_len), Mask(seq_len, False, None, packed)]
     for window in (0, 1, 3, seq_len // 2, seq_len + 5):
         found += [Mask(seq_len, True, window), Mask(seq_len, True, window, packed)]
+    for both in ((0, 0), (2, None), (None, 1), (1, 3), (seq_len // 3, seq_len + 5)):
+        found += [Mask(seq_len, False, both), Mask(seq_len, False, both, packed)]
+    for chunk, prefix in ((1, 2), (3, None), (4, 3), (None, 2), (seq_len, seq_len // 2)):
+        one = None if prefix is None else (prefix,)
+        each = None if prefix is None else tuple((prefix * i) % 5 for i in range(len(packed) - 1))
+        found += [
+            Mask(seq_len, prefix is not None, None, packed, chunk),
+            Mask(seq_len, True, None, None, chunk, one),
+            Mask(seq_len, True, 2, packed, chunk, each),
+        ]
     return [*found, Mask(seq_len, True, None, packed)]
 
 
@@ -68,9 +80,24 @@ def problems(draw: st.DrawFn, longest: int = 40, most: int = 6) -> tuple[str, in
     name = draw(st.sampled_from(sorted(PARTITIONS)))
     ranks = draw(st.integers(1, most))
     seq_len = draw(st.integers(1, longest))
+    return name, padded_length(name, seq_len, ranks), ranks, draw(any_mask(seq_len))
+
+
+@st.composite
+def any_mask(draw: st.DrawFn, seq_len: int) -> Mask:
+    """Any mask of a length."""
+    side = st.none() | st.integers(0, seq_len + 5)
     causal = draw(st.booleans())
-    window = draw(st.none() | st.integers(0, longest)) if causal else None
+    window = draw(side if causal else st.none() | st.tuples(side, side))
     cuts = draw(st.none() | st.lists(st.integers(0, seq_len), max_size=5))
     documents = None if cuts is None else (0, *sorted(cuts), seq_len)
-    mask = Mask(seq_len, causal, window, documents)
-    return name, padded_length(name, seq_len, ranks), ranks, mask
+    chunk = draw(st.none() | st.integers(1, seq_len + 5))
+    count = 1 if documents is None else len(documents) - 1
+    prefix = None
+    if causal:
+        lengths = st.integers(0, seq_len + 5)
+        lists = st.lists(lengths, min_size=1, max_size=1) | st.lists(
+            lengths, min_size=count, max_size=count
+        )
+        prefix = draw(st.none() | lists.map(tuple))
+    return Mask(seq_len, causal, window, documents, chunk, prefix)

@@ -11,6 +11,7 @@ import transformers
 
 import ringray
 import ringray.models.huggingface as hf
+from ringray_kernels import testing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -154,6 +155,36 @@ def packed(rank: int, size: int) -> None:
     shifted[:, [c - 1 for c in CUTS[1:]]] = -100
     loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), shifted.flatten())
     assert error(got["loss"], loss.detach()) < 1e-5
+
+
+def packed_by_row(rank: int, size: int) -> None:
+    """Documents that begin at other tokens in each batch row."""
+    ids, labels = tokens()
+    positions = torch.stack([torch.arange(SEQ_LEN) % 40, torch.arange(SEQ_LEN)])
+    want = tiny("sdpa")(input_ids=ids, position_ids=positions, use_cache=False).logits.detach()
+    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    shifted[0, 39] = -100
+    loss = torch.nn.functional.cross_entropy(want.flatten(0, 1), shifted.flatten())
+    for how in ({"position_ids": positions}, {"cu_seqlens": [[0, 40, SEQ_LEN], [0, SEQ_LEN]]}):
+        got = ring(tiny("ringray"), **how)
+        assert error(got["logits"], want) < 1e-5
+        assert error(got["loss"], loss) < 1e-5
+
+
+def prefix(rank: int, size: int) -> None:
+    """A prefix of each document, with the window of the model, as the dense mask says."""
+    ids, _ = tokens()
+    seen = testing.visible(
+        SEQ_LEN, causal=True, window=6, prefix=(4, 0, 25), cu_seqlens=torch.tensor(CUTS)
+    )
+    positions = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(CUTS)])[None]
+    dense = torch.zeros(SEQ_LEN, SEQ_LEN).masked_fill(~seen, -torch.inf)[None, None]
+    with torch.no_grad():
+        want = tiny("sdpa", "mistral")(
+            input_ids=ids, position_ids=positions, attention_mask=dense, use_cache=False
+        ).logits
+    got = ring(tiny("ringray", "mistral"), cu_seqlens=torch.tensor(CUTS), prefix=[4, 0, 25])
+    assert error(got["logits"], want) < 1e-5
 
 
 def no_leak(rank: int, size: int) -> None:

@@ -164,7 +164,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     seq_len: int = 61
     causal: bool = True
-    window: int | None = None
+    window: int | tuple[int | None, int | None] | None = None
     cu: tuple[int, ...] | None = None
     backend: str = "aten"
     batch: int = 1
@@ -178,6 +178,8 @@ class Case:
     scale: float | None = None
     with_dlse: bool = False
     uneven: bool = False  # rows of dout from tiny to huge
+    chunk: int | None = None
+    prefix: int | tuple[int, ...] | None = None
 
     @property
     def factor(self) -> float:
@@ -198,12 +200,19 @@ class Case:
         return 10 ** ((torch.rand(self.seq_len, 1, generator=generator) - 0.6) * reach)
 
     @property
+    def mask(self) -> dict[str, Any]:
+        return {
+            "causal": self.causal, "window": self.window, "chunk": self.chunk,
+            "prefix": self.prefix,
+            "cu_seqlens": None if self.cu is None else torch.tensor(self.cu),
+        }  # fmt: skip
+
+    @property
     def arguments(self) -> dict[str, Any]:
         return {
-            "partition": self.partition, "causal": self.causal, "window": self.window,
-            "cu_seqlens": None if self.cu is None else torch.tensor(self.cu),
-            "seq_len": self.seq_len, "backend": self.backend, "blocks": self.blocks,
-            "transport": self.transport, "backward": self.backward, "scale": self.scale,
+            "partition": self.partition, **self.mask, "seq_len": self.seq_len,
+            "backend": self.backend, "blocks": self.blocks, "transport": self.transport,
+            "backward": self.backward, "scale": self.scale,
         }  # fmt: skip
 
     @property

@@ -15,7 +15,8 @@ from ringray import transport
 from ringray.comm.ring import METER
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import walk
-from ringray.traffic.geometry import Layout, Mask
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
 from ringray_kernels import testing
 from ringray_kernels.api import DTYPES
 from tests.support.ranks import HEAD_DIM, HEADS, KV_HEADS, NAN, Case
@@ -32,6 +33,9 @@ MASKS: tuple[dict[str, Any], ...] = (
     {"cu": (0, 5, 5, 30, 61)},
     {"causal": False, "cu": (0, 30, 61)},
     {"window": 9, "cu": (0, 1, 33, 61)},
+    {"causal": False, "window": (3, 9), "cu": (0, 30, 61)},
+    {"chunk": 7, "window": 4, "prefix": 11},
+    {"prefix": (4, 0, 17), "cu": (0, 1, 33, 61)},
 )
 
 
@@ -55,10 +59,7 @@ class Truth(NamedTuple):
 def truth(case: Case) -> Truth:
     """The truth about ``case``, which no partition changes."""
     q, k, v, dout = case.inputs
-    seen = testing.visible(
-        case.seq_len, causal=case.causal, window=case.window,
-        cu_seqlens=case.arguments["cu_seqlens"],
-    )  # fmt: skip
+    seen = testing.visible(case.seq_len, **case.mask)
     scale = case.factor
     want = testing.oracle(q, k, v, dout, seen, scale=scale)
     sign = -1 if scale <= 0 else 1  # SDPA scales after masking
@@ -108,9 +109,10 @@ def random_problems(rank: int, size: int) -> None:
         causal = rng.random() < 0.7
         case = Case(
             rng.choice(sorted(PARTITIONS)), rng.choice(DTYPES), seq_len, causal,
-            rng.choice([None, 0, 3, 70]) if causal else None,
+            rng.choice([None, 0, 3, 70]) if causal else rng.choice([None, (3, 8), (None, 0)]),
             rng.choice([None, (0, *cuts, seq_len)]), rng.choice(["aten", "reference"]),
-            rng.choice([1, 2]), at,
+            rng.choice([1, 2]), at, chunk=rng.choice([None, 5, 50]),
+            prefix=rng.choice([None, 0, 9]) if causal else None,
         )  # fmt: skip
         got = case.run()
         alone = _alone(case)
@@ -131,13 +133,14 @@ def random_rings(rank: int, size: int, seed: int, count: int) -> None:
         causal, kv_heads = rng.random() < 0.7, size * rng.choice([1, 2])
         case = Case(
             rng.choice(sorted(PARTITIONS)), rng.choice(DTYPES), seq_len, causal,
-            rng.choice([None, 0, 3, 70]) if causal else None,
+            rng.choice([None, 0, 3, 70] if causal else [None, None, (3, 8), (None, 0)]),
             rng.choice([None, (0, *cuts, seq_len)]), rng.choice(["aten", "aten", "reference"]),
             rng.choice([1, 2]), rng.randrange(1 << 20), rng.choice([None, None, 16]),
             rng.choice([8, 16, 33]), kv_heads * rng.choice([1, 2]), kv_heads,
             rng.choice(names), rng.choice(ways),
             rng.choice([None, None, 0.0, -0.3, 1e-45, 2.0]), rng.random() < 0.5,
-            rng.random() < 0.5,
+            rng.random() < 0.5, rng.choice([None, None, 5, 50]),
+            rng.choice([None, None, 9]) if causal else None,
         )  # fmt: skip
         try:
             within_budget(case, rank, size, truth(case))
@@ -153,10 +156,7 @@ def _alone(case: Case) -> dict[str, Tensor]:
 
     q, k, v, dout = case.inputs
     positions = torch.arange(case.seq_len)
-    low, high = visible_range(
-        positions, case.seq_len, causal=case.causal, window=case.window,
-        cu_seqlens=case.arguments["cu_seqlens"],
-    )  # fmt: skip
+    low, high = visible_range(positions, case.seq_len, **case.mask)
     start, end = (x[None] for x in intervals(low, high, positions))
     more: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "backend": "reference"}
     out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
@@ -165,6 +165,28 @@ def _alone(case: Case) -> dict[str, Tensor]:
     backward(dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, **more)
     grads = {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
     return {"out": out, "lse": lse, **grads}
+
+
+def documents_of_each_row(rank: int, size: int) -> None:
+    """Batch rows with boundaries of their own: as each of them alone."""
+    cuts = ((0, 20, 41, 61), (0, 9, 61), (0, 61))
+    ways = [("ring", "planned"), ("ring", "query-side"), ("allgather", "auto"), ("ulysses", "auto")]
+    for backend, (way, backward) in itertools.product(("aten", "reference"), ways):
+        case = Case(
+            "zigzag", batch=3, transport=way, backward=backward, backend=backend,
+            heads=2 * size, kv_heads=size, prefix=7,
+        )  # fmt: skip
+        more = {**case.arguments, "cu_seqlens": cuts, "return_lse": True}
+        *qkv, dout = (x.clone() for x in case.shards())
+        leaves = [x.requires_grad_() for x in qkv]
+        out, lse = ringray.ring_attention(*leaves, **more)
+        got = [out, lse, *torch.autograd.grad(out, leaves, dout)]
+        for row, cu in enumerate(cuts):
+            own = [x[row : row + 1].detach().requires_grad_() for x in leaves]
+            out, lse = ringray.ring_attention(*own, **{**more, "cu_seqlens": cu})
+            want = [out, lse, *torch.autograd.grad(out, own, dout[row : row + 1])]
+            for x, y in zip(got, want, strict=True):
+                torch.testing.assert_close(x[row : row + 1], y, atol=2e-6, rtol=2e-5)
 
 
 def repeatable(rank: int, size: int) -> None:
@@ -180,11 +202,12 @@ def repeatable(rank: int, size: int) -> None:
 def traffic(rank: int, size: int) -> None:
     """The walk's rows are sent: K and V in their dtype, dK and dV in fp32."""
     for partition, mask, dtype in itertools.product(
-        PARTITIONS, ({}, {"causal": False}, {"window": 7}), DTYPES[:2]
+        PARTITIONS, ({}, {"causal": False}, {"window": 7}, {"chunk": 16, "prefix": 20}), DTYPES[:2]
     ):
         case = Case(partition, dtype, 64 if size != 3 else 66, **mask)
         padded = padded_length(partition, case.seq_len, size)
-        described = Mask(case.seq_len, case.causal, case.window)
+        prefix = None if case.prefix is None else (case.prefix,)
+        described = Mask(case.seq_len, case.causal, case.window, None, case.chunk, prefix)  # type: ignore[arg-type]
         q, k, v, dout = case.shards()
         for x in (q, k, v):
             x.requires_grad_()

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ringray.attention.problem import keywords
 from ringray.lab.plan import cost_model
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import geometry
-from ringray.traffic.geometry import Layout, Mask
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask, document_boundaries
 from ringray_kernels.intervals import intervals, visible_range
 from tests.support.brute_force import blocks, masks, problems, rows, seen
 from tests.support.point import point
@@ -49,6 +52,18 @@ def test_any_problem(problem: tuple[str, int, int, Mask]) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(problems())
+def test_queries_that_travel_are_those_that_see_a_key(problem: tuple[str, int, int, Mask]) -> None:
+    name, padded, ranks, mask = problem
+    found = geometry.pairs(Layout(name, padded, ranks), mask, "queries")
+    for query, key, block in blocks(name, padded, ranks, mask):
+        assert found.visible[key, query] == block.sum()
+        needed = np.flatnonzero(block.any(1))
+        hull = (needed[0], needed[-1] + 1) if len(needed) else (0, 0)
+        assert (found.first[key, query], found.stop[key, query]) == hull, problem
+
+
+@settings(deadline=None, max_examples=200)
+@given(problems())
 def test_intervals_cover_each_visible_pair_exactly_once(
     problem: tuple[str, int, int, Mask],
 ) -> None:
@@ -56,12 +71,9 @@ def test_intervals_cover_each_visible_pair_exactly_once(
     name, padded, ranks, mask = problem
     found = geometry.pairs(Layout(name, padded, ranks), mask)
     dealt = [torch.from_numpy(one) for one in rows(name, padded, ranks)]
-    documents = None if mask.documents is None else torch.tensor(mask.documents)
     covered = torch.zeros(padded, padded, dtype=torch.int64)
     for query in range(ranks):
-        low, high = visible_range(
-            dealt[query], mask.seq_len, causal=mask.causal, window=mask.window, cu_seqlens=documents
-        )
+        low, high = visible_range(dealt[query], mask.seq_len, **keywords(mask, "cpu"))
         for key in range(ranks):
             start, end = intervals(low, high, dealt[key])
             assert (start.diff() >= 0).all()
@@ -103,6 +115,14 @@ def test_balance_of_causal_work() -> None:
         {"seq_len": 0},
         {"seq_len": 8, "window": -1},
         {"seq_len": 8, "window": 2, "causal": False},
+        {"seq_len": 8, "window": (2, 1)},
+        {"seq_len": 8, "window": (2, -1), "causal": False},
+        {"seq_len": 8, "window": (-1, None)},
+        {"seq_len": 8, "chunk": 0},
+        {"seq_len": 8, "prefix": (-1,)},
+        {"seq_len": 8, "prefix": (1, 2)},
+        {"seq_len": 8, "prefix": (1, 2, 3), "documents": (0, 4, 8)},
+        {"seq_len": 8, "prefix": (3,), "causal": False},
         {"seq_len": 8, "documents": (0, 4)},
         {"seq_len": 8, "documents": (1, 8)},
         {"seq_len": 8, "documents": (0, 5, 3, 8)},
@@ -110,13 +130,44 @@ def test_balance_of_causal_work() -> None:
     ],
 )
 def test_masks_that_mean_nothing(mask: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"got|window="):
+    with pytest.raises(ValueError, match=r"got|window=|prefix="):
         Mask(**mask)  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems(), st.lists(st.lists(st.integers(0, 40), max_size=4), min_size=1, max_size=3))
+def test_documents_of_each_batch_row(
+    problem: tuple[str, int, int, Mask], cuts: list[list[int]]
+) -> None:
+    """Visible pairs of all rows together, and the hull of what any of them needs."""
+    name, padded, ranks, mask = problem
+    mask = replace(mask, prefix=mask.prefix and mask.prefix[:1])
+    last = mask.seq_len
+    rows = tuple((0, *sorted(min(cut, last) for cut in row), last) for row in cuts)
+    each = [replace(mask, documents=row) for row in rows]
+    mask = replace(mask, documents=rows)
+    assert mask.rows == (tuple(each) if len(set(rows)) > 1 else (each[0],))
+    for travelling in ("keys", "queries"):
+        found = geometry.pairs(Layout(name, padded, ranks), mask, travelling)
+        alone = [geometry.pairs(Layout(name, padded, ranks), row, travelling) for row in mask.rows]
+        assert np.array_equal(found.visible, sum(one.visible for one in alone))
+        for at in np.ndindex(ranks, ranks):
+            hulls = [(one.first[at], one.stop[at]) for one in alone if one.stop[at]]
+            first, stop = zip(*hulls, strict=True) if hulls else ((0,), (0,))
+            assert (found.first[at], found.stop[at]) == (min(first), max(stop))
+
+
+def test_one_mask_has_one_form() -> None:
+    """So that ranks that write it differently agree."""
+    assert Mask(8, True, (3, 0)) == Mask(8, True, (3, None)) == Mask(8, True, 3)
+    assert Mask(8, True, (None, 0)) == Mask(8, prefix=(0,)) == Mask(8)
+    assert Mask(8, False, (None, None)) == Mask(8, False)
+    assert Mask(8, False, (3, 0)) != Mask(8, False, (3, None))
 
 
 @pytest.mark.parametrize(("seq_len", "count"), [(1, 1), (7, 3), (64, 5), (3, 10), (1000, 64)])
 def test_documents_of_fixed_uneven_lengths(seq_len: int, count: int) -> None:
-    bounds = geometry.document_boundaries(seq_len, count)
+    bounds = document_boundaries(seq_len, count)
     assert len(bounds) == count + 1
     assert (bounds[0], bounds[-1]) == (0, seq_len)
     assert list(bounds) == sorted(bounds)

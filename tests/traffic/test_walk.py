@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ringray import transport
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import script, walk
-from ringray.traffic.geometry import Layout, Mask
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
 from tests.support.brute_force import masks, problems, seen
 
 if TYPE_CHECKING:

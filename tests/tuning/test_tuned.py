@@ -65,11 +65,14 @@ def test_shapes_of_one_bucket_share_a_choice() -> None:
     assert bucket() == bucket(seq_len=16384)
     assert bucket() == bucket(seq_len=8193)
     assert bucket(window=20000) == bucket()  # reaches over everything
-    assert bucket(window=100) == bucket(window=127)
+    assert bucket(window=100) == bucket(window=127) == bucket(window=(100, 0))
+    assert bucket(chunk=16000) == bucket(prefix=(0, 0)) == bucket()
+    assert bucket(causal=False, window=(20000, None)) == bucket(causal=False)
     for other in (
         {"seq_len": 16385}, {"seq_len": 8192}, {"ring_size": 8}, {"heads": 16}, {"kv_heads": 8},
         {"head_dim": 64}, {"dtype": "float16"}, {"causal": False}, {"window": 100},
-        {"documents": 3}, {"backward": False}, {"batch": 2},
+        {"documents": 3}, {"backward": False}, {"batch": 2}, {"chunk": 4096}, {"prefix": (9,)},
+        {"causal": False, "window": (100, None)}, {"causal": False, "window": (None, 100)},
     ):  # fmt: skip
         assert bucket(**other) != bucket(), other
 
@@ -287,7 +290,9 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     choice |= {"backend": "aten", "blocks": 32}  # type: ignore[dict-item]
     tuned.add([entry(place=tuned.here(), bucket=here, choice=choice)])
     q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
-    options = Options("auto", True, None, None, None, "auto", "auto", "auto", False, None)
+    options = Options(
+        "auto", True, None, None, None, None, None, "auto", "auto", "auto", False, None
+    )
     with caplog.at_level("INFO", logger="ringray"):
         job, _ = resolve(q, k, v, None, options, connect(None), needs_grad=False)
     assert (job.layout.partition, job.blocks) == ("striped", 32)

@@ -32,8 +32,8 @@ class _Plan:
     """Rows that one rank gathers and gives, and their places in the order of positions.
 
     ``wanted``: rows of each owner, this rank's own among them. ``given``: own rows by the rank that
-    wants them. ``place``: by owner, the places of its rows. ``start``, ``end``: int32 (1, S), the
-    gathered rows that a query sees.
+    wants them. ``place``: by owner, the places of its rows. ``start``, ``end``: int32 (B or 1, S),
+    the gathered rows that a query sees.
     """
 
     comm: Comm

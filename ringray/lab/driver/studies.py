@@ -27,6 +27,7 @@ from ringray.lab.trial.outcome import (
     measured_enough,
     runs_of,
 )
+from ringray.traffic import geometry
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
 
@@ -203,8 +204,7 @@ def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
 
 
 def _size(problem: TrialConfig) -> int:
-    seen = min(problem.seq_len, (problem.window or problem.seq_len) + 1)
-    return problem.batch * problem.heads * problem.seq_len * seen
+    return problem.batch * problem.heads * geometry.total_visible(problem.mask)
 
 
 def _joined(one: tuned.Entry, other: tuned.Entry) -> tuned.Entry:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringray.attention import ring_attention
+from ringray.attention.problem import keywords
 from ringray.base.errors import PeerError
 from ringray.instruments.progress import HERE
 from ringray.lab.trial import faults
@@ -76,24 +77,17 @@ class RankContext:
         return time.perf_counter() - began
 
 
-def boundaries(config: TrialConfig, device: torch.device) -> Tensor | None:
-    """Returns ``cu_seqlens`` of the trial's documents, or None."""
-    documents = config.mask.documents
-    return None if documents is None else torch.tensor(documents, device=device)
-
-
 def ring_pass(
     config: TrialConfig, context: RankContext, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Returns (out,) or (out, dq, dk, dv) of this rank's shard, through the public op."""
-    documents = boundaries(config, context.device)
+    mask = keywords(config.mask, context.device)
 
     def attend() -> Tensor:
         out = ring_attention(
-            q, k, v, group=context.group, partition=config.partition, causal=config.causal,
-            window=config.window, cu_seqlens=documents, seq_len=config.seq_len,
+            q, k, v, group=context.group, partition=config.partition, seq_len=config.seq_len,
             transport=config.transport, backward=config.backward, backend=config.backend,
-            blocks=config.cut,
+            blocks=config.cut, **mask,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return out
@@ -107,15 +101,10 @@ def ring_pass(
 
 def visible_keys(config: TrialConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns the half-open range of keys that each query sees; int64 (S,), non-decreasing."""
-    return visible_range(
-        torch.arange(config.seq_len, device=device), config.seq_len, causal=config.causal,
-        window=config.window, cu_seqlens=boundaries(config, device),
-    )  # fmt: skip
+    positions = torch.arange(config.seq_len, device=device)
+    return visible_range(positions, config.seq_len, **keywords(config.mask, device))
 
 
 def visible(config: TrialConfig, device: torch.device) -> Tensor:
     """Returns the (S, S) bool mask of the keys that each query sees."""
-    return testing.visible(
-        config.seq_len, causal=config.causal, window=config.window,
-        cu_seqlens=boundaries(config, device), device=device,
-    )  # fmt: skip
+    return testing.visible(config.seq_len, device=device, **keywords(config.mask, device))

@@ -153,7 +153,7 @@ def _sizes(config: TrialConfig, exchange: Exchange, *, on_cpu: bool) -> Sizes:
         fused_on_cpu=on_cpu,
         runs=len(ranges) if ranges[0].step == 1 else 1,
         triangular=config.causal,
-        plain=config.window is None and config.documents is None,
+        plain=config.mask.plain,
     )
 
 

@@ -10,6 +10,7 @@ from ringray import transport as transports
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import kernel_cuts, limits
+from ringray.lab.spec.domain_fields import Window
 from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.partition import PARTITIONS
@@ -20,7 +21,7 @@ _SWEPT = {
     "ring": ("size", "threads"),
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "causal", "window",
-        "documents", "direction",
+        "chunk", "prefix", "documents", "direction",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
@@ -63,6 +64,8 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
     for point in itertools.product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, point, strict=True))
         chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
+        if isinstance(window := chosen["window"], Window):
+            chosen["window"] = (window.left, window.right)
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         for searched in _searched(spec.kind, chosen, device):
             yield TrialConfig(**(chosen | searched), **constant)

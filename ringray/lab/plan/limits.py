@@ -48,15 +48,15 @@ def check_points(spec: Spec, configs: Iterable[TrialConfig]) -> list[TrialConfig
     documents = 0
     for config in configs:
         found[config] = None
-        documents += _documents(config)
+        documents += _areas(config)
         if len(found) > MOST_POINTS:
             most = f"{MOST_POINTS:,}; leave less open"
             message = f"more than {MOST_POINTS:,} points, a plan has at most {most}"
             raise spec.error("strategy.transport", message)
         if documents > MOST_DOCUMENTS:
             most = f"{MOST_DOCUMENTS:,} in all points together"
-            message = f"too many documents, a plan has at most {most}"
-            raise spec.error("problem.documents", message)
+            field, parts = _dividing(spec)
+            raise spec.error(field, f"too many {parts}, a plan has at most {most}")
     return list(found)
 
 
@@ -68,18 +68,29 @@ def check_work(spec: Spec, geometries: Iterable[TrialConfig]) -> None:
     """
     work = 0
     for config in geometries:
-        work += config.ring_size**2 * (_TABLES + _PIECES * _documents(config))
+        work += config.ring_size**2 * (_TABLES + _PIECES * _areas(config))
         if work > MOST_WORK:
+            field, parts = _dividing(spec)
             raise spec.error(
-                "problem.documents" if spec.problem.documents is not None else "ring.size",
-                "too many lengths, ranks and documents to plan, a plan has at most what a minute "
+                field,
+                f"too many lengths, ranks and {parts} to plan, a plan has at most what a minute "
                 "or two can work out; make several specs of it",
             )
 
 
-def _documents(config: TrialConfig) -> int:
+def _areas(config: TrialConfig) -> int:
+    """Counts the parts of the mask that ``traffic.geometry`` counts one by one, at most."""
     given = config.documents
-    return len(given) if isinstance(given, tuple) else given or 0
+    documents = len(given) if isinstance(given, tuple) else given or 0
+    prefixes = 0 if config.prefix is None else max(documents, 1)
+    return documents + prefixes + (config.seq_len // config.chunk if config.chunk else 0)
+
+
+def _dividing(spec: Spec) -> tuple[str, str]:
+    """Returns the field that makes a plan large, and the parts of a sequence that it counts."""
+    if spec.problem.documents is None and spec.problem.chunk is not None:
+        return "problem.chunk", "chunks"
+    return "ring.size" if spec.problem.documents is None else "problem.documents", "documents"
 
 
 def check_search(spec: Spec) -> None:

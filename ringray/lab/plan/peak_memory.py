@@ -30,7 +30,7 @@ class Sizes:
 
     ``runs``: number of blocks of neighbouring positions that the rows form, 1 also if they are
     evenly spaced. ``triangular``: a rank's own rows see its own keys up to themselves. ``plain``:
-    neither window nor documents.
+    causal, or no mask at all.
     """
 
     batch: int

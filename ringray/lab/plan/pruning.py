@@ -55,10 +55,21 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
             "problem.kv_heads",
             f"{config.heads} heads is not a multiple of {config.kv_heads} K/V heads",
         )
-    if config.window is not None and not config.causal:
+    if isinstance(config.window, int) and not config.causal:
         return Reason(
             "problem.window",
-            f"window {config.window} looks back from its query, which needs causal: true",
+            f"window {config.window} looks back from its query, which needs causal: true, or "
+            "{left: ..., right: ...}",
+        )
+    if isinstance(config.window, tuple) and config.causal and config.window[1]:
+        return Reason(
+            "problem.window",
+            f"right {config.window[1]} sees later positions, which needs causal: false",
+        )
+    if config.prefix is not None and not config.causal:
+        return Reason(
+            "problem.prefix",
+            f"prefix {config.prefix} is seen before causal positions, which needs causal: true",
         )
     if isinstance(config.documents, tuple) and sum(config.documents) != config.seq_len:
         return Reason(

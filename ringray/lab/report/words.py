@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
 
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
-    "seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "window", "documents",
-    "direction",
+    "seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "window", "chunk",
+    "prefix", "documents", "direction",
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", *PROBLEM, "backward", "backend", "blocks", "threads",
@@ -56,11 +56,11 @@ def varying(
 def value(name: str, given: Any) -> str:
     """Writes a config value as a table shows it."""
     if given is None:
-        return "no" if name in ("window", "documents") else ABSENT
+        return "no" if name in ("window", "chunk", "prefix", "documents") else ABSENT
     if isinstance(given, bool):
         return "yes" if given else "no"
     if isinstance(given, list | tuple):
-        return f"{len(given)} given"
+        return _sides(given) if name == "window" else f"{len(given)} given"
     if name == "blocks":
         return plain(str(given)).replace(",", " ")  # so that a cell can break between kernels
     return _SHORT.get(given, plain(given)) if isinstance(given, str) else str(given)
@@ -98,11 +98,16 @@ def _part(name: str, given: Any) -> str:
     if isinstance(given, dict):  # documents
         given = given.get("lengths", ())
     if isinstance(given, list | tuple):
-        given = len(given)
+        given = f"{_sides(given)}" if name == "window" else len(given)
     if name in _PLAIN:
         return plain(str(given), " ")
     separator = "" if isinstance(given, int | float) else "-"
     return plain(f"{head}{separator}{given if isinstance(given, str) else json.dumps(given)}", " ")
+
+
+def _sides(window: Sequence[Any]) -> str:
+    """Writes both sides of a window: "64:64", and nothing for a side that is open."""
+    return ":".join("" if side is None else str(side) for side in window)
 
 
 def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
@@ -113,7 +118,8 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
     together = not {"heads", "head_dim"} & set(fields)
 
     def named(name: str, usual: Any = None) -> str:
-        return "" if first[name] == usual else f"{HEADS[name]} {value(name, first[name])}"
+        given = first.get(name)
+        return "" if given == usual else f"{HEADS[name]} {value(name, given)}"
 
     phrases = {
         "ring_size": f"ring of {first['ring_size']}",
@@ -127,6 +133,8 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
         "dtype": first["dtype"],
         "causal": "causal" if first["causal"] else "not causal",
         "window": named("window"),
+        "chunk": named("chunk"),
+        "prefix": named("prefix"),
         "documents": named("documents"),
         "direction": first["direction"],
         "partition": first["partition"],

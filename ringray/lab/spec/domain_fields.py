@@ -1,4 +1,4 @@
-"""Kinds of fields that only attention has: blocks, transports and packed documents."""
+"""Kinds of fields that only attention has: blocks, transports, windows and packed documents."""
 
 from __future__ import annotations
 
@@ -51,6 +51,38 @@ def _transport() -> Kind:
     return Kind(Annotated[str, pattern, BeforeValidator(named)], f"one of {expected}")
 
 
+class Window(BaseModel):
+    """Positions before and after itself that a query sees."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    left: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
+    """Positions before it. null: all."""
+    right: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
+    """Positions after it. null: all."""
+
+
+def _window() -> Kind:
+    """null, a number of positions, or ``{left: ..., right: ...}``."""
+    one = whole(0, 2**31 - 1)
+
+    def given(value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        try:
+            return Window.model_validate(value)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)[0]
+        fields = found["type"] == "extra_forbidden"
+        expected = "only the fields 'left' and 'right' here" if fields else f"{one.expected}, null"
+        raise Mismatch(expected, at=found["loc"])
+
+    return Kind(
+        Annotated[one.type | Window | None, BeforeValidator(given)],
+        f"null (no window), {one.expected}, or {{left: positions before, right: after}}",
+    )
+
+
 class Documents(BaseModel):
     """Packed documents of given lengths; together they fill the sequence."""
 
@@ -90,4 +122,5 @@ def _documents() -> Kind:
 
 BLOCKS = _blocks()
 TRANSPORT = _transport()
+WINDOW = _window()
 DOCUMENTS = _documents()

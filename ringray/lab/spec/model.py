@@ -35,7 +35,14 @@ from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.kinds import KINDS, baselines
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
-from ringray.lab.spec.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, Documents
+from ringray.lab.spec.domain_fields import (
+    BLOCKS,
+    DOCUMENTS,
+    TRANSPORT,
+    WINDOW,
+    Documents,
+    Window,
+)
 from ringray.lab.spec.explain import explain
 from ringray.lab.spec.fields import (
     SHARE,
@@ -106,8 +113,15 @@ class ProblemSection(_Section):
     """Type of q, k, v and the result; accumulators are always float32."""
     causal: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = True
     """true: a query sees no later position."""
-    window: Annotated[IntsOrNull, Several(or_null(whole(0, 2**31 - 1), "no window"))] = None
-    """Positions before itself that a causal query sees, beside itself. null: all."""
+    window: Annotated[int | Window | tuple[int | Window | None, ...] | None, Several(WINDOW)] = None
+    """Positions before itself that a causal query sees, beside itself; or {left: ..., right: ...},
+    also without causal. null: all."""
+    chunk: Annotated[IntsOrNull, Several(or_null(whole(1, 2**31 - 1), "no chunks"))] = None
+    """Positions of a chunk; chunks begin with each document, and a query sees its own. null: no
+    chunks."""
+    prefix: Annotated[IntsOrNull, Several(or_null(whole(0, 2**31 - 1), "no prefix"))] = None
+    """First positions of each document that see each other in both directions; needs causal. null:
+    none."""
     documents: Annotated[
         int | Documents | tuple[int | Documents | None, ...] | None, Several(DOCUMENTS)
     ] = None
@@ -303,9 +317,11 @@ class Spec(_Section):
         """sha256, in hex, of all sections but tracking and limits."""
         measured = self.canonical()
         del measured["tracking"], measured["limits"]
-        for option in ("budget", "seed"):  # stores have digests from before these fields existed
-            if measured["search"][option] is None:
-                del measured["search"][option]
+        # Stores have digests from before these fields existed.
+        for section, options in (("search", ("budget", "seed")), ("problem", ("chunk", "prefix"))):
+            for option in options:
+                if measured[section][option] is None:
+                    del measured[section][option]
         text = json.dumps(measured, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -6,12 +6,12 @@ Imports neither torch nor ray.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from ringray import partition as partitions
-from ringray.traffic import geometry
+from ringray.traffic.mask import Mask, document_boundaries
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
@@ -31,7 +31,7 @@ class TrialConfig:
     kv_heads: int
     head_dim: int
     causal: bool
-    window: int | None
+    window: int | tuple[int | None, int | None] | None
     documents: int | tuple[int, ...] | None
     direction: str
     transport: str
@@ -47,26 +47,31 @@ class TrialConfig:
     baseline: str | None
     baseline_threads: int | None
     replica: int
+    chunk: int | None = None
+    prefix: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON; ``documents`` is a count, a list of lengths or None."""
+        """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
+        have are left out where they are None, so that digests stay."""
         flat = {name: getattr(self, name) for name in FIELDS}
-        if isinstance(self.documents, tuple):
-            flat["documents"] = list(self.documents)
-        return flat
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in flat.items()
+            if value is not None or name not in _LATER
+        }
 
     @classmethod
     def from_dict(cls, flat: dict[str, Any]) -> TrialConfig:
         """Returns the inverse of ``as_dict``."""
-        documents = flat["documents"]
-        return cls(
-            **{**flat, "documents": tuple(documents) if isinstance(documents, list) else documents}
-        )
+        tuples = {name: tuple(value) for name, value in flat.items() if isinstance(value, list)}
+        return cls(**{**flat, **tuples})
 
     @cached_property
-    def mask(self) -> geometry.Mask:
+    def mask(self) -> Mask:
         """The mask of the problem; ValueError for an invalid one."""
-        return _mask(self.seq_len, self.causal, self.window, self.documents)
+        prefix = None if self.prefix is None else (self.prefix,)
+        bounds = _boundaries(self.seq_len, self.documents)
+        return Mask(self.seq_len, self.causal, self.window, bounds, self.chunk, prefix)
 
     @cached_property
     def cut(self) -> Blocks | int | None:
@@ -93,6 +98,8 @@ class TrialConfig:
             window=self.window,
             documents=self.documents,
             backward=self.has_backward,
+            chunk=self.chunk,
+            prefix=None if self.prefix is None else (self.prefix,),
         )
 
     @property
@@ -102,20 +109,16 @@ class TrialConfig:
 
 
 FIELDS = tuple(field.name for field in fields(TrialConfig))
+_LATER = {field.name for field in fields(TrialConfig) if field.default is not MISSING}
 # Fields that a table of tuned choices settles.
 CHOICES = ("partition", "transport", "backward", "blocks")
 
 
 @lru_cache(maxsize=4096)
-def _mask(
-    seq_len: int, causal: bool, window: int | None, documents: int | tuple[int, ...] | None
-) -> geometry.Mask:
-    bounds: tuple[int, ...] | None = None
+def _boundaries(seq_len: int, documents: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
     if isinstance(documents, int):
-        bounds = geometry.document_boundaries(seq_len, documents)
-    elif documents is not None:
-        bounds = (0, *itertools.accumulate(documents))
-    return geometry.Mask(seq_len, causal, window, bounds)
+        return document_boundaries(seq_len, documents)
+    return None if documents is None else (0, *itertools.accumulate(documents))
 
 
 def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]:

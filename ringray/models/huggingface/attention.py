@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ringray.attention import ring_attention
+from ringray.attention.sharding import local_positions
+from ringray.comm.ring import place_in
+from ringray.models.huggingface.masks import reach
 from ringray.models.huggingface.ring import Ring, Running, said
 
 # Arguments of attention layers that a ring does not compute, and the reason or the remedy.
@@ -48,7 +51,7 @@ def attend(
 
     query (B, Hq, R, D), key and value (B, Hkv, R, D), where value may have another D; returns
     (B, R, Hq, D) and no weights. ``sliding_window`` counts the keys that a query sees, its own
-    included.
+    included; in a layer that is not causal it does so on each side.
     """
     forward = None if torch.compiler.is_compiling() else Running.forward
     if ring is None and forward is not None:  # the model does not pass it on
@@ -58,12 +61,13 @@ def attend(
     if forward is not None:
         forward.calls += 1
         if forward.alone:
-            return _alone(query, value, attention_mask, sliding_window), None
+            return _alone(query, value, attention_mask, _seen(module, sliding_window)), None
     if attention_mask is not None:
         raise ValueError(
             f"attention_mask: got {said(attention_mask)}, expected None; a ring masks by "
-            "causality, sliding window and documents only"
+            "causality, sliding window, chunk, prefix and documents only"
         )
+    query = _at_own_temperature(module, query, ring)
     if torch.is_autocast_enabled(query.device.type):
         # RoPE leaves queries and keys in fp32; autocast would cast them for SDPA too.
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -73,6 +77,7 @@ def attend(
         scaling = width**-0.5 if scaling is None else scaling
         wide = max(width, of_values)
         query, key, value = (F.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
+    window, chunk = _seen(module, sliding_window)
     out = ring_attention(
         query,
         key,
@@ -80,7 +85,9 @@ def attend(
         group=ring.group,
         partition=ring.partition,
         causal=getattr(module, "is_causal", True) if is_causal is None else is_causal,
-        window=None if sliding_window is None else sliding_window - 1,
+        window=window,
+        chunk=chunk,
+        prefix=ring.prefix,
         cu_seqlens=None if ring.cu_seqlens is None else torch.tensor(ring.cu_seqlens),
         seq_len=ring.seq_len,
         scale=scaling,
@@ -89,6 +96,36 @@ def attend(
         blocks=ring.blocks,
     )
     return cast("Tensor", out)[..., :of_values].transpose(1, 2).contiguous(), None
+
+
+def _seen(
+    module: nn.Module, sliding_window: int | None
+) -> tuple[int | tuple[int, int] | None, int | None]:
+    """Returns window and chunk of a layer. Layers name no chunk, but their config their kind."""
+    window: int | tuple[int, int] | None = None if sliding_window is None else sliding_window - 1
+    if isinstance(window, int) and not getattr(module, "is_causal", True):
+        window = (window, window)
+    config: Any = getattr(module, "config", None)
+    index = getattr(module, "layer_idx", None)
+    kinds = getattr(config, "layer_types", None) or ()
+    if index is None or index >= len(kinds) or kinds[index] != "chunked_attention":
+        return window, None
+    return window, config.attention_chunk_size
+
+
+def _at_own_temperature(module: nn.Module, query: Tensor, ring: Ring) -> Tensor:
+    """Returns queries of a layer without RoPE that multiplies them by a number which grows with the
+    position (Llama 4), for which it takes the row: in a shard another one."""
+    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+        return query
+    (rank, ranks), layer = place_in(ring.group), cast("Any", module)
+    rows = torch.arange(query.shape[2], device=query.device)
+    own = local_positions(ring.partition, ring.seq_len, ranks, rank).to(query.device)
+    taken, wanted = (
+        torch.log1p(torch.floor((x.float() + 1) / layer.floor_scale)) * layer.attn_scale + 1
+        for x in (rows, own)
+    )
+    return (query * (wanted / taken)[:, None]).to(query.dtype)
 
 
 def _check(
@@ -129,18 +166,23 @@ def _check(
 
 
 def _alone(
-    query: Tensor, value: Tensor, attention_mask: Tensor | None, sliding_window: int | None
+    query: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    seen: tuple[int | tuple[int, int] | None, int | None],
 ) -> Tensor:
     """Returns the values (B, R, Hq, D): attention in which every token sees itself.
 
-    The mask holds the window of this layer, as ``masks.no_mask`` makes it for this purpose; a layer
-    has to pass the same one, as a ring computes the window of the layer.
+    The mask holds the reach of this layer, as ``masks.no_mask`` makes it for this purpose; a layer
+    has to have the same one, as a ring computes window and chunk of the layer.
     """
-    masked = 0 if attention_mask is None else int(attention_mask.flatten()[0])
-    if attention_mask is not None and masked != (sliding_window or 0):
+    masked = None if attention_mask is None else float(attention_mask.flatten()[0])
+    if masked is not None and masked != reach(*seen):
+        kind = "chunk" if masked % 1 else "window to both sides" if masked < 0 else "window"
         raise ValueError(
-            f"sliding_window: the layer passes {sliding_window} to its attention, and its mask has "
-            f"{masked or None}, expected the same: a ring takes the window of the layer"
+            f"sliding_window: the layer has a window of {seen[0]} and a chunk of {seen[1]}, and "
+            f"its mask a {kind} of {int(abs(masked))}, its own key included, expected the same: a "
+            "ring takes those of the layer"
         )
     values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
     return values.transpose(1, 2).contiguous()

@@ -16,6 +16,7 @@ from ringray.attention.sharding import local_positions, shard
 from ringray.comm.ring import connect, place_in
 from ringray.models.huggingface.forward import Forward
 from ringray.models.huggingface.ring import IGNORED, Ring, padding_token, said
+from ringray_kernels.intervals import within_documents
 
 
 def deal(
@@ -53,8 +54,10 @@ def deal(
         raise ValueError(f"labels: got {said(labels)}, expected integers {tuple(input_ids.shape)}")
     if forward.shifted:
         labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        ends = [end - 1 for end in ring.cu_seqlens or () if end > 0]
-        labels[:, ends] = IGNORED
+        if ring.cu_seqlens is not None:
+            ends = torch.tensor(ring.cu_seqlens).expand(len(labels), -1)
+            for row, own in zip(labels, ends, strict=True):
+                row[own[own > 0] - 1] = IGNORED
         batch["shift_labels"] = rows(labels, IGNORED)
     batch["labels"] = rows(labels, IGNORED)
     counted = (labels != IGNORED).sum().clamp(min=1)
@@ -73,12 +76,12 @@ def _positions(ring: Ring, input_ids: Tensor, begin: int, pad: int | None) -> Te
 
 
 def positions_in_documents(ring: Ring, device: torch.device) -> Tensor:
-    """Returns positions, int64 (S,), from 0 in each document."""
+    """Returns positions, int64 (S,), from 0 in each document, or (B, S) where batch rows hold
+    documents of their own."""
     positions = torch.arange(ring.seq_len, device=device)
     if ring.cu_seqlens is None:
         return positions
-    cu = torch.tensor(ring.cu_seqlens, device=device)
-    return positions - torch.repeat_interleave(cu[:-1], cu.diff())
+    return within_documents(positions, torch.tensor(ring.cu_seqlens, device=device))
 
 
 def _holds_pooled(forward: Forward, ring: Ring, input_ids: Tensor, pad: int | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Masks of transformers' models: a check that a ring computes them.
 
-A ring masks by causality, window and documents, from the arguments of the attention layer. Models
-that build any other mask are refused.
+A ring masks by causality, window, chunk and documents, from the arguments and the kind of the
+attention layer. Models that build any other mask are refused.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _COMPUTED = {
     "bidirectional_mask_function",
     "and_masks.<locals>.and_mask",
     "sliding_window_overlay.<locals>.inner_mask",
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask",
+    "chunked_overlay.<locals>.inner_mask",
     "packed_sequence_mask_function.<locals>.inner_mask",
     "remap_positions_for_packed_sequence.<locals>.inner_mask",
 }
@@ -39,7 +41,7 @@ def no_mask(
 
     A forward refuses masks of its caller; ``attention_mask`` is of the model's own making. While
     the model is checked for tokens that mix otherwise it may mask nothing, and the result is a mask
-    (1, 1, Q, K) of one number: the window, or 0 without one.
+    (1, 1, Q, K) of one number: its ``reach``.
     """
     if kv_length != q_length:
         raise ValueError(
@@ -47,24 +49,37 @@ def no_mask(
             "keeps no KV cache and does not generate"
         )
     named = _named_when_traced if torch.compiler.is_compiling() else _named
-    unknown = [name for name in named(mask_function, **more) if name not in _COMPUTED]
-    if unknown:
+    names = named(mask_function, **more)
+    if unknown := [name for name in names if name not in _COMPUTED]:
         raise ValueError(
             f"mask: the model builds one of {', '.join(sorted({*unknown}))}, expected causal, "
-            "sliding-window or full attention; chunked and partly bidirectional attention are not "
-            "implemented"
+            "sliding-window, chunked or full attention; of partly bidirectional attention there "
+            "is prefix, an argument of shard_batch"
         )
     if torch.compiler.is_compiling() or Running.forward is None or not Running.forward.alone:
         return None
     if attention_mask is not None and not attention_mask.all():
         raise ValueError(
             "attention_mask: the model makes one of its own that masks padding tokens, expected "
-            "none; a ring masks by causality, sliding window and documents only"
+            "none; a ring masks by causality, sliding window, chunk, prefix and documents only"
         )
-    window = float(more.get("local_size") or 0)
-    return torch.full((1, 1, 1, 1), window, device=more.get("device")).expand(
+    size = more.get("local_size") or None
+    chunk = size if any(name.startswith("chunked") for name in names) else None
+    window = None if size is None or chunk else size - 1
+    if window is not None and any("window_bidirectional" in name for name in names):
+        window = (size, size)  # which counts the keys on each side without the own one
+    return torch.full((1, 1, 1, 1), reach(window, chunk), device=more.get("device")).expand(
         1, 1, q_length, kv_length
     )
+
+
+def reach(window: int | tuple[int, int] | None, chunk: int | None) -> float:
+    """Returns a number for window and chunk, another one for other masks; 0 for neither."""
+    if chunk is not None:
+        return chunk + 0.5
+    if isinstance(window, tuple):
+        return -1.0 - window[0]
+    return 0.0 if window is None else 1.0 + window
 
 
 def _named(function: Callable[..., Any], **_: Any) -> list[str]:
@@ -92,6 +107,7 @@ def _named_when_traced(
     found = [function.__code__.co_qualname]
     if use_vmap:  # set by transformers for a mask function of the model's own
         found.append("a mask function of the model")
-    if local_size is not None and local_size != getattr(config, "sliding_window", None):
-        found.append("chunked_overlay")
+    sizes = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    if local_size is not None and local_size not in sizes:
+        found.append(f"a mask of local size {local_size}")
     return found

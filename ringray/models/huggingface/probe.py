@@ -75,7 +75,8 @@ def check(model: nn.Module, ring: Ring) -> Forward:
             "rank holds a part; expected layers that act on each token"
         )
     with _probing(model, forward):
-        _Probe(model, forward, replace(ring, cu_seqlens=None, gradients="sum"), last).run()
+        ring = replace(ring, cu_seqlens=None, prefix=None, gradients="sum")
+        _Probe(model, forward, ring, last).run()
     forward.key, forward.magnitude = key, last.bit_length()
     return forward
 

@@ -29,19 +29,20 @@ class Ring:
     ``check(model, ring)`` first.
 
     ``seq_len``: true global length (tokens). ``cu_seqlens``: boundaries of packed documents from 0
-    to ``seq_len``, shared by all batch rows, or None. ``last_position``: the largest of the whole
-    batch; None is ``seq_len - 1``. ``gradients``: as in ``shard_batch``. ``pooled``: (B,) whether
-    this rank holds the token that a model pools, for each batch row. The others are as in
-    ``ringray.ring_attention``.
+    to ``seq_len``, shared by all batch rows or one tuple for each, or None. ``last_position``: the
+    largest of the whole batch; None is ``seq_len - 1``. ``gradients``: as in ``shard_batch``.
+    ``pooled``: (B,) whether this rank holds the token that a model pools, for each batch row. The
+    others are as in ``ringray.ring_attention``, for every layer.
     """
 
     seq_len: int
-    cu_seqlens: tuple[int, ...] | None = None
+    cu_seqlens: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     group: dist.ProcessGroup | None = None
     partition: str = partitions.DEFAULT
     transport: str = transports.DEFAULT
     backend: str = "auto"
     blocks: Blocks | int | None = None
+    prefix: tuple[int, ...] | None = None
     last_position: int | None = field(default=None, compare=False)
     gradients: Literal["sum", "mean"] = field(default="sum", compare=False)
     pooled: Tensor | None = field(default=None, compare=False)

@@ -5,6 +5,7 @@ Shape legend: B batch, S global length, R rows of one shard.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import Dealing, agree, refusing
-from ringray.attention.arguments import document_boundaries
+from ringray.attention.arguments import document_boundaries, several
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal, positions_in_documents
 from ringray.models.huggingface.probe import check
 from ringray.models.huggingface.ring import IGNORED, Ring, said, transformers_model
-from ringray.traffic.geometry import Mask
+from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
 
 
@@ -37,6 +38,7 @@ def shard_batch(
     transport: str = transports.DEFAULT,
     backend: str = "auto",
     blocks: Blocks | int | None = None,
+    prefix: int | Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Returns this rank's part of a batch that every rank holds: arguments of the model's forward.
     All ranks call it together.
@@ -56,13 +58,16 @@ def shard_batch(
         position_ids: (S,), (1, S) or (B, S) integers; None counts in each document from where the
             model does, 0 mostly.
         cu_seqlens: boundaries of packed documents, 1-D integers from 0 to S, not decreasing, shared
-            by all batch rows. None finds them as transformers does: a document begins where
-            ``position_ids`` do not increase by 1.
+            by all batch rows, or 2-D with a row for each. None finds them as transformers does: a
+            document begins where ``position_ids`` do not increase by 1.
         attention_mask: (B, S); accepted where it masks nothing.
         group, partition, transport, backend, blocks: as in ``ringray.ring_attention``.
         gradients: reduction of parameter gradients after ``backward``. ``sum``: they are summed
             over the ring. ``mean``: a wrapper averages them, as DDP and FSDP do; the losses of all
             ranks then average to the loss of the batch.
+        prefix: tokens at the beginning of each document that see each other in both directions, in
+            every layer (prefix-LM): a number for all documents, or a list with one for each. The
+            model itself has to leave them causal; labels are not changed.
 
     Returns:
         ``input_ids`` and ``position_ids`` (B, R), ``use_cache`` False, ``ring``; with labels also
@@ -75,8 +80,8 @@ def shard_batch(
     Raises:
         ValueError: on every rank, a model with another attention implementation (two models made
             from one config object share it), or that computes something else on a ring; ranks that
-            hold different batches; shapes, boundaries or names that do not fit, documents that
-            differ between batch rows, or an ``attention_mask`` that masks something.
+            hold different batches; shapes, boundaries or names that do not fit, or an
+            ``attention_mask`` that masks something.
     """
     comm = connect(group)
     with refusing(comm, input_ids.device):
@@ -84,7 +89,7 @@ def shard_batch(
         ring, positions = _ring(
             input_ids, position_ids, cu_seqlens, attention_mask,
             group=group, partition=partition, gradients=gradients, transport=transport,
-            backend=backend, blocks=blocks,
+            backend=backend, blocks=blocks, prefix=prefix,
         )  # fmt: skip
     held = Dealing(
         type(inner).__name__, len(input_ids), ring.seq_len, _digest(input_ids), _digest(labels),
@@ -102,6 +107,7 @@ def _ring(
     attention_mask: Tensor | None,
     *,
     gradients: Literal["sum", "mean"],
+    prefix: int | Sequence[int] | None,
     **options: Any,
 ) -> tuple[Ring, Tensor]:
     """Returns the layout of a batch and its positions (B, S), from checked arguments."""
@@ -113,7 +119,7 @@ def _ring(
     seq_len = input_ids.shape[1]
     if attention_mask is not None:
         _check_masks_nothing(attention_mask, input_ids)
-    documents = document_boundaries(cu_seqlens, seq_len)
+    documents = document_boundaries(cu_seqlens, len(input_ids))
     Mask(seq_len, causal=True, window=None, documents=documents)  # checks the boundaries
     if position_ids is None:
         position_ids = positions_in_documents(Ring(seq_len, documents), input_ids.device)
@@ -126,7 +132,12 @@ def _ring(
     if cu_seqlens is None:
         documents = _documents(position_ids)
     last = int(position_ids.max())
-    ring = Ring(seq_len, documents, **options, last_position=last, gradients=gradients)
+    lengths = several(prefix)
+    lengths = (lengths,) if isinstance(lengths, int) else lengths
+    mask = Mask(seq_len, documents=documents, prefix=lengths)
+    ring = Ring(
+        seq_len, documents, **options, prefix=mask.prefix, last_position=last, gradients=gradients
+    )
     return ring, position_ids
 
 
@@ -152,13 +163,12 @@ def _check_masks_nothing(attention_mask: Tensor, input_ids: Tensor) -> None:
         )
 
 
-def _documents(position_ids: Tensor) -> tuple[int, ...] | None:
-    """Returns boundaries where positions (B, S) do not increase by 1; None if they always do."""
-    begins = position_ids.diff(dim=1) != 1
-    if not (begins == begins[:1]).all():
-        raise ValueError(
-            "position_ids: documents begin at other tokens in some batch rows, but a ring shares "
-            "their boundaries between all rows; put one sequence in a batch, or give cu_seqlens"
-        )
-    starts = (begins[0].nonzero().flatten() + 1).tolist()
-    return (0, *starts, position_ids.shape[1]) if starts else None
+def _documents(position_ids: Tensor) -> Any:
+    """Returns boundaries where positions (B, S) do not increase by 1, of each row if they differ;
+    None if they always do."""
+    begins, end = position_ids.diff(dim=1) != 1, position_ids.shape[1]
+    if (begins == begins[:1]).all():
+        begins = begins[:1]
+    rows = [[0, *(row.nonzero().flatten() + 1).tolist(), end] for row in begins]
+    found: Any = document_boundaries(rows, len(rows))
+    return found if len(rows) > 1 else None if len(rows[0]) == 2 else found[0]

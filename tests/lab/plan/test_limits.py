@@ -44,6 +44,10 @@ def numbers(count: int, first: int = 1) -> str:
             7, "ring.size", "too many lengths, ranks and documents to plan",
         ),
         (
+            "ring: {size: 512}\nproblem:\n  seq_len: 1M\n  chunk: 100\n",
+            7, "problem.chunk", "too many lengths, ranks and chunks to plan",
+        ),
+        (
             "ring: {size: 512}\nproblem:\n  seq_len: 1M\n  documents: 10000\n",
             7, "problem.documents", "too many lengths, ranks and documents to plan",
         ),

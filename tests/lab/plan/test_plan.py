@@ -90,6 +90,12 @@ def test_a_config_is_what_its_dict_says() -> None:
         text = f"problem: {{seq_len: 64, documents: {documents}}}\nstrategy: {{blocks: {blocks}}}\n"
         config = build(text).trials[0].config
         assert TrialConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+        assert not {"chunk", "prefix"} & set(config.as_dict())  # digests of earlier versions hold
+    masks = "causal: false, window: [{left: 3, right: 5}, {right: 5}], chunk: 9"
+    for trial in build(f"problem: {{seq_len: 64, {masks}}}\n").trials:
+        assert TrialConfig.from_dict(json.loads(json.dumps(trial.config.as_dict()))) == trial.config
+        assert trial.config.mask.chunk == 9
+        assert trial.config.mask.window in {(3, 5), (None, 5)}
 
 
 def test_two_ways_to_say_the_same_are_one_point() -> None:
@@ -126,6 +132,8 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
             r"not a multiple of 3.*no other of 2 points can run",
         ),
         ("causal: false\n  window: 5", 7, "problem.window", "window 5 .*needs causal: true"),
+        ("window: {left: 5, right: 1}", 6, "problem.window", "right 1 .*needs causal: false"),
+        ("causal: false\n  prefix: 5", 7, "problem.prefix", "prefix 5 .*needs causal: true"),
         (
             "heads: 8\n  documents: {lengths: [10, 20]}", 7, "problem.documents",
             "sum to 30, expected seq_len 64",
@@ -158,7 +166,14 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
         "direction: [forward, forward+backward]}\n" + EVERY_PARTITION
     )
     assert len(made.runnable) == 3 * 2 * (2 * 2 * 2 - 2) * 2 * 4
-    for trial in made.runnable:
+    more = build(
+        "ring: {size: [3]}\n"
+        "problem: {seq_len: 37, heads: 2, head_dim: 24, causal: [true, false], chunk: [null, 7], "
+        "window: [null, {left: 4, right: 2}, {left: 4, right: 0}], prefix: [null, 9], "
+        "documents: [null, 3]}\n" + EVERY_PARTITION
+    )
+    assert len(more.runnable) == 2 * 2 * (2 * 2 + 3) * 4
+    for trial in (*made.runnable, *more.runnable):
         c = trial.config
         pairs = int(brute_force.seen(c.mask, c.seq_len).sum())
         forward = pairs * 4 * c.head_dim * c.heads * c.batch

@@ -46,6 +46,9 @@ def test_a_label_names_what_does_not_explain_itself() -> None:
     assert words.label(config | {"window": None, "causal": False}, ("causal", "window")) == (
         "full no-window"
     )
+    sides = config | {"window": [3, None], "chunk": 64}
+    assert words.label(sides, ("window", "chunk", "prefix")) == "window-3: chunk64 no-prefix"
+    assert (words.value("window", [3, 5]), words.value("chunk", None)) == ("3:5", "no")
 
 
 def test_every_config_field_that_can_vary_has_a_head() -> None:

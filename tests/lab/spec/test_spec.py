@@ -12,7 +12,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from ringray.base.errors import nearest
+from ringray.base.errors import SpecError, nearest
+from ringray.lab.spec.domain_fields import Window
 from ringray.lab.spec.model import Spec, json_schema, load, parse
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,6 +48,8 @@ def test_defaults() -> None:
             "dtype": "bfloat16",
             "causal": True,
             "window": None,
+            "chunk": None,
+            "prefix": None,
             "documents": None,
             "direction": "forward+backward",
         },
@@ -88,6 +91,8 @@ def test_defaults() -> None:
         ("problem", "heads", "[8, 4]", (8, 4)),
         ("problem", "heads", "1_000", 1000),
         ("problem", "window", "[null, 0, 17]", (None, 0, 17)),
+        ("problem", "chunk", "[null, 8]", (None, 8)),
+        ("problem", "prefix", "[0, 8]", (0, 8)),
         ("problem", "kv_heads", "[null]", None),
         ("problem", "causal", "[true, no]", (True, False)),
         ("problem", "dtype", "[fp32, bf16, float16]", ("float32", "bfloat16", "float16")),
@@ -135,6 +140,17 @@ def test_lengths_in_k_and_m(text: str, tokens: int) -> None:
     spec = parse(LEAST.replace("64", text))
     assert spec.problem.seq_len == tokens
     assert spec.digest == parse(LEAST.replace("64", str(tokens))).digest
+
+
+def test_windows_to_both_sides() -> None:
+    spec = with_field("problem", "window", "[null, 7, {left: 3, right: 5}, {right: 0}]")
+    assert spec.sweep("problem", "window") == (None, 7, Window(left=3, right=5), Window(right=0))
+    for wrong, says in (
+        ("{middle: 3}", "only the fields 'left' and 'right' here"),
+        ("{left: -1}", "expected an integer from 0 to 2147483647, null"),
+    ):
+        with pytest.raises(SpecError, match=says):
+            with_field("problem", "window", wrong)
 
 
 def test_documents_by_length() -> None:

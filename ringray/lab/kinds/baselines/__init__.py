@@ -59,9 +59,8 @@ class BaselineKind:
             return f"{self.words} needs at least 2 ranks, got a ring of 1"
         if self.half_only and DTYPES[config.dtype].itemsize != 2:
             return f"{self.words} takes elements of 16 bits, got {config.dtype}"
-        plain = config.window is None and config.documents is None
-        if self.causal_only and not (config.causal and plain):
-            return f"{self.words} takes causal: true without window and documents"
+        if self.causal_only and not (config.causal and config.mask.plain):
+            return f"{self.words} takes causal: true without any other mask"
         return None
 
 

@@ -36,6 +36,6 @@ def _block_mask(config: TrialConfig, device: torch.device) -> BlockMask | None:
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= low[query]) & (key < high[query])
 
-    if config.window is None and config.documents is None:
+    if config.mask.plain:
         return in_blocks(low, high, causal) if config.causal else None
     return in_blocks(low, high, seen)

@@ -14,9 +14,9 @@ from ringray.lab.trial.config import TrialConfig
 def prepare(
     config: TrialConfig, context: RankContext, q: Tensor, k: Tensor, v: Tensor
 ) -> Callable[[], Tensor]:
-    """Returns a function that attends; windows and documents are a mask, as SDPA takes them."""
+    """Returns a function that attends; other masks than causal are dense, as SDPA takes them."""
     mask = None
-    if config.window is not None or config.documents is not None:
+    if not config.mask.plain:
         unseen = ~visible(config, context.device)
         mask = torch.zeros(unseen.shape, dtype=q.dtype, device=q.device)
         mask.masked_fill_(unseen, -torch.inf)

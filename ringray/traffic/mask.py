@@ -1,0 +1,185 @@
+"""Masks: the keys that each query sees, and the rectangles that all visible pairs lie in.
+
+Imports numpy only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Side = int | None  # positions, None for all of them
+Boundaries = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The keys that each query sees, in global positions (tokens). Masks that are written in
+    different ways but see the same are equal.
+
+    ``seq_len``: true length; positions from there on are padding: they are not seen and see
+    nothing. ``window``: a query at p sees ``[p - window, p]`` (causal only); or (left, right): it
+    sees ``[p - left, p + right]``. ``documents``: boundaries ``(0, ..., seq_len)`` of packed
+    documents, or one such tuple for each batch row; a query sees its own document only. ``chunk``:
+    a query sees its own of the chunks of this length that begin with each document. ``prefix``: of
+    each document (one number for all, or one for each), the first positions see each other in both
+    directions, whatever window and chunk say, and nothing else; only with ``causal``.
+
+    Raises:
+        ValueError: no tokens, a window to the right or a one-sided one that ``causal`` contradicts,
+            a prefix without ``causal``, numbers below the least, or boundaries that decrease or do
+            not go from 0 to ``seq_len``.
+    """
+
+    seq_len: int
+    causal: bool = True
+    window: int | tuple[Side, Side] | None = None
+    documents: Boundaries | tuple[Boundaries, ...] | None = None
+    chunk: int | None = None
+    prefix: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1:
+            raise ValueError(f"seq_len: got {self.seq_len}, expected at least 1 token")
+        object.__setattr__(self, "window", normal_window(self.window, causal=self.causal))
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk: got {self.chunk}, expected None or an integer >= 1")
+        if self._by_row:
+            if len(set(self.documents or ())) > 1:
+                object.__setattr__(self, "prefix", self.rows[0].prefix)  # and checks all rows
+                return
+            object.__setattr__(self, "documents", self.documents and self.documents[0])
+        if self.documents is not None:
+            bounds = self.boundaries
+            if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != self.seq_len:
+                raise ValueError(
+                    "cu_seqlens: expected boundaries from 0 to seq_len "
+                    f"({self.seq_len}), got {_brief(bounds)}"
+                )
+            if any(a > b for a, b in itertools.pairwise(bounds)):
+                raise ValueError(f"cu_seqlens: boundaries must not decrease, got {_brief(bounds)}")
+        if self.prefix is not None:
+            object.__setattr__(self, "prefix", self._normal_prefix(self.prefix))
+
+    def _normal_prefix(self, prefix: tuple[int, ...]) -> tuple[int, ...] | None:
+        documents = len(self.boundaries) - 1
+        if len(prefix) not in (1, documents) or any(length < 0 for length in prefix):
+            raise ValueError(
+                f"prefix: got {_brief(prefix)}, expected None or integers >= 0, one for all "
+                f"documents or one for each of {documents}"
+            )
+        if not self.causal:
+            raise ValueError(
+                f"prefix={_brief(prefix)} with causal=False: positions after a prefix see no later "
+                "one, so it needs causal=True"
+            )
+        return prefix if any(prefix) else None
+
+    @property
+    def rows(self) -> tuple[Mask, ...]:
+        """Returns the mask of each batch row where they differ, else one for all."""
+        if not self._by_row:
+            return (self,)
+        return tuple(replace(self, documents=row) for row in cast("Any", self.documents))
+
+    @property
+    def _by_row(self) -> bool:
+        return bool(self.documents) and isinstance(cast("Any", self.documents)[0], tuple)
+
+    @property
+    def boundaries(self) -> Boundaries:
+        """Returns the document boundaries; one document if nothing is packed. Not for a mask of
+        several ``rows``."""
+        if self.documents is None:
+            return (0, self.seq_len)
+        return cast("Boundaries", self.documents)
+
+    @property
+    def plain(self) -> bool:
+        """Tells whether the mask is causal or none at all."""
+        return self == Mask(self.seq_len, self.causal)
+
+
+def normal_window(
+    window: int | tuple[Side, Side] | None, *, causal: bool
+) -> int | tuple[Side, Side] | None:
+    """Returns one form of windows that see the same: a number if ``causal``, else both sides.
+
+    Raises:
+        ValueError: negative numbers, or a window that ``causal`` contradicts.
+    """
+    left, right = window if isinstance(window, tuple) else (window, None)
+    if any(side is not None and side < 0 for side in (left, right)):
+        raise ValueError(f"window: got {window}, expected None or integers >= 0")
+    if causal and right:
+        raise ValueError(
+            f"window={window} with causal=True: a causal query sees no later key, so the right "
+            "side is 0 or None"
+        )
+    if isinstance(window, int) and not causal:
+        raise ValueError(
+            f"window={window} with causal=False: one number looks back from its query, which needs "
+            "causal=True; both sides are window=(left, right)"
+        )
+    if causal:
+        return left
+    return None if left is None and right is None else (left, right)
+
+
+def _brief(values: tuple[int, ...]) -> str:
+    return str(values) if len(values) <= 8 else f"{values[:4]} ... {values[-2:]}"
+
+
+class Areas(NamedTuple):
+    """Rectangles of the mask, each query in at most one: queries ``[query, query_stop)`` see the
+    keys of ``[key, key_stop)`` with ``least <= query - key <= most``; arrays (areas,)."""
+
+    query: Ints
+    query_stop: Ints
+    key: Ints
+    key_stop: Ints
+    least: Ints
+    most: Ints
+
+
+@lru_cache(maxsize=32)
+def areas(mask: Mask) -> Areas:
+    """Returns the squares of prefixes, and what follows them, document by document and chunk by
+    chunk."""
+    bounds = np.array(mask.boundaries, np.int64)
+    begin, end = bounds[:-1], bounds[1:]
+    after = begin if mask.prefix is None else np.minimum(begin + np.array(mask.prefix), end)
+    chunk = mask.chunk or mask.seq_len
+    count = -((begin - end) // chunk)
+    index = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count)
+    key = np.repeat(begin, count) + index * chunk
+    stop = np.minimum(key + chunk, np.repeat(end, count))
+    left, right = mask.window if isinstance(mask.window, tuple) else (mask.window, None)
+    far = mask.seq_len  # further than any key from any query
+    least = 0 if mask.causal else -far if right is None else -min(right, far)
+    most = far if left is None else min(left, far)
+    squares = (begin, after, begin, after, *np.broadcast_arrays(-far, far, begin)[:2])
+    rest = (np.maximum(key, np.repeat(after, count)), stop, key, stop)
+    rest = (*rest, *np.broadcast_arrays(least, most, key)[:2])
+    found = np.array([np.concatenate(both) for both in zip(squares, rest, strict=True)])
+    return Areas(*found[:, found[0] < found[1]])
+
+
+def document_boundaries(seq_len: int, count: int) -> tuple[int, ...]:
+    """Returns boundaries of ``count`` packed documents of fixed, uneven lengths.
+
+    Lengths repeat 1 : 2 : 3 (so neighbours differ and few divide a ring evenly), scaled to
+    ``seq_len`` tokens; more documents than tokens leave some empty.
+    """
+    weights = [1 + i % 3 for i in range(count)]
+    total, running, bounds = sum(weights), 0, [0]
+    for weight in weights:
+        running += weight
+        bounds.append(seq_len * running // total)
+    return tuple(bounds)
