@@ -16,7 +16,7 @@ TURN ?= $(shell echo $$(( $$(date -u +%s) / 86400 )))
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart autoscaling test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots clean
+.PHONY: help setup quickstart autoscaling test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -82,6 +82,23 @@ audit: $(STAMP) ## look for known vulnerabilities of what is installed
 # Needs a Chromium that is installed; none is downloaded.
 screenshots: $(STAMP) ## draw MLflow's pages of two sweeps into docs/images
 	@$(BIN)/python -m tests.browser.screenshots
+
+# Each stage takes less than ten minutes and goes on where GPU_RESULTS ends. Needs torch, triton,
+# numpy, pytest, pytest-timeout and pytest-xdist; takes PYTHON where there is no .venv.
+#   make gpu GPU_STAGE=light  one of light, tests, all
+GPU_STAGE ?= light tests all
+GPU_RESULTS ?= gpu.jsonl
+GPU_PYTHON = env PYTHONPATH=.:kernels $(if $(wildcard $(STAMP)),$(BIN)/python,$(PYTHON))
+BENCH = $(GPU_PYTHON) -m ringray_kernels.bench --resume $(GPU_RESULTS)
+gpu: ## measure and test the kernels on a GPU, in three stages of ten minutes
+	@code=0; for stage in $(GPU_STAGE); do \
+	  $(MAKE) --no-print-directory gpu-$$stage || code=1; done; exit $$code
+gpu-light:
+	@$(BENCH) --first-light
+gpu-tests:
+	@timeout -s INT 570 $(GPU_PYTHON) -m pytest -q -n auto -m gpu tests
+gpu-all:
+	@$(BENCH) --all --minutes 9
 
 lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check .

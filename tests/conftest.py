@@ -24,6 +24,15 @@ if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves files without gpu tests out of ``-m gpu``: a GPU machine may lack their imports."""
+    if config.getoption("markexpr") != "gpu":
+        return None
+    files = [collection_path] if collection_path.match("test_*.py") else []
+    files += collection_path.rglob("test_*.py")
+    return not any("mark.gpu" in file.read_text("utf-8") for file in files) or None
+
+
 def pytest_report_header() -> str:
     if TURN is None:
         return "RINGRAY_TURN is not set: all rotating tests"

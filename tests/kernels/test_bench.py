@@ -46,6 +46,7 @@ class Spoilt:
 
     error: Exception | None = None
     late: bool = False
+    deterministic: bool = False
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         return None
@@ -118,6 +119,49 @@ def test_a_figure_above_the_peak_is_refused() -> None:
     )
     assert timing.above_peak(480e9, quick, 989) is None
     assert timing.above_peak(1e30, quick, None) is None
+
+
+@dataclass(frozen=True)
+class Drifting:
+    """Ours, with results that change after some calls, as those of a race."""
+
+    deterministic: bool
+
+    def unsupported(self, point: Point, device: torch.device) -> str | None:
+        return None
+
+    def prepare(self, point: Point, inputs: problems.Inputs) -> Any:
+        inner, calls = Ringray().prepare(point, inputs), []
+
+        def call() -> dict[str, Tensor]:
+            calls.append(None)
+            results = inner()
+            results["dk"][0, 0, 0, 0] += len(calls) > 5
+            return results
+
+        return call
+
+
+def test_results_that_change_while_they_are_timed_are_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(CONTENDERS, "drifting", Drifting(True))
+    monkeypatch.setitem(CONTENDERS, "undetermined", Drifting(False))
+    records = measured(BACKWARD, "drifting", "undetermined", "ringray")
+    assert records["drifting"].status == "wrong"
+    assert records["drifting"].reason == "dk changed while it was timed"
+    assert records["drifting"].median_ms is None
+    assert records["undetermined"].status == records["ringray"].status == "ok"
+    assert Ringray().deterministic
+    assert not CONTENDERS["ringray-atomic"].deterministic
+
+
+def test_a_burst_follows_the_samples() -> None:
+    more = measured(FORWARD, "ringray")["ringray"].more
+    assert more["sustained_tflops"] == pytest.approx(FORWARD.flops / more["sustained_ms"] / 1e9)
+    h200 = torch.device("cuda")
+    assert measure.effort(Point("causal", 16384), h200).burst_ms == 300
+    assert measure.effort(Point("causal", 4096), h200).burst_ms == 0
 
 
 def test_contenders_take_turns_with_fixed_counts() -> None:
@@ -253,13 +297,17 @@ def test_the_device_is_busy_while_the_host_launches(monkeypatch: pytest.MonkeyPa
 
 
 WRONG = {
-    "": "--quick, --all, --list or --compile-only",
+    "": "--first-light, --quick, --all, --list or --compile-only",
     "--quick --all": "not allowed with",
     "--fast": "unrecognized arguments: --fast",
     "--quick --device tpu": "invalid choice",
     "--quick --device cpu --only nothing": "no case has nothing in its name, see --list",
     "--quick --device cpu --contenders ringray,x": "got x, expected some of ringray,",
     "--quick --device cpu --json /no/such/folder/f": "cannot write /no/such/folder/f",
+    "--quick --resume /no/such/folder/f": "cannot write /no/such/folder/f",
+    "--quick --json f --resume f": "--resume: not allowed with argument --json",
+    "--first-light --stage all": "not allowed with",
+    "--stage any --device cpu": "--stage: got any, expected some of facts,",
     "--quick --minutes 0": "got 0, expected more than 0",
     "--quick --patience 0": "--patience: got 0, expected more than 0",
     "--quick --target sm_90": "go with --compile-only",

@@ -1,6 +1,7 @@
 """The Triton kernels on a real GPU: the numerical contract, compiled instead of interpreted.
 
-``pytest -m gpu tests/kernels/test_gpu.py``; most of the time goes into compilation.
+``pytest -m gpu -n auto tests``; most of the time goes into compilation. A kernel that hangs ends
+its process a minute later; under ``-n`` the other tests go on in a new one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import importlib
 import itertools
 import os
 import pkgutil
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from ringray_kernels import Blocks, State, backward, delta, forward, testing
 from ringray_kernels.api import DTYPES
+from ringray_kernels.bench.watchdog import Watchdog
 from ringray_kernels.defaults import SPECIALISED
 from ringray_kernels.intervals import intervals, visible_range
 
@@ -25,9 +29,10 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="TRITON_INTERPRET is set"),
-    # A kernel that hangs is waited for where no signal handler runs.
     pytest.mark.timeout(300, method="thread"),
 ]
+
+PATIENCE_S = 60.0
 
 NAN = float("nan")
 ROWS = 333
@@ -52,6 +57,22 @@ PATHS = [
     ),
 ]  # fmt: skip
 DTYPE_IDS = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
+
+
+def hung(doing: str) -> None:
+    print(f"no progress for {PATIENCE_S:g} s: {doing}", file=sys.__stderr__, flush=True)
+
+
+watchdog = Watchdog(PATIENCE_S, hung)
+
+
+@pytest.fixture(autouse=True)
+def watched(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ends the process if the device does: its waits run no signal handlers."""
+    global watchdog
+    with Watchdog(PATIENCE_S, hung) as watchdog:
+        watchdog.mark(request.node.name)
+        yield
 
 
 @dataclass(frozen=True)
@@ -110,6 +131,7 @@ def compute(
         hops = [(k, v, *case.bounds(parts[0]))]
     state: State | None = None
     for i, (one_k, one_v, start, end) in enumerate(hops):
+        watchdog.mark(f"forward of {case}")
         out_dtype = q.dtype if i == len(hops) - 1 else None
         state = forward(q, one_k, one_v, start, end, state=state, out_dtype=out_dtype, **more)
     assert state is not None
@@ -117,6 +139,7 @@ def compute(
     dq = torch.zeros(q.shape, device="cuda")
     grads = [torch.zeros(x.shape, device="cuda") for x in (k, v)]
     for part, (one_k, one_v, start, end) in zip(parts, hops, strict=True):
+        watchdog.mark(f"backward of {case}")
         dk, dv = (torch.zeros(one_k.shape, device="cuda") for _ in range(2))
         backward(
             dout, q, one_k, one_v, state.lse, rows, start, end, dq=dq, dk=dk, dv=dv,

@@ -10,5 +10,9 @@ virtual     hops of a ring on one device
 targets     figures to reach on an H200
 report      printed tables
 watchdog    end of a run that hangs
-session     a whole run
+smoke       tiny problems with every kind of call
+session     a whole run in one process
+precompile  compilation by all cores beforehand
+stages      parts of a run in processes of their own
+first_light their order and limits
 """

@@ -1,7 +1,7 @@
 """``python -m ringray_kernels.bench``: our kernels against every attention installed here.
 
-``--compile-only`` describes the compiled kernels and needs no GPU; ``--quick`` and ``--all``
-measure on one. docs/benchmarks.md explains the output.
+``--compile-only`` describes the compiled kernels and needs no GPU; ``--first-light``, ``--quick``
+and ``--all`` measure on one. docs/benchmarks.md explains the output.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ringray_kernels.bench.watchdog import EXIT_HUNG, EXIT_USAGE, PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-_MINUTES = {"quick": 4.5, "all": 25.0}
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+_MINUTES = {"quick": 4.5, "all": 25.0, "first_light": 8.75}
 
 
 class _Usage(Exception):
@@ -39,9 +42,17 @@ def parser() -> argparse.ArgumentParser:
     what = made.add_mutually_exclusive_group()
     what.add_argument("--quick", action="store_true", help="the most important cases, five minutes")
     what.add_argument("--all", action="store_true", help="all cases, about twenty minutes")
+    what.add_argument(
+        "--first-light", action="store_true", help="a new GPU: correctness, speed; nine minutes"
+    )
+    what.add_argument("--stage", metavar="NAME", help="one stage of --first-light alone")
     what.add_argument("--compile-only", action="store_true", help="compile without a run or a GPU")
     what.add_argument("--list", action="store_true", help="print all cases and contenders")
-    made.add_argument("--json", type=Path, metavar="F", help="append JSON lines during the run")
+    file = made.add_mutually_exclusive_group()
+    file.add_argument("--json", type=Path, metavar="F", help="append JSON lines during the run")
+    file.add_argument(
+        "--resume", type=Path, metavar="F", help="as --json, skips what F has, survives a hang"
+    )
     made.add_argument("--device", choices=("cuda", "cpu"), help="default cuda; cpu runs tiny sizes")
     made.add_argument(
         "--only",
@@ -52,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--contenders", metavar="A,B", help="only these, see --list")
     made.add_argument("--minutes", type=float, metavar="M", help="start no case after M minutes")
     made.add_argument(
-        "--patience", type=float, default=120.0, metavar="S",
+        "--patience", type=float, metavar="S",
         help="end after S seconds without progress (120): a kernel hangs",
     )  # fmt: skip
     made.add_argument("--target", nargs="+", metavar="T", help="with --compile-only: sm_90, ...")
@@ -106,32 +117,46 @@ def _device(name: str | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _wanted(only: Sequence[str] | None, *names: str) -> bool:
-    return only is None or any(text in name for text in only for name in names)
-
-
 def _measure(args: argparse.Namespace) -> int:
-    which: Literal["quick", "all"] = "quick" if args.quick else "all"
+    """Runs one stage, or all cases, in this process."""
     device = _device(args.device)
-    from ringray_kernels.bench import problems, session
+    from ringray_kernels.bench import machine, measure, session, stages
 
+    which: Any = args.stage or ("quick" if args.quick else "all")
+    _check_names("--stage", [which], stages.WORK)
     names = _names(args.contenders)
-    points = [p for p in problems.points(which, device.type) if _wanted(args.only, p.name)]
-    rings = [
-        ring
-        for ring in problems.virtual_points(which, device.type)
-        if "ringray" in names and _wanted(args.only, ring.name("forward"), ring.name("backward"))
-    ]
-    if not points and not rings:
-        raise _Usage(f"--only: no case has {' or '.join(args.only)} in its name, see --list")
-    minutes = _MINUTES[which] if args.minutes is None else args.minutes
-    try:
-        file = None if args.json is None else args.json.open("a", encoding="utf-8")
-    except OSError as error:
-        raise _Usage(f"--json: cannot write {args.json}: {error.strerror}") from None
-    with file or contextlib.nullcontext():
-        fine = session.BenchSession(device, names, file, minutes, args.patience).run(points, rings)
-    return EXIT_OK if fine else EXIT_FAILED
+    found = measure.earlier(args.resume, machine.environment(device)) if args.resume else ()
+    minutes = args.minutes or _MINUTES.get(which, _MINUTES["first_light"])
+    path = args.resume or args.json
+    with contextlib.nullcontext() if path is None else path.open("a", encoding="utf-8") as file:
+        one = session.BenchSession(
+            device, names, file, minutes, args.patience or PATIENCE_S, found, only=args.only,
+            staged=args.stage is not None,
+        )  # fmt: skip
+        if not args.stage and not any(stages.cases(which, one)):
+            raise _Usage(f"--only: no case has {' or '.join(args.only)} in its name, see --list")
+        fine = one.run(stages.WORK[which])
+    # A new process can go on where a device was lost.
+    return EXIT_HUNG if args.stage and one.lost else EXIT_OK if fine else EXIT_FAILED
+
+
+def _conduct(args: argparse.Namespace) -> int:
+    """Runs stages in processes of their own."""
+    from ringray_kernels.bench import first_light
+
+    which = next(name for name in _MINUTES if getattr(args, name))
+    minutes = args.minutes or _MINUTES[which]
+    path = args.resume or args.json or Path(time.strftime("first-light-%Y%m%d-%H%M%S.jsonl"))
+    if not args.resume and path.exists() and path.stat().st_size:
+        raise _Usage(f"--json: {path} has results of another run; --resume {path} goes on with it")
+    options = [text for only in args.only or () for text in ("--only", only)]
+    options += ["--contenders", args.contenders] if args.contenders else []
+    options += ["--patience", str(args.patience)] if args.patience else []
+    stages: Sequence[first_light.Stage] = first_light.STAGES
+    if which != "first_light":
+        stages = (first_light.Stage(which, 60 * minutes, PATIENCE_S), first_light.SUMMARY)
+    print(f"results: {path}", flush=True)
+    return first_light.conduct(stages, path, minutes, options, args.device or "cuda")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -149,6 +174,19 @@ def _list(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _check_options(args: argparse.Namespace) -> None:
+    for name in ("minutes", "patience"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise _Usage(f"--{name}: got {value:g}, expected more than 0")
+    path = args.resume or args.json
+    try:
+        if path is not None:
+            path.open("a").close()
+    except OSError as error:
+        raise _Usage(f"cannot write {path}: {error.strerror}") from None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code.
 
@@ -163,13 +201,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _compile_only(args)
         if args.list:
             return _list(args)
-        if not (args.quick or args.all):
-            raise _Usage("expected --quick, --all, --list or --compile-only")
-        if args.minutes is not None and not args.minutes > 0:
-            raise _Usage(f"--minutes: got {args.minutes:g}, expected more than 0")
-        if not args.patience > 0:
-            raise _Usage(f"--patience: got {args.patience:g}, expected more than 0")
-        return _measure(args)
+        if not (args.quick or args.all or args.first_light or args.stage):
+            raise _Usage("expected --first-light, --quick, --all, --list or --compile-only")
+        _check_options(args)
+        whole = args.first_light or (args.resume and not args.stage)
+        return _conduct(args) if whole else _measure(args)
     except _Usage as error:
         print(f"ringray_kernels.bench: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -22,14 +22,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import ringray_kernels
+from ringray_kernels.api import State
 from ringray_kernels.backends import BLOCKS, on_device
 from ringray_kernels.bench.flex import flex
 from ringray_kernels.bench.problems import Inputs, Point
+from ringray_kernels.bench.targets import rated
 from ringray_kernels.config import Blocks
 from ringray_kernels.defaults import CANDIDATES, SPECIALISED
 from ringray_kernels.intervals import intervals
 
 Results = dict[str, Tensor]
+_UNSEEN = 64  # key rows of the hop in which nothing is visible
 
 
 class Unsupported(Exception):
@@ -37,7 +40,11 @@ class Unsupported(Exception):
 
 
 class Contender(Protocol):
-    """An attention that can be measured."""
+    """An attention that can be measured. If it is ``deterministic``, results that change while it
+    is timed are an error."""
+
+    @property
+    def deterministic(self) -> bool: ...
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         """Returns why it cannot compute ``point`` on ``device``, or None if it may."""
@@ -60,11 +67,19 @@ class Ringray:
     def backend_on(self, device: torch.device) -> str:
         return self.backend or on_device("auto", device.type)
 
+    @property
+    def deterministic(self) -> bool:
+        return self.blocks is None or not self.blocks.atomic_dq
+
+    def chosen(self, head_dim: int) -> Blocks | None:
+        """Returns the blocks for ``head_dim``; None is the default."""
+        return self.blocks
+
     def unsupported(self, point: Point, device: torch.device) -> str | None:
+        if not self.deterministic and point.direction == "forward":
+            return "differs in backward only"
         if self.blocks is not None and BLOCKS[self.backend_on(device)] != "tiles":
             return "blocks are for the triton backend"
-        if self.blocks is not None and self.blocks.atomic_dq and point.direction == "forward":
-            return "differs in backward only"
         return None
 
     def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
@@ -73,69 +88,73 @@ class Ringray:
         positions = torch.arange(point.seq_len, device=device)
         more: dict[str, Any] = {
             "scale": point.scale,
-            "blocks": self.blocks,
+            "blocks": self.chosen(point.head_dim),
             "backend": self.backend_on(device),
         }
         q, k, v, dout = inputs
+        hops = point.form == "hops"
+        parts = (slice(0, None, 2), slice(1, None, 2)) if hops else (slice(None),)
+        unseen = torch.full_like(k[:, :, :_UNSEEN], torch.nan)
 
-        def bounds() -> tuple[Tensor, Tensor]:
-            start, end = intervals(low, high, positions)
-            return start[None], end[None]
+        def calls() -> list[tuple[Any, ...]]:
+            """Returns the arguments of each call, and the rows of its keys."""
+            found = [
+                (k[:, :, x], v[:, :, x], *intervals(low, high, positions[x].contiguous()), x)
+                for x in parts
+            ]
+            if hops:
+                nothing = torch.full_like(found[0][2], 7)
+                found.insert(1, (unseen, unseen, nothing, nothing, slice(0, _UNSEEN)))
+            return [(*pair, start[None], end[None], x) for *pair, start, end, x in found]
 
-        def forward() -> Results:
-            state = ringray_kernels.forward(q, k, v, *bounds(), out_dtype=q.dtype, **more)
-            return {"out": state.out}
+        def attend() -> State:
+            state, left = None, calls()
+            while left:
+                *given, _ = left.pop(0)
+                dtype = None if left else q.dtype
+                state = ringray_kernels.forward(q, *given, state=state, out_dtype=dtype, **more)
+            assert state is not None
+            return state
 
         if point.direction == "forward":
-            return forward
-        out, lse = ringray_kernels.forward(q, k, v, *bounds(), out_dtype=q.dtype, **more)
+            return lambda: {"out": attend().out}
+        out, lse = attend()
 
         def backward() -> Results:
             delta = ringray_kernels.delta(dout, out, lse, backend=more["backend"])
-            start, end = bounds()
             dq, dk, dv = (
                 torch.zeros(x.shape, dtype=torch.float32, device=device) for x in (q, k, v)
             )
-            ringray_kernels.backward(
-                dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=out, **more
-            )
+            for keys, values, start, end, x in calls():
+                ringray_kernels.backward(
+                    dout, q, keys, values, lse, delta, start, end, dq=dq, dk=dk[:, :, x],
+                    dv=dv[:, :, x], out=out, **more,
+                )  # fmt: skip
             return {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
 
         return backward
 
 
-def _not_hopper(device: torch.device) -> str | None:
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    hopper = nvidia and torch.cuda.get_device_capability(device) == (9, 0)
-    return None if hopper else "for Hopper GPUs only"
-
-
 @dataclass(frozen=True)
-class BlocksContender(Ringray):
-    """Our forward on Hopper in blocks that may become the default of one head dim."""
+class HopperBlocks(Ringray):
+    """Our kernels on Hopper in blocks that may become the default, by head dim."""
 
-    head_dim: int = 128
+    by_head_dim: Mapping[int, Blocks] = field(default_factory=dict)
+
+    def chosen(self, head_dim: int) -> Blocks | None:
+        return self.by_head_dim.get(head_dim)
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
-        if point.direction == "backward" or point.head_dim != self.head_dim:
-            return f"differs forward at head dim {self.head_dim} only"
-        return _not_hopper(device) if point.is_half else "for 16 bits only"
-
-
-@dataclass(frozen=True)
-class Specialised(Ringray):
-    """Our kernels on Hopper with a copying warp."""
-
-    def unsupported(self, point: Point, device: torch.device) -> str | None:
-        reason = _not_hopper(device)
-        if reason:
-            return reason
-        if point.head_dim not in SPECIALISED or not point.is_half:
-            return f"for 16 bits and head dims {', '.join(map(str, SPECIALISED))}"
-        return None
-
-    def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
-        return Ringray(SPECIALISED[point.head_dim], self.backend).prepare(point, inputs)
+        nvidia = device.type == "cuda" and torch.version.hip is None
+        hopper = nvidia and torch.cuda.get_device_capability(device) == (9, 0)
+        interpreted = device.type == "cpu" and BLOCKS[self.backend_on(device)] == "tiles"
+        if not (hopper or interpreted):
+            return "for Hopper GPUs only"
+        blocks = self.chosen(point.head_dim)
+        if blocks is None or not point.is_half:
+            return f"for 16 bits and head dims {', '.join(map(str, self.by_head_dim))}"
+        passes = {"forward" if kernel == "forward" else "backward" for kernel in blocks.given}
+        return None if point.direction in passes else f"differs {', '.join(passes)} only"
 
 
 @dataclass(frozen=True)
@@ -147,6 +166,7 @@ class Autograd:
 
     attend: Callable[[Point, Tensor, Tensor, Tensor], Tensor]
     limits: Callable[[Point, torch.device], str | None]
+    deterministic: bool = False
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         return self.limits(point, device)
@@ -289,25 +309,30 @@ def _gpu_only(point: Point, device: torch.device) -> str | None:
     return None if device.type == "cuda" else "compiled for GPUs only here"
 
 
+def _rated_on_gpu(point: Point, device: torch.device) -> str | None:
+    return _gpu_only(point, device) if rated(point) else "tuned where a rate is a target"
+
+
+_CANDIDATES: dict[str, dict[int, Blocks]] = {}  # by name and head dim, in order of expected rank
+for _head_dim, _every in CANDIDATES.items():
+    for _blocks in _every:
+        _CANDIDATES.setdefault(f"ringray-{_blocks}".replace(",", "+"), {})[_head_dim] = _blocks
+
+# Ours first: a run that is cut short has measured them.
 CONTENDERS: dict[str, Contender] = {
     "ringray": Ringray(),
+    "ringray-specialised": HopperBlocks(by_head_dim=SPECIALISED),
+    **{name: HopperBlocks(by_head_dim=found) for name, found in _CANDIDATES.items()},
     "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
-    **{
-        f"ringray-{str(blocks.forward).rpartition('/')[0]}": BlocksContender(
-            blocks, head_dim=head_dim
-        )
-        for head_dim, every in CANDIDATES.items()
-        for blocks in every
-    },
-    "ringray-specialised": Specialised(),
     "sdpa-flash": _sdpa(SDPBackend.FLASH_ATTENTION),
     "sdpa-cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
     "sdpa-efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),
     "torch-varlen": _varlen(),
-    "flex": Autograd(flex, _gpu_only),
     "flash-attn": _flash_attn("flash_attn"),
     "flash-attn-3": _flash_attn("flash_attn_interface"),
+    "flex": Autograd(flex, _gpu_only),
+    "flex-tuned": Autograd(partial(flex, tuned=True), _rated_on_gpu),
 }
-# Kernels with explicit barriers, in which a bug is a deadlock: they are measured after all others,
-# beside "ringray" once more, so that a hang loses only their own figures.
-LAST = ("ringray-specialised",)
+# Those that take seconds of compilation per case: measured after all others, beside "ringray" once
+# more.
+LAST = ("flex", "flex-tuned")

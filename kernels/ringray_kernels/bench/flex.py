@@ -47,20 +47,25 @@ def block_mask(point: Point, device: torch.device) -> BlockMask | None:
 
 
 @lru_cache(maxsize=1)
-def _compiled(point: Point, device: torch.device) -> tuple[Callable[..., Any], BlockMask | None]:
+def _compiled(
+    point: Point, device: torch.device, tuned: bool
+) -> tuple[Callable[..., Any], BlockMask | None]:
     import torch._functorch.config as functorch
 
     # A repeated backward pass must keep its buffers.
     functorch.donated_buffer = False
     # Earlier shapes would count against the recompile limit.
     torch._dynamo.reset()
-    return torch.compile(flex_attention, dynamic=False), block_mask(point, device)
+    mode = "max-autotune-no-cudagraphs" if tuned else None
+    return torch.compile(flex_attention, dynamic=False, mode=mode), block_mask(point, device)
 
 
-def flex(point: Point, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Computes FlexAttention of (1, H, S, D); shared heads by its own flag."""
-    function, mask = _compiled(point, q.device)
+def flex(point: Point, q: Tensor, k: Tensor, v: Tensor, *, tuned: bool = False) -> Tensor:
+    """Computes FlexAttention of (1, heads, S, D); shared heads by its own flag. ``tuned``: in the
+    fastest of its own block sizes, with bulk copies forward, which are off by default."""
+    function, mask = _compiled(point, q.device, tuned)
     out: Tensor = function(
-        q, k, v, block_mask=mask, scale=point.scale, enable_gqa=point.heads != point.kv_heads
-    )
+        q, k, v, block_mask=mask, scale=point.scale, enable_gqa=point.heads != point.kv_heads,
+        kernel_options={"fwd_USE_TMA": True} if tuned else None,
+    )  # fmt: skip
     return out

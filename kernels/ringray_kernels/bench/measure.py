@@ -6,19 +6,23 @@ import gc
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from ringray_kernels.bench import checks, machine, timing
 from ringray_kernels.bench.checks import Verdict
-from ringray_kernels.bench.contenders import CONTENDERS, Unsupported
+from ringray_kernels.bench.contenders import CONTENDERS, Results, Unsupported
 from ringray_kernels.bench.problems import Point, make_sets
+from ringray_kernels.bench.targets import is_ours, rated
 
 Status = Literal["ok", "wrong", "refused", "unsupported", "oom", "failed"]
 # Long calls vary less and leave no time for many of them.
 _LONG_FLOPS = 1e13
+_REPEATS = 2  # of the first call, compared bitwise
+_BURST_MS = 300.0  # long enough for the device's clocks and power to settle
 _REASON_LENGTH = 300
 
 
@@ -70,11 +74,34 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def earlier(path: Path, here: dict[str, Any]) -> list[Record]:
+    """Returns the latest records of ``path`` that a run in the environment ``here`` would repeat.
+
+    Ours: by the same sources and compiler; the others: by the same torch and cuDNN.
+    """
+    found: dict[tuple[str, str], Record] = {}
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        try:
+            more = json.loads(line)
+            there, _ = more.pop("environment"), more.pop("clocks")
+            known = {one.name: more.pop(one.name) for one in fields(Record) if one.name != "more"}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # another fact, or a line that was being written when its run was cut
+        same = ("source", "triton") if is_ours(known["contender"]) else ("torch", "cudnn")
+        # These may be free, or installed, by now.
+        again = known["status"] in ("oom", "unsupported")
+        if not again and all(there[key] == here[key] for key in ("device", *same)):
+            known["share"] = known["share"] and float(known["share"])
+            found[known["case"], known["contender"]] = Record(**known, more=more)
+    return list(found.values())
+
+
 def effort(point: Point, device: torch.device) -> timing.Effort:
     """Returns the number of samples of a point, decided in advance by its size alone."""
     if device.type == "cpu":
-        return timing.Effort(rounds=5, sample_ms=0.5)
-    return timing.Effort(rounds=20 if point.flops < _LONG_FLOPS else 7)
+        return timing.Effort(rounds=2, sample_ms=0.5, burst_ms=1.0)
+    burst_ms = _BURST_MS if rated(point) else 0.0
+    return timing.Effort(20 if point.flops < _LONG_FLOPS else 7, burst_ms=burst_ms)
 
 
 def failure(case: str, contender: str, error: BaseException) -> Record:
@@ -160,6 +187,15 @@ def measure(
     return [records[name] for name in names]
 
 
+class _Right(NamedTuple):
+    """A contender with right results: its calls by set of inputs, and the results of the first if
+    they must not change."""
+
+    calls: list[Callable[[], Results]]
+    verdict: Verdict
+    before: Results
+
+
 def _measure(
     point: Point,
     names: Sequence[str],
@@ -173,30 +209,53 @@ def _measure(
     case = point.name
     say("inputs and reference")
     sets = make_sets(point, device, machine.cache_bytes(device), machine.memory_bytes(device))
-    right = checks.reference(point, sets[0])
-    ready: dict[str, list[Callable[[], Any]]] = {}
-    verdicts: dict[str, Verdict] = {}
+    want = checks.reference(point, sets[0])
+    ready: dict[str, _Right] = {}
     for name in names:
         say(f"checking {name}")
         contender = CONTENDERS[name]
         try:
             first = contender.prepare(point, sets[0])
-            verdict = checks.check(first(), right, point.torch_dtype)
+            results = first()
+            verdict = checks.check(results, want, point.torch_dtype)
             if verdict.reason is None:
-                rest = [contender.prepare(point, one) for one in sets[1:]]
-                ready[name], verdicts[name] = [first, *rest], verdict
+                calls = [first, *(contender.prepare(point, one) for one in sets[1:])]
+                ready[name] = _Right(calls, verdict, results if contender.deterministic else {})
             else:
                 records[name] = Record(
                     case, name, "wrong", verdict.reason, share=verdict.share, errors=verdict.errors
                 )
         except Exception as error:  # of any type, from any library: other contenders go on
             records[name] = failure(case, name, error)
-        first = rest = None  # type: ignore[assignment]  # frees results that are not timed
+        first = results = calls = None  # type: ignore[assignment]  # frees what is not timed
         free(device, records.values())
     say(f"timing {', '.join(ready) or 'none'}; {len(sets)} sets of inputs")
-    results = timing.interleaved(ready, device, effort(point, device), mark)
-    for name, result in results.items():
-        if isinstance(result, Exception):
-            records[name] = failure(case, name, result)
-        else:
-            records[name] = timed(case, name, point.flops, verdicts[name], result, peak)
+    calls_of = {name: one.calls for name, one in ready.items()}
+    timings = timing.interleaved(calls_of, device, effort(point, device), mark)
+    for name, right in ready.items():
+        mark(f"timing {name}")
+        result = timings[name]
+        try:
+            if isinstance(result, Exception):
+                raise result
+            record = timed(case, name, point.flops, right.verdict, result, peak)
+            records[name] = _after(record, right, effort(point, device).burst_ms, device)
+        except Exception as error:
+            records[name] = failure(case, name, error)
+
+
+def _after(record: Record, right: _Right, burst_ms: float, device: torch.device) -> Record:
+    """Returns ``record`` with the figures of a burst of calls without pauses; without any figures
+    if results are no longer bitwise what they were: the kernel races."""
+    if burst_ms and record.median_ms and record.flops:
+        count = math.ceil(burst_ms / max(record.median_ms, 1e-3))
+        each = timing.sample(right.calls, count, 0, device)
+        rate = timing.tflops(record.flops, each)
+        record.more |= {"sustained_ms": each, "sustained_tflops": rate}
+    for _ in range(_REPEATS if right.before else 0):
+        after = right.calls[0]()
+        changed = [name for name, x in right.before.items() if not torch.equal(x, after[name])]
+        if changed:
+            reason = f"{', '.join(changed)} changed while it was timed"
+            return Record(record.case, record.contender, "wrong", reason, share=record.share)
+    return record

@@ -19,6 +19,8 @@ from ringray_kernels.intervals import visible_range
 
 MaskName = Literal["full", "causal", "window", "documents"]
 Direction = Literal["forward", "backward"]
+Which = Literal["quick", "all"]
+Form = Literal["plain", "strided", "hops"]
 
 FORWARD_FLOPS = 4  # per visible pair and head dim element: two products of two operations
 BACKWARD_FACTOR = 2.5  # five products instead of two
@@ -34,6 +36,8 @@ class Point:
 
     ``window``: a query at p sees keys ``[p - window, p]`` (mask ``window`` only). ``documents``
     are causal and packed, with the boundaries ``boundaries``. ``dtype``: a name in torch.
+    ``form``: ``strided`` is (B, S, H, D) in memory; in ``hops`` ours computes the keys of even
+    rows, some that nobody sees, and those of odd rows in one call each.
     """
 
     mask: MaskName
@@ -44,6 +48,7 @@ class Point:
     dtype: str = "bfloat16"
     direction: Direction = "forward"
     window: int | None = None
+    form: Form = "plain"
 
     def __post_init__(self) -> None:
         if (self.window is None) == (self.mask == "window"):
@@ -56,10 +61,15 @@ class Point:
         """``backward/window4k/64k/d128/h32x8/bf16``: unique among points."""
         mask = self.mask if self.window is None else f"window{short(self.window)}"
         heads = f"h{self.heads}" + ("" if self.kv_heads == self.heads else f"x{self.kv_heads}")
+        form = () if self.form == "plain" else (self.form,)
         return "/".join(
             (self.direction, mask, short(self.seq_len), f"d{self.head_dim}", heads,
-             DTYPES[self.dtype].short)
+             DTYPES[self.dtype].short, *form)
         )  # fmt: skip
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -133,17 +143,18 @@ def short(number: int) -> str:
 
 def make_inputs(point: Point, device: torch.device, seed: int) -> Inputs:
     """Returns random inputs, made on the device: a CPU would take minutes at 128k."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = None  # on the meta device, which has no memory either
+    if device.type != "meta":
+        generator = torch.Generator(device).manual_seed(seed)
     shape = (1, point.heads, point.seq_len, point.head_dim)
     kv_shape = (1, point.kv_heads, *shape[2:])
-    return Inputs(
-        *(
-            torch.randn(s, generator=generator, device=device, dtype=torch.float32).to(
-                point.torch_dtype
-            )
-            for s in (shape, kv_shape, kv_shape, shape)
-        )
-    )
+    made = [
+        torch.randn(s, generator=generator, device=device).to(point.torch_dtype)
+        for s in (shape, kv_shape, kv_shape, shape)
+    ]
+    if point.form == "strided":
+        made = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in made]
+    return Inputs(*made)
 
 
 def make_sets(
@@ -185,6 +196,10 @@ class VirtualPoint:
         return f"virtual/{self.partition}/n{self.world_size}/{whole.name}"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return self.name("forward"), self.name("backward")
+
+    @property
     def label(self) -> str:
         """Both directions in one name."""
         return self.name("forward").replace("forward", "*")
@@ -197,7 +212,7 @@ def _both(points: Sequence[Point]) -> list[Point]:
     return [*points, *(replace(p, direction="backward") for p in points)]
 
 
-def points(which: Literal["quick", "all"], device: str) -> list[Point]:
+def points(which: Which, device: str) -> list[Point]:
     """Returns the points of ``--quick`` or ``--all``, those of targets first; tiny on a CPU."""
     k = 1024
     if device == "cpu":
@@ -238,7 +253,19 @@ def points(which: Literal["quick", "all"], device: str) -> list[Point]:
     return [*targets, *_both(long), *_both(others), *_both(more)]
 
 
-def virtual_points(which: Literal["quick", "all"], device: str) -> list[VirtualPoint]:
+def smoke_points(device: str) -> list[Point]:
+    """Returns tiny points of all masks and forms, checked before anything else is measured."""
+    dims, rows, heads = ((64,), 100, 2) if device == "cpu" else ((64, 128, 256), 333, 4)
+    made: list[Point] = []
+    for dim in dims:
+        full = Point("full", rows, dim, heads, heads)
+        made += [full, replace(full, mask="documents")]
+        made.append(replace(full, mask="window", window=40, form="strided"))
+        made.append(replace(full, mask="causal", kv_heads=heads // 2, form="hops"))
+    return _both(made)
+
+
+def virtual_points(which: Which, device: str) -> list[VirtualPoint]:
     """Returns the virtual rings, the one with a target first; tiny on a CPU."""
     if device == "cpu":
         sizes = (2,) if which == "quick" else (2, 4)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO, TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from ringray_kernels.bench.problems import Point, VirtualPoint
 from ringray_kernels.bench.virtual import VirtualBench
 from ringray_kernels.bench.watchdog import PATIENCE_S, Watchdog
 
+Case = TypeVar("Case", bound=Point | VirtualPoint)
+
 # Points before the first virtual ring, which has a target.
 _BEFORE_RINGS = 8
 
@@ -23,7 +26,9 @@ class BenchSession:
     """A run on ``device`` with the contenders ``names``, which also writes records to ``file``.
 
     It starts no case after ``minutes`` and ends the process after ``patience_s`` seconds without
-    progress, see ``Watchdog``.
+    progress, see ``Watchdog``. It does not measure ``found``, the records of earlier runs, again.
+    ``only``: texts in names of cases, None for all. ``staged``: it is one of several processes of a
+    run, and writes more facts.
     """
 
     def __init__(
@@ -33,38 +38,67 @@ class BenchSession:
         file: TextIO | None,
         minutes: float,
         patience_s: float = PATIENCE_S,
+        found: Sequence[Record] = (),
+        *,
+        only: Sequence[str] | None = None,
+        staged: bool = False,
     ) -> None:
-        self.device, self.names, self.file = device, names, file
+        self.device, self.names, self.file, self.staged = device, names, file, staged
         self.device_name = machine.device_name(device)
         self.environment = machine.environment(device)
         self.minutes = minutes
         self.deadline = time.monotonic() + 60 * minutes
-        self.records: list[Record] = []
+        self.records = list(found)
+        self._found = {(one.case, one.contender): one.status for one in found}
+        self.only = only
+        self.lost = False
         self.skipped: list[str] = []
         self.watchdog = Watchdog(patience_s, self._hung)
         self.case = ""
 
-    def run(self, points: Sequence[Point], rings: Sequence[VirtualPoint]) -> bool:
-        """Runs all cases and prints the summary. Returns False if one of our kernels is wrong or
-        failed, a figure was refused, or the device was lost."""
-        print(", ".join(f"{key} {value}" for key, value in self.environment.items() if value))
-        bench = VirtualBench(self.device, self._peak("bfloat16"))
-        if bench.peak is None:
-            print(f"{self.device_name}: peak not known, figures are not checked against it")
-        print(flush=True)
-        fine = True
+    def chosen(self, cases: Iterable[Case]) -> list[Case]:
+        """Returns the cases with one of the texts ``only`` in a name of theirs."""
+        return [
+            case
+            for case in cases
+            if self.only is None or any(text in name for text in self.only for name in case.names)
+        ]
+
+    def run(self, work: Callable[[BenchSession], bool | None]) -> bool:
+        """Does ``work`` and prints the summary. Returns False if one of our kernels is wrong or
+        failed, a figure was refused, or the device was lost; of a stage, if the work does."""
+        if not self.staged:
+            print(", ".join(f"{key} {value}" for key, value in self.environment.items() if value))
+            if self._peak("bfloat16") is None:
+                print(f"{self.device_name}: peak not known, figures are not checked against it")
+            print(flush=True)
+        fine: bool | None = True
         try:
             with self.watchdog:
-                self._run(bench, points, rings)
+                fine = work(self)
         except measure.DeviceLost as error:
-            fine = False
+            self.lost = True
             print(f"the device no longer responds, the rest is not measured: {error}\n")
-        print("\n".join(targets.summary(self.records, self.device_name)))
-        return self._ended() and fine
+        if not self.staged:
+            fine = self.summary()
+        elif self.skipped:
+            self.fact("not started in time", cases=self.skipped)
+        return fine is not False and not self.lost
 
-    def _run(
-        self, bench: VirtualBench, points: Sequence[Point], rings: Sequence[VirtualPoint]
-    ) -> None:
+    def summary(self) -> bool:
+        """Prints targets, skipped cases and failures; returns whether there are no failures."""
+        print("\n".join(targets.summary(self.records, self.device_name)))
+        return self._ended()
+
+    def fact(self, fact: str, **values: Any) -> None:
+        """Prints a fact that is no figure of a contender, and writes it to the file."""
+        self.watchdog.mark(fact)
+        print(f"{fact}: {', '.join(f'{k} {v}' for k, v in values.items())}", flush=True)
+        self._write(json.dumps({"fact": fact, **values}))
+
+    def measure(self, points: Sequence[Point], rings: Sequence[VirtualPoint] = ()) -> None:
+        """Measures all contenders at ``points``, and ``rings``."""
+        bench = VirtualBench(self.device, self._peak("bfloat16"))
         later = {point: self._able_last(point) for point in points}
         first, rest = points[:_BEFORE_RINGS], points[_BEFORE_RINGS:]
         cases: list[Point | VirtualPoint] = [*first, *rings[:1], *rest, *rings[1:]]
@@ -74,9 +108,7 @@ class BenchSession:
             else:
                 self._point(case, [name for name in self.names if name not in later[case]])
         for point, names in later.items():
-            if names:
-                beside = [name for name in self.names if name == "ringray"]
-                self._point(point, [*beside, *names], kept=names)
+            self._point(point, names)
 
     def _able_last(self, point: Point) -> list[str]:
         """Returns the contenders for ``point`` that are measured after all others."""
@@ -94,8 +126,8 @@ class BenchSession:
         print(f"\nHUNG: {self.case}: {reason}; the rest is not measured\n", flush=True)
         if name in self.names:
             self._keep([measure.Record(self.case, name, "failed", reason)], None)
-        print("\n".join(targets.summary(self.records, self.device_name)))
-        self._ended()
+        if not self.staged:
+            self.summary()
         sys.stdout.flush()
 
     def _peak(self, dtype: str) -> float | None:
@@ -106,23 +138,35 @@ class BenchSession:
         self.watchdog.mark(text)
         print(f"  ... {text}", file=sys.stderr, flush=True)
 
-    def _point(self, point: Point, names: Sequence[str], kept: Sequence[str] | None = None) -> None:
-        """Measures ``names`` at one point and keeps the records of ``kept``, by default all."""
+    def points(self, points: Iterable[Point], names: Sequence[str]) -> None:
+        """Measures those of ``names`` that are new at the chosen ones of ``points``."""
+        for point in self.chosen(points):
+            self._point(point, names)
+
+    def _point(self, point: Point, names: Sequence[str]) -> None:
+        """Measures those of ``names`` that are new at one point; beside others "ringray" once more,
+        whose second figures are only in the table."""
+        new = [name for name in names if (point.name, name) not in self._found]
+        every = contenders.CONTENDERS
+        able = [name for name in new if every[name].unsupported(point, self.device) is None]
+        well = able and self._found.get((point.name, "ringray"), "ok") == "ok"
+        beside = [name for name in self.names if well and name == "ringray" and name not in new]
 
         def measured() -> list[Record]:
             return measure.measure(
-                point, names, self.device, self._say, peak=self._peak(point.dtype),
+                point, [*beside, *new], self.device, self._say, peak=self._peak(point.dtype),
                 mark=self.watchdog.mark,
             )  # fmt: skip
 
-        if names:
-            self._case(point.name, measured, report.table, kept)
+        if able or (new and not self._found):
+            self._case(point.name, measured, report.table, new)
 
     def _ring(self, bench: VirtualBench, ring: VirtualPoint) -> None:
         def lines(found: Sequence[Record]) -> list[str]:
             return [report.ring_line(record) for record in found]
 
-        self._case(ring.label, lambda: bench.measure(ring, self._say), lines)
+        if any((ring.name(way), "ringray") not in self._found for way in ("forward", "backward")):
+            self._case(ring.label, lambda: bench.measure(ring, self._say), lines)
 
     def _case(
         self,
@@ -151,10 +195,12 @@ class BenchSession:
     def _keep(self, found: Sequence[Record], clocks: dict[str, str] | None) -> None:
         """Keeps records and writes them to the file at once."""
         self.records += found
+        for record in found:
+            self._write(record.json(self.environment, clocks))
+
+    def _write(self, line: str) -> None:
         if self.file is not None:
-            for record in found:
-                self.file.write(record.json(self.environment, clocks) + "\n")
-            self.file.flush()
+            print(line, file=self.file, flush=True)
 
     def _ended(self) -> bool:
         """Prints skipped cases and failures; returns whether there are no failures."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ringray_kernels.bench.problems import Direction, MaskName, Point, VirtualPoint
@@ -15,48 +16,66 @@ if TYPE_CHECKING:
 _K = 1024
 
 
-class Results:
-    """Records by case and contender."""
+def is_ours(contender: str) -> bool:
+    return contender.partition("-")[0] == "ringray"
 
-    def __init__(self, records: Iterable[Record]) -> None:
-        self._records = {(one.case, one.contender): one for one in records}
+
+class Results:
+    """Records by case and contender. ``best``: ringray is the fastest deterministic kernel of ours,
+    not the default."""
+
+    def __init__(self, records: Iterable[Record], *, best: bool = False) -> None:
+        self.best = best
+        self.records = {(one.case, one.contender): one for one in records}
 
     def tflops(self, case: str, contender: str = "ringray") -> float | None:
-        """Returns measured TFLOP/s, or None."""
-        found = self._records.get((case, contender))
-        return None if found is None or found.status != "ok" else found.tflops
+        """Returns measured TFLOP/s of a contender or its tuned variant, or None."""
+        names = {contender, f"{contender}-tuned"}
+        if self.best and contender == "ringray":
+            names = {name for _, name in self.records if is_ours(name) and "atomic" not in name}
+        found = [self.records.get((case, name)) for name in names]
+        return max((one.tflops or 0 for one in found if one and one.status == "ok"), default=None)
 
     def more(self, case: str, name: str) -> float | None:
         """Returns one of ringray's further figures, or None."""
-        found = self._records.get((case, "ringray"))
+        found = self.records.get((case, "ringray"))
         return None if found is None else found.more.get(name)
 
 
 @dataclass(frozen=True)
 class SpeedTarget:
     """A bound on a figure. ``measured`` returns the figure, or None if it is missing; the bound is
-    ``at_least`` or ``at_most``."""
+    ``at_least`` or ``at_most``. ``case``: that of a rate."""
 
     name: str
     measured: Callable[[Results], float | None]
     at_least: float | None = None
     at_most: float | None = None
+    case: str = ""
 
     def line(self, results: Results) -> str:
-        """Returns the line with the verdict and the margin."""
+        """Returns the line with the verdict and the margin: of our defaults, and of the best of
+        ours where that is another figure."""
         bound = self.at_least if self.at_least is not None else self.at_most
         assert bound is not None
         sign = "≥" if self.at_least is not None else "≤"
+        line = f"{self.name:58} {sign} {bound:<7.4g} "
         value = self.measured(results)
-        if value is None:
-            return f"{self.name:58} {sign} {bound:<7.4g} not measured"
+        best = self.measured(Results(results.records.values(), best=True))
+        line += "not measured" if value is None else self._verdict(value, bound)
+        return (
+            line if best in (value, None) else f"{line}; best of ours {self._verdict(best, bound)}"
+        )
+
+    def _verdict(self, value: float, bound: float) -> str:
         margin = (value / bound - 1) * (1 if self.at_least is not None else -1)
-        verdict = "met" if margin >= 0 else "MISSED"
-        return f"{self.name:58} {sign} {bound:<7.4g} {value:<8.4g} {verdict} by {abs(margin):.1%}"
+        return f"{value:<8.4g} {'met' if margin >= 0 else 'MISSED'} by {abs(margin):.1%}"
 
 
 def _rate(name: str, point: Point, at_least: float, contender: str = "ringray") -> SpeedTarget:
-    return SpeedTarget(name, lambda results: results.tflops(point.name, contender), at_least)
+    return SpeedTarget(
+        name, lambda results: results.tflops(point.name, contender), at_least, case=point.name
+    )
 
 
 def _against(name: str, point: Point, other: str, at_least: float) -> SpeedTarget:
@@ -81,7 +100,7 @@ def _share(point: Point) -> SpeedTarget:
 def _virtual(direction: Direction) -> Iterator[SpeedTarget]:
     point = VirtualPoint("zigzag", 8, 128 * _K)
     case = point.name(direction)
-    yield SpeedTarget(f"{case}: sum", lambda r: r.more(case, "overhead"), at_most=1.03)
+    yield SpeedTarget(f"{case}: sum", lambda r: r.more(case, "overhead"), at_most=1.06)
     yield SpeedTarget(f"{case}: slowest", lambda r: r.more(case, "critical_path"), at_most=1.05 / 8)
 
 
@@ -94,8 +113,8 @@ def targets() -> list[SpeedTarget]:
     full, causal = at_16k("full", "forward"), at_16k("causal", "forward")
     back = at_16k("causal", "backward")
     listed = [
-        _rate("forward full, TFLOP/s", full, 600),
-        _rate("forward causal, TFLOP/s", causal, 560),
+        _rate("forward full, TFLOP/s", full, 640),
+        _rate("forward causal, TFLOP/s", causal, 600),
     ]
     for point in (full, causal):
         listed += [
@@ -103,7 +122,8 @@ def targets() -> list[SpeedTarget]:
             _against(f"forward {point.mask} over FlexAttention", point, "flex", 1.5),
         ]
     listed += [
-        _rate("backward causal, deterministic, TFLOP/s", back, 360),
+        _rate("backward full, deterministic, TFLOP/s", at_16k("full", "backward"), 400),
+        _rate("backward causal, deterministic, TFLOP/s", back, 400),
         _against("backward causal over FlexAttention", back, "flex", 1.3),
         _rate("backward causal, fused atomic, TFLOP/s", back, 500, "ringray-atomic"),
     ]
@@ -117,6 +137,16 @@ def targets() -> list[SpeedTarget]:
     for direction in directions:
         listed += _virtual(direction)
     return listed
+
+
+@cache
+def _rated() -> frozenset[str]:
+    return frozenset(one.case for one in targets())
+
+
+def rated(point: Point) -> bool:
+    """Returns whether a rate of ``point`` is a target."""
+    return point.name in _rated()
 
 
 def summary(records: Iterable[Record], device_name: str) -> list[str]:

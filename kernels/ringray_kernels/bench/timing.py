@@ -29,10 +29,12 @@ _HEAD_START = 10_000_000
 
 @dataclass(frozen=True)
 class Effort:
-    """``rounds`` samples of each contender, of at least about ``sample_ms`` milliseconds each."""
+    """``rounds`` samples of each contender, of at least about ``sample_ms`` milliseconds each;
+    ``burst_ms``: milliseconds of one long sample afterwards, 0 for none."""
 
     rounds: int = 20
     sample_ms: float = 2.0
+    burst_ms: float = 0.0
 
 
 @dataclass(frozen=True)

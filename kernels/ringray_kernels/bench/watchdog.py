@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-EXIT_HUNG = 3
+EXIT_USAGE, EXIT_HUNG = 2, 3
 PATIENCE_S = 120.0
 
 

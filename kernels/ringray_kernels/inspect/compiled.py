@@ -7,9 +7,11 @@ specialisation of their arguments, so the result is the code that would run.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 
 from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends.triton import launch as launches
-from ringray_kernels.backends.triton.arguments import Launch, configured
+from ringray_kernels.backends.triton.arguments import Launch, compile_launch, configured
 from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
 from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.inspect.listing import (
@@ -105,6 +107,17 @@ class _Absent:
         return 0
 
 
+@contextlib.contextmanager
+def absent(target: Target) -> Iterator[None]:
+    """Lets triton compile for ``target``, which need not be present."""
+    previous = triton.runtime.driver._active
+    triton.runtime.driver.set_active(_Absent(target))
+    try:
+        yield
+    finally:
+        triton.runtime.driver._active = previous
+
+
 def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     """Returns the launch of ``case`` on tensors without memory, and its configuration."""
     target, dtype = target_named(case.target), torch_dtype(case.dtype)
@@ -142,12 +155,8 @@ def compile_case(case: Case) -> Compiled:
     """
     target = target_named(case.target)
     launch, config = launch_of(case)
-    previous = triton.runtime.driver._active
-    triton.runtime.driver.set_active(_Absent(target))
-    try:
-        made = launch.kernel.run(*launch.arguments, grid=launch.grid, warmup=True, **launch.options)
-    finally:
-        triton.runtime.driver._active = previous
+    with absent(target):
+        made = compile_launch(launch)
     read = _read_amd if target.is_amd else _read_nvidia
     code = read(config, made, target)
     inner = [one for loop in inner_loops(code.instructions, code.syntax.product) for one in loop]

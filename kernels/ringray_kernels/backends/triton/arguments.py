@@ -45,9 +45,13 @@ class Launch:
 
 
 def architecture(device: torch.device) -> str:
-    """Returns the name of ``device``'s architecture, as in ``config.TARGETS``."""
+    """Returns the name of ``device``'s architecture, as in ``config.TARGETS``; for tensors without
+    memory that of the active driver."""
     if device.type == "cpu":
         return _INTERPRETER_TARGET
+    if device.type == "meta":
+        target = triton.runtime.driver.active.get_current_target()
+        return target.arch if target.backend == "hip" else f"sm_{target.arch}"
     if torch.version.hip:
         name: str = torch.cuda.get_device_properties(device).gcnArchName
         return name.partition(":")[0]
@@ -70,10 +74,20 @@ def configured(given: BlockConfig | None, problem: Problem, target: Target) -> B
 
 
 def run(launch: Launch, device: torch.device) -> None:
-    """Runs ``launch`` on ``device``."""
+    """Runs ``launch`` on ``device``; on tensors without memory it only compiles, for a GPU that is
+    there the launcher too."""
+    if device.type == "meta":
+        made = compile_launch(launch)
+        _ = torch.cuda.is_available() and made.run
+        return
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with on_device:
         launch.kernel[launch.grid](*launch.arguments, **launch.options)
+
+
+def compile_launch(launch: Launch) -> Any:
+    """Returns the compiled kernel of ``launch``, for the active driver's target."""
+    return launch.kernel.run(*launch.arguments, grid=launch.grid, warmup=True, **launch.options)
 
 
 def streamable(*tensors: Tensor) -> bool:

@@ -1,0 +1,166 @@
+"""The work of the stages of a run; ``first_light`` has their order and limits."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from ringray_kernels.backends import on_device
+from ringray_kernels.bench import machine, measure, problems, targets, timing
+from ringray_kernels.bench.contenders import CONTENDERS, LAST, Contender, Ringray
+from ringray_kernels.bench.problems import Direction, Point, VirtualPoint, Which
+from ringray_kernels.bench.session import BenchSession
+from ringray_kernels.config import target_named
+
+_PORTABLE = ("ringray", "ringray-atomic")  # checked first: others are compared with them
+_TOOLS = ("nvidia-smi", "compute-sanitizer", "gcc")
+_LONGEST = 16 * 1024
+_BURST_MS = 300.0
+_ABSENT = "sm_90"  # the target of compilation where there is no GPU
+
+
+def facts(session: BenchSession) -> None:
+    """States versions and clocks, and measures a matrix product and a copy as yardsticks."""
+    device = session.device
+    session.fact(
+        "machine", **session.environment, python=platform.python_version(), cores=os.cpu_count(),
+        tools=[name for name in _TOOLS if shutil.which(name)], clocks=machine.clocks(device),
+    )  # fmt: skip
+    side, length = (256, 1 << 20) if device.type == "cpu" else (8192, 1 << 32)
+    a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    source = torch.zeros(length, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    yardsticks: dict[str, tuple[Callable[[], object], float]] = {
+        f"product {side}^3, TFLOP/s": (lambda: a @ b, 2e-9 * side**3),
+        "copy, GB/s read and written": (lambda: target.copy_(source), 2e-6 * length),
+    }
+    for name, (call, amount) in yardsticks.items():
+        found = timing.interleaved({name: [call]}, device, timing.Effort(rounds=10))[name]
+        if isinstance(found, Exception):
+            raise found
+        count = 1 if device.type == "cpu" else round(_BURST_MS / found.median_ms)
+        each = {"cold": found.median_ms, "sustained": timing.sample([call], count, 0, device)}
+        rates = {how: float(f"{amount / ms:.4g}") for how, ms in each.items()}
+        session.fact(name, **rates, clocks=machine.clocks(device))
+
+
+def _ours(session: BenchSession) -> list[str]:
+    """Returns ours; on a CPU they are the kernels of GPUs from now on, interpreted or compiled."""
+    names = [name for name in session.names if targets.is_ours(name)]
+    if session.device.type == "cpu":
+        for name in names:
+            ours = cast("Ringray", CONTENDERS[name])
+            CONTENDERS[name] = replace(ours, backend=on_device("auto", "cuda"))
+    return names
+
+
+def precompile(session: BenchSession) -> None:
+    """Compiles ours for all later stages into Triton's cache, by one process per core."""
+    names, device = _ours(session), session.device
+    points = [*problems.smoke_points(device.type), *_rated(session), *_others(session)]
+    jobs: dict[object, tuple[Point, str]] = {}  # one of those that take the same code
+    for point in session.chosen(points):
+        code = (point.direction, point.head_dim, point.heads == point.kv_heads, point.dtype)
+        for name in names:
+            if CONTENDERS[name].unsupported(point, device) is None:
+                jobs.setdefault((name, *code, point.form == "hops"), (point, name))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=spawn) as pool:
+        pending = {
+            pool.submit(compile_calls, point, CONTENDERS[name], device.type == "cuda"): (
+                point,
+                name,
+            )
+            for point, name in jobs.values()
+        }
+        for done in as_completed(pending):
+            point, name = pending[done]
+            session.fact("compiled", case=point.name, contender=name, **done.result())
+
+
+def compile_calls(point: Point, contender: Contender, present: bool) -> dict[str, Any]:
+    """Compiles what ``contender`` launches at ``point``, for a GPU that is ``present`` or not;
+    returns the seconds and the error or None."""
+    from ringray_kernels.inspect.compiled import absent
+
+    began = time.monotonic()
+    error = None
+    try:
+        with contextlib.nullcontext() if present else absent(target_named(_ABSENT)):
+            contender.prepare(point, problems.make_inputs(point, torch.device("meta"), 0))()
+    except Exception as problem:  # of any type: it comes again where the contender is measured
+        error = measure.failure("", "", problem).reason
+    return {"s": round(time.monotonic() - began, 1), "error": error}
+
+
+def memcheck(session: BenchSession) -> None:
+    """Runs ours in few calls, under a tool that sees accesses out of bounds."""
+    # Each tensor is an allocation of its own; read at the first one.
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    bad = {one.contender for one in session.records if one.status in ("failed", "wrong")}
+    names = [name for name in _ours(session) if name not in bad]
+    points = problems.smoke_points(session.device.type)
+    for point in (one for one in points if one.form == "hops" and one.head_dim <= 128):
+        for name in names:
+            if CONTENDERS[name].unsupported(point, session.device) is None:
+                CONTENDERS[name].prepare(point, problems.make_inputs(point, session.device, 0))()
+                session.fact("in bounds", case=point.name, contender=name)
+
+
+def _rated(session: BenchSession) -> list[Point]:
+    """Returns the points whose rates are targets; on a CPU, where there are none, tiny ones."""
+    found = [p for p in problems.points("all", session.device.type) if targets.rated(p)]
+    return found or problems.points("quick", session.device.type)
+
+
+def _others(session: BenchSession) -> list[Point]:
+    """Returns dense points of other head dims, lengths and head counts."""
+    every = problems.points("all", session.device.type)
+    return [
+        p for p in every
+        if p.mask in ("full", "causal") and p.seq_len <= _LONGEST and not targets.rated(p)
+    ]  # fmt: skip
+
+
+def _check(session: BenchSession, *, portable: bool) -> None:
+    names = [name for name in _ours(session) if (name in _PORTABLE) is portable]
+    session.points(problems.smoke_points(session.device.type), names)
+
+
+def _against(direction: Direction, session: BenchSession) -> None:
+    points = [point for point in _rated(session) if point.direction == direction]
+    session.points(points, [name for name in session.names if name not in LAST])
+
+
+def cases(which: Which, session: BenchSession) -> tuple[list[Point], list[VirtualPoint]]:
+    """Returns the points and the virtual rings of ``--quick`` or ``--all``."""
+    rings = problems.virtual_points(which, session.device.type)
+    points = problems.points(which, session.device.type)
+    return session.chosen(points), session.chosen(rings) if "ringray" in session.names else []
+
+
+WORK: dict[str, Callable[[BenchSession], bool | None]] = {
+    "facts": facts,
+    "precompile": precompile,
+    "portable": partial(_check, portable=True),
+    "candidates": partial(_check, portable=False),
+    "memcheck": memcheck,
+    "forward": partial(_against, "forward"),
+    "backward": partial(_against, "backward"),
+    "sweep": lambda one: one.points(_others(one), [*filter(targets.is_ours, one.names)]),
+    "flex-attention": lambda one: one.points(_rated(one), [n for n in one.names if n in LAST]),
+    "summary": BenchSession.summary,
+    "quick": lambda one: one.measure(*cases("quick", one)),
+    "all": lambda one: one.measure(*cases("all", one)),
+}

@@ -1,0 +1,397 @@
+"""The first light: stages that hang or crash, what a resumed run skips, compilation ahead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ringray_kernels
+from ringray_kernels.bench import __main__ as cli
+from ringray_kernels.bench import first_light, machine, measure, problems, stages, targets
+from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray
+from ringray_kernels.bench.first_light import SUMMARY, Stage
+from ringray_kernels.bench.measure import Record
+from ringray_kernels.defaults import CANDIDATES, SPECIALISED
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+HERE = {"device": "cpu", "torch": "2.11", "cudnn": 9, "triton": "3.6", "source": "abc"}
+
+
+def facts(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def conduct(path: Path, *every: Stage, minutes: float = 1.0) -> tuple[int, dict[str, str]]:
+    """Returns the exit code and the outcome of each stage."""
+    code = first_light.conduct(every, path, minutes, [], "cpu")
+    found = facts(path) if path.exists() else []
+    return code, {one["stage"]: one["outcome"] for one in found if one.get("fact") == "stage"}
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(first_light, "_CPU_SLOWER", 1)
+    monkeypatch.setattr(first_light, "_LEAST_S", 0.01)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def shell(name: str, script: str, seconds: float = 30) -> Stage:
+    """A stage that is a shell script in place of a process of ours."""
+    return Stage(name, seconds, under=("sh", "-c", script))
+
+
+@pytest.fixture
+def summary(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(first_light, "SUMMARY", shell("summary", "exit 0", 1.0))
+    return first_light.SUMMARY
+
+
+def test_every_stage_has_work_and_the_last_one_sums_up() -> None:
+    names = [stage.name for stage in first_light.STAGES]
+    assert set(names) | {"quick", "all"} == set(stages.WORK)
+    assert len(set(names)) == len(names)
+    assert first_light.STAGES[-1] is SUMMARY
+    assert names.index("portable") < names.index("candidates") < names.index("forward")
+    assert names[-2] == "flex-attention"
+
+
+def test_a_stage_that_hangs_costs_its_own_time(tmp_path: Path, summary: Stage) -> None:
+    pid = tmp_path / "pid"
+    hanging = shell("hanging", f"sleep 600 & echo $! > {pid}; wait", 0.5)
+    code, outcomes = conduct(tmp_path / "f", hanging, shell("next", "exit 0"), summary)
+    assert code == 0
+    assert outcomes == {"hanging": "ended at its limit", "next": "done", "summary": "done"}
+    for _ in range(100):  # nothing of the stage is left, once init has seen it end
+        state = Path(f"/proc/{int(pid.read_text())}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("the stage's own process is still there")
+
+
+def test_time_is_kept_for_the_summary(tmp_path: Path, summary: Stage) -> None:
+    slow = shell("slow", "sleep 600")
+    code, outcomes = conduct(tmp_path / "f", slow, shell("late", "exit 0"), summary, minutes=0.04)
+    assert code == 0
+    assert outcomes == {
+        "slow": "ended at its limit", "late": "no time left", "summary": "done",
+    }  # fmt: skip
+
+
+def test_outcomes_of_stages(tmp_path: Path, summary: Stage) -> None:
+    path = tmp_path / "f"
+    code, outcomes = conduct(
+        path, Stage("absent", 9, under=("no-such-tool",)), shell("early", "kill -ABRT $$"),
+        shell("errors", "exit 99"), shell("hung", f"echo >> {path}.n; exit 3"),
+        shell("fine", "exit 0"), summary,
+    )  # fmt: skip
+    assert code == 1
+    assert outcomes == {
+        "absent": "skipped, no-such-tool is not installed", "early": "failed with SIGABRT",
+        "errors": "failed with exit code 99", "hung": "hung 6 times",
+        "fine": "done", "summary": "done",
+    }  # fmt: skip
+    assert len(Path(f"{path}.n").read_text()) == 6
+    # A wrong machine or command line is wrong for all; failures in the summary count.
+    assert conduct(tmp_path / "g", shell("usage", "exit 2"), summary) == (2, {})
+    first_light.SUMMARY = shell("summary", "exit 1", 1.0)
+    assert conduct(tmp_path / "h", first_light.SUMMARY)[0] == 1
+
+
+def test_what_ends_the_run_ends_the_stage(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program = f"""
+from pathlib import Path
+from ringray_kernels.bench.first_light import Stage, conduct
+stage = Stage("slow", 60, under=("sh", "-c", "sleep 1; echo $$ > {pid}; exec sleep 600"))
+conduct([stage], Path({str(tmp_path / "f")!r}), 5, [], "cpu")
+"""
+    running = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": "kernels"}, cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (pid.exists() and pid.read_text().strip()):
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) != 0
+    stage = int(pid.read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(stage, 0)
+
+
+def test_the_same_sources_are_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    assert measure.earlier(path, HERE) == []
+
+    def add(contender: str, status: Any = "ok", **there: object) -> None:
+        record = Record("a", contender, status, share=0.5, more={"sustained_ms": 2.0})
+        with path.open("a") as file:
+            file.write(record.json({**HERE, **there}, None) + "\n")
+
+    def found() -> list[str]:
+        return sorted(one.contender for one in measure.earlier(path, HERE))
+
+    add("ringray", source="other")
+    add("ringray", triton="3.9")
+    add("ringray", device="NVIDIA H200")
+    add("flex", torch="2.13")
+    add("sdpa-cudnn", cudnn=8)
+    add("ringray-x", "oom")
+    path.open("a").write('{"fact": "stage"}\n{"case": "a", "contender": "ringr\n[1]\n')
+    assert found() == []
+    add("ringray", torch="2.13")
+    add("ringray-x", "failed")
+    add("flex", "wrong", source="other", triton="3.9")
+    add("sdpa-cudnn", "unsupported")
+    assert found() == ["flex", "ringray", "ringray-x"]
+    flex = next(one for one in measure.earlier(path, HERE) if one.contender == "flex")
+    assert flex == Record("a", "flex", "wrong", share=0.5, more={"sustained_ms": 2.0})
+    # The latest counts, and infinity is a number again.
+    worse = Record("a", "flex", "ok", share=float("inf"))
+    path.open("a").write(worse.json(HERE, None) + "\n")
+    assert next(one for one in measure.earlier(path, HERE) if one.contender == "flex") == worse
+
+
+def test_a_resumed_run_measures_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f"
+    monkeypatch.setattr(
+        first_light, "conduct",
+        lambda every, path, minutes, options, device: max(
+            cli.main(["--stage", one.name, "--resume", str(path), "--device", device, *options])
+            for one in every
+        ),
+    )  # fmt: skip
+    only = ["--quick", "--device", "cpu", "--only", "forward/causal", "--resume", str(path)]
+    assert cli.main([*only, "--contenders", "ringray,flash-attn"]) == 0
+    assert "targets (for an H200" in capsys.readouterr().out
+
+    def measured() -> list[tuple[str, str]]:
+        found = [one for one in facts(path) if "virtual" not in one["case"]]
+        return [(one["contender"], one["status"]) for one in found]
+
+    both = [("ringray", "ok"), ("flash-attn", "unsupported")]
+    assert measured() == both
+    called: list[None] = []
+    prepare = Ringray.prepare
+    monkeypatch.setattr(
+        Ringray, "prepare", lambda self, *given: called.append(None) or prepare(self, *given)
+    )
+    assert cli.main([*only, "--contenders", "ringray,flash-attn"]) == 0
+    assert measured() == both
+    assert not called
+    # Another contender is measured beside ours, whose figures stay.
+    assert cli.main([*only, "--contenders", "ringray,sdpa-flash"]) == 0
+    assert measured() == [*both, ("sdpa-flash", "ok")]
+    assert called
+    # One that was not installed may be by now.
+    monkeypatch.setitem(CONTENDERS, "flash-attn", CONTENDERS["sdpa-flash"])
+    assert cli.main([*only, "--contenders", "ringray,flash-attn"]) == 0
+    assert measured()[3:] == [("flash-attn", "ok")]
+
+
+def test_what_hung_is_not_measured_beside_others(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    environment = machine.environment(CPU)
+    case = problems.points("quick", "cpu")[0].name
+    path.write_text(Record(case, "ringray", "failed").json(environment, None) + "\n")
+    only = ["--device", "cpu", "--only", "forward/causal", "--contenders", "ringray,sdpa-flash"]
+    assert cli.main(["--stage", "forward", "--resume", str(path), *only]) == 0
+    assert [one["contender"] for one in facts(path)] == ["ringray", "sdpa-flash"]
+
+
+def test_a_first_light_begins_in_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(first_light, "conduct", lambda *args: given.append(args) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--first-light", "--only", "a", "--contenders", "ringray"]) == 0
+    every, path, minutes, options, device = given.pop()
+    assert every is first_light.STAGES
+    assert minutes < 9
+    assert (options, device) == (["--only", "a", "--contenders", "ringray"], "cuda")
+    assert path.name.startswith("first-light-")
+    used = tmp_path / "used"
+    used.write_text("{}\n")
+    assert cli.main(["--first-light", "--json", str(used)]) == 2
+    assert f"--resume {used} goes on with it" in capsys.readouterr().err
+    assert cli.main(["--first-light", "--resume", str(used)]) == 0
+    assert cli.main(["--all", "--minutes", "3", "--resume", str(used)]) == 0
+    assert [stage.name for stage in given[-1][0]] == ["all", "summary"]
+    assert given[-1][0][0].seconds == 180
+
+
+def test_smoke_points_have_every_kind() -> None:
+    every = problems.smoke_points("cuda")
+    assert len({point.name for point in every}) == len(every)
+    kinds = {(point.mask, point.form, point.direction, point.head_dim) for point in every}
+    for direction in ("forward", "backward"):
+        for head_dim in (64, 128, 256):
+            assert ("window", "strided", direction, head_dim) in kinds
+            assert ("causal", "hops", direction, head_dim) in kinds
+            assert ("documents", "plain", direction, head_dim) in kinds
+    assert all(point.kv_heads < point.heads for point in every if point.form == "hops")
+    strided = next(point for point in every if point.form == "strided")
+    assert all(x.stride(1) < x.stride(2) for x in problems.make_inputs(strided, CPU, 0))
+
+
+@pytest.mark.parametrize("point", problems.smoke_points("cpu"), ids=lambda point: point.name)
+def test_forms_are_right_and_hops_are_calls(
+    point: problems.Point, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    forward = ringray_kernels.forward
+
+    def counted(*given: Any, **more: Any) -> Any:
+        calls.append(None)
+        return forward(*given, **more)
+
+    monkeypatch.setattr(ringray_kernels, "forward", counted)
+    (record,) = measure.measure(point, ["ringray"], CPU, lambda text: None, peak=None)
+    assert record.status == "ok", record
+    inputs = problems.make_inputs(point, CPU, 0)
+    calls.clear()
+    CONTENDERS["ringray"].prepare(point, inputs)()
+    assert len(calls) == (3 if point.form == "hops" else 1)
+
+
+def test_candidates_are_contenders_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = list(CONTENDERS)
+    for head_dim, every in CANDIDATES.items():
+        found = [f"ringray-{blocks}".replace(",", "+") for blocks in every]
+        assert found == sorted(found, key=names.index)
+        assert [CONTENDERS[name].chosen(head_dim) for name in found] == every  # type: ignore[attr-defined]
+        assert max(map(names.index, found)) < names.index("sdpa-flash")
+    assert not any(targets.is_ours(name) for name in LAST)
+    specialised = CONTENDERS["ringray-specialised"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu = torch.device("cuda")
+    for head_dim, blocks in SPECIALISED.items():
+        for direction in ("forward", "backward"):
+            point = problems.Point("full", 64, head_dim, direction=direction)  # type: ignore[arg-type]
+            differs = blocks.forward if direction == "forward" else blocks.dkv or blocks.dq
+            assert (specialised.unsupported(point, gpu) is None) == (differs is not None)
+    assert "16 bits" in str(specialised.unsupported(problems.Point("full", 64, 80), gpu))
+    assert specialised.unsupported(problems.Point("full", 64), CPU) == "for Hopper GPUs only"
+
+
+COMPILE = """
+from dataclasses import replace
+from ringray_kernels.bench import stages
+from ringray_kernels.bench.contenders import CONTENDERS
+from ringray_kernels.bench.problems import Point
+
+point = Point("full", 333, 64, 2, 2, direction="backward")
+for name in ("ringray", "ringray-specialised"):
+    found = stages.compile_calls(point, replace(CONTENDERS[name], backend="triton"), False)
+    assert found["error"] is None, found
+wrong = replace(CONTENDERS["ringray"], backend="triton")
+print(stages.compile_calls(replace(point, head_dim=300), wrong, False)["error"])
+"""
+
+
+@pytest.mark.slow
+def test_launches_are_compiled_without_a_run(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": "kernels", "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+
+    def run() -> set[Path]:
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, cwd=ROOT,
+            env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "head dim: got 300" in done.stdout
+        return set(tmp_path.rglob("*.cubin"))
+
+    first = run()
+    names = {path.stem for path in first}
+    assert {"forward_kernel", "dq_kernel", "dkv_kernel", "delta_kernel"} < names
+    assert run() == first
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_whole_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "ringray_kernels.bench", "--first-light", "--device", "cpu",
+            "--json", str(path), "--only", "hops", "--only", "causal/131", "--minutes", "14",
+            "--contenders", "ringray,ringray-specialised,sdpa-flash,flex",
+        ],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": ".:kernels"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = facts(path)
+    outcomes = {one["stage"]: one["outcome"] for one in found if one.get("fact") == "stage"}
+    skipped = outcomes.pop("memcheck")
+    assert skipped == "done" or skipped.startswith("skipped")
+    assert set(outcomes.values()) == {"done"}
+    assert [*outcomes] == [s.name for s in first_light.STAGES if s.name != "memcheck"]
+    named = {one.get("fact") for one in found}
+    assert {"machine", "copy, GB/s read and written", "compiled"} <= named
+    assert not any(one["error"] for one in found if one.get("fact") == "compiled")
+    status = {(one["case"], one["contender"]): one["status"] for one in found if "fact" not in one}
+    hops = "backward/causal/100/d64/h2x1/bf16/hops"
+    assert status[hops, "ringray"] == status[hops, "ringray-specialised"] == "ok"
+    for point in problems.points("quick", "cpu"):
+        if point.mask == "causal":
+            assert status[point.name, "ringray"] == status[point.name, "sdpa-flash"] == "ok"
+    assert "targets (for an H200; this is cpu)" in done.stdout
+
+
+COLLECT = """
+import importlib.abc, sys
+import pytest
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("ray", "mlflow", "pydantic", "yaml", "optuna", "rich"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+sys.exit(pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", "-m", "gpu", "tests"]))
+"""
+
+
+def test_gpu_tests_are_collected_where_there_is_torch_alone() -> None:
+    environment = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT], capture_output=True, text=True, check=False, cwd=ROOT,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "tests/kernels/test_gpu.py::test_any_strides" in done.stdout
+    assert "error" not in done.stdout
+
+
+def test_make_gpu_has_three_stages_that_fit_ten_minutes() -> None:
+    def commands(*given: str) -> list[str]:
+        done = subprocess.run(
+            ["make", "-n", "gpu", *given], capture_output=True, text=True, check=True, cwd=ROOT
+        )
+        return [line for line in done.stdout.splitlines() if "python" in line]
+
+    light, tests, rest = commands()
+    assert "--resume gpu.jsonl --first-light" in light
+    assert "-n auto -m gpu tests" in tests
+    assert "--resume gpu.jsonl --all --minutes 9" in rest
+    assert commands("GPU_STAGE=tests", "GPU_RESULTS=f") == [tests]
