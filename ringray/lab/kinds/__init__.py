@@ -5,6 +5,7 @@ latency      the time of a pass, beside a baseline
 overlap      how much communication is hidden
 correctness  output and gradients against an fp64 oracle
 kernel_tune  one rank's attention under each way to cut it
+decode       the time of new tokens, with a context that stays sharded
 
 To add one, write ``ringray/lab/kinds/<name>.py`` beside the others with a function ``run(config,
 context)`` that returns a ``RankReport``, and give it a line in ``KINDS``. The modules need torch,
@@ -26,8 +27,8 @@ class TrialKind:
     ``measures``: the groups of metrics that its trials are compared by. ``searchable``: trials are
     timed run by run, so a search may return to one. ``tunes``: the tuned choice that its best
     points become, "" for none. ``ranks_alone``: ranks measure different points side by side, as
-    rings of one. ``oracle_passes``: the cost of its fp64 oracle, in passes of the whole problem by
-    one process; 0 for none.
+    rings of one. ``decodes``: a trial is a step of new tokens, not a pass. ``oracle_passes``: the
+    cost of its fp64 oracle, in passes of the whole problem by one process; 0 for none.
     """
 
     module: str
@@ -35,6 +36,7 @@ class TrialKind:
     searchable: bool = False
     tunes: Literal["strategy", "kernel", ""] = ""
     ranks_alone: bool = False
+    decodes: bool = False
     oracle_passes: int = 0
 
 
@@ -44,6 +46,7 @@ KINDS: dict[str, TrialKind] = {
     ),
     "latency": TrialKind("ringray.lab.kinds.latency", _TIMED, searchable=True),
     "overlap": TrialKind("ringray.lab.kinds.overlap", (*_TIMED, "overlap")),
+    "decode": TrialKind("ringray.lab.kinds.decode", _TIMED, searchable=True, decodes=True),
     "strategy-tune": TrialKind(
         "ringray.lab.kinds.latency", _TIMED, searchable=True, tunes="strategy"
     ),

@@ -9,8 +9,8 @@ is not timed.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -69,13 +69,15 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
 def measure(
     config: TrialConfig,
     context: RankContext,
-    inputs: Inputs,
+    inputs: Sequence[Tensor | None],
     ring: Callable[[], object],
     beside: Callable[[], None] | None = None,
+    alone: Callable[[TrialConfig, RankContext], Callable[[], float] | None] | None = None,
 ) -> RankReport:
     """Times ``ring``, which works on ``inputs``, and the baseline. ``beside`` runs at the end of
-    each repeat, on all ranks at once; its traffic is not counted."""
-    baseline = _baseline(config, context) if config.baseline else None
+    each repeat, on all ranks at once; its traffic is not counted. ``alone``: makes another baseline
+    than the whole pass."""
+    baseline = (alone or _baseline)(config, context) if config.baseline else None
     report = RankReport(rank=context.rank)
     held = sum(x.numel() * x.element_size() for x in inputs if x is not None)
     for i in range(config.warmup):
@@ -134,10 +136,21 @@ def _baseline(config: TrialConfig, context: RankContext) -> Callable[[], float] 
         else:
             torch.autograd.grad(attend(), (q, k, v), dout)
 
+    return timed_alone(config, context, work, partial(around, config, context, rows))
+
+
+def timed_alone(
+    config: TrialConfig,
+    context: RankContext,
+    work: Callable[[], object],
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Callable[[], float]:
+    """Returns a function that times ``work`` in ``around``, with the threads of the baseline."""
+
     def timed() -> float:
         torch.set_num_threads(config.baseline_threads or config.threads)
         try:
-            with around(config, context, rows):
+            with around():
                 return context.timed(work)
         finally:
             torch.set_num_threads(config.threads)

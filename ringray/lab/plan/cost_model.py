@@ -13,17 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringray import transport
+from ringray import partition, transport
 from ringray.lab.plan import peak_memory
 from ringray.lab.plan.peak_memory import Sizes
 from ringray.lab.trial.config import TrialConfig
-from ringray.traffic import occupancy, walk
+from ringray.traffic import occupancy, tree, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.occupancy import Walked
 from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
 
 BACKWARD_FLOPS = 2.5  # over those of forward: five matrix products against two
+_MESSAGES_HELD = 4  # outputs of a step of decoding that live at once: parts, their merge, messages
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Hardware:
     bandwidth: float
     latency: float
     cores: int | None = None  # shared by all ranks; None if each rank has a device of its own
+    memory: float = 10e9  # bytes/s of keys and values in decoding, per thread or device
 
 
 def cpu(cores: int) -> Hardware:
@@ -54,7 +56,9 @@ def interpreter(hardware: Hardware) -> Hardware:
 
 # H100 SXM class, head dim 128, bf16, 16k: the published speed of FlashAttention-2 on that chip,
 # which is what ATen ships (370 TFLOP/s forward); fp32 runs on the memory-efficient kernel. NVLink.
-CUDA = Hardware({"float32": 40e12, "bfloat16": 370e12, "float16": 370e12}, 0.75, 200e9, 2e-5)
+CUDA = Hardware(
+    {"float32": 40e12, "bfloat16": 370e12, "float16": 370e12}, 0.75, 200e9, 2e-5, memory=2.5e12
+)
 
 
 class Cost(NamedTuple):
@@ -79,6 +83,8 @@ def predict(config: TrialConfig, hardware: Hardware) -> Cost:
     Raises:
         ValueError: the transport does not fit the ring and heads, or the walk back is impossible.
     """
+    if config.new_tokens is not None:
+        return _decoding(config, config.new_tokens, hardware)
     exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
     fold = exchange.fold
     walks = choose_walks(config, exchange)
@@ -111,6 +117,32 @@ def predict(config: TrialConfig, hardware: Hardware) -> Cost:
         peak_memory_bytes=peak_memory.peak(sizes, exchange, walks, tables),
         time_ms=seconds * 1e3,
         balance=float(work.mean() / work.max()),
+    )
+
+
+def _decoding(config: TrialConfig, tokens: int, hardware: Hardware) -> Cost:
+    """Returns the cost of one step of decoding: a rank reads all its keys and values once, and
+    sends out and lse of all queries at each of its meetings in the tree."""
+    ranks, itemsize = config.ring_size, DTYPES[config.dtype].itemsize
+    queries = config.batch * config.heads * tokens
+    message = queries * (config.head_dim + 1) * walk.FP32
+    context = config.seq_len - tokens
+    rows = partition.padded_length(config.partition, context, ranks) // ranks - (-tokens // ranks)
+    key_row = 2 * config.batch * config.kv_heads * config.head_dim * itemsize
+    flops = 4 * config.head_dim * config.heads * config.batch * config.visible
+    seen = min(rows, config.visible)  # keys
+    rate = 1 if hardware.cores is None else min(config.threads, hardware.cores / ranks)
+    compute = max(flops / ranks / _rate(config, hardware), seen * key_row / hardware.memory / rate)
+    steps = max(len(tree.meetings(ranks, rank)) for rank in range(ranks))
+    seconds = compute + steps * (hardware.latency + message / hardware.bandwidth)
+    inputs = queries * config.head_dim * itemsize + tokens * key_row
+    return Cost(
+        flops=flops,
+        sent_bytes=tree.messages(ranks) * message,
+        messages=tree.messages(ranks),
+        peak_memory_bytes=rows * key_row + inputs + _MESSAGES_HELD * message,
+        time_ms=seconds * 1e3,
+        balance=config.seq_len / ranks / rows,
     )
 
 

@@ -21,7 +21,7 @@ _SWEPT = {
     "ring": ("size", "threads"),
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "causal", "window",
-        "chunk", "prefix", "documents", "direction",
+        "chunk", "prefix", "documents", "direction", "new_tokens",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
@@ -67,6 +67,8 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         if isinstance(window := chosen["window"], Window):
             chosen["window"] = (window.left, window.right)
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
+        if KINDS[spec.kind].decodes:
+            chosen["new_tokens"] = chosen["new_tokens"] or 1
         for searched in _searched(spec.kind, chosen, device):
             yield TrialConfig(**(chosen | searched), **constant)
 

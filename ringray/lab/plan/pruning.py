@@ -6,14 +6,15 @@ knows the device that ``auto`` means there. Imports neither torch nor ray.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from ringray import transport
 from ringray.lab.kinds import KINDS
-from ringray.lab.kinds.baselines import BASELINES
+from ringray.lab.kinds.baselines import BASELINES, DEFAULT
 from ringray.lab.plan.cost_model import choose_walks
-from ringray.lab.trial.config import TrialConfig
-from ringray.traffic import geometry, walk
+from ringray.lab.trial.config import LATER, TrialConfig
+from ringray.traffic import walk
 from ringray_kernels.backends import BLOCKS, INTERPRETED, on_device
 from ringray_kernels.config import TARGETS, Blocks, Problem, supports
 from ringray_kernels.dtypes import DTYPES
@@ -27,6 +28,15 @@ ORACLE_BYTES = 4 << 30  # scores of one oracle call, all heads
 INTERPRETED_PAIRS = 4_000_000
 _BACKWARD_PASSES = 3
 _TILE_ROWS = 128  # a tile costs the same for any number of visible keys
+
+# Fields with one value in decoding.
+_DECODES: dict[str, dict[str, object]] = {
+    "problem": {
+        "direction": "forward", "causal": True, "documents": None,
+        **{name: value for name, value in LATER.items() if name != "new_tokens"},
+    },
+    "strategy": {"transport": transport.DEFAULT, "backward": "auto", "blocks": None},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,8 @@ class Reason:
 
 def impossible(kind: str, config: TrialConfig) -> Reason | None:
     """Returns the reason why a point can never run anywhere, or None."""
+    if reason := _undecodable(kind, config):
+        return reason
     if KINDS[kind].oracle_passes:
         scores = 8 * config.batch * config.heads * config.seq_len**2
         if scores > ORACLE_BYTES:
@@ -77,6 +89,36 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
             f"lengths sum to {sum(config.documents)}, expected seq_len {config.seq_len}",
         )
     return _too_large(config) or _unsendable(config) or unfit(config, config.device)
+
+
+def _undecodable(kind: str, config: TrialConfig) -> Reason | None:
+    """Prunes new tokens of other kinds, and what a step of new tokens does not compute."""
+    if not KINDS[kind].decodes:
+        given, text = config.new_tokens, f"kind {kind} computes whole sequences, expected null"
+        return None if given is None else Reason("problem.new_tokens", f"got {given}, but {text}")
+    assert config.new_tokens is not None
+    if config.new_tokens >= config.seq_len:
+        text = f"got {config.new_tokens}, expected fewer than seq_len {config.seq_len}"
+        return Reason("problem.new_tokens", text)
+    if isinstance(config.window, tuple):
+        text = f"got {list(config.window)}, expected null or one number: new tokens are causal"
+        return Reason("problem.window", text)
+    if config.baseline not in (None, DEFAULT):
+        text = f"got {config.baseline}, expected {DEFAULT} or null: it has a step of decoding"
+        return Reason("measure.baseline", text)
+    for section, fields in _DECODES.items():
+        for name, expected in fields.items():
+            if (given := getattr(config, name)) != expected:
+                return Reason(
+                    f"{section}.{name}",
+                    f"got {_written(given)}, expected {_written(expected)}: new tokens attend to "
+                    "a sharded context, forward and causally",
+                )
+    return None
+
+
+def _written(value: object) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _too_large(config: TrialConfig) -> Reason | None:
@@ -159,7 +201,7 @@ def _too_slow(config: TrialConfig, device: str) -> Reason | None:
     if not interpreted(config, device):
         return None
     edges = config.seq_len * config.ring_size * _TILE_ROWS
-    pairs = (geometry.total_visible(config.mask) + edges) * config.batch * config.heads
+    pairs = (config.visible + edges) * config.batch * config.heads
     pairs *= (1 + _BACKWARD_PASSES * config.has_backward) * (config.warmup + config.repeats)
     if pairs <= INTERPRETED_PAIRS:
         return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "window", "chunk",
-    "prefix", "documents", "direction",
+    "prefix", "documents", "direction", "new_tokens",
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", *PROBLEM, "backward", "backend", "blocks", "threads",
@@ -137,6 +137,7 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
         "prefix": named("prefix"),
         "documents": named("documents"),
         "direction": first["direction"],
+        "new_tokens": named("new_tokens"),
         "partition": first["partition"],
         "transport": named("transport", transport.DEFAULT),
         "backward": named("backward", "auto"),

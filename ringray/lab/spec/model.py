@@ -129,6 +129,11 @@ class ProblemSection(_Section):
     their lengths in tokens. null: one document."""
     direction: Annotated[Names, Several(one_of(DIRECTIONS))] = "forward+backward"
     """Passes to compute and time."""
+    new_tokens: Annotated[IntsOrNull, Several(or_null(whole(1, 1 << 20), "1 where it decodes"))] = (
+        None
+    )
+    """New tokens of one step of kind decode, the last of seq_len. null: 1, and none in other
+    kinds."""
 
 
 class StrategySection(_Section):
@@ -318,7 +323,8 @@ class Spec(_Section):
         measured = self.canonical()
         del measured["tracking"], measured["limits"]
         # Stores have digests from before these fields existed.
-        for section, options in (("search", ("budget", "seed")), ("problem", ("chunk", "prefix"))):
+        later = {"search": ("budget", "seed"), "problem": ("chunk", "prefix", "new_tokens")}
+        for section, options in later.items():
             for option in options:
                 if measured[section][option] is None:
                     del measured[section][option]

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from ringray import partition as partitions
+from ringray.traffic import geometry
 from ringray.traffic.mask import Mask, document_boundaries
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
@@ -49,6 +50,7 @@ class TrialConfig:
     replica: int
     chunk: int | None = None
     prefix: int | None = None
+    new_tokens: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
@@ -57,7 +59,7 @@ class TrialConfig:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in flat.items()
-            if value is not None or name not in _LATER
+            if value is not None or name not in LATER
         }
 
     @classmethod
@@ -72,6 +74,16 @@ class TrialConfig:
         prefix = None if self.prefix is None else (self.prefix,)
         bounds = _boundaries(self.seq_len, self.documents)
         return Mask(self.seq_len, self.causal, self.window, bounds, self.chunk, prefix)
+
+    @cached_property
+    def visible(self) -> int:
+        """Visible (query, key) pairs of one pass, per head and batch entry; of the new tokens in
+        decoding."""
+        every = geometry.total_visible(self.mask)
+        if self.new_tokens is None:
+            return every
+        before = replace(self.mask, seq_len=self.seq_len - self.new_tokens)
+        return every - geometry.total_visible(before)
 
     @cached_property
     def cut(self) -> Blocks | int | None:
@@ -109,7 +121,8 @@ class TrialConfig:
 
 
 FIELDS = tuple(field.name for field in fields(TrialConfig))
-_LATER = {field.name for field in fields(TrialConfig) if field.default is not MISSING}
+# Fields that earlier versions did not have, and their defaults.
+LATER = {field.name: field.default for field in fields(TrialConfig) if field.default is not MISSING}
 # Fields that a table of tuned choices settles.
 CHOICES = ("partition", "transport", "backward", "blocks")
 

@@ -130,7 +130,7 @@ def _from_samples(
         "p80_ms": p80_ms,
         "tflops": flops / seconds / 1e12,
         "tflops_per_rank": flops / seconds / 1e12 / config.ring_size,
-        "tokens_per_s": config.batch * config.seq_len / seconds,
+        "tokens_per_s": config.batch * (config.new_tokens or config.seq_len) / seconds,
     } | {
         metric.name: statistics.median(samples[metric.median_of])
         for metric in METRICS.values()

@@ -52,6 +52,7 @@ def test_defaults() -> None:
             "prefix": None,
             "documents": None,
             "direction": "forward+backward",
+            "new_tokens": None,
         },
         "strategy": {
             "partition": "zigzag",

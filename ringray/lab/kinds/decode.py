@@ -1,0 +1,89 @@
+"""Decode: the time of new tokens, with a context whose keys and values stay sharded.
+
+A repeat is one step: every rank appends the keys and values of ``new_tokens`` tokens to its cache
+and attends with their queries, which are the last of ``seq_len`` positions; the cache then forgets
+them. The baseline is PyTorch's SDPA over the whole context on rank 0, in turns with it. It gets
+the query heads of a group as rows of one head, so that it too reads each key once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ringray.attention.decode import ring_decode
+from ringray.attention.sharded_kv import ShardedKV
+from ringray.lab.kinds import latency
+from ringray.lab.kinds.base import RankContext
+from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.measurement import RankReport
+from ringray.partition import padded_length
+from ringray_kernels.dtypes import torch_dtype
+
+
+def run(config: TrialConfig, context: RankContext) -> RankReport:
+    """Measures one trial on this rank; every rank of the ring calls it at the same time."""
+    assert config.new_tokens is not None
+    assert not isinstance(config.window, tuple), "pruned"
+    window = config.window
+    dealt = config.seq_len - config.new_tokens
+    rows = padded_length(config.partition, dealt, config.ring_size) // config.ring_size
+    with context.agreed():
+        cache = ShardedKV.of_shards(
+            *_random(config, context, rows, (config.kv_heads,) * 2, salt=context.rank + 2),
+            capacity=config.seq_len, partition=config.partition, seq_len=dealt,
+            group=context.group,
+        )  # fmt: skip
+        heads = (config.heads, config.kv_heads, config.kv_heads)
+        q, k, v = _random(config, context, config.new_tokens, heads, salt=0)
+
+    def step() -> None:
+        cache.crop(dealt)
+        cache.append(k, v)
+        ring_decode(q, cache, group=context.group, window=window, backend=config.backend)
+
+    return latency.measure(config, context, (q, k, v, *cache.buffers), step, alone=_alone)
+
+
+def _random(
+    config: TrialConfig, context: RankContext, rows: int, heads: tuple[int, ...], *, salt: int
+) -> list[Tensor]:
+    """Returns tensors (B, H, rows, D) of standard normal values, one for each H of ``heads``."""
+    generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
+    return [
+        torch.empty(
+            (config.batch, count, rows, config.head_dim), dtype=torch_dtype(config.dtype),
+            device=context.device,
+        ).normal_(generator=generator)
+        for count in heads
+    ]  # fmt: skip
+
+
+def _alone(config: TrialConfig, context: RankContext) -> Callable[[], float] | None:
+    """Returns a function that times SDPA over all keys that new tokens see, on rank 0; None on the
+    other ranks, which call this too."""
+    tokens, group = config.new_tokens, config.heads // config.kv_heads
+    assert tokens is not None
+    assert not isinstance(config.window, tuple), "pruned"
+    with context.agreed():
+        if context.rank:
+            return None
+        (q,) = _random(config, context, tokens, (config.heads,), salt=0)
+        q = q.unflatten(1, (config.kv_heads, group)).transpose(2, 3).flatten(2, 3)
+        window = config.seq_len if config.window is None else config.window
+        keys = torch.arange(max(0, config.seq_len - tokens - window), config.seq_len)
+        k, v = _random(config, context, len(keys), (config.kv_heads,) * 2, salt=1)
+        mask = None
+        if tokens > 1:
+            at = torch.arange(config.seq_len - tokens, config.seq_len).repeat_interleave(group)
+            seen = (keys <= at[:, None]) & (keys >= at[:, None] - window)
+            mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
+            mask = mask.to(context.device)
+
+    def work() -> None:
+        with torch.no_grad():
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return latency.timed_alone(config, context, work)
