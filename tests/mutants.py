@@ -115,11 +115,13 @@ class Tree:
             raise ListError(f"{mutant.name}: no such test:\n{out[-2000:]}")
         return Verdict(mutant, _noticed(code, out), time.monotonic() - began)
 
-    def run(self, tests: Sequence[str], only: str, timeout: float) -> tuple[int | None, str]:
+    def run(
+        self, tests: Sequence[str], only: str, timeout: float, workers: int = 0
+    ) -> tuple[int | None, str]:
         """Returns exit code and output of pytest; no code after ``timeout`` seconds."""
-        quiet = ["-x", "-q", "-p", "no:cacheprovider"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "loadfile"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *quiet, *(["-k", only] if only else []), *tests],
+            [sys.executable, "-m", "pytest", *options, *(["-k", only] if only else []), *tests],
             cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
@@ -189,7 +191,7 @@ def check_unchanged(mutants: Sequence[Mutant]) -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Tree(Path(folder))
         for only, some in tests.items():
-            code, out = tree.run(sorted(some), only, TIMEOUT_S * (1 + len(some)))
+            code, out = tree.run(sorted(some), only, TIMEOUT_S * (1 + len(some)), AT_ONCE)
             if code != 0:
                 raise ListError(f"the tests fail without any mutant:\n{out[-4000:]}")
 
