@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -289,6 +290,18 @@ def test_candidates_are_contenders_in_order(monkeypatch: pytest.MonkeyPatch) -> 
             assert (specialised.unsupported(point, gpu) is None) == (differs is not None)
     assert "16 bits" in str(specialised.unsupported(problems.Point("full", 64, 80), gpu))
     assert specialised.unsupported(problems.Point("full", 64), CPU) == "for Hopper GPUs only"
+
+
+def test_ours_have_a_backend_on_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "CONTENDERS", dict(CONTENDERS))
+    for device in (CPU, torch.device("cuda")):
+        session: Any = SimpleNamespace(names=list(CONTENDERS), device=device)
+        names = stages._ours(session)
+        assert {"ringray", "ringray-specialised", "ringray-atomic"} <= set(names)
+        for name in names:
+            ours: Any = stages.CONTENDERS[name]
+            assert ours.backend_on(torch.device("meta")) == "triton"
+    assert CONTENDERS["ringray"] == Ringray()
 
 
 COMPILE = """

@@ -153,8 +153,9 @@ class HopperBlocks(Ringray):
         blocks = self.chosen(point.head_dim)
         if blocks is None or not point.is_half:
             return f"for 16 bits and head dims {', '.join(map(str, self.by_head_dim))}"
-        passes = {"forward" if kernel == "forward" else "backward" for kernel in blocks.given}
-        return None if point.direction in passes else f"differs {', '.join(passes)} only"
+        backward = replace(blocks, forward=None) != Blocks()
+        differs = blocks.forward is not None if point.direction == "forward" else backward
+        return None if differs else f"no other blocks {point.direction}"
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _outcome(
         if code is None:
             return "ended at its limit", 0
         if code in (0, 1, EXIT_USAGE):
-            return "done", code
+            return "failed" if code else "done", code
         if code != EXIT_HUNG:
             how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
             return f"failed with {how}", 1

@@ -107,8 +107,13 @@ class BenchSession:
                 self._ring(bench, case)
             else:
                 self._point(case, [name for name in self.names if name not in later[case]])
-        for point, names in later.items():
-            self._point(point, names)
+        self.last(points)
+
+    def last(self, points: Iterable[Point]) -> None:
+        """Measures the contenders that come after all others, one after the other."""
+        for name in contenders.LAST:
+            for point in points:
+                self._point(point, [one for one in self._able_last(point) if one == name])
 
     def _able_last(self, point: Point) -> list[str]:
         """Returns the contenders for ``point`` that are measured after all others."""

@@ -56,12 +56,11 @@ def facts(session: BenchSession) -> None:
 
 
 def _ours(session: BenchSession) -> list[str]:
-    """Returns ours; on a CPU they are the kernels of GPUs from now on, interpreted or compiled."""
+    """Returns ours; from now on with the kernels of GPUs on any device, or on none."""
     names = [name for name in session.names if targets.is_ours(name)]
-    if session.device.type == "cpu":
-        for name in names:
-            ours = cast("Ringray", CONTENDERS[name])
-            CONTENDERS[name] = replace(ours, backend=on_device("auto", "cuda"))
+    for name in names:
+        ours = cast("Ringray", CONTENDERS[name])
+        CONTENDERS[name] = replace(ours, backend=on_device("auto", "cuda"))
     return names
 
 
@@ -159,7 +158,7 @@ WORK: dict[str, Callable[[BenchSession], bool | None]] = {
     "forward": partial(_against, "forward"),
     "backward": partial(_against, "backward"),
     "sweep": lambda one: one.points(_others(one), [*filter(targets.is_ours, one.names)]),
-    "flex-attention": lambda one: one.points(_rated(one), [n for n in one.names if n in LAST]),
+    "flex-attention": lambda one: one.last(one.chosen(_rated(one))),
     "summary": BenchSession.summary,
     "quick": lambda one: one.measure(*cases("quick", one)),
     "all": lambda one: one.measure(*cases("all", one)),
