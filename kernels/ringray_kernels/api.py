@@ -1,14 +1,15 @@
 """One rank's part of ring attention: validated functions that dispatch to a backend by name.
 
 Shapes: B batch, Hq query heads, Hkv key/value heads (Hq a multiple of Hkv), Sq query rows, Sk key
-rows, D head dim. All tensors may have any strides.
+rows, D head dim of q and k, Dv of v and the output. All tensors may have any strides.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -19,14 +20,15 @@ from ringray_kernels.backends import BACKENDS, PREFERRED
 from ringray_kernels.config import Blocks
 
 DTYPES = tuple(map(dtypes.torch_dtype, dtypes.DTYPES))
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 LARGEST_SCALE = torch.finfo(torch.float32).max
+LEAST_SOFTCAP = 1e-30  # what divides by it stays far from the end of fp32
 
 
 class State(NamedTuple):
     """Attention over the keys of the hops so far.
 
-    ``out`` (B, Hq, Sq, D), normalised, fp32 between hops; ``lse`` (B, Hq, Sq), fp32, natural log,
+    ``out`` (B, Hq, Sq, Dv), normalised, fp32 between hops; ``lse`` (B, Hq, Sq), fp32, natural log,
     -inf with ``out`` 0 on rows that have seen no key.
     """
 
@@ -45,6 +47,23 @@ class Operands(NamedTuple):
     end: Tensor
     scale: float
     blocks: Any
+    softcap: float | None = None
+
+
+class Features(NamedTuple):
+    """What a problem asks of a backend beyond plain scores and one head dim. ``value_dim``: head
+    dim of v, None if it is that of q."""
+
+    value_dim: int | None = None
+    softcap: float | None = None
+
+
+PLAIN = Features()
+
+
+def features(v: Tensor, softcap: float | None = None) -> Features:
+    """Returns what a problem with values ``v`` asks of a backend."""
+    return Features(v.shape[-1], softcap)
 
 
 class BackwardOperands(NamedTuple):
@@ -67,8 +86,8 @@ class Backend(Protocol):
 
     BLOCKS: type
 
-    def unsupported(self, q: Tensor) -> str | None:
-        """Returns why this backend cannot compute on tensors like ``q``, or None."""
+    def unsupported(self, q: Tensor, asked: Features = ...) -> str | None:
+        """Returns why this backend cannot compute ``asked`` on tensors like ``q``, or None."""
 
     def forward(self, operands: Operands, state: State | None, out_dtype: torch.dtype) -> State: ...
     def backward(self, operands: Operands, given: BackwardOperands) -> None: ...
@@ -80,11 +99,11 @@ def backend_names() -> tuple[str, ...]:
     return ("auto", *BACKENDS)
 
 
-def resolve_backend(name: str, q: Tensor) -> str:
-    """Returns the backend that ``name`` means for tensors like ``q``.
+def resolve_backend(name: str, q: Tensor, asked: Features = PLAIN) -> str:
+    """Returns the backend that ``name`` means for tensors like ``q`` and what is ``asked``.
 
     Raises:
-        ValueError: unknown name, or the named backend cannot compute such tensors.
+        ValueError: unknown name, or the named backend cannot compute that; names those that can.
     """
     if name != "auto":
         if not isinstance(name, str) or name not in BACKENDS:
@@ -93,17 +112,24 @@ def resolve_backend(name: str, q: Tensor) -> str:
                 f"backend: got {name!r}, expected one of {', '.join(backend_names())}"
                 + (f"; did you mean {close[0]!r}?" if close else "")
             )
-        reason = load_backend(name).unsupported(q)
+        reason = load_backend(name).unsupported(q, asked)
         if reason:
-            raise ValueError(f"backend {name!r}: {reason}")
+            able = ", ".join(_usable((one for one in BACKENDS if one != name), q, asked))
+            raise ValueError(f"backend {name!r}: {reason}" + (f"; {able} can" if able else ""))
         return name
-    order = PREFERRED.get(q.device.type, ())
-    usable = [name for name in order if load_backend(name).unsupported(q) is None]
-    if not usable:
-        raise ValueError(
-            f"no backend computes {q.dtype} on {q.device.type} with head dim {q.shape[-1]}"
-        )
-    return usable[0]
+    for name in _usable(PREFERRED.get(q.device.type, ()), q, asked):
+        return name
+    raise ValueError(
+        f"no backend computes {q.dtype} on {q.device.type} with head dim {q.shape[-1]}"
+    )
+
+
+def _usable(names: Iterable[str], q: Tensor, asked: Features) -> Iterator[str]:
+    """Yields those of ``names`` that are installed and compute ``asked`` on tensors like ``q``."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            if load_backend(name).unsupported(q, asked) is None:
+                yield name
 
 
 def load_backend(name: str) -> Backend:
@@ -160,14 +186,14 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     batch, heads, _, head_dim = q.shape
     kv_heads, key_rows = k.shape[1], k.shape[2]
     _expect("k", k, (batch, kv_heads, key_rows, head_dim), None)
-    _expect("v", v, (batch, kv_heads, key_rows, head_dim), None)
+    _expect("v", v, (batch, kv_heads, key_rows, v.shape[3]), None)
     if heads % kv_heads:
         raise ValueError(
             f"heads: got {heads} query heads and {kv_heads} key/value heads, "
             "expected query heads to be a multiple of key/value heads"
         )
-    if head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"head dim: got {head_dim}, expected at most {MAX_HEAD_DIM}")
+    if (widest := max(head_dim, v.shape[3])) > MAX_HEAD_DIM:
+        raise ValueError(f"head dim: got {widest}, expected at most {MAX_HEAD_DIM}")
 
 
 def check_blocks(blocks: object, backend: str) -> None:
@@ -189,11 +215,19 @@ def unusable_scale(scale: object) -> str | None:
     return f"scale: got {scale!r}, expected None or a finite number that fp32 holds"
 
 
+def unusable_softcap(softcap: object) -> str | None:
+    """Returns why scores cannot be capped at ``softcap``, or None."""
+    number = isinstance(softcap, int | float) and not isinstance(softcap, bool)
+    if softcap is None or (number and LEAST_SOFTCAP <= cast("float", softcap) <= LARGEST_SCALE):
+        return None
+    return f"softcap: got {softcap!r}, expected None or a finite number of at least {LEAST_SOFTCAP}"
+
+
 def _checked(operands: Operands, backend: str) -> Backend:
     """Checks the problem and returns its backend."""
-    q, k, v, start, end, scale, blocks = operands
+    q, k, v, start, end, scale, blocks, softcap = operands
     check_qkv(q, k, v)
-    if wrong := unusable_scale(scale):
+    if wrong := unusable_scale(scale) or unusable_softcap(softcap):
         raise ValueError(wrong)
     rows = (
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
@@ -201,7 +235,7 @@ def _checked(operands: Operands, backend: str) -> Backend:
     )
     _expect("start", start, rows, torch.int32)
     _expect("end", end, rows, torch.int32)
-    backend = resolve_backend(backend, q)
+    backend = resolve_backend(backend, q, features(v, softcap))
     check_blocks(blocks, backend)
     return load_backend(backend)
 
@@ -214,6 +248,7 @@ def forward(
     end: Tensor,
     *,
     scale: float,
+    softcap: float | None = None,
     state: State | None = None,
     out_dtype: torch.dtype | None = None,
     blocks: Blocks | int | None = None,
@@ -222,10 +257,12 @@ def forward(
     """Computes attention of ``q`` over the key rows ``[start, end)`` and merges it into ``state``.
 
     Args:
-        q: (B, Hq, Sq, D), fp32, bf16 or fp16; ``k``, ``v``: (B, Hkv, Sk, D), the same dtype.
+        q: (B, Hq, Sq, D), fp32, bf16 or fp16; ``k``: (B, Hkv, Sk, D), ``v``: (B, Hkv, Sk, Dv), the
+            same dtype.
         start, end: int32 (B or 1, Sq), half-open rows of k that each query row sees, each
             non-decreasing along the rows.
         scale: factor on q . k before the softmax: any finite number that fp32 holds.
+        softcap: scores s become softcap * tanh(s / softcap), after the scale; None: they stay.
         state: the result of earlier hops, fp32; it is consumed (its tensors may be reused).
         out_dtype: dtype of the returned ``out``; None means fp32. Set it on the last hop.
         blocks: the partition of the work: query rows per fused call for ``aten``, a ``Blocks`` for
@@ -233,15 +270,15 @@ def forward(
         backend: ``auto`` or a name of ``ringray_kernels.backends``.
 
     Returns:
-        State: out (B, Hq, Sq, D) in ``out_dtype``, lse (B, Hq, Sq) fp32.
+        State: out (B, Hq, Sq, Dv) in ``out_dtype``, lse (B, Hq, Sq) fp32.
 
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    operands = Operands(q, k, v, start, end, scale, blocks)
+    operands = Operands(q, k, v, start, end, scale, blocks, softcap)
     module = _checked(operands, backend)
     if state is not None:
-        _expect("state.out", state.out, q.shape, torch.float32)
+        _expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32)
         _expect("state.lse", state.lse, q.shape[:3], torch.float32)
     return module.forward(operands, state, out_dtype or torch.float32)
 
@@ -257,6 +294,7 @@ def backward(
     end: Tensor,
     *,
     scale: float,
+    softcap: float | None = None,
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
@@ -267,22 +305,23 @@ def backward(
     """Adds the gradients of one hop to ``dq``, ``dk``, ``dv`` in place.
 
     Args:
-        dout: (B, Hq, Sq, D), the gradient of the *global* output.
-        q, k, v, start, end, scale, blocks, backend: as in ``forward``.
+        dout: (B, Hq, Sq, Dv), the gradient of the *global* output.
+        q, k, v, start, end, scale, softcap, blocks, backend: as in ``forward``.
         lse, delta: fp32 (B, Hq, Sq), *global*: lse over all keys of the sequence, and
             what ``delta`` returns. Rows with lse = -inf must have empty intervals.
-        dq: fp32 (B, Hq, Sq, D); ``dk``, ``dv``: fp32 (B, Hkv, Sk, D).
+        dq: fp32 (B, Hq, Sq, D); ``dk``, ``dv``: fp32, shaped as k and v.
         out: the global output in q's dtype, if available and ``delta`` is its rowsum with dout:
             fused calls compute delta themselves, and otherwise get a substitute with its rowsum.
 
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    operands = Operands(q, k, v, start, end, scale, blocks)
+    operands = Operands(q, k, v, start, end, scale, blocks, softcap)
     module = _checked(operands, backend)
-    _expect("dout", dout, q.shape, q.dtype)
+    results = (*q.shape[:3], v.shape[3])
+    _expect("dout", dout, results, q.dtype)
     if out is not None:
-        _expect("out", out, q.shape, q.dtype)
+        _expect("out", out, results, q.dtype)
     _expect("lse", lse, q.shape[:3], torch.float32)
     _expect("delta", delta, q.shape[:3], torch.float32)
     _expect("dq", dq, q.shape, torch.float32)
@@ -297,7 +336,7 @@ def delta(
     """Returns rowsum(dout * out) - dlse, all of the global output that ``backward`` needs.
 
     Args:
-        dout, out: (B, Hq, Sq, D), the same dtype.
+        dout, out: (B, Hq, Sq, Dv), the same dtype.
         lse: fp32 (B, Hq, Sq); rows where it is -inf get 0, for any values of the others there.
         dlse: gradient of lse, fp32 (B, Hq, Sq): a score's share of lse is its weight, as in delta.
 

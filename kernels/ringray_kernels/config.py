@@ -167,13 +167,26 @@ class Blocks:
 @dataclass(frozen=True)
 class Problem:
     """A problem that a configuration must fit. ``group``: query heads per key/value head;
-    ``aligned``: the streamed tensors have unit stride along D and 16-byte aligned rows."""
+    ``aligned``: the streamed tensors have unit stride along D and 16-byte aligned rows;
+    ``value_dim``: head dim of V, 0 if it is that of Q; ``capped``: its scores have a softcap."""
 
     kernel: Kernel
     head_dim: int
     itemsize: int
     group: int = 1
     aligned: bool = True
+    value_dim: int = 0
+    capped: bool = False
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        """Head dims of Q and of V."""
+        return self.head_dim, self.value_dim or self.head_dim
+
+    @property
+    def width(self) -> int:
+        """The widest row of a tile, in elements."""
+        return max(sum(head_dim_parts(dim)) for dim in self.head_dims)
 
 
 def head_dim_parts(head_dim: int) -> tuple[int, int]:
@@ -212,16 +225,15 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
         return "pack: the dkv kernel walks the query heads one by one, expected 1"
     if config.block_m < 16 * config.pack:
         return f"pack: got {config.pack}, expected at most block_m / 16 = {config.block_m // 16}"
-    first, rest = head_dim_parts(problem.head_dim)
     reason = _path_unsupported(config, problem, target) if config.path != "pointers" else None
     if reason:
         return f"path: {reason}"
-    registers = _accumulators(config, problem.kernel, first + rest) // (
+    registers = _accumulators(config, problem.kernel, problem.width) // (
         config.warps * target.warp_size
     )
     if registers > 256:
         return f"accumulators take {registers} registers a thread, expected at most 256"
-    shared = _shared_bytes(config, problem, first + rest, target)
+    shared = _shared_bytes(config, problem, problem.width, target)
     if shared > target.shared_bytes:
         return (
             f"tiles take about {shared // _KIB} KiB of shared memory, "
@@ -232,18 +244,20 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
 
 def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> str | None:
     """Returns why tiles cannot be copied by descriptors, or None."""
-    first, rest = head_dim_parts(problem.head_dim)
     if not target.descriptors:
         return f"{target.name} has no tensor descriptors, expected pointers"
-    if rest:
-        return f"head dim {problem.head_dim} takes two parts, expected pointers"
-    if not problem.aligned or problem.head_dim * problem.itemsize % 16:
+    for dim in problem.head_dims:
+        if head_dim_parts(dim)[1]:
+            return f"head dim {dim} takes two parts, expected pointers"
+    if not problem.aligned or any(dim * problem.itemsize % 16 for dim in problem.head_dims):
         return "descriptors need unit stride along D and 16-byte aligned rows"
     if config.path == "specialised":
         if not target.wgmma:
             return f"specialised is for Hopper, got {target.name}"
-        if problem.kernel == "dq" or problem.itemsize != 2 or problem.head_dim != first:
+        if problem.kernel == "dq" or problem.itemsize != 2 or problem.head_dim != problem.width:
             return "specialised is for forward and dkv, 16-bit elements, powers of two as head dim"
+        if len({*problem.head_dims}) > 1 or problem.capped:
+            return "specialised is for one head dim of q, k and v, and no softcap"
         own = config.block_m if problem.kernel == "forward" else config.block_n
         if (own, config.warps, config.pack, config.split) != (128, 8, 1, False):
             return (

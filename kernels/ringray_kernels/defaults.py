@@ -21,7 +21,6 @@ from ringray_kernels.config import (
     Kernel,
     Problem,
     Target,
-    head_dim_parts,
     supports,
 )
 
@@ -127,7 +126,7 @@ def default(problem: Problem, target: Target) -> BlockConfig:
     table = (wide if problem.itemsize == 4 else narrow)[problem.kernel]
     reason: str | None = "no configuration"
     for head_dim, text in table:
-        if sum(head_dim_parts(problem.head_dim)) <= head_dim:
+        if problem.width <= head_dim:
             config = BlockConfig.parse(text)
             reason = supports(config, problem, target)
             if reason is None:

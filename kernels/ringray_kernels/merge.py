@@ -10,6 +10,10 @@ so merge(A, B) = attention(A u B). A part that sees no key has lse = -inf and ou
 An lse is rounded to fp32 once per part and merge, by at most 2 ** -24 of itself, and the weights of
 a merge are wrong by that much: 6e-6 at an lse of 100. Rounded scores are no more exact than that;
 scores that fp32 holds exactly lose it.
+
+An attention sink is one more logit per head that takes part in the softmax without a value: a part
+with lse = sink and out = 0, merged into rows that see a key. Backward then runs with the merged lse
+and out, and the gradient of the sink is -sum of exp(sink - lse) * delta over the rows.
 """
 
 from __future__ import annotations
@@ -39,3 +43,18 @@ def merged(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.logsumexp(lse, 1, keepdim=True)
     weight = torch.exp(lse - total.masked_fill(total == -torch.inf, 0.0))
     return (out * weight.unsqueeze(-1)).sum(1).unsqueeze(0), total.transpose(0, 1)
+
+
+def merge_sinks_(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Merges ``sinks`` (H,), any floating dtype, into ``out`` (B, H, S, D), any floating dtype, and
+    ``lse`` fp32 (B, H, S), in place. Rows that see no key keep out 0 and lse -inf."""
+    logits, blind = sinks.float().unsqueeze(-1), lse == -torch.inf
+    out.mul_(torch.sigmoid(lse - logits).masked_fill_(blind, 0.0).unsqueeze(-1))
+    torch.logaddexp(lse, logits, out=lse).masked_fill_(blind, -torch.inf)
+
+
+def sink_gradients(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """Returns the gradient of ``sinks``, fp32 (H,), from the rows of the merged ``lse`` and their
+    ``delta`` (see ``api.delta``), fp32 (B, H, S)."""
+    weights = torch.exp(sinks.float().unsqueeze(-1) - lse).masked_fill_(lse == -torch.inf, 0.0)
+    return -(weights * delta).sum((0, 2))

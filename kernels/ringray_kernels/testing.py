@@ -18,12 +18,14 @@ BUDGET_FLOOR = 1e-6
 
 
 class Gradients(NamedTuple):
-    """Output and gradients of one attention: out, dq (B, Hq, S, D), dk, dv (B, Hkv, S, D)."""
+    """Output and gradients of one attention: out (B, Hq, S, Dv), dq (B, Hq, S, D), dk (B, Hkv, S,
+    D), dv (B, Hkv, S, Dv), dsinks (B, Hq, S): the share of each row in the gradient of a sink."""
 
     out: Tensor
     dq: Tensor | None
     dk: Tensor | None
     dv: Tensor | None
+    dsinks: Tensor | None = None
 
 
 def make_inputs(
@@ -36,15 +38,23 @@ def make_inputs(
     *,
     seed: int,
     device: str | torch.device = "cpu",
+    value_dim: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns q, k, v, dout of standard normal values, equal on all ranks and devices by seed."""
+    """Returns q, k, v, dout of standard normal values, equal on all ranks and devices by seed.
+    ``value_dim``: head dim of v and dout; None is ``head_dim``."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [heads, kv_heads, kv_heads, heads]
+    values = value_dim or head_dim
+    shapes = [(heads, head_dim), (kv_heads, head_dim), (kv_heads, values), (heads, values)]
     q, k, v, dout = (
-        torch.randn(batch, h, seq_len, head_dim, generator=generator).to(dtype).to(device)
-        for h in shapes
+        torch.randn(batch, h, seq_len, width, generator=generator).to(dtype).to(device)
+        for h, width in shapes
     )
     return q, k, v, dout
+
+
+def make_sinks(heads: int, *, seed: int, device: str | torch.device = "cpu") -> Tensor:
+    """Returns a sink per head, fp32 (heads,), of normal values, equal on all ranks by seed."""
+    return (1.0 + torch.randn(heads, generator=torch.Generator().manual_seed(seed))).to(device)
 
 
 def visible(
@@ -62,14 +72,25 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
 
 
 def oracle(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float
-) -> Gradients:
-    """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``."""
-    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    wide_k, wide_v = (_grouped(x, q.shape[1]) for x in leaves[1:])
-    scores = (leaves[0] @ wide_k.transpose(-1, -2) * scale).masked_fill(~seen, -math.inf)
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
+    softcap: float | None = None, sinks: Tensor | None = None,
+) -> Gradients:  # fmt: skip
+    """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``.
+    ``softcap``, ``sinks``: as in ``ringray.ring_attention``."""
+    given = [q, k, v]
+    if sinks is not None:
+        given.append(sinks[:, None].expand(q.shape[:3]))
+    leaves = [x.detach().double().requires_grad_() for x in given]
+    wide_k, wide_v = (_grouped(x, q.shape[1]) for x in leaves[1:3])
+    scores = leaves[0] @ wide_k.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, leaves[3].unsqueeze(-1)], -1)
     blind = ~seen.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
+    weights = weights[..., : k.shape[2]]
     out = weights @ wide_v
     if dout is None:
         return Gradients(out.detach(), None, None, None)
@@ -85,9 +106,13 @@ def yardstick(
     *,
     scale: float,
     causal: bool,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Gradients:
     """Computes single-process *flash* SDPA on the same inputs in the same dtype, never its math
-    path."""
+    path; and what that does not compute by the same arithmetic, see ``_like_flash``."""
+    if softcap is not None or sinks is not None or q.shape[-1] != v.shape[-1]:
+        return _like_flash(q, k, v, dout, seen, scale=scale, softcap=softcap, sinks=sinks)
     leaves = [
         x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(dout is not None)
         for x in (q, k, v)
@@ -109,6 +134,41 @@ def yardstick(
         return Gradients(out.detach(), *torch.autograd.grad(out, leaves, dout))
 
 
+def _like_flash(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
+    softcap: float | None, sinks: Tensor | None,
+) -> Gradients:  # fmt: skip
+    """Computes attention with the roundings of a flash kernel: scores and sums in fp32, operands of
+    products and results in the dtype of the inputs."""
+    dtype, blind = q.dtype, ~seen.any(-1, keepdim=True)
+    wide_q, wide_k, wide_v = (_grouped(x, q.shape[1]).float() for x in (q, k, v))
+    scores = wide_q @ wide_k.mT * scale
+    slope = torch.ones_like(scores)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap)
+        slope, scores = 1 - scores**2, scores * softcap
+    lse = torch.logsumexp(scores.masked_fill(~seen, -math.inf), -1, keepdim=True)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.float()[:, None, None])
+    weights = torch.exp(scores - lse).masked_fill(~seen, 0.0)
+    out = (weights.to(dtype).float() @ wide_v).to(dtype)
+    if dout is None:
+        return Gradients(out, None, None, None)
+    upstream = dout.float()
+    delta = (upstream * out.float()).sum(-1, keepdim=True).masked_fill(blind, 0.0)
+    ds = (weights * (upstream @ wide_v.mT - delta) * slope).to(dtype).float()
+    dk, dv = (
+        (x.mT @ y).unflatten(1, (k.shape[1], -1)).sum(2)
+        for x, y in ((ds * scale, wide_q), (weights.to(dtype).float(), upstream))
+    )
+    dsinks = None
+    if sinks is not None:
+        share = torch.exp(sinks.float()[:, None, None] - lse).masked_fill(blind, 0.0)
+        dsinks = -(share * delta).squeeze(-1)
+    dq = ds @ wide_k * scale
+    return Gradients(out, dq.to(dtype), dk.to(dtype), dv.to(dtype), dsinks)
+
+
 def budget_share(got: Tensor, want: Tensor, reference: Tensor, dout: Tensor) -> float:
     """Returns the error of ``got`` over its budget: at most 1 is right; NaN and inf never are.
 
@@ -120,4 +180,16 @@ def budget_share(got: Tensor, want: Tensor, reference: Tensor, dout: Tensor) -> 
     error = float((got.double() - want.double()).norm()) / norm
     allowed = BUDGET_FACTOR * float((reference.double() - want.double()).norm()) / norm
     share = error / (allowed + BUDGET_FLOOR)
+    return share if math.isfinite(share) else math.inf
+
+
+def sinks_share(got: Tensor, want: Tensor, reference: Tensor) -> float:
+    """Returns the error of a gradient of sinks (H,) over its budget, as ``budget_share``.
+
+    ``want``, ``reference``: of oracle and yardstick, (B, H, S) by row. The errors of rows have any
+    sign and may cancel in a sum, so the budget is four times their norm.
+    """
+    rows = 2 * BUDGET_FACTOR * float((reference.double() - want).norm())
+    error = float((got.double() - want.sum((0, 2))).norm())
+    share = error / (rows + BUDGET_FLOOR * (float(want.norm()) or 1.0))
     return share if math.isfinite(share) else math.inf

@@ -32,6 +32,7 @@ class Signature(NamedTuple):
     kv_heads: int
     rows_per_rank: int
     head_dim: int
+    value_dim: int
     dtype: str
     partition: str
     causal: bool
@@ -41,6 +42,8 @@ class Signature(NamedTuple):
     seq_len: int
     cu_seqlens: tuple[Any, ...] | None
     scale: float
+    softcap: float | None
+    sinks: bool
     transport: str
     backward: str
     backend: str

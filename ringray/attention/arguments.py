@@ -27,7 +27,16 @@ from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
-from ringray_kernels.api import DTYPES, check_blocks, check_qkv, resolve_backend, unusable_scale
+from ringray_kernels.api import (
+    DTYPES,
+    check_blocks,
+    check_qkv,
+    features,
+    not_plain,
+    resolve_backend,
+    unusable_scale,
+    unusable_softcap,
+)
 from ringray_kernels.config import Blocks
 
 P = ParamSpec("P")
@@ -44,6 +53,7 @@ class Options(NamedTuple):
     prefix: tuple[int, ...] | None
     seq_len: int | None
     scale: float | None
+    softcap: float | None
     transport: str
     backward: str
     backend: str
@@ -56,6 +66,7 @@ def resolve(
     k: Tensor,
     v: Tensor,
     cu_seqlens: Tensor | None,
+    sinks: Tensor | None,
     options: Options,
     comm: Comm,
     *,
@@ -73,16 +84,18 @@ def resolve(
         if refused is not None:
             raise ValueError(refused)
         check_qkv(q, k, v)
-        options = _filled(q, k, cu_seqlens, options, comm, needs_grad=needs_grad)
-        problem = describe(q, k, cu_seqlens, options, comm)
-    signature = _signature(problem, q, k, options.transport, needs_grad)
+        _check_sinks(sinks, q)
+        options = _filled(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad)
+        problem = describe(q, k, v, cu_seqlens, options, comm)
+    signature = _signature(problem, q, k, v, sinks, options.transport, needs_grad)
     return problem, agree(comm, signature, device=q.device)
 
 
 def describe(
-    q: Tensor, k: Tensor, cu_seqlens: Tensor | None, options: Options, comm: Comm
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, options: Options, comm: Comm
 ) -> RankProblem:
-    """Returns the problem of tensors like ``q`` (B, Hq, S, D) and ``k`` (B, Hkv, S, D).
+    """Returns the problem of tensors like ``q`` (B, Hq, S, D), ``k`` (B, Hkv, S, D) and ``v`` (B,
+    Hkv, S, Dv).
 
     Raises:
         ValueError: what was given and what is expected.
@@ -94,9 +107,9 @@ def describe(
     if wrong := mistake(options):
         raise ValueError(wrong)
     partition, scale, transport = options.partition, options.scale, options.transport
-    blocks = options.blocks
+    blocks, softcap = options.blocks, options.softcap
     length = partitions.true_length(partition, options.seq_len, rows, ranks)
-    backend = resolve_backend(options.backend, q)
+    backend = resolve_backend(options.backend, q, features(v, softcap))
     check_blocks(blocks, backend)
     exchange = transports.plan(transport, ranks, heads, kv_heads)
     fold = exchange.fold
@@ -113,11 +126,14 @@ def describe(
         ),
         exchange=exchange,
         backward=walk.resolve_backward(options.backward, transport, walks=exchange.walks),
-        costs=walk.costs(q.element_size(), batch, heads // fold, kv_heads // fold, head_dim),
+        costs=walk.costs(
+            q.element_size(), batch, heads // fold, kv_heads // fold, head_dim, v.shape[3]
+        ),
         scale=head_dim**-0.5 if scale is None else float(scale),
         backend=backend,
         blocks=blocks,
         return_lse=options.return_lse,
+        softcap=None if softcap is None else float(softcap),
     )
     _ = problem.walks  # raises where the backward walk is impossible
     comm.check(q.device, staged=exchange.staged)
@@ -127,6 +143,7 @@ def describe(
 def _filled(
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     cu_seqlens: Tensor | None,
     options: Options,
     comm: Comm,
@@ -139,7 +156,8 @@ def _filled(
         return options
     if wrong := mistake(options, types_only=True):
         raise ValueError(wrong)
-    backend = resolve_backend(options.backend, q)
+    asked = features(v, options.softcap)
+    backend = resolve_backend(options.backend, q, asked)
     name = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else "cpu"
     found = lookup.for_process(
         tuned.buckets(
@@ -161,7 +179,7 @@ def _filled(
         name, options.partition, options.transport, options.backward, backend,
     )  # fmt: skip
     cut = options.blocks
-    if cut is None:
+    if cut is None and asked == features(q):  # choices are tuned for plain attention
         cut = Blocks.parse(found.blocks) if isinstance(found.blocks, str) else found.blocks
     return options._replace(
         partition=found.partition, transport=found.transport, backward=found.backward, blocks=cut
@@ -185,7 +203,23 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
     for name in ("causal", "return_lse"):
         if not isinstance(getattr(options, name), bool):
             return f"{name}: got {getattr(options, name)!r}, expected True or False"
-    return None if options.scale is None else unusable_scale(options.scale)
+    scale = None if options.scale is None else unusable_scale(options.scale)
+    return scale or unusable_softcap(options.softcap)
+
+
+def _check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+    """Raises ValueError unless ``sinks`` is None or a logit per head of ``q`` (B, Hq, S, D)."""
+    if sinks is None:
+        return
+    expected = f"expected None or a tensor ({q.shape[1]},) of float32 or q's {q.dtype}, {q.device}"
+    if not isinstance(sinks, Tensor):
+        raise ValueError(f"sinks: got {type(sinks).__name__}, {expected}")
+    if reason := not_plain(sinks):
+        raise ValueError(f"sinks: got {reason}")
+    wrong_type = sinks.dtype not in (torch.float32, q.dtype) or sinks.device != q.device
+    if tuple(sinks.shape) != (q.shape[1],) or wrong_type:
+        given = f"{sinks.dtype} of shape {tuple(sinks.shape)} on {sinks.device}"
+        raise ValueError(f"sinks: got {given}, {expected}")
 
 
 def _whole(value: object, least: int | None) -> bool:
@@ -246,8 +280,9 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _signature(
-    problem: RankProblem, q: Tensor, k: Tensor, transport: str, needs_grad: bool
-) -> Signature:
+    problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, transport: str,
+    needs_grad: bool,
+) -> Signature:  # fmt: skip
     blocks = problem.blocks
     # Blocks that configure nothing are the default.
     compared = (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
@@ -257,6 +292,7 @@ def _signature(
         kv_heads=k.shape[1],
         rows_per_rank=q.shape[2],
         head_dim=q.shape[3],
+        value_dim=v.shape[3],
         dtype=str(q.dtype).removeprefix("torch."),
         partition=problem.layout.partition,
         causal=problem.mask.causal,
@@ -266,6 +302,8 @@ def _signature(
         seq_len=problem.mask.seq_len,
         cu_seqlens=problem.mask.documents,
         scale=problem.scale,
+        softcap=problem.softcap,
+        sinks=sinks is not None,
         transport=transport,
         backward=problem.backward,
         backend=problem.backend,
@@ -293,6 +331,8 @@ _OTHER_NAMES = {
     "deterministic": "nothing: results are always bitwise repeatable; leave it out",
     "max_seqlen": "nothing: leave it out", "max_seqlen_q": "nothing: leave it out",
     "max_seqlen_k": "nothing: leave it out",
+    "s_aux": "sinks", "learnable_sink": "sinks", "attn_sink": "sinks",
+    "logits_soft_cap": "softcap", "logit_softcapping": "softcap",
     "heads_k_stride": "transport (allgather:N for N heads at once)",
 }  # fmt: skip
 

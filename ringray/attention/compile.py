@@ -43,8 +43,8 @@ _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
 # Options in place of those that the operator is to refuse.
 _ACCEPTED = Options(
-    partitions.DEFAULT, True, None, None, None, None, None, transports.DEFAULT, "auto", "auto",
-    False, None,
+    partitions.DEFAULT, True, None, None, None, None, None, None, transports.DEFAULT, "auto",
+    "auto", False, None,
 )  # fmt: skip
 
 # The arguments of both operators except tensors. ``ranks``: of the ring; shapes depend on it, so it
@@ -52,9 +52,8 @@ _ACCEPTED = Options(
 # ``window``: one number or two, -1 for None.
 _SETTINGS = (
     "str? group, int ranks, str partition, bool causal, SymInt[]? window, SymInt? chunk, "
-    "SymInt[]? prefix, SymInt? seq_len, "
-    "float? scale, str transport, str backward, str backend, bool return_lse, SymInt? rows, "
-    "str? blocks"
+    "SymInt[]? prefix, SymInt? seq_len, float? scale, float? softcap, str transport, "
+    "str backward, str backend, bool return_lse, SymInt? rows, str? blocks"
 )
 
 
@@ -106,27 +105,28 @@ def attention(
     k: Tensor,
     v: Tensor,
     cu_seqlens: Tensor | None,
+    sinks: Tensor | None,
     group: dist.ProcessGroup | None,
     options: Options,
     *,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
-    refused = _refused(options, cu_seqlens)
+    refused = _refused(options, cu_seqlens, sinks)
     if refused is not None:  # the operator raises it: other ranks may run theirs already
         options = _ACCEPTED
-        cu_seqlens = None
+        cu_seqlens = sinks = None
     elif cu_seqlens is not None:
         # Not in the operators, so that all layers and both passes share one copy.
         cu_seqlens = cu_seqlens.cpu()
     _, ranks = place_in(group)
     out, lse, *_ = _attention(
-        q, k, v, cu_seqlens, needs_grad, refused, name_of(group), ranks, *_flat(options),
+        q, k, v, cu_seqlens, sinks, needs_grad, refused, name_of(group), ranks, *_flat(options),
     )  # fmt: skip
     return out, lse
 
 
-def _refused(options: Options, cu_seqlens: object) -> str | None:
+def _refused(options: Options, cu_seqlens: object, sinks: object) -> str | None:
     """Returns the mistake in arguments whose types no operator takes, or None."""
     wrong = mistake(options, types_only=True)
     blocks: object = options.blocks
@@ -134,6 +134,8 @@ def _refused(options: Options, cu_seqlens: object) -> str | None:
         wrong = f"blocks: got {blocks!r}, expected None, an integer or a ringray.Blocks"
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
         wrong = f"cu_seqlens: got {cu_seqlens!r}, expected integers in a tensor or a list"
+    if sinks is not None and not isinstance(sinks, Tensor):
+        wrong = f"sinks: got {type(sinks).__name__}, expected None or a tensor"
     for name in ("partition", "transport", "backward", "backend"):
         if not isinstance(getattr(options, name), str):
             wrong = f"{name}: got {getattr(options, name)!r}, expected a name"
@@ -149,32 +151,35 @@ _text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _like_inputs(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
-    refused: str | None, *settings: Any,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
+    needs_grad: bool, refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-    kept = _kept_like(q, k, settings) if needs_grad else []
-    return q.new_empty(q.shape), lse, torch.empty((), dtype=torch.int64, device="cpu"), kept
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    kept = _kept_like(q, k, v, settings) if needs_grad else []
+    return out, lse, torch.empty((), dtype=torch.int64, device="cpu"), kept
 
 
-def _kept_like(q: Tensor, k: Tensor, settings: Sequence[Any]) -> list[Tensor]:
+def _kept_like(q: Tensor, k: Tensor, v: Tensor, settings: Sequence[Any]) -> list[Tensor]:
     """Makes empty tensors like those that a forward pass keeps, see ``_pack``."""
     try:
         options, ranks = _options(settings), settings[1]
         batch, heads, rows, width = q.shape
+        value_width = v.shape[3]
         exchange = transports.plan(options.transport, ranks, int(heads), int(k.shape[1]))
         backward = walk.resolve_backward(options.backward, options.transport, walks=exchange.walks)
     except ValueError:
         return []  # the operator raises it when it runs
     fold = exchange.fold
     rows, heads, kv_heads = rows * fold, heads // fold, k.shape[1] // fold
-    queries, keys = (batch, heads, rows, width), (batch, kv_heads, rows, width)
+    queries, keys = (batch, heads, rows), (batch, kv_heads, rows)
     kept: list[Tensor] = []
     if fold > 1:
-        lse = q.new_empty(queries[:-1], dtype=torch.float32)
-        kept = [*map(q.new_empty, (queries, keys, keys, queries)), lse]
+        shapes = (*queries, width), (*keys, width), (*keys, value_width), (*queries, value_width)
+        kept = [*map(q.new_empty, shapes), q.new_empty(queries, dtype=torch.float32)]
     if backward == "reverse" and (lanes := _lanes(exchange)):
-        kept += [q.new_empty((batch, kv_heads, lanes * rows, width)) for _ in ("k", "v")]
+        room = (batch, kv_heads, lanes * rows)
+        kept += [q.new_empty((*room, last)) for last in (width, value_width)]
     return kept
 
 
@@ -193,9 +198,9 @@ def _pack(saved: tuple[Tensor, ...], problem: RankProblem) -> list[Tensor]:
     first = saved[:_INPUTS] if problem.exchange.fold > 1 else ()
     lanes = _lanes(problem.exchange) if problem.backward == "reverse" else 0
     packed = []
-    for chunks in (saved[_INPUTS::2], saved[_INPUTS + 1 :: 2]) if lanes else ():
-        k = saved[1]
-        room = k.new_empty((*k.shape[:2], lanes * problem.layout.rows, k.shape[3]))
+    for which, like in enumerate(saved[1:3] if lanes else ()):
+        chunks = saved[_INPUTS + which :: 2]
+        room = like.new_empty((*like.shape[:2], lanes * problem.layout.rows, like.shape[3]))
         at = 0
         for chunk in chunks:
             room[:, :, at : at + chunk.shape[2]] = chunk
@@ -213,63 +218,67 @@ def _unpack(saved: list[Tensor], problem: RankProblem) -> tuple[Tensor, ...]:
 
 
 @operator(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool needs_grad, str? refused, "
-    f"{_SETTINGS}) -> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? sinks, bool needs_grad, "
+    f"str? refused, {_SETTINGS}) -> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
     fake=_like_inputs,
 )
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, needs_grad: bool,
-    refused: str | None, *settings: Any,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
+    needs_grad: bool, refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
     problem, call = resolve(
-        q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad, refused=refused
+        q, k, v, cu_seqlens, sinks, options, comm, needs_grad=needs_grad, refused=refused
     )
-    out, lse, saved = loops.forward(q, k, v, problem, comm)
+    out, lse, saved = loops.forward(q, k, v, problem, comm, sinks)
     kept = _pack(saved, problem) if needs_grad else []
     kept = [x.contiguous() for x in kept]
     return out.contiguous(), lse.contiguous(), torch.tensor(call), kept
 
 
 def _like_gradients(
-    dout: Tensor, dlse: Tensor | None, saved: list[Tensor], *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    kv = (dout.shape[0], _kv_heads(dout, saved), *dout.shape[2:])
-    return dout.new_empty(dout.shape), dout.new_empty(kv), dout.new_empty(kv)
+    dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
+    cu_seqlens: Tensor | None, sinks: Tensor | None, *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dsinks = dout.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    dq, dk, dv = (dout.new_empty(shape) for shape in _shapes(dout, saved))
+    return dq, dk, dv, dsinks
 
 
-def _kv_heads(dout: Tensor, saved: list[Tensor]) -> int:
-    q, k = saved[:2]  # of a share of the heads, where ranks exchange heads
-    return k.shape[1] * (dout.shape[1] // q.shape[1])
+def _shapes(dout: Tensor, saved: list[Tensor]) -> list[tuple[int, ...]]:
+    """Returns the shapes of this rank's q, k and v."""
+    fold = dout.shape[1] // saved[0].shape[1]  # saved are a share of the heads and rows of all
+    return [(x.shape[0], x.shape[1] * fold, dout.shape[2], x.shape[3]) for x in saved[:3]]
 
 
 @operator(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor[] saved, Tensor call, "
-    "Tensor? cu_seqlens, "
-    f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv)",
+    "Tensor? cu_seqlens, Tensor? sinks, "
+    f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
     fake=_like_gradients,
 )
 def _attention_backward(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
-    cu_seqlens: Tensor | None, *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    cu_seqlens: Tensor | None, sinks: Tensor | None, *settings: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
-    like_k = dout[:, : _kv_heads(dout, saved)]
-    problem = describe(dout, like_k, cu_seqlens, options, comm)
+    q, k, v = (dout.new_empty(1).expand(shape) for shape in _shapes(dout, saved))
+    problem = describe(q, k, v, cu_seqlens, options, comm)
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
-    gradients = loops.backward(dout, dlse, _unpack(saved, problem), problem, comm, int(call))
-    dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients)
-    return dq, dk, dv
+    gradients = loops.backward(dout, dlse, _unpack(saved, problem), problem, comm, int(call), sinks)
+    dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients[:3])
+    dsinks = dout.new_empty(0) if sinks is None else gradients[3].to(sinks.dtype)
+    return dq, dk, dv, dsinks
 
 
 def _setup(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]
 ) -> None:
-    q, k, v, cu_seqlens, _, _, *ctx.settings = inputs
+    q, k, v, cu_seqlens, sinks, _, _, *ctx.settings = inputs
     out, lse, call, kept = output
     saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
-    ctx.save_for_backward(cu_seqlens, call, *saved)
+    ctx.save_for_backward(cu_seqlens, sinks, call, *saved)
     ctx.mark_non_differentiable(call, *kept)
     ctx.set_materialize_grads(False)
 
@@ -277,12 +286,15 @@ def _setup(
 def _backward(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    cu_seqlens, call, *saved = ctx.saved_tensors
+    cu_seqlens, sinks, call, *saved = ctx.saved_tensors
     if dout is None:  # only lse was used
         assert dlse is not None
-        dout = saved[0].new_zeros((*dlse.shape, saved[0].shape[3]))
-    gradients = _attention_backward(dout, dlse, saved, call, cu_seqlens, *ctx.settings)
-    return (*gradients, *[None] * (3 + len(ctx.settings)))
+        dout = saved[2].new_zeros((*dlse.shape, saved[2].shape[3]))
+    *gradients, dsinks = _attention_backward(
+        dout, dlse, saved, call, cu_seqlens, sinks, *ctx.settings
+    )
+    dsinks = None if sinks is None else dsinks
+    return (*gradients, None, dsinks, *[None] * (2 + len(ctx.settings)))
 
 
 _attention.register_autograd(_backward, setup_context=_setup)

@@ -1,6 +1,7 @@
 """``ring_attention``: exact attention over a sequence that is sharded over a ring of ranks.
 
-Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
+Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim, Dv that
+of the values.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def ring_attention(
     prefix: int | Sequence[int] | None = None,
     seq_len: int | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     transport: str = transports.DEFAULT,
     backward: str = "auto",
     backend: str = "auto",
@@ -66,9 +69,11 @@ def ring_attention(
     Under autocast it casts like SDPA does. Numbers may be NumPy's or 0-d tensors.
 
     Args:
-        q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 256.
-        k, v: (B, Hkv, S, D), the same dtype and D; Hq is a multiple of Hkv, and only the Hkv heads
-            travel.
+        q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 512 (256 with
+            the backend ``triton``).
+        k: (B, Hkv, S, D), the same dtype; Hq is a multiple of Hkv, and only the Hkv heads travel.
+        v: (B, Hkv, S, Dv), the same dtype; Dv may be another head dim, as in multi-head latent
+            attention.
         group: process group of the ring; None is the default group if one is initialised, otherwise
             this process alone.
         partition: rule that deals positions to ranks, a name of ``ringray.partition.PARTITIONS``;
@@ -90,6 +95,12 @@ def ring_attention(
         seq_len: true global length (tokens) when the shards hold padding; None is the length that
             they remember from ``ringray.shard``, else N * S.
         scale: factor on q . k before the softmax, any number that fp32 holds; None is 1 / sqrt(D).
+        softcap: scores s become softcap * tanh(s / softcap), after the scale and before the mask;
+            None leaves them as they are.
+        sinks: (Hq,), fp32 or q's dtype, the same on every rank: a learned logit per head that takes
+            part in the softmax without a value (attention sinks); None is none. The gradient of
+            each rank is a share, and the sum over the ranks is the gradient, as for every parameter
+            that all of them hold.
         transport: way in which K/V reach the other ranks, a name of
         ``ringray.transport.TRANSPORTS``,
             or one with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``; or
@@ -105,25 +116,26 @@ def ring_attention(
         return_lse: also return the log-sum-exp.
 
     Returns:
-        out (B, Hq, S, D) in q's dtype, accumulated in fp32; with ``return_lse`` a tuple (out, lse),
-        lse fp32 (B, Hq, S), natural log, differentiable too. Rows that see no key (padding) have
-        out 0, lse -inf and gradient 0. dQ, dK and dV are accumulated in fp32 over all hops; they
-        have no gradients of their own.
+        out (B, Hq, S, Dv) in q's dtype, accumulated in fp32; with ``return_lse`` a tuple of out and
+        lse, fp32 (B, Hq, S), natural log, over keys and sink, differentiable too. Rows that see no
+        key (padding) have out 0, lse -inf and gradient 0. dQ, dK and dV are accumulated in fp32
+        over all hops; they have no gradients of their own.
 
     Raises:
         ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on
             every rank, before anything is sent.
     """
-    causal, chunk, seq_len, scale, blocks = map(plain, (causal, chunk, seq_len, scale, blocks))
+    given = (causal, chunk, seq_len, scale, softcap, blocks)
+    causal, chunk, seq_len, scale, softcap, blocks = map(plain, given)
     window, prefix = several(window), several(prefix)
     prefixes = cast("Any", (prefix,) if isinstance(prefix, int) else prefix)
     options = Options(
-        partition, causal, window, chunk, prefixes, seq_len, scale, transport, backward, backend,
-        return_lse, blocks,
+        partition, causal, window, chunk, prefixes, seq_len, scale, softcap, transport, backward,
+        backend, return_lse, blocks,
     )  # fmt: skip
     documents: Tensor | None = boundaries(cu_seqlens)
     needs_grad = torch.is_grad_enabled() and any(
-        getattr(x, "requires_grad", False) for x in (q, k, v)
+        getattr(x, "requires_grad", False) for x in (q, k, v, sinks)
     )
     if torch.compiler.is_compiling():
         if "auto" in (partition, transport):
@@ -132,29 +144,33 @@ def ring_attention(
                 "graph depends on them; ringray.tuned_strategy returns them beforehand"
             )
         q, k, v = autocast(q, k, v)
-        out, lse = compiled.attention(q, k, v, documents, group, options, needs_grad=needs_grad)
+        out, lse = compiled.attention(
+            q, k, v, documents, sinks, group, options, needs_grad=needs_grad
+        )
     else:
         comm = connect(group)
         with refusing(comm, getattr(q, "device", torch.device("cpu"))):
             options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
         q, k, v = autocast(q, k, v)
-        problem, call = resolve(q, k, v, documents, options, comm, needs_grad=needs_grad)
-        out, lse = cast("tuple[Tensor, Tensor]", _RingAttention.apply(q, k, v, problem, comm, call))
+        problem, call = resolve(q, k, v, documents, sinks, options, comm, needs_grad=needs_grad)
+        results = _RingAttention.apply(q, k, v, sinks, problem, comm, call)
+        out, lse = cast("tuple[Tensor, Tensor]", results)
         for x in (out, lse):
             remember(x, problem.mask.seq_len, q.shape[2] * comm.world_size)
     return (out, lse) if return_lse else out
 
 
 class _RingAttention(torch.autograd.Function):
-    """Saves the tensors of the transport's backward pass: this rank's inputs, output and lse, and
-    for some transports received chunks; see ``ringray.attention.loops``."""
+    """Saves the sinks and the tensors of the transport's backward pass: this rank's inputs, output
+    and lse, and for some transports received chunks; see ``ringray.attention.loops``."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, call: int
-    ) -> tuple[Tensor, Tensor]:
-        out, lse, saved = loops.forward(q, k, v, problem, comm)
-        ctx.save_for_backward(*saved)
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: RankProblem,
+        comm: Comm, call: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        out, lse, saved = loops.forward(q, k, v, problem, comm, sinks)
+        ctx.save_for_backward(sinks, *saved)
         ctx.problem, ctx.comm, ctx.call, ctx.dtype = problem, comm, call, q.dtype
         ctx.set_materialize_grads(False)
         ctx.shape = out.shape
@@ -162,18 +178,21 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        sinks, *saved = ctx.saved_tensors
         if dout is None:  # only lse was used
             dout = torch.zeros(ctx.shape, dtype=ctx.dtype, device=saved[0].device)
         backward = loops.backward
         if torch.compiler.is_compiling():  # compiled autograd, of a forward pass that was not
             backward = torch.compiler.disable(loops.backward)
         with torch.no_grad():
-            found = backward(dout.to(ctx.dtype), dlse, saved, ctx.problem, ctx.comm, ctx.call)
-            gradients = tuple(x.to(ctx.dtype) for x in found)
+            found = backward(
+                dout.to(ctx.dtype), dlse, tuple(saved), ctx.problem, ctx.comm, ctx.call, sinks
+            )
+            dtypes = [ctx.dtype] * 3 + [x.dtype for x in (sinks,) if x is not None]
+            gradients = tuple(x.to(dtype) for x, dtype in zip(found, dtypes, strict=True))
         if torch.is_grad_enabled():  # create_graph
             gradients = _Constant.apply(*(x.requires_grad_() for x in gradients))
-        return (*gradients, None, None, None)
+        return (*gradients, *[None] * (7 - len(gradients)))
 
 
 class _Constant(torch.autograd.Function):

@@ -40,11 +40,17 @@ class RankProblem:
     backend: str
     blocks: Blocks | int | None
     return_lse: bool = False
+    softcap: float | None = None
 
     @property
     def kernel(self) -> dict[str, Any]:
         """Returns the keywords of all calls of ``ringray_kernels``."""
-        return {"scale": self.scale, "blocks": self.blocks, "backend": self.backend}
+        return {
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "blocks": self.blocks,
+            "backend": self.backend,
+        }
 
     @property
     def own(self) -> Rows:

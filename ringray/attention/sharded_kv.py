@@ -125,6 +125,8 @@ class ShardedKV:
         comm = connect(group)
         with refusing(comm, getattr(k, "device", torch.device("cpu"))):
             check_qkv(k, k, v)
+            if v.shape != k.shape:
+                raise ValueError(f"v: got shape {tuple(v.shape)}, expected k's {tuple(k.shape)}")
             length = remembered(k, v) if seq_len is None else seq_len
             length = partitions.true_length(partition, length, k.shape[2], comm.world_size)
             padded = k.shape[2] * comm.world_size

@@ -49,7 +49,7 @@ class ContextParallelAttention(nn.Module):
         hidden_dim: features of a token.
         num_heads: query heads.
         num_kv_heads: key/value heads, a divisor of ``num_heads``; None is ``num_heads``.
-        head_dim: D, at most 256, even with RoPE; None is ``hidden_dim / num_heads``.
+        head_dim: D, at most 512, even with RoPE; None is ``hidden_dim / num_heads``.
         bias: of all four projections.
         causal, window, chunk, group, partition, transport, backend, blocks: as in
             ``ring_attention``.

@@ -169,15 +169,21 @@ class Costs:
     query_side: Weights
 
 
-def costs(itemsize: int, batch: int, heads: int, kv_heads: int, head_dim: int) -> Costs:
+def costs(
+    itemsize: int, batch: int, heads: int, kv_heads: int, head_dim: int,
+    value_dim: int | None = None,
+) -> Costs:  # fmt: skip
     """Returns the bytes of a row (one position, all heads of the batch). Gradients travel in fp32,
-    as do lse and delta."""
-    keys = 2 * batch * kv_heads * head_dim
-    queries = batch * heads * head_dim
+    as do lse and delta. ``value_dim``: head dim of V and dO; None is ``head_dim``."""
+    value_dim = head_dim if value_dim is None else value_dim
+    keys = batch * kv_heads * (head_dim + value_dim)
+    queries, results = batch * heads * head_dim, batch * heads * value_dim
     return Costs(
         forward=Weights(keys * itemsize, 0),
         planned=Weights(keys * itemsize, keys * FP32),
-        query_side=Weights(2 * queries * itemsize + 2 * batch * heads * FP32, queries * FP32),
+        query_side=Weights(
+            (queries + results) * itemsize + 2 * batch * heads * FP32, queries * FP32
+        ),
     )
 
 

@@ -35,6 +35,7 @@ def test_a_ring_of_two() -> None:
         (
             checks.each_transport_once, checks.gradients_of_lse, checks.one_rank_is_wrong,
             checks.modes, checks.whole_steps, checks.ddp, checks.fsdp, checks.huggingface,
+            checks.models,
         ),
     )  # fmt: skip
 
@@ -73,6 +74,7 @@ def test_it_is_one_graph_of_one_operator() -> None:
     [
         ({}, True), ({}, False), ({"cu_seqlens": torch.tensor([0, 3, 8])}, True),
         ({"backward": "reverse"}, True), ({"window": [2], "blocks": 4, "scale": 0.3}, True),
+        ({"sinks": torch.randn(4), "softcap": 3.0}, True),
         ({"partition": "striped", "causal": False, "transport": "allgather"}, True),
         ({"causal": False, "window": [-1, 3], "chunk": 5}, True), ({"prefix": [3]}, True),
     ],
@@ -82,20 +84,21 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool
     q, k, v = (x.requires_grad_(needs_grad) for x in (q, k, v))
     more = {
         "partition": "zigzag", "causal": True, "window": None, "chunk": None, "prefix": None,
-        "seq_len": None, "scale": None,
+        "seq_len": None, "scale": None, "softcap": None,
         "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
         "blocks": None, **arguments,
     }  # fmt: skip
-    cu_seqlens, blocks = more.pop("cu_seqlens", None), more.pop("blocks")
+    cu_seqlens, sinks = more.pop("cu_seqlens", None), more.pop("sinks", None)
+    blocks = more.pop("blocks")
     settings = (None, 1, *more.values(), blocks, None)
     op = torch.ops.ringray.attention.default
-    opcheck(op, (q, k, v, cu_seqlens, needs_grad, None, *settings))
-    out, lse, call, kept = op(q, k, v, cu_seqlens, needs_grad, None, *settings)
+    opcheck(op, (q, k, v, cu_seqlens, sinks, needs_grad, None, *settings))
+    out, lse, call, kept = op(q, k, v, cu_seqlens, sinks, needs_grad, None, *settings)
     saved = [x.detach() for x in (q, k, v, out, lse, *kept)]
     for dlse in (None, torch.randn(lse.shape)):
         opcheck(
             torch.ops.ringray.attention_backward.default,
-            (dout, dlse, saved, call, cu_seqlens, *settings),
+            (dout, dlse, saved, call, cu_seqlens, sinks, *settings),
         )
 
 
@@ -129,6 +132,9 @@ def test_the_other_operators_are_well_formed() -> None:
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
         ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
+        ({"softcap": 0}, "softcap: got 0, expected None or a finite number of at least"),
+        ({"sinks": 0.5}, "sinks: got float, expected None or a tensor"),
+        ({"sinks": torch.zeros(2)}, r"sinks: got torch.float32 of shape \(2,\).* tensor \(4,\)"),
         ({"seq_len": 9}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 9 tokens as 10"),
         ({"cu_seqlens": [0, 8.0]}, r"cu_seqlens: got \[0, 8.0\], expected integers in a tensor or"),
         ({"cu_seqlens": torch.tensor([0, 7])}, "cu_seqlens: expected boundaries from 0 to"),
@@ -170,9 +176,9 @@ def test_blocks_are_seen() -> None:
 def test_a_graph_of_another_ring_is_refused() -> None:
     q, k, v, _ = problem()
     mask = (True, None, None, None)
-    settings = ("zigzag", *mask, None, None, "ring", "auto", "auto", False, None, None)
+    settings = ("zigzag", *mask, None, None, None, "ring", "auto", "auto", False, None, None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
-        torch.ops.ringray.attention(q, k, v, None, False, None, None, 2, *settings)
+        torch.ops.ringray.attention(q, k, v, None, None, False, None, None, 2, *settings)
 
 
 def test_lengths_and_documents_are_data() -> None:

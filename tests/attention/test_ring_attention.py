@@ -23,7 +23,7 @@ EVERY = (
     checks.strides, refusals.disagreement, checks.sharding, checks.subgroups,
     refusals.without_agreement, checks.gradients_of_lse, checks.uneven_rows,
     refusals.order_of_backward, refusals.messages_of_a_user, refusals.unshard_compares,
-    checks.shards_remember_their_length, refusals.timeouts_say_where,
+    checks.shards_remember_their_length, refusals.timeouts_say_where, checks.models,
     overlap_checks.transfers_run_beside_computation,
 )  # fmt: skip
 
@@ -80,6 +80,43 @@ def test_the_scale_is_used() -> None:
     flat = ringray.ring_attention(q, k, v, scale=0.0, causal=False)
     mean = v.mean(2, keepdim=True).repeat_interleave(2, 1).expand_as(q)
     torch.testing.assert_close(flat, mean)
+
+
+def test_sinks_and_rows_without_keys() -> None:
+    """Padding has out 0 and lse -inf, as without sinks, and reaches no gradient."""
+    q, k, v = (x.clone() for x in problem())
+    for x in (q, k, v):
+        x[:, :, 7:] = torch.nan
+    sinks = torch.tensor([9.0, 0.0, -9.0, -torch.inf], requires_grad=True)
+    q.requires_grad_()
+    for causal in (True, False):
+        more: dict[str, Any] = {"seq_len": 7, "causal": causal, "return_lse": True}
+        out, lse = ringray.ring_attention(q, k, v, sinks=sinks, **more)
+        assert (out[:, :, 7:] == 0).all()
+        assert (lse[:, :, 7:] == -torch.inf).all()
+        assert out[:, 0].abs().max() < 0.1  # almost all is the sink's
+        plain, plain_lse = ringray.ring_attention(q, k, v, **more)
+        assert torch.equal(out[:, 3], plain[:, 3])
+        assert torch.equal(lse[:, 3], plain_lse[:, 3])
+        dout = torch.ones_like(out).index_fill(2, torch.tensor(7), torch.nan)
+        found = torch.autograd.grad(out, (q, sinks), dout)
+        assert not any(x.isnan().any() for x in found)
+        assert found[1][3] == 0
+
+
+@pytest.mark.parametrize(
+    ("sinks", "says"),
+    [
+        (torch.zeros(2), r"got torch.float32 of shape \(2,\) on cpu, expected None or .* \(4,\)"),
+        (torch.zeros(4, 1), r"shape \(4, 1\)"),
+        (torch.zeros(4).half(), "got torch.float16 .* expected .* float32 or q's torch.float32"),
+        (torch.zeros(4, device="meta"), "on meta, expected .* cpu"),
+        ([0.0] * 4, "got list, expected None or a tensor"),
+    ],
+)
+def test_wrong_sinks(sinks: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=f"sinks: .*{says}"):
+        ringray.ring_attention(*problem(), sinks=sinks)
 
 
 def test_only_lse_is_used() -> None:

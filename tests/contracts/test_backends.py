@@ -17,9 +17,10 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray_kernels import Blocks, State, testing
-from ringray_kernels.api import DTYPES, backward, forward, load_backend
-from ringray_kernels.backends import BACKENDS
+from ringray_kernels.api import DTYPES, backward, features, forward, load_backend
+from ringray_kernels.backends import BACKENDS, composed
 from ringray_kernels.intervals import intervals, visible_range
+from ringray_kernels.merge import merge_sinks_, sink_gradients
 
 NAN = float("nan")
 
@@ -60,6 +61,13 @@ class Problem:
     blocks: Blocks | int | None = None
 
     factor: float | None = None
+    softcap: float | None = None
+    value_dim: int | None = None
+    with_sinks: bool = False
+
+    @property
+    def sinks(self) -> Tensor | None:
+        return testing.make_sinks(self.heads, seed=self.seed) if self.with_sinks else None
 
     @property
     def scale(self) -> float:
@@ -69,7 +77,7 @@ class Problem:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return testing.make_inputs(
             self.batch, self.heads, self.kv_heads, self.rows, self.head_dim, self.dtype,
-            seed=self.seed,
+            seed=self.seed, value_dim=self.value_dim,
         )  # fmt: skip
 
     @property
@@ -113,6 +121,7 @@ def compute(
     q, k, v, dout = inputs
     parts = parts or [torch.arange(problem.rows)]
     more: dict[str, Any] = {"scale": problem.scale, "blocks": problem.blocks, "backend": backend}
+    more |= {"softcap": problem.softcap}
     state: State | None = None
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
@@ -124,6 +133,8 @@ def compute(
         assert state.out.dtype == (q.dtype if last else torch.float32)
         assert state.lse.dtype == torch.float32
     assert state is not None
+    if problem.sinks is not None:
+        merge_sinks_(*state, problem.sinks)
     delta = (dout.float() * state.out.float()).sum(-1)
     dq = torch.zeros(q.shape)
     dk, dv = torch.zeros(k.shape), torch.zeros(v.shape)
@@ -137,6 +148,8 @@ def compute(
         dk[:, :, part] += dk_part
         dv[:, :, part] += dv_part
     grads = {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
+    if problem.sinks is not None:
+        grads["dsinks"] = sink_gradients(problem.sinks, state.lse, delta)
     return Result(state.out, state.lse, grads)
 
 
@@ -144,22 +157,31 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     """Within the error budget, in all four tensors; lse too."""
     q, k, v, dout = problem.inputs
     seen, scale = problem.seen, problem.scale
-    want = testing.oracle(q, k, v, dout, seen, scale=scale)
+    scoring: dict[str, Any] = {"softcap": problem.softcap, "sinks": problem.sinks}
+    want = testing.oracle(q, k, v, dout, seen, scale=scale, **scoring)
     # SDPA scales after masking: what it gives for -q is right, and as exact.
     sign = -1 if scale <= 0 else 1
     yard = testing.yardstick(
-        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=problem.causal
-    )
+        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=problem.causal,
+        **scoring,
+    )  # fmt: skip
     assert yard.dq is not None
     yard = yard._replace(dq=sign * yard.dq)
     for name, got in (("out", result.out), *result.grads.items()):
-        share = testing.budget_share(got, getattr(want, name), getattr(yard, name), dout)
+        right, usual = getattr(want, name), getattr(yard, name)
+        if name == "dsinks":
+            share = testing.sinks_share(got, right, usual)
+        else:
+            share = testing.budget_share(got, right, usual, dout)
         assert share <= 1, f"{case} {problem}: {name} takes {share:.3f} of its budget"
     wide = k.double().repeat_interleave(problem.heads // problem.kv_heads, 1)
-    scores = (q.double() @ wide.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
-    torch.testing.assert_close(
-        result.lse, torch.logsumexp(scores, -1).float(), atol=2e-3, rtol=1e-4, msg=case
-    )
+    scores = q.double() @ wide.transpose(-1, -2) * scale
+    if problem.softcap is not None:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    lse = torch.logsumexp(scores.masked_fill(~seen, -torch.inf), -1)
+    if problem.sinks is not None:
+        lse = torch.logaddexp(lse, problem.sinks.double()[:, None])
+    torch.testing.assert_close(result.lse, lse.float(), atol=2e-3, rtol=1e-4, msg=case)
 
 
 MASKS: dict[str, dict[str, Any]] = {
@@ -183,11 +205,71 @@ def test_masks_dtypes_and_shared_heads(
     check(problem, compute(backend, problem, problem.inputs))
 
 
-@pytest.mark.parametrize("head_dim", [1, 2, 7, 8, 16, 33, 64, 100, 128, 192, 255, 256])
+@pytest.mark.parametrize("head_dim", [1, 2, 7, 8, 16, 33, 64, 100, 128, 192, 255, 256, 300, 512])
 def test_head_dims(backend: str, head_dim: int) -> None:
     for dtype in DTYPES:
         problem = Problem(head_dim=head_dim, dtype=dtype, kv_heads=1)
+        if able(backend, problem):
+            check(problem, compute(backend, problem, problem.inputs))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(192, 128), (16, 33), (100, 16), (24, 512), (1, 64)]
+)
+def test_values_of_another_head_dim(backend: str, head_dim: int, value_dim: int) -> None:
+    """MLA's keys are wider than its values; and parts of all hops are merged."""
+    everyone = torch.arange(61)
+    for dtype in DTYPES:
+        problem = Problem(head_dim=head_dim, value_dim=value_dim, dtype=dtype, kv_heads=1)
+        if not able(backend, problem):
+            continue
+        for with_out in (True, False):
+            parts = [everyone[::2].contiguous(), everyone[1::2].contiguous()]
+            result = compute(backend, problem, problem.inputs, parts, with_out=with_out)
+            check(problem, result, f"out {with_out}")
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "window 17", "documents"])
+def test_soft_capped_scores(backend: str, mask: str) -> None:
+    """Caps that change every score, and one that is far above them."""
+    everyone = torch.arange(61)
+    for dtype, softcap in itertools.product(DTYPES, (0.3, 2.0, 50.0)):
+        problem = Problem(
+            softcap=softcap, factor=-0.4 if softcap == 2.0 else None, dtype=dtype,
+            value_dim=16 if mask == "full" else None, **shared_heads(backend), **MASKS[mask],
+        )  # fmt: skip
+        if not able(backend, problem):
+            continue
+        for parts in ([everyone], [everyone[40:], everyone[:40]]):
+            result = compute(backend, problem, problem.inputs, parts, with_out=len(parts) == 1)
+            check(problem, result, f"{len(parts)} parts")
+
+
+def test_soft_capped_scores_of_many_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composed, "SCORES_AT_ONCE", 1 << 12)
+    problem = Problem(rows=177, head_dim=16, softcap=1.5, **shared_heads(backend))
+    if able(backend, problem):
         check(problem, compute(backend, problem, problem.inputs))
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "window and documents"])
+def test_sinks_are_one_more_logit(backend: str, mask: str) -> None:
+    everyone = torch.arange(61)
+    for dtype in DTYPES:
+        problem = Problem(with_sinks=True, dtype=dtype, **shared_heads(backend), **MASKS[mask])
+        for parts in ([everyone], [everyone[::2].contiguous(), everyone[1::2].contiguous()]):
+            check(problem, compute(backend, problem, problem.inputs, parts), f"{len(parts)} parts")
+
+
+def able(backend: str, problem: Problem) -> bool:
+    """Tells whether ``backend`` computes ``problem``; otherwise it names those that do."""
+    q, k, v, _ = problem.inputs
+    if load_backend(backend).unsupported(q, features(v, problem.softcap)) is None:
+        return True
+    start, end = problem.intervals(torch.arange(problem.rows))
+    with pytest.raises(ValueError, match=f"backend '{backend}': .*(aten|reference).* can"):
+        forward(q, k, v, start, end, scale=problem.scale, softcap=problem.softcap, backend=backend)
+    return False
 
 
 # Values of each type of ``blocks``: few blocks and many.

@@ -70,7 +70,7 @@ def planned(case: Case, size: int, *, backward: bool) -> cost_model.Cost:
     config = point(
         ring_size=size, seq_len=case.seq_len, batch=case.batch, heads=case.heads,
         kv_heads=case.kv_heads, head_dim=HEAD_DIM, dtype=_spoken(case.dtype), causal=case.causal,
-        window=case.window, documents=documents,
+        window=case.window, documents=documents, value_head_dim=case.value_dim,
         direction="forward+backward" if backward else "forward", partition=case.partition,
         transport=case.transport, backward=case.backward,
     )  # fmt: skip
@@ -130,7 +130,8 @@ def traffic(rank: int, size: int) -> None:
     for turn, (name, mask, partition) in enumerate(every):
         case = Case(
             partition, ring_checks.DTYPES[turn % 2], transport=name, backward=BACKWARDS[turn % 4],
-            heads=HEADS[size][0], kv_heads=HEADS[size][1], **mask,
+            heads=HEADS[size][0], kv_heads=HEADS[size][1], value_dim=(None, 24, 8)[turn % 3],
+            **mask,
         )  # fmt: skip
         if not walkable(case, size):
             continue

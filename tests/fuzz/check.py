@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 AXES = {
     "ring": ("size", "threads"),
     "problem": (
-        "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "causal", "window",
-        "chunk", "prefix", "documents", "direction",
+        "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
+        "sinks", "causal", "window", "chunk", "prefix", "documents", "direction",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
 BOUNDS = {
     "ring_size": 1024, "threads": 256, "seq_len": 2**31 - 1, "batch": 65536, "heads": 1024,
-    "kv_heads": 1024, "head_dim": 256,
+    "kv_heads": 1024, "head_dim": 512,
 }  # fmt: skip
 NAMES = {
     "dtype": ("float32", "bfloat16", "float16"),
@@ -111,6 +111,7 @@ def _check_points(canonical: dict[str, Any], plan: Plan) -> None:
     for point in itertools.product(*_swept(canonical)):
         values = list(point)
         values[6] = values[6] or values[5]  # kv_heads null is as many as heads
+        values[8] = values[8] or values[7]  # and value_head_dim null is head_dim
         points.add(json.dumps(values))
     replicas = canonical["measure"]["replicas"]
     assert len(keys) == len(points) * replicas, f"{len(keys)} trials, {len(points)} × {replicas}"
@@ -172,23 +173,29 @@ def _check_cost(config: dict[str, Any], cost: Any) -> None:
         assert value >= 0, f"{name} is {value}"
     pairs = _pairs(config)
     if pairs is not None:
-        forward = pairs * 4 * config["head_dim"] * config["heads"] * config["batch"]
-        both = forward * 7 // 2 if config["direction"] == "forward+backward" else forward
-        assert cost.flops == both, f"{cost.flops} FLOPs, expected {both}"
+        backward = config["direction"] == "forward+backward"
+        products = (1 + 3 * backward) * config["head_dim"] + (1 + 2 * backward) * _values(config)
+        flops = pairs * 2 * products * config["heads"] * config["batch"]
+        assert cost.flops == flops, f"{cost.flops} FLOPs, expected {flops}"
     assert all(getattr(cost, name) for name in ("flops", "time_ms")), "work that takes nothing"
     assert 0 < cost.balance <= 1 + 1e-9, f"balance {cost.balance}"
     rows = -(-config["seq_len"] // config["ring_size"])
-    tensors = 2 * (config["heads"] + config["kv_heads"])  # q, k, v and out
-    row = config["batch"] * tensors * config["head_dim"] * ITEMSIZE[config["dtype"]]
+    width = config["head_dim"] + _values(config)
+    tensors = config["heads"] + config["kv_heads"]  # q with out, k with v
+    row = config["batch"] * tensors * (width // 2 * 2) * ITEMSIZE[config["dtype"]]
     assert cost.peak_memory_bytes >= rows * row, f"{cost.peak_memory_bytes} bytes are too few"
     assert cost.peak_memory_bytes < 2**60, "more than any machine has"
     assert (cost.sent_bytes == 0) == (cost.messages == 0)
     if config["ring_size"] == 1:
         assert cost.sent_bytes == 0, "a ring of one sends"
     # At the very most every rank sends all that there is, and its gradients in fp32, to all others.
-    everything = (rows + 2) * config["ring_size"] * config["batch"] * config["head_dim"] * 4
+    everything = (rows + 2) * config["ring_size"] * config["batch"] * width * 4
     everything *= 4 * (config["heads"] + config["kv_heads"]) + config["heads"]
     assert cost.sent_bytes <= 4 * everything * config["ring_size"], "more than there is"
+
+
+def _values(config: dict[str, Any]) -> int:
+    return config.get("value_head_dim") or int(config["head_dim"])
 
 
 def _pairs(config: dict[str, Any]) -> int | None:

@@ -38,7 +38,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"v": torch.zeros(2, 2, 9, 16)},
         "v: got shape (2, 2, 9, 16), expected (2, 2, 8, 16)",
     ),
-    "v's head dim": ({"v": torch.zeros(2, 2, 8, 32)}, "v: got shape (2, 2, 8, 32)"),
     "heads": (
         {"k": torch.zeros(2, 3, 8, 16), "v": torch.zeros(2, 3, 8, 16)},
         "heads: got 4 query heads and 3 key/value heads",
@@ -66,10 +65,19 @@ def test_wrong_arguments_are_told(case: str) -> None:
         forward(**{**good(), **changes})
 
 
-def test_head_dims_beyond_256_are_refused() -> None:
-    wide = {name: torch.zeros(1, 1, 8, 257) for name in ("q", "k", "v")}
-    with pytest.raises(ValueError, match="head dim: got 257, expected at most 256"):
+def test_head_dims_beyond_512_are_refused() -> None:
+    wide = {name: torch.zeros(1, 1, 8, 513) for name in ("q", "k", "v")}
+    with pytest.raises(ValueError, match="head dim: got 513, expected at most 512"):
         forward(**{**good(), **wide})
+    with pytest.raises(ValueError, match="head dim: got 600, expected at most 512"):
+        forward(**{**good(), "v": torch.zeros(2, 2, 8, 600)})
+
+
+@pytest.mark.parametrize("softcap", [0, -1.0, 1e-31, float("inf"), float("nan"), True, "50"])
+def test_softcaps_that_cap_nothing_are_refused(softcap: object) -> None:
+    says = f"softcap: got {softcap!r}, expected None or a finite number of at least 1e-30"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        forward(**good(), softcap=softcap)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["dout", "out", "lse", "delta", "dq", "dk", "dv"])

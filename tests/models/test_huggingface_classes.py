@@ -54,10 +54,16 @@ def test_no_class_computes_something_else(part: int) -> None:
         assert row.verdict != "WRONG", row
 
 
+CAPPED = {"attn_logit_softcapping": 0.1, "query_pre_attn_scalar": 1}  # that change every score
 RIGHT = [
     Case("causal", "phi3", "Phi3ForCausalLM", zoo.LONG, {"gradients": "mean"}),
     Case("causal", "llama", "LlamaForCausalLM", zoo.DYNAMIC, {"partition": "contiguous"}),
-    Case("causal", "deepseek_v3", "DeepseekV3ForCausalLM"),  # values narrower than keys
+    Case(
+        "causal", "deepseek_v2", "DeepseekV2ForCausalLM", {"num_experts_per_tok": 2}
+    ),  # values narrower than keys
+    Case("causal", "deepseek_v3", "DeepseekV3ForCausalLM", {}, {"partition": "contiguous"}),
+    Case("causal", "gemma2", "Gemma2ForCausalLM", CAPPED),
+    Case("causal", "gpt_oss", "GptOssForCausalLM", {}, {"gradients": "mean"}),
     Case("causal", "stablelm", "StableLmForCausalLM"),  # its layers do not pass the ring on
     Case("causal", "mixtral", "MixtralForCausalLM", zoo.ROUTED),
     Case("causal", "olmoe", "OlmoeForCausalLM", zoo.ROUTED, {"gradients": "mean"}),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import ringray
-from tests.support.ranks import Case
+from tests.support.ranks import HEADS, Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +143,11 @@ def disagreement(rank: int, size: int) -> None:
         "batch": ([x.repeat(2, 1, 1, 1) for x in (q, k, v)], more, "batch: "),
         "head dim": ([x[..., :8] for x in (q, k, v)], more, "head_dim: "),
         "dtype": ([x.half() for x in (q, k, v)], more, "dtype: "),
+        "value dim": ([q, k, v[..., :8]], more, "value_dim: "),
+        "softcap": ([q, k, v], {**more, "softcap": 50}, "softcap: "),
+        "wrong softcap": ([q, k, v], {**more, "softcap": 0}, "softcap: got 0, expected None or"),
+        "sinks": ([q, k, v], {**more, "sinks": torch.zeros(HEADS)}, "sinks: "),
+        "wrong sinks": ([q, k, v], {**more, "sinks": torch.zeros(1)}, "sinks: got"),
         "window": ([q, k, v], {**more, "window": 3}, "window: "),
         "blocks": ([q, k, v], {**more, "blocks": 64}, "blocks: "),
         "kind of blocks": ([q, k, v], {**more, "blocks": ringray.Blocks()}, "'aten' takes None or"),
@@ -168,6 +173,7 @@ def disagreement(rank: int, size: int) -> None:
         "DTensor",
         "nested",
         "kind of",
+        "wrong",
         "mixed",
         "integers",
         "no tensor",

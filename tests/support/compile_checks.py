@@ -77,6 +77,29 @@ def gradients_of_lse(rank: int, size: int) -> None:
             same_bits(traced, eager, case)
 
 
+def models(rank: int, size: int) -> None:
+    """What models ask for beyond plain attention, with every gradient."""
+    asked: tuple[dict[str, Any], ...] = (
+        {"with_sinks": True},
+        {"softcap": 2, "value_dim": 24, "with_sinks": True},
+        {"value_dim": 8, "backward": "reverse"},
+    )
+    for more, transport in itertools.product(asked, ("ring", "hybrid:2")):
+        if transport != "ring" and size == 2:
+            more = {**more, "backward": "auto"}
+        case = Case("zigzag", torch.bfloat16, transport=transport, heads=8, kv_heads=4, **more)
+        found: list[list[Tensor]] = []
+        for function in (ringray.ring_attention, compiled(ringray.ring_attention)):
+            *qkv, dout = case.shards()
+            learned = [] if case.sinks is None else [case.sinks]
+            leaves = [x.requires_grad_() for x in (*qkv, *learned)]
+            arguments = case.arguments | {"sinks": leaves[3] if learned else None}
+            out, lse = function(*leaves[:3], return_lse=True, **arguments)
+            torch.autograd.backward((out, lse), (dout, torch.ones_like(lse)))
+            found.append([out, lse, *(x.grad for x in leaves)])  # type: ignore[list-item]
+        same_bits(*found, case)
+
+
 def every_transport(rank: int, size: int) -> None:
     """Every transport with every backward walk."""
     ran = [pair for pair in itertools.product(TRANSPORTS, BACKWARDS) if _transport(*pair, size)]

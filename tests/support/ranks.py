@@ -180,6 +180,9 @@ class Case:
     uneven: bool = False  # rows of dout from tiny to huge
     chunk: int | None = None
     prefix: int | tuple[int, ...] | None = None
+    with_sinks: bool = False
+    softcap: float | None = None
+    value_dim: int | None = None
 
     @property
     def factor(self) -> float:
@@ -191,6 +194,15 @@ class Case:
         dlse = torch.randn(self.batch, self.heads, self.seq_len, generator=generator)
         # Of a row's own size: both are terms of one fp32 sum, where the smaller one is lost.
         return dlse * self.sizes[:, 0] if self.uneven else dlse
+
+    @property
+    def sinks(self) -> Tensor | None:
+        return testing.make_sinks(self.heads, seed=self.seed) if self.with_sinks else None
+
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """What takes part in the softmax, beside products of q and k."""
+        return {"softcap": self.softcap, "sinks": self.sinks}
 
     @property
     def sizes(self) -> Tensor:
@@ -212,14 +224,14 @@ class Case:
         return {
             "partition": self.partition, **self.mask, "seq_len": self.seq_len,
             "backend": self.backend, "blocks": self.blocks, "transport": self.transport,
-            "backward": self.backward, "scale": self.scale,
+            "backward": self.backward, "scale": self.scale, "softcap": self.softcap,
         }  # fmt: skip
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, k, v, dout = testing.make_inputs(
             self.batch, self.heads, self.kv_heads, self.seq_len, self.head_dim, self.dtype,
-            seed=self.seed,
+            seed=self.seed, value_dim=self.value_dim,
         )  # fmt: skip
         if self.uneven:
             dout = (dout.float() * self.sizes).to(self.dtype)
@@ -236,7 +248,9 @@ class Case:
         """out, lse and gradients of this rank's shard; padding holds ``pad_value``."""
         *qkv, dout = self.shards(pad_value)
         q, k, v = (x.requires_grad_() for x in qkv)
-        out, lse = ringray.ring_attention(q, k, v, return_lse=True, **self.arguments)
+        sinks = None if self.sinks is None else self.sinks.requires_grad_()
+        more = self.arguments | {"sinks": sinks}
+        out, lse = ringray.ring_attention(q, k, v, return_lse=True, **more)
         if self.with_dlse:
             dlse = ringray.shard(self.dlse, dim=2, partition=self.partition, pad_value=pad_value)
             torch.autograd.backward((out, lse), (dout, dlse))
@@ -246,4 +260,9 @@ class Case:
         assert k.grad is not None
         assert v.grad is not None
         assert (out.dtype, q.grad.dtype, lse.dtype) == (self.dtype, self.dtype, torch.float32)
-        return {"out": out.detach(), "lse": lse.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+        found = {"out": out.detach(), "lse": lse.detach()}
+        found |= {"dq": q.grad, "dk": k.grad, "dv": v.grad}
+        if sinks is not None:
+            assert sinks.grad is not None
+            found["dsinks"] = sinks.grad
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -61,27 +62,36 @@ def truth(case: Case) -> Truth:
     q, k, v, dout = case.inputs
     seen = testing.visible(case.seq_len, **case.mask)
     scale = case.factor
-    want = testing.oracle(q, k, v, dout, seen, scale=scale)
+    want = testing.oracle(q, k, v, dout, seen, scale=scale, **case.scoring)
     sign = -1 if scale <= 0 else 1  # SDPA scales after masking
     yard = testing.yardstick(
-        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=case.causal
-    )
+        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=case.causal,
+        **case.scoring,
+    )  # fmt: skip
     yard = yard._replace(dq=sign * yard.dq)  # type: ignore[operator]
-    lse, (more_dq, more_dk) = _lse(q.double(), k.double(), seen, case)
+    lse, more = _lse(q.double(), k.double(), seen, case)
     if case.with_dlse:
-        want = want._replace(dq=want.dq + more_dq, dk=want.dk + more_dk)
-        _, (more_dq, more_dk) = _lse(q, k, seen, case)
-        yard = yard._replace(dq=yard.dq + more_dq, dk=yard.dk + more_dk)
+        want = want._replace(**{name: getattr(want, name) + x for name, x in more.items()})
+        _, more = _lse(q, k, seen, case)
+        yard = yard._replace(**{name: getattr(yard, name) + x for name, x in more.items()})
     return Truth(want, yard, lse.detach().float(), dout)
 
 
-def _lse(q: Tensor, k: Tensor, seen: Tensor, case: Case) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """lse and the gradients of q and k from it, in the tensors' dtype."""
-    q, k = (x.detach().requires_grad_() for x in (q, k))
-    wide = k.repeat_interleave(case.heads // case.kv_heads, 1)
-    scores = (q @ wide.transpose(-1, -2) * case.factor).masked_fill(~seen, -torch.inf)
-    lse = torch.logsumexp(scores, -1)
-    return lse, torch.autograd.grad(lse, (q, k), case.dlse.to(q.dtype))
+def _lse(q: Tensor, k: Tensor, seen: Tensor, case: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    """lse and the gradients of q, k and the sinks from it, in the tensors' dtype."""
+    leaves = {"dq": q, "dk": k}
+    if case.sinks is not None:
+        leaves["dsinks"] = case.sinks[:, None].expand(q.shape[:3])
+    leaves = {name: x.detach().to(q.dtype).requires_grad_() for name, x in leaves.items()}
+    wide = leaves["dk"].repeat_interleave(case.heads // case.kv_heads, 1)
+    scores = leaves["dq"] @ wide.transpose(-1, -2) * case.factor
+    if (cap := case.softcap) is not None:
+        scores = cap * torch.tanh(scores / cap)
+    lse = torch.logsumexp(scores.masked_fill(~seen, -torch.inf), -1)
+    if case.with_sinks:
+        lse = torch.logaddexp(lse, leaves["dsinks"])
+    found = torch.autograd.grad(lse, list(leaves.values()), case.dlse.to(q.dtype))
+    return lse, dict(zip(leaves, found, strict=True))
 
 
 def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
@@ -90,6 +100,13 @@ def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
     want, yard, want_lse, dout = true
     padding = ringray.local_positions(case.partition, case.seq_len, size, rank) >= case.seq_len
     for name, x in got.items():
+        if name == "dsinks":
+            total = x.clone()
+            if size > 1:
+                dist.all_reduce(total)
+            share = testing.sinks_share(total, want.dsinks, yard.dsinks)  # type: ignore[arg-type]
+            assert share <= 1, f"{case} on {size}: {name} takes {share:.3f} of its budget"
+            continue
         full = ringray.unshard(x, dim=2, partition=case.partition, seq_len=case.seq_len)
         if name == "lse":
             torch.testing.assert_close(full, want_lse, atol=2e-3, rtol=1e-4)
@@ -140,7 +157,8 @@ def random_rings(rank: int, size: int, seed: int, count: int) -> None:
             rng.choice(names), rng.choice(ways),
             rng.choice([None, None, 0.0, -0.3, 1e-45, 2.0]), rng.random() < 0.5,
             rng.random() < 0.5, rng.choice([None, None, 5, 50]),
-            rng.choice([None, None, 9]) if causal else None,
+            rng.choice([None, None, 9]) if causal else None, rng.random() < 0.3,
+            rng.choice([None, None, 1.5]), rng.choice([None, None, 24]),
         )  # fmt: skip
         try:
             within_budget(case, rank, size, truth(case))
@@ -307,6 +325,25 @@ def gradients_of_lse(rank: int, size: int) -> None:
         for a, b in zip(*found, strict=True):
             tight = 1e-6 if dtype == torch.float32 else 1e-2
             torch.testing.assert_close(a, b, atol=20 * tight, rtol=tight)
+
+
+def models(rank: int, size: int) -> None:
+    """What models ask for beyond plain attention, by every transport and backward walk."""
+    heads = max(HEADS, 2 * size)
+    asked: tuple[dict[str, Any], ...] = (
+        {"with_sinks": True},
+        {"softcap": 1.5, "value_dim": 8},
+        {"with_sinks": True, "softcap": 0.7, "value_dim": 24},
+    )
+    ways = itertools.product(transport.TRANSPORTS, walk.BACKWARDS, asked)
+    for at, (transport_, backward, more) in enumerate(ways):
+        case = Case(
+            list(PARTITIONS)[at % 4], DTYPES[at % 3], transport=transport_, backward=backward,
+            with_dlse=bool(at // 3 % 2), heads=2 * heads, kv_heads=heads, window=(None, 17)[at % 2],
+            **more,
+        )  # fmt: skip
+        with contextlib.suppress(walk.Unwalkable):
+            within_budget(case, rank, size, truth(case))
 
 
 def uneven_rows(rank: int, size: int) -> None:

@@ -3,20 +3,21 @@
 The fast default on CPU (``aten::_scaled_dot_product_flash_attention_for_cpu``) and the fallback on
 CUDA (``fused.py`` holds both). K/V heads are shared by a stride of 0, never copied. Pieces of the
 same rows are merged in fp32. Heads are computed a few at a time, which bounds the allocations of
-the fused calls (packing, output) to a fraction of one tensor.
+the fused calls (packing, output) to a fraction of one tensor. Head dims that differ are padded
+with zeros in each call. Soft-capped scores, which no fused call computes, are ``composed``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ringray_kernels.api import BackwardOperands, Operands, State
-from ringray_kernels.backends import fused
+from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
+from ringray_kernels.backends import composed, fused
 from ringray_kernels.cover import Call, cover
 from ringray_kernels.merge import merge_
 
@@ -25,7 +26,7 @@ ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps
 LEAST_SCALE = torch.finfo(torch.float32).tiny  # a smaller one is 0 to the fused calls
 
 
-def unsupported(q: Tensor) -> str | None:
+def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
     """Returns why tensors like ``q`` are not supported: fused calls exist on CPU and CUDA."""
     if q.device.type not in ("cpu", "cuda"):
         return f"got tensors on {q.device.type}, expected cpu or cuda"
@@ -81,6 +82,12 @@ def _positive(operands: Operands) -> Operands:
     return operands._replace(q=-q, scale=-scale) if scale < 0 else operands
 
 
+def _one_width(*tensors: Tensor) -> list[Tensor]:
+    """Pads head dims with zeros to the largest of them; zeros change no product."""
+    width = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in tensors]
+
+
 def _viewable(x: Tensor) -> bool:
     return x.shape[0] == 1 or x.stride(0) == x.stride(1) * x.shape[1]
 
@@ -110,7 +117,8 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
     # Without earlier state and with one call per row there is no merge: write the final dtype.
     direct = state is None and all(call.first for part in work for call in part.calls)
     if state is None:
-        out = torch.zeros(q.shape, dtype=out_dtype if direct else torch.float32, device=q.device)
+        dtype = out_dtype if direct else torch.float32
+        out = torch.zeros((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
     else:
         out, lse = state
@@ -127,19 +135,25 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
 def _forward_call(
     call: Call, operands: Operands, state: State, mask: Tensor | None, *, fresh: bool
 ) -> None:
-    q, k, v, _, _, scale, _ = operands
+    q, k, v, _, _, scale, _, softcap = operands
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
     queries = _by_group(q, kv_heads)[:, :, rows]
-    keys_, values = (_by_group(x, kv_heads)[:, :, keys].expand(-1, group, -1, -1) for x in (k, v))
+    keys_, values = (_by_group(x, kv_heads)[:, :, keys] for x in (k, v))
+    masking: dict[str, Any] = {"causal": call.mode == "causal", "mask": mask, "scale": scale}
     out_rows = _by_group(state.out, kv_heads)[:, :, rows]
     lse_rows = _by_group(state.lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
     for heads in _head_slices(queries, keys_):
-        part, part_lse = fused.forward(
-            queries[heads], keys_[heads], values[heads], causal=call.mode == "causal", mask=mask,
-            scale=scale,
-        )  # fmt: skip
+        if softcap is None:
+            own, *shared = _one_width(queries[heads], keys_[heads], values[heads])
+            shared = [x.expand(-1, group, -1, -1) for x in shared]
+            part, part_lse = fused.forward(own, *shared, **masking)
+            part = part[..., : v.shape[-1]]
+        else:
+            part, part_lse = composed.forward(
+                queries[heads], keys_[heads], values[heads], softcap=softcap, **masking
+            )
         if fresh:
             out_rows[heads].copy_(part)
             lse_rows[heads].copy_(part_lse)
@@ -155,7 +169,9 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     if positive.scale != operands.scale:
         dq = torch.zeros_like(dq)  # of the other queries
     q, k, v = positive[:3]
-    if out is None:
+    if operands.softcap is not None:
+        out = dout  # composed calls take delta in its place
+    elif out is None:
         # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
         dout, q, k, v = (pad(x.float(), (0, 1)) for x in (dout, q, k, v))
         out = _stand_in(dout, delta)
@@ -185,8 +201,8 @@ def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
 def _backward_call(
     call: Call, operands: Operands, given: BackwardOperands, mask: Tensor | None
 ) -> None:
-    q, k, v, _, _, scale, _ = operands
-    dout, out, lse, _, dq, dk, dv = given
+    q, k, v, _, _, scale, _, softcap = operands
+    dout, out, lse, delta, dq, dk, dv = given
     assert out is not None, "backward has a stand-in"
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
@@ -194,21 +210,31 @@ def _backward_call(
     queries, dout_rows, out_rows, dq_rows = (
         _by_group(x, kv_heads)[:, :, rows] for x in (q, dout, out, dq)
     )
-    lse_rows = _by_group(lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
-    keys_, values = (_by_group(x, kv_heads)[:, :, keys].expand(-1, group, -1, -1) for x in (k, v))
+    lse_rows, delta_rows = (
+        _by_group(x.unsqueeze(-1), kv_heads)[:, :, rows, 0] for x in (lse, delta)
+    )
+    keys_, values = (_by_group(x, kv_heads)[:, :, keys] for x in (k, v))
+    masking: dict[str, Any] = {"causal": call.mode == "causal", "mask": mask, "scale": scale}
     dk_rows, dv_rows = (_by_group(x, kv_heads)[:, 0, keys] for x in (dk, dv))
     for heads in _head_slices(queries, keys_):
-        part_q, part_k, part_v = fused.backward(
-            dout_rows[heads], queries[heads], keys_[heads], values[heads], out_rows[heads],
-            lse_rows[heads], causal=call.mode == "causal", mask=mask, scale=scale,
-        )  # fmt: skip
-        part_q, part_k, part_v = (x[..., : dq.shape[-1]] for x in (part_q, part_k, part_v))
-        dq_rows[heads] += part_q
-        for grad, part in ((dk_rows[heads], part_k), (dv_rows[heads], part_v)):
+        if softcap is None:
+            up, own, part_k, part_v, result = _one_width(
+                dout_rows[heads], queries[heads], keys_[heads], values[heads], out_rows[heads]
+            )
+            part_k, part_v = (x.expand(-1, group, -1, -1) for x in (part_k, part_v))
+            parts = fused.backward(up, own, part_k, part_v, result, lse_rows[heads], **masking)
+            del up, own, part_k, part_v, result
+        else:
+            parts = composed.backward(
+                dout_rows[heads], queries[heads], keys_[heads], values[heads], lse_rows[heads],
+                delta_rows[heads], softcap=softcap, **masking,
+            )  # fmt: skip
+        dq_rows[heads] += parts[0][..., : dq.shape[-1]]
+        for grad, part in ((dk_rows[heads], parts[1]), (dv_rows[heads], parts[2])):
             # One addition per query head in fp32: the parts share their K/V head.
-            for member in range(group):
-                grad += part[:, member]
-        del part_q, part_k, part_v, part  # before the next call allocates its own
+            for member in range(part.shape[1]):
+                grad += part[:, member, :, : grad.shape[-1]]
+        del parts, part  # before the next call allocates its own
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:

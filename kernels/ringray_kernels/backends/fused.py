@@ -1,6 +1,7 @@
 """PyTorch's fused attention calls that return lse, behind one pair of functions.
 
-Shapes as in SDPA, equal head counts (shared heads by stride 0), ``mask`` additive (Sq, Sk) or None.
+Shapes as in SDPA, equal head counts (shared heads by stride 0) and head dims, ``mask`` additive
+(Sq, Sk) or None.
 On CPU the flash kernel computes everything; on CUDA it computes bf16 and fp16 without a mask, and
 the memory-efficient kernel the rest.
 """
@@ -14,11 +15,12 @@ _ops = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
 _MASK_ALIGNMENT = 16  # elements: the memory-efficient kernel needs aligned rows of its bias
 _HEAD_DIM_ALIGNMENT = 8  # elements: CUDA's fused kernels take no other head dims
+_FLASH_HEAD_DIM = 256  # elements: the most that CUDA's flash kernel takes
 _LSE_ALIGNMENT = 32  # rows: the memory-efficient kernel pads lse to this
 
 
 def _flash(q: Tensor, mask: Tensor | None) -> bool:
-    return mask is None and q.dtype in _HALF
+    return mask is None and q.dtype in _HALF and q.shape[-1] <= _FLASH_HEAD_DIM
 
 
 def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

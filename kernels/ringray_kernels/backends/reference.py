@@ -3,11 +3,14 @@
 For query row i and key rows j in ``[start_i, end_i)`` (Dao, FlashAttention-2, 2023, with the
 interval in place of the causal test)::
 
-    s_ij = scale * q_i . k_j          lse_i = log sum_j exp(s_ij)
+    s_ij = cap(scale * q_i . k_j)     lse_i = log sum_j exp(s_ij)
     p_ij = exp(s_ij - lse_i)          out_i = sum_j p_ij v_j
 
     dv_j = sum_i p_ij dout_i          ds_ij = p_ij (dout_i . v_j - delta_i)
     dq_i = scale sum_j ds_ij k_j      dk_j  = scale sum_i ds_ij q_i
+
+where cap(x) = softcap tanh(x / softcap), which gives ds_ij the factor 1 - (s_ij / softcap) ** 2; or
+x without a softcap.
 
 It materialises all scores, so it is for small sizes and for tests.
 """
@@ -17,13 +20,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ringray_kernels.api import BackwardOperands, Operands, State
+from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.merge import merge_
 
 BLOCKS = int  # accepted and not used
 
 
-def unsupported(q: Tensor) -> str | None:
+def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
     """Returns None: all tensors that pass ``api.check_qkv`` are supported."""
     return None
 
@@ -43,12 +46,21 @@ def _per_query_head(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
+def _capped(scores: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | float]:
+    """Returns scores behind the softcap, and their derivative by those before it."""
+    if softcap is None:
+        return scores, 1.0
+    ratio = torch.tanh(scores / softcap)
+    return softcap * ratio, 1.0 - ratio**2
+
+
 def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
-    q, k, v, start, end, scale, _ = operands
+    q, k, v, start, end, scale, _, softcap = operands
     visible = _visible(start, end, k.shape[2])
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
-    scores = (q.float() @ k_wide.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
+    scores, _ = _capped(q.float() @ k_wide.transpose(-1, -2) * scale, softcap)
+    scores = scores.masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, -1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
     out = (weights @ v_wide).masked_fill(~visible.any(-1).unsqueeze(-1), 0.0)
@@ -60,16 +72,17 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
 
 def backward(operands: Operands, given: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
-    q, k, v, start, end, scale, _ = operands
+    q, k, v, start, end, scale, _, softcap = operands
     dout, _, lse, delta, dq, dk, dv = given
     visible = _visible(start, end, k.shape[2])
     blind = ~visible.any(-1).unsqueeze(-1)
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
     q_wide, dout_wide = (x.float().masked_fill(blind, 0.0) for x in (q, dout))
     delta = delta.masked_fill(blind.squeeze(-1), 0.0)
-    scores = (q_wide @ k_wide.transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
+    scores, slope = _capped(q_wide @ k_wide.transpose(-1, -2) * scale, softcap)
+    scores = scores.masked_fill(~visible, -torch.inf)
     p = torch.exp(scores - lse.masked_fill(blind.squeeze(-1), 0.0).unsqueeze(-1))
-    ds = p * (dout_wide @ v_wide.transpose(-1, -2) - delta.unsqueeze(-1)) * scale
+    ds = p * (dout_wide @ v_wide.transpose(-1, -2) - delta.unsqueeze(-1)) * slope * scale
 
     def over_group(grad: Tensor, like: Tensor) -> Tensor:
         return grad.unflatten(1, (like.shape[1], -1)).sum(2)

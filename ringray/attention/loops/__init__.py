@@ -34,21 +34,25 @@ if TYPE_CHECKING:
 __all__ = ["HERE", "backward", "exactly", "forward"]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
-    """Returns this rank's output, lse, and the tensors that its backward pass needs."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, sinks: Tensor | None = None
+) -> Result:
+    """Returns this rank's output, lse, and the tensors that its backward pass needs, besides
+    ``sinks``."""
     comm.meter.running = "forward"
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(q.device):
         if problem.exchange.fold > 1:
-            return heads.forward(q, k, v, problem, comm, _inner(problem))
-        return _inner(problem).forward(q, k, v, problem, comm)
+            return heads.forward(q, k, v, problem, comm, _inner(problem), sinks)
+        return _inner(problem).forward(q, k, v, problem, comm, sinks)
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    call: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns dq, dk, dv of this rank's shard; ``saved`` is from ``forward``.
+    call: int, sinks: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns dq, dk, dv of this rank's shard; ``saved`` is from ``forward``. With ``sinks`` also
+    this rank's share of their gradient, fp32 (Hq,): the sum over all ranks is the gradient.
 
     ``dlse``: fp32 (B, Hq, S), or None where no loss depends on lse. ``call``: number of the forward
     pass, on which all ranks agree before the first hop.
@@ -58,8 +62,8 @@ def backward(
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(dout.device):
         if problem.exchange.fold > 1:
-            return heads.backward(dout, dlse, saved, problem, comm, _inner(problem))
-        return _inner(problem).backward(dout, dlse, saved, problem, comm)
+            return heads.backward(dout, dlse, saved, problem, comm, _inner(problem), sinks)
+        return _inner(problem).backward(dout, dlse, saved, problem, comm, sinks)
 
 
 class _Here(threading.local):

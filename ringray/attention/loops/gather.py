@@ -19,6 +19,7 @@ import ringray_kernels
 from ringray.attention.loops.chunks import Chunk, ChunkShape, Result
 from ringray.comm.batch import Batch
 from ringray.traffic.walk import Rows
+from ringray_kernels.merge import merge_sinks_, sink_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,10 +143,12 @@ def _scatter(
     return wait
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, sinks: Tensor | None = None
+) -> Result:
     """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse."""
     plan, groups = _plan(problem, comm, q.device), _groups(q, k, problem)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     coming = _gather(k, v, groups[0], plan)
     for at, group in enumerate(groups):
@@ -159,13 +162,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -
             )  # fmt: skip
         out[:, group.heads], lse[:, group.heads] = state
         del keys, values, state
+    if sinks is not None:
+        merge_sinks_(out, lse, sinks)
     return Result(out, lse, (q, k, v, out, lse))
 
 
 def backward(
-    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
+    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
+    with ``sinks`` the part of their gradient that comes from this rank's rows."""
     q, k, v, out, lse = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
     plan, groups = _plan(problem, comm, q.device), _groups(q, k, problem)
@@ -191,4 +198,4 @@ def backward(
         del sums
     assert going is not None
     going()
-    return dq, dk, dv
+    return dq, dk, dv, *(() if sinks is None else (sink_gradients(sinks, lse, delta),))

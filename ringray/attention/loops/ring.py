@@ -22,6 +22,7 @@ from ringray.attention.loops.chunks import Chunk, ChunkShape, Result
 from ringray.comm.batch import Batch, Pending
 from ringray.traffic.walk import Rows
 from ringray_kernels import State
+from ringray_kernels.merge import merge_sinks_, sink_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from ringray.traffic.script import Message, Script, Visit
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -> Result:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, sinks: Tensor | None = None
+) -> Result:
     """Computes this rank's output over the keys of all ranks.
 
     Saved are q, k, v, out, lse and, where the backward pass walks back from here, the chunks that
@@ -54,14 +57,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm) -
         ring.drop(visit.owner for visit in step.visits if visit.owner not in kept)
     ring.finish()
     assert state is not None
+    if sinks is not None:
+        merge_sinks_(*state, sinks)
     extra = [x for owner, rows in kept.items() for x in ring.held[owner].cut(rows)]
     return Result(*state, (q, k, v, *state, *extra))
 
 
 def backward(
-    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks."""
+    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
+    with ``sinks`` the part of their gradient that comes from this rank's rows."""
     q, k, v, out, lse, *kept = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
     matching = out if dlse is None else None
@@ -88,7 +95,7 @@ def backward(
     ring.finish()
     home = ring.sums[rank].tensors
     dq, dk, dv = (*stay.gradients, *home) if keys_walk else (*home, *stay.gradients)
-    return dq, dk, dv
+    return dq, dk, dv, *(() if sinks is None else (sink_gradients(sinks, lse, delta),))
 
 
 def _kept(problem: RankProblem) -> dict[int, Rows]:

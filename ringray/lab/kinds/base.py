@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -80,14 +81,17 @@ class RankContext:
 def ring_pass(
     config: TrialConfig, context: RankContext, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Returns (out,) or (out, dq, dk, dv) of this rank's shard, through the public op."""
+    """Returns (out,) or (out, dq, dk, dv) of this rank's shard, through the public op; with sinks
+    also this rank's share of their gradient."""
     mask = keywords(config.mask, context.device)
+    learned = [] if not config.sinks else [sinks(config, context.device).requires_grad_()]
 
     def attend() -> Tensor:
         out = ring_attention(
             q, k, v, group=context.group, partition=config.partition, seq_len=config.seq_len,
             transport=config.transport, backward=config.backward, backend=config.backend,
-            blocks=config.cut, **mask,
+            blocks=config.cut, softcap=config.softcap, sinks=learned[0] if learned else None,
+            **mask,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return out
@@ -96,7 +100,17 @@ def ring_pass(
         with torch.no_grad():
             return (attend(),)
     out = attend()
-    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+    return (out.detach(), *torch.autograd.grad(out, (q, k, v, *learned), dout))
+
+
+def sinks(config: TrialConfig, device: torch.device) -> Tensor:
+    """Returns the attention sinks of the trial, fp32 (heads,), the same on every rank."""
+    return _sinks(config.heads, config.seed, device).detach()
+
+
+@lru_cache(maxsize=4)
+def _sinks(heads: int, seed: int, device: torch.device) -> Tensor:
+    return testing.make_sinks(heads, seed=seed, device=device)
 
 
 def visible_keys(config: TrialConfig, device: torch.device) -> tuple[Tensor, Tensor]:

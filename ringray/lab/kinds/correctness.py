@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ringray.attention.sharding import local_positions, shard, unshard
 from ringray.comm.batch import METER
+from ringray.comm.ring import connect
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds.base import RankContext, ring_pass, visible
+from ringray.lab.kinds.base import RankContext, ring_pass, sinks, visible
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
@@ -24,6 +26,7 @@ from ringray_kernels.config import Blocks
 from ringray_kernels.dtypes import torch_dtype
 
 NAMES = ("out", "dq", "dk", "dv")
+_RESULTS = (*NAMES, "dsinks")
 
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
@@ -48,7 +51,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
             first = results
         elif differing := [
             name
-            for name, a, b in zip(NAMES, first, results, strict=False)
+            for name, a, b in zip(_RESULTS, first, results, strict=False)
             if name not in unordered and not torch.equal(a, b)
         ]:
             report.failure = f"two runs on the same inputs differ in {', '.join(differing)}"
@@ -61,23 +64,32 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     HERE.enter("comparing")
     whole = [
         unshard(x, dim=2, partition=config.partition, group=context.group, seq_len=config.seq_len)
-        for x in first
+        for x in first[: len(NAMES)]
     ]
+    for share in first[len(NAMES) :]:  # of the gradient of sinks
+        connect(context.group).sum(share, "sinks")
+        whole.append(share)
     if context.rank == 0:
-        report.errors = _errors(config, context.device, whole)
+        shares = _shares(config, context.device, whole)
+        if (taken := shares.pop("dsinks", 0.0)) > 1:
+            report.failure = f"dsinks is beyond its error budget (1 is all of it): {taken:.3g}"
+        report.errors = shares
     return report
 
 
-def _errors(config: TrialConfig, device: torch.device, whole: list[Tensor]) -> dict[str, float]:
+def _shares(config: TrialConfig, device: torch.device, whole: list[Tensor]) -> dict[str, float]:
     problem = replace(
         config, ring_size=1, threads=1, replica=0, partition="", transport="", backward="",
         backend="", blocks=None,
     )  # fmt: skip
     want, yardstick, norm_of = _truth(problem, device)
-    return {
+    found = {
         name: testing.budget_share(got, getattr(want, name), getattr(yardstick, name), norm_of)
         for name, got in zip(NAMES, whole, strict=False)
     }
+    for got in whole[len(NAMES) :]:
+        found["dsinks"] = testing.sinks_share(got, want.dsinks, yardstick.dsinks)  # type: ignore[arg-type]
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -89,9 +101,11 @@ def _truth(
     seen = visible(problem, device)
     scale = problem.head_dim**-0.5
     upstream = dout if problem.has_backward else None
+    learned = sinks(problem, device) if problem.sinks else None
+    more: dict[str, Any] = {"scale": scale, "softcap": problem.softcap, "sinks": learned}
     return (
-        testing.oracle(q, k, v, upstream, seen, scale=scale),
-        testing.yardstick(q, k, v, upstream, seen, scale=scale, causal=problem.causal),
+        testing.oracle(q, k, v, upstream, seen, **more),
+        testing.yardstick(q, k, v, upstream, seen, causal=problem.causal, **more),
         dout,
     )
 
@@ -99,5 +113,5 @@ def _truth(
 def _inputs(config: TrialConfig, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return testing.make_inputs(
         config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
-        torch_dtype(config.dtype), seed=config.seed, device=device,
+        torch_dtype(config.dtype), seed=config.seed, device=device, value_dim=config.value_dim,
     )  # fmt: skip

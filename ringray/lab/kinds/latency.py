@@ -29,12 +29,13 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 def _random(
-    config: TrialConfig, heads: int, rows: int, context: RankContext, salt: int, rows_first: bool
-) -> Tensor:
+    config: TrialConfig, heads: int, rows: int, width: int, context: RankContext, salt: int,
+    rows_first: bool,
+) -> Tensor:  # fmt: skip
     generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
-    shape = (config.batch, heads, rows, config.head_dim)
+    shape = (config.batch, heads, rows, width)
     if rows_first:
-        shape = (config.batch, rows, heads, config.head_dim)
+        shape = (config.batch, rows, heads, width)
     x = torch.empty(shape, dtype=torch_dtype(config.dtype), device=context.device)
     return x.normal_(generator=generator)
 
@@ -45,12 +46,17 @@ def _inputs(
     """Returns q, k, v and dout (None for forward alone) of standard normal values, (B, H, S, D) or
     (B, S, H, D)."""
     heads = (config.heads, config.kv_heads, config.kv_heads)
-    q, k, v = (_random(config, h, rows, context, salt + i, rows_first) for i, h in enumerate(heads))
+    widths = (config.head_dim, config.head_dim, config.value_dim)
+    q, k, v = (
+        _random(config, h, rows, width, context, salt + i, rows_first)
+        for i, (h, width) in enumerate(zip(heads, widths, strict=True))
+    )
     if not config.has_backward:
         return q, k, v, None
     for x in (q, k, v):
         x.requires_grad_()
-    return q, k, v, _random(config, config.heads, rows, context, salt + 3, rows_first)
+    width = config.value_dim
+    return q, k, v, _random(config, config.heads, rows, width, context, salt + 3, rows_first)
 
 
 def shards(config: TrialConfig, context: RankContext) -> Inputs:

@@ -90,7 +90,10 @@ def predict(config: TrialConfig, hardware: Hardware) -> Cost:
     walks = choose_walks(config, exchange)
     sizes = _sizes(config, exchange, on_cpu=hardware.cores is not None)
     visible = walks.forward.visible
-    pair_flops = 4 * config.head_dim * config.heads * config.batch
+    # Products over the head dim of Q and K, and over that of V: of each one forward; three and two
+    # backward.
+    dims = (config.head_dim, config.value_dim)
+    of_keys, of_values = (2 * dim * config.heads * config.batch for dim in dims)
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
     exchanged_bytes, messages = _heads_for_rows(config, fold)
     flops, sent_bytes, seconds = 0, exchanged_bytes, 0.0
@@ -100,12 +103,13 @@ def predict(config: TrialConfig, hardware: Hardware) -> Cost:
         backward = which == "backward"
         moved = walks.backward if backward else walks.forward
         weights = walks.backward_weights if backward else walks.weights.forward
-        factor, speed = (BACKWARD_FLOPS, hardware.backward) if backward else (1.0, 1.0)
-        flops += int(factor * 2) * int(visible.sum()) * pair_flops // 2
+        pair_flops = 3 * of_keys + 2 * of_values if backward else of_keys + of_values
+        speed = hardware.backward if backward else 1.0
+        flops += int(visible.sum()) * pair_flops
         sent_bytes += moved.sent(which).bytes(weights) * fold
         messages += walks.tensors(which) * groups * fold
         table = occupancy.walked(moved, sizes.rows, backward=backward)
-        pair_seconds = pair_flops / fold * factor / (_rate(config, hardware) * speed)
+        pair_seconds = pair_flops / fold / (_rate(config, hardware) * speed)
         seconds += _critical_path(table, pair_seconds, weights, hardware, groups)
         tables.append(table)
     seconds += exchanged_bytes / config.ring_size / hardware.bandwidth
@@ -162,7 +166,7 @@ def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:
     fold = exchange.fold
     heads, kv_heads = config.heads // fold, config.kv_heads // fold
     itemsize = DTYPES[config.dtype].itemsize
-    costs = walk.costs(itemsize, config.batch, heads, kv_heads, config.head_dim)
+    costs = walk.costs(itemsize, config.batch, heads, kv_heads, config.head_dim, config.value_dim)
     backward = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
     return walk.choose(_layout(config, fold), config.mask, exchange.routes, backward, costs)
 
@@ -178,7 +182,7 @@ def _sizes(config: TrialConfig, exchange: Exchange, *, on_cpu: bool) -> Sizes:
         batch=config.batch,
         heads=config.heads // exchange.fold,
         kv_heads=config.kv_heads // exchange.fold,
-        head_dim=config.head_dim,
+        head_dim=(config.head_dim + config.value_dim) // 2,
         rows=layout.rows,
         itemsize=DTYPES[config.dtype].itemsize,
         threads=config.threads,
@@ -194,7 +198,8 @@ def _heads_for_rows(config: TrialConfig, fold: int) -> tuple[int, int]:
     Q, K, V there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype.
     """
     rows = config.batch * config.padded
-    elements = 2 * (config.heads + config.kv_heads) * config.head_dim * rows  # Q, out, K, V
+    width = config.head_dim + config.value_dim
+    elements = (config.heads + config.kv_heads) * width * rows  # Q, out, K, V
     there_and_back = elements * DTYPES[config.dtype].itemsize
     moved, tensors = there_and_back + config.heads * rows * walk.FP32, 5
     if config.has_backward:

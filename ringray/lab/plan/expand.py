@@ -20,8 +20,8 @@ from ringray.tuning import table as tuned
 _SWEPT = {
     "ring": ("size", "threads"),
     "problem": (
-        "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "causal", "window",
-        "chunk", "prefix", "documents", "direction", "new_tokens",
+        "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
+        "sinks", "causal", "window", "chunk", "prefix", "documents", "direction", "new_tokens",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
@@ -69,6 +69,8 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         if KINDS[spec.kind].decodes:
             chosen["new_tokens"] = chosen["new_tokens"] or 1
+        if chosen["value_head_dim"] == chosen["head_dim"]:
+            chosen["value_head_dim"] = None
         for searched in _searched(spec.kind, chosen, device):
             yield TrialConfig(**(chosen | searched), **constant)
 

@@ -28,9 +28,9 @@ _PACKING = {256: 900, 64: 420, 32: 420}  # rows of fp32 that its bf16 backward n
 class Sizes:
     """Sizes of one rank's computation: heads after any exchange of them, ``rows`` of its own.
 
-    ``runs``: number of blocks of neighbouring positions that the rows form, 1 also if they are
-    evenly spaced. ``triangular``: a rank's own rows see its own keys up to themselves. ``plain``:
-    causal, or no mask at all.
+    ``head_dim``: the mean of that of K and that of V. ``runs``: number of blocks of neighbouring
+    positions that the rows form, 1 also if they are evenly spaced. ``triangular``: a rank's own
+    rows see its own keys up to themselves. ``plain``: causal, or no mask at all.
     """
 
     batch: int

@@ -124,7 +124,8 @@ def _written(value: object) -> str:
 def _too_large(config: TrialConfig) -> Reason | None:
     """Prunes inputs that fit nowhere; all counts of smaller ones fit into 64 bits."""
     rows = config.padded // config.ring_size
-    row = (config.heads + 2 * config.kv_heads) * config.head_dim * DTYPES[config.dtype].itemsize
+    row = config.heads * config.head_dim + config.kv_heads * (config.head_dim + config.value_dim)
+    row *= DTYPES[config.dtype].itemsize
     given = config.batch * rows * row
     if given <= RANK_BYTES:
         return None
@@ -188,7 +189,10 @@ def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
 def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
     group, itemsize = config.heads // config.kv_heads, DTYPES[config.dtype].itemsize
     for kernel, given in blocks.given.items():
-        problem = Problem(kernel, config.head_dim, itemsize, group)
+        problem = Problem(
+            kernel, config.head_dim, itemsize, group, True, config.value_dim,
+            config.softcap is not None,
+        )  # fmt: skip
         reasons = {name: supports(given, problem, target) for name, target in TARGETS.items()}
         if all(reasons.values()):
             text = f"{kernel}={given} fits no known GPU: {reasons['sm_90']}"

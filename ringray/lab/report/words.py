@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
 
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
-    "seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "window", "chunk",
-    "prefix", "documents", "direction", "new_tokens",
+    "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap", "sinks",
+    "dtype", "causal", "window", "chunk", "prefix", "documents", "direction", "new_tokens",
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", *PROBLEM, "backward", "backend", "blocks", "threads",
@@ -34,6 +34,7 @@ TEXTS = ("partition", "transport", "dtype", "causal", "direction", "backward", "
 # In a trial's name these need no heading; the others have one ("window17").
 _PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend", "device")
 _SHORT_HEADS = {"ring_size": "ring", "kv_heads": "kv", "head_dim": "dim", "documents": "docs"}
+_SHORT_HEADS |= {"value_head_dim": "vdim"}
 _FIRST = ("partition", "ring_size", "seq_len", "direction", "dtype")  # in a trial's name
 _SHORT = {
     **{name: dtype.short for name, dtype in DTYPES.items()},
@@ -130,6 +131,9 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
         "head_dim": "" if together else named("head_dim"),
         "batch": named("batch", 1),
         "kv_heads": f"{first['kv_heads']} K/V heads" * (first["kv_heads"] != first["heads"]),
+        "value_head_dim": named("value_head_dim"),
+        "softcap": named("softcap"),
+        "sinks": "sinks" * bool(first.get("sinks")),
         "dtype": first["dtype"],
         "causal": "causal" if first["causal"] else "not causal",
         "window": named("window"),

@@ -45,6 +45,7 @@ from ringray.lab.spec.domain_fields import (
 )
 from ringray.lab.spec.explain import explain
 from ringray.lab.spec.fields import (
+    CAP,
     SHARE,
     TRUTH,
     Kind,
@@ -72,6 +73,8 @@ _URI = text(rf"[^{UNPRINTABLE}\t\n ]+", "a tracking URI", 2000)
 
 Ints = int | tuple[int, ...]
 IntsOrNull = int | None | tuple[int | None, ...]
+DocumentsOrNull = int | Documents | None | tuple[int | Documents | None, ...]
+FloatsOrNull = float | None | tuple[float | None, ...]
 Names = str | tuple[str, ...]
 Cut = int | str | None
 
@@ -107,8 +110,14 @@ class ProblemSection(_Section):
     """Query heads."""
     kv_heads: Annotated[IntsOrNull, Several(or_null(whole(1, 1024), "as many as heads"))] = None
     """K/V heads; heads must be a multiple of them. null: as many as heads."""
-    head_dim: Annotated[Ints, Several(whole(1, 256))] = 64
+    head_dim: Annotated[Ints, Several(whole(1, 512))] = 64
     """Size of one head, in elements."""
+    value_head_dim: Annotated[IntsOrNull, Several(or_null(whole(1, 512), "as head_dim"))] = None
+    """Size of one head of v and of the result, in elements. null: as head_dim."""
+    softcap: Annotated[FloatsOrNull, Several(or_null(CAP, "plain scores"))] = None
+    """Scores s become softcap x tanh(s / softcap). null: they stay."""
+    sinks: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = False
+    """true: a logit per query head, drawn by the seed, is in the softmax without a value."""
     dtype: Annotated[Names, Several(one_of(DTYPES, DTYPE_ALIASES))] = "bfloat16"
     """Type of q, k, v and the result; accumulators are always float32."""
     causal: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = True
@@ -117,23 +126,16 @@ class ProblemSection(_Section):
     """Positions before itself that a causal query sees, beside itself; or {left: ..., right: ...},
     also without causal. null: all."""
     chunk: Annotated[IntsOrNull, Several(or_null(whole(1, 2**31 - 1), "no chunks"))] = None
-    """Positions of a chunk; chunks begin with each document, and a query sees its own. null: no
-    chunks."""
+    """Positions of a chunk; chunks begin with documents, a query sees its own. null: no chunks."""
     prefix: Annotated[IntsOrNull, Several(or_null(whole(0, 2**31 - 1), "no prefix"))] = None
-    """First positions of each document that see each other in both directions; needs causal. null:
-    none."""
-    documents: Annotated[
-        int | Documents | tuple[int | Documents | None, ...] | None, Several(DOCUMENTS)
-    ] = None
+    """First positions of each document that see each other both ways; needs causal. null: none."""
+    documents: Annotated[DocumentsOrNull, Several(DOCUMENTS)] = None
     """Packed documents that do not see each other: their number (of fixed, uneven lengths), or
     their lengths in tokens. null: one document."""
     direction: Annotated[Names, Several(one_of(DIRECTIONS))] = "forward+backward"
     """Passes to compute and time."""
-    new_tokens: Annotated[IntsOrNull, Several(or_null(whole(1, 1 << 20), "1 where it decodes"))] = (
-        None
-    )
-    """New tokens of one step of kind decode, the last of seq_len. null: 1, and none in other
-    kinds."""
+    new_tokens: Annotated[IntsOrNull, Several(or_null(whole(1, 1 << 20), "1 to decode"))] = None
+    """New tokens of a step of kind decode, the last of seq_len. null: 1, none in other kinds."""
 
 
 class StrategySection(_Section):
@@ -319,14 +321,13 @@ class Spec(_Section):
 
     @cached_property
     def digest(self) -> str:
-        """sha256, in hex, of all sections but tracking and limits."""
+        """sha256, in hex, of all but tracking, limits and later fields that are not given."""
         measured = self.canonical()
         del measured["tracking"], measured["limits"]
-        # Stores have digests from before these fields existed.
-        later = {"search": ("budget", "seed"), "problem": ("chunk", "prefix", "new_tokens")}
-        for section, options in later.items():
+        later = ("chunk", "prefix", "new_tokens", "value_head_dim", "softcap", "sinks")
+        for section, options in (("search", ("budget", "seed")), ("problem", later)):
             for option in options:
-                if measured[section][option] is None:
+                if measured[section][option] is None or measured[section][option] is False:
                     del measured[section][option]
         text = json.dumps(measured, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()

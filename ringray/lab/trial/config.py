@@ -51,15 +51,18 @@ class TrialConfig:
     chunk: int | None = None
     prefix: int | None = None
     new_tokens: int | None = None
+    value_head_dim: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
-        have are left out where they are None, so that digests stay."""
+        have are left out where they have their default, so that digests stay."""
         flat = {name: getattr(self, name) for name in FIELDS}
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in flat.items()
-            if value is not None or name not in LATER
+            if value != LATER.get(name, MISSING)
         }
 
     @classmethod
@@ -115,6 +118,16 @@ class TrialConfig:
         )
 
     @property
+    def value_dim(self) -> int:
+        """Head dim of V."""
+        return self.value_head_dim or self.head_dim
+
+    @property
+    def plain(self) -> bool:
+        """True for attention as choices are tuned for it: one head dim and plain scores."""
+        return self.value_dim == self.head_dim and self.softcap is None
+
+    @property
     def has_backward(self) -> bool:
         """True if gradients are computed."""
         return self.direction == "forward+backward"
@@ -142,7 +155,10 @@ def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]
     backend = on_device(config.backend, place.device)
     asked = {name: getattr(config, name) for name in CHOICES}
     found = lookup.strategy(wanted, place, backend=backend, **asked)
-    return replace(config, **{name: getattr(found, name) for name in CHOICES}), found.source
+    chosen = {name: getattr(found, name) for name in CHOICES}
+    if not config.plain:
+        chosen["blocks"] = config.blocks
+    return replace(config, **chosen), found.source
 
 
 def default_config(config: TrialConfig) -> TrialConfig:

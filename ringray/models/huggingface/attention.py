@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ringray.attention import ring_attention
@@ -22,9 +21,7 @@ REFUSED = {
     "output_attentions": "a ring never holds the attention weights",
     "use_cache": "a ring keeps no KV cache and does not generate; pass use_cache=False",
     "cache": "a ring keeps no KV cache and does not generate",
-    "softcap": "soft-capped scores are not implemented",
-    "s_aux": "attention sinks are not implemented",
-    "sinks": "attention sinks are not implemented",
+    "sinks": "attention sinks of each token are not implemented",
     "position_bias": "biased scores are not implemented",
     "indices": "attention to chosen keys is not implemented",
     "block_indices": "attention to chosen keys is not implemented",
@@ -45,13 +42,16 @@ def attend(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Computes attention for an attention layer of transformers.
 
     query (B, Hq, R, D), key and value (B, Hkv, R, D), where value may have another D; returns
     (B, R, Hq, D) and no weights. ``sliding_window`` counts the keys that a query sees, its own
-    included; in a layer that is not causal it does so on each side.
+    included; in a layer that is not causal it does so on each side. ``s_aux`` (Hq,) are attention
+    sinks.
     """
     forward = None if torch.compiler.is_compiling() else Running.forward
     if ring is None and forward is not None:  # the model does not pass it on
@@ -72,11 +72,6 @@ def attend(
         # RoPE leaves queries and keys in fp32; autocast would cast them for SDPA too.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
-    width, of_values = query.shape[-1], value.shape[-1]
-    if width != of_values:  # zeros change neither scores nor sums
-        scaling = width**-0.5 if scaling is None else scaling
-        wide = max(width, of_values)
-        query, key, value = (F.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
     window, chunk = _seen(module, sliding_window)
     out = ring_attention(
         query,
@@ -91,11 +86,13 @@ def attend(
         cu_seqlens=None if ring.cu_seqlens is None else torch.tensor(ring.cu_seqlens),
         seq_len=ring.seq_len,
         scale=scaling,
+        softcap=softcap,
+        sinks=s_aux,
         transport=ring.transport,
         backend=ring.backend,
         blocks=ring.blocks,
     )
-    return cast("Tensor", out)[..., :of_values].transpose(1, 2).contiguous(), None
+    return cast("Tensor", out).transpose(1, 2).contiguous(), None
 
 
 def _seen(

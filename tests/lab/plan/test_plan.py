@@ -101,6 +101,29 @@ def test_a_config_is_what_its_dict_says() -> None:
 def test_two_ways_to_say_the_same_are_one_point() -> None:
     made = build("problem: {seq_len: 64, heads: 8, kv_heads: [null, 8, 4]}\n")
     assert [trial.config.kv_heads for trial in made.trials] == [8, 4]
+    made = build("problem: {seq_len: 64, value_head_dim: [null, 64, 32]}\n")
+    assert [trial.config.value_dim for trial in made.trials] == [64, 32]
+
+
+def test_what_models_ask_for_is_part_of_a_point_only_where_it_is_asked_for() -> None:
+    """Points and specs from before these fields existed keep their names."""
+    body = "measure: {baseline: null}\nproblem: {seq_len: 64, "
+    plain, said, asked = (
+        build(body + more)
+        for more in ("}\n", "sinks: false, softcap: null}\n", "sinks: true, softcap: 50}\n")
+    )
+    assert plain.digest == said.digest != asked.digest
+    assert plain.trials[0].key == said.trials[0].key != asked.trials[0].key
+    assert not {"sinks", "softcap", "value_head_dim"} & plain.trials[0].config.as_dict().keys()
+    config = asked.trials[0].config
+    assert (config.sinks, config.softcap, config.plain) == (True, 50.0, False)
+    assert TrialConfig.from_dict(config.as_dict()) == config
+
+
+def test_sdpa_is_no_baseline_for_what_it_does_not_compute() -> None:
+    made = build("problem: {seq_len: 64, softcap: [null, 50], sinks: [false, true]}\n")
+    said = [str(trial.pruned) if trial.pruned else "" for trial in made.trials]
+    assert said == ["", *["measure.baseline: SDPA takes neither softcap nor sinks here"] * 3]
 
 
 def test_impossible_points_are_pruned_with_their_field() -> None:
@@ -162,10 +185,11 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
     made = build(
         "ring: {size: [1, 3, 4]}\n"
         "problem: {seq_len: [37, 48], batch: 2, heads: 4, kv_heads: 2, head_dim: 24, "
+        "value_head_dim: [null, 40], "
         "causal: [true, false], window: [null, 5], documents: [null, 3], "
         "direction: [forward, forward+backward]}\n" + EVERY_PARTITION
     )
-    assert len(made.runnable) == 3 * 2 * (2 * 2 * 2 - 2) * 2 * 4
+    assert len(made.runnable) == 3 * 2 * 2 * (2 * 2 * 2 - 2) * 2 * 4
     more = build(
         "ring: {size: [3]}\n"
         "problem: {seq_len: 37, heads: 2, head_dim: 24, causal: [true, false], chunk: [null, 7], "
@@ -176,12 +200,14 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
     for trial in (*made.runnable, *more.runnable):
         c = trial.config
         pairs = int(brute_force.seen(c.mask, c.seq_len).sum())
-        forward = pairs * 4 * c.head_dim * c.heads * c.batch
+        keys, values = (2 * pairs * dim * c.heads * c.batch for dim in (24, c.value_dim))
         assert trial.predicted is not None
-        assert trial.predicted.flops == (forward * 7 // 2 if c.has_backward else forward), c
+        backward = 3 * keys + 2 * values if c.has_backward else 0
+        assert trial.predicted.flops == keys + values + backward, c
         assert 0 < trial.predicted.balance <= 1
-        shard = -(-c.seq_len // c.ring_size) * c.batch * c.head_dim * (c.heads + c.kv_heads)
-        assert trial.predicted.peak_memory_bytes >= 2 * shard * 2, c  # q, k, v, out in bfloat16
+        width = 24 + c.value_dim
+        shard = -(-c.seq_len // c.ring_size) * c.batch * width * (c.heads + c.kv_heads)
+        assert trial.predicted.peak_memory_bytes >= shard * 2, c  # q, k, v, out in bfloat16
         if c.ring_size == 1:
             assert trial.predicted.sent_bytes == trial.predicted.messages == 0
             assert trial.predicted.balance == 1

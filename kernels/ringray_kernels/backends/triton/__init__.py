@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ringray_kernels.api import BackwardOperands, Operands, State
+from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends.triton.arguments import INTERPRETED, architecture, run
 from ringray_kernels.backends.triton.launch import (
     delta_launch,
@@ -26,10 +26,14 @@ from ringray_kernels.config import Blocks, target_named
 from ringray_kernels.intervals import inverse
 
 BLOCKS = Blocks
+MAX_HEAD_DIM = 256
 
 
-def unsupported(q: Tensor) -> str | None:
+def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
     """Returns why these kernels cannot compute on tensors like ``q``, or None."""
+    widest = max(q.shape[-1], asked.value_dim or 0)
+    if widest > MAX_HEAD_DIM:
+        return f"got head dim {widest}, expected at most {MAX_HEAD_DIM}"
     if q.device.type == "cpu":
         return None if INTERPRETED else "a CPU needs TRITON_INTERPRET=1 set before the import"
     compiles = q.device.type == "meta" and not INTERPRETED  # see ``arguments.run``
@@ -50,7 +54,8 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
     if state is not None and out_dtype == torch.float32:
         out, lse = state
     else:
-        out = torch.empty(q.shape, dtype=_stored(out_dtype), device=q.device)
+        shape = (*q.shape[:3], operands.v.shape[3])
+        out = torch.empty(shape, dtype=_stored(out_dtype), device=q.device)
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     target = target_named(architecture(q.device))
     run(forward_launch(_launchable(operands), State(out, lse), state, target, dtype), q.device)

@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ringray_kernels.api import LARGEST_SCALE, Operands
 from ringray_kernels.config import BlockConfig, Kernel, Problem, Target, supports
 from ringray_kernels.defaults import default
 
@@ -108,12 +109,21 @@ def legal_strides(x: Tensor) -> list[int]:
 
 
 def problem_of(
-    kernel: Kernel, q: Tensor, k: Tensor, dtype: torch.dtype, *streamed: Tensor
+    kernel: Kernel, operands: Operands, dtype: torch.dtype, *streamed: Tensor
 ) -> Problem:
     """Returns the problem that a configuration must fit; descriptors may describe ``streamed``."""
+    q, k, v = operands[:3]
     return Problem(
-        kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed)
-    )
+        kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed),
+        v.shape[3], operands.softcap is not None,
+    )  # fmt: skip
+
+
+def inside_cap(operands: Operands) -> float:
+    """Returns the factor on q.k inside tanh, which fp32 holds; 1 without a softcap."""
+    if operands.softcap is None:
+        return 1.0
+    return min(max(operands.scale / operands.softcap, -LARGEST_SCALE), LARGEST_SCALE)
 
 
 def bounds_of(x: Tensor) -> tuple[Tensor, int]:

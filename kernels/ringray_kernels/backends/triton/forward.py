@@ -18,16 +18,18 @@ from ringray_kernels.backends.triton.tiles import (
     plan_tiles,
     product,
     store_tile,
+    tanh,
 )
 
 
 @triton.jit
 def _step(
-    acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, tile, batch, kv_head, scale,
+    acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, tile, batch, kv_head, scale, cap,
     stride_kn, stride_kd, stride_vn, stride_vd,
-    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    MASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to the running (acc0, acc1, top, total)."""
     begin = low + tile * BLOCK_N
@@ -43,6 +45,8 @@ def _step(
         if D1 > 0:
             k1 = load_tile(k_tile, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
     s = product(q0, k0, q1, k1, D1, PRECISION)
+    if SOFTCAP:
+        s = tanh(s * cap)
     if MASKED:
         keys = (begin + columns)[None, :]
         s = tl.where((keys >= first[:, None]) & (keys < last[:, None]), s, float("-inf"))
@@ -51,38 +55,43 @@ def _step(
     decay = tl.exp2(top - new_top)
     total = total * decay + tl.sum(p, 1)
     if DESCRIPTORS:
-        v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
+        v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
         if MASKED:  # rows that no query here sees may hold NaN, and 0 * NaN is NaN
             v0 = tl.where(present[:, None], v0, 0.0)
     else:
         v_tile = v + begin.to(tl.int64) * stride_vn
-        v0 = load_tile(v_tile, columns, present, stride_vn, stride_vd, 0, D0, HEAD_DIM, MASKED)
-        if D1 > 0:
-            v1 = load_tile(v_tile, columns, present, stride_vn, stride_vd, D0, D1, HEAD_DIM, MASKED)
+        v0 = load_tile(v_tile, columns, present, stride_vn, stride_vd, 0, V0, VALUE_DIM, MASKED)
+        if V1 > 0:
+            v1 = load_tile(
+                v_tile, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
+            )
     weights = narrow(p, v0.dtype, EMULATE_BF16)
     acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
-    if D1 > 0:
+    if V1 > 0:
         acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
     return acc0, acc1, new_top, total
 
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
 def forward_kernel(
-    q, k, v, start, end, out, lse, state_out, state_lse, scale,
+    q, k, v, start, end, out, lse, state_out, state_lse, scale, cap,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd,
     stride_bounds, query_rows, group,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PACK: tl.constexpr,
     HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, NEGATE: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Program (block, head block, batch entry) computes ``out`` and ``lse`` of one block.
 
     A block is BLOCK_M / PACK query rows of PACK heads that share a key/value head. ``out``, ``lse``
     and the state are contiguous; ``scale`` is positive and holds log2(e); NEGATE flips its sign.
-    With DESCRIPTORS ``k`` and ``v`` are tensor descriptors of (1, 1, BLOCK_N, D0) blocks.
+    With SOFTCAP a score is ``scale`` times tanh(``cap`` q·k). With DESCRIPTORS ``k`` and ``v`` are
+    tensor descriptors of (1, 1, BLOCK_N, D0) and (1, 1, BLOCK_N, V0) blocks.
     """
     ROWS: tl.constexpr = BLOCK_M // PACK
     # Under a causal mask later rows see most keys and take longest: they go first.
@@ -111,11 +120,12 @@ def forward_kernel(
     q_rows += row.to(tl.int64) * stride_qs
     q0 = load_tile(q, q_rows, inside, 1, stride_qd, 0, D0, HEAD_DIM, True)
     q1 = q0
-    acc0 = tl.zeros([BLOCK_M, D0], tl.float32)
-    acc1 = acc0
     if D1 > 0:
         q1 = load_tile(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
-        acc1 = tl.zeros([BLOCK_M, D1], tl.float32)
+    acc0 = tl.zeros([BLOCK_M, V0], tl.float32)
+    acc1 = acc0
+    if V1 > 0:
+        acc1 = tl.zeros([BLOCK_M, V1], tl.float32)
     if NEGATE:
         q0 = -q0
         q1 = -q1
@@ -124,20 +134,20 @@ def forward_kernel(
     for index in range(count - whole):
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last,
-            edge_tile(index, leading, whole), batch, kv_head, scale,
-            stride_ks, stride_kd, stride_vs, stride_vd,
-            HEAD_DIM, D0, D1, BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, True,
+            edge_tile(index, leading, whole), batch, kv_head, scale, cap,
+            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
+            BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
     for tile in range(leading, leading + whole):
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last,
-            tile, batch, kv_head, scale,
-            stride_ks, stride_kd, stride_vs, stride_vd,
-            HEAD_DIM, D0, D1, BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, False,
+            tile, batch, kv_head, scale, cap,
+            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
+            BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip
 
     out_row = (batch.to(tl.int64) * heads + head) * query_rows + row
-    out_base = out_row * HEAD_DIM
+    out_base = out_row * VALUE_DIM
     if HAS_STATE:
         state_top = tl.load(state_lse + out_row) * LOG2_E
         new_top = tl.maximum(top, state_top)
@@ -145,10 +155,10 @@ def forward_kernel(
         share = tl.exp2(state_top - new_top)
         total = total * decay + share
         top = new_top
-        earlier = load_tile(state_out, out_base, inside, 1, 1, 0, D0, HEAD_DIM, True)
+        earlier = load_tile(state_out, out_base, inside, 1, 1, 0, V0, VALUE_DIM, True)
         acc0 = acc0 * decay[:, None] + earlier * share[:, None]
-        if D1 > 0:
-            earlier = load_tile(state_out, out_base, inside, 1, 1, D0, D1, HEAD_DIM, True)
+        if V1 > 0:
+            earlier = load_tile(state_out, out_base, inside, 1, 1, V0, V1, VALUE_DIM, True)
             acc1 = acc1 * decay[:, None] + earlier * share[:, None]
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)
@@ -156,7 +166,7 @@ def forward_kernel(
     tl.store(lse + out_row, found, mask=inside)
     inverse = 1.0 / total
     acc0 = tl.where(blind[:, None], 0.0, acc0 * inverse[:, None])
-    store_tile(out, out_base, inside, 1, acc0, 0, D0, HEAD_DIM)
-    if D1 > 0:
+    store_tile(out, out_base, inside, 1, acc0, 0, V0, VALUE_DIM)
+    if V1 > 0:
         acc1 = tl.where(blind[:, None], 0.0, acc1 * inverse[:, None])
-        store_tile(out, out_base, inside, 1, acc1, D0, D1, HEAD_DIM)
+        store_tile(out, out_base, inside, 1, acc1, V0, V1, VALUE_DIM)

@@ -30,7 +30,7 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
 
 def forward(operands: Operands, result: State, state: State | None, config: BlockConfig) -> Launch:
     """Returns the launch of forward with a copying warp; see hopper_forward_kernel."""
-    q, k, v, start, end, scale, _ = operands
+    q, k, v, start, end, scale, *_ = operands
     if scale < 0:
         q, scale = -q, -scale
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
@@ -62,7 +62,7 @@ def dkv(
 ) -> Launch:
     """Returns the launch that adds to ``dk`` and ``dv``, of contiguous rows; see
     hopper_dkv_kernel."""
-    q, k, v, _, _, scale, _ = operands
+    q, k, v, _, _, scale, *_ = operands
     dout, _, lse, delta, _, dk, dv = given
     (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
     batch, kv_heads, keys, head_dim = k.shape

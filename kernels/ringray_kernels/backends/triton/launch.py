@@ -21,6 +21,7 @@ from ringray_kernels.backends.triton.arguments import (
     Launch,
     bounds_of,
     configured,
+    inside_cap,
     legal_strides,
     problem_of,
 )
@@ -38,16 +39,22 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
 
 
 def _options(
-    config: BlockConfig, q: Tensor, target: Target, dtype: torch.dtype, *, packs: bool = True
-) -> dict[str, Any]:
+    config: BlockConfig, operands: Operands, target: Target, dtype: torch.dtype, *,
+    packs: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Returns the options of all kernels. On NVIDIA three tf32 products replace one of fp32: nearly
     its precision at a multiple of its speed. ``dtype`` is the problem's; the interpreter may get a
     wider copy of ``q``."""
-    first, rest = head_dim_parts(q.shape[3])
+    q, v = operands.q, operands.v
+    (first, rest), (value_first, value_rest) = (head_dim_parts(x.shape[3]) for x in (q, v))
     return {
         "HEAD_DIM": q.shape[3],
         "D0": first,
         "D1": rest,
+        "VALUE_DIM": v.shape[3],
+        "V0": value_first,
+        "V1": value_rest,
+        "SOFTCAP": operands.softcap is not None,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         **({"PACK": config.pack} if packs else {}),
@@ -65,8 +72,8 @@ def forward_launch(
 ) -> Launch:
     """Returns the launch of forward into ``result``, contiguous as the state's tensors; see
     forward_kernel."""
-    q, k, v, start, end, scale, blocks = operands
-    problem = problem_of("forward", q, k, dtype, q, k, v)
+    q, k, v, start, end, scale, blocks, softcap = operands
+    problem = problem_of("forward", operands, dtype, q, k, v)
     config = configured(blocks.forward, problem, target)
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
@@ -83,15 +90,16 @@ def forward_launch(
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
             start, end, *result, *(state or result),
-            max(abs(scale), LEAST_SCALE) * LOG2_E,
+            (max(abs(scale), LEAST_SCALE) if softcap is None else softcap) * LOG2_E,
+            inside_cap(operands),
             *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
         {
-            **_options(config, q, target, dtype),
+            **_options(config, operands, target, dtype),
             "HAS_STATE": state is not None,
             "IN_PLACE": state is not None and state.out is result.out,
-            "NEGATE": scale < 0,
+            "NEGATE": scale < 0 and softcap is None,
         },
     )  # fmt: skip
 
@@ -101,9 +109,9 @@ def dq_launch(
 ) -> Launch:
     """Returns the launch that adds to ``dq``; it, ``lse`` and ``delta`` are contiguous; see
     dq_kernel."""
-    q, k, v, start, end, scale, blocks = operands
+    q, k, v, start, end, scale, blocks, softcap = operands
     dout, _, lse, delta, dq, _, _ = given
-    problem = problem_of("dq", q, k, dtype, k, v)
+    problem = problem_of("dq", operands, dtype, k, v)
     config = configured(blocks.dq, problem, target)
     described = config.path == "descriptors"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
@@ -115,11 +123,12 @@ def dq_launch(
             dout, q,
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
-            lse, delta, start, end, dq, float(scale), scale * LOG2_E,
+            lse, delta, start, end, dq, float(scale), (softcap or scale) * LOG2_E,
+            inside_cap(operands),
             *dout.stride(), *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
-        _options(config, q, target, dtype),
+        _options(config, operands, target, dtype),
     )  # fmt: skip
 
 
@@ -133,9 +142,9 @@ def dkv_launches(
 ) -> list[Launch]:
     """Returns the launches that add to ``dk`` and ``dv``, of contiguous rows; ``first``, ``stop``
     (B or 1, Sk) are the query rows that see each key row; see dkv_kernel."""
-    q, k, v, _, _, scale, blocks = operands
+    q, k, v, _, _, scale, blocks, softcap = operands
     dout, _, lse, delta, dq, dk, dv = given
-    problem = problem_of("dkv", q, k, dtype, q, dout, k, v)
+    problem = problem_of("dkv", operands, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
     described = config.path == "descriptors"
     (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
@@ -150,11 +159,12 @@ def dkv_launches(
     arguments = (
         _described(dout, config.block_m) if described else dout,
         _described(q, config.block_m) if described else q,
-        k, v, lse, delta, first, stop, dq, dk, dv, float(scale), scale * LOG2_E,
+        k, v, lse, delta, first, stop, dq, dk, dv, float(scale), (softcap or scale) * LOG2_E,
+        inside_cap(operands),
         *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
         *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
     )  # fmt: skip
-    options = _options(config, q, target, dtype, packs=False)
+    options = _options(config, operands, target, dtype, packs=False)
     parts = [("DV",), ("DK",)] if config.split else [("DK", "DV")]
     return [
         Launch(

@@ -83,6 +83,15 @@ def narrow(x, DTYPE: tl.constexpr, EMULATE_BF16: tl.constexpr):
 
 
 @triton.jit
+def tanh(x):
+    """Returns tanh by an exponential; by its series where the rounding of that would show."""
+    far = 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2_E)))
+    y = x * x
+    near = 0.13333333333333333 + y * (-0.05396825396825397 + y * 0.021869488536155203)
+    return tl.where(y < 0.0625, x + x * y * (-0.3333333333333333 + y * near), far)
+
+
+@triton.jit
 def product(a0, b0, a1, b1, D1: tl.constexpr, PRECISION: tl.constexpr):
     """Returns a · bᵀ over a head dim in one or two parts."""
     s = tl.dot(a0, tl.trans(b0), input_precision=PRECISION)
