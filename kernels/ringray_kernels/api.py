@@ -137,11 +137,15 @@ def load_backend(name: str) -> Backend:
     return cast("Backend", importlib.import_module(BACKENDS[name]))
 
 
-def _expect(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype | None) -> None:
-    if tuple(tensor.shape) != tuple(shape):
+def _expect(
+    name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    if tensor.shape != shape:
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if dtype is not None and tensor.dtype != dtype:
+    if tensor.dtype != dtype:
         raise ValueError(f"{name}: got {tensor.dtype}, expected {dtype}")
+    if tensor.device != device:
+        raise ValueError(f"{name}: got a tensor on {tensor.device}, expected {device}")
 
 
 def not_plain(x: Tensor) -> str | None:
@@ -185,8 +189,8 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name}: got an empty tensor of shape {tuple(tensor.shape)}")
     batch, heads, _, head_dim = q.shape
     kv_heads, key_rows = k.shape[1], k.shape[2]
-    _expect("k", k, (batch, kv_heads, key_rows, head_dim), None)
-    _expect("v", v, (batch, kv_heads, key_rows, v.shape[3]), None)
+    _expect("k", k, (batch, kv_heads, key_rows, head_dim), q.dtype, q.device)
+    _expect("v", v, (batch, kv_heads, key_rows, v.shape[3]), q.dtype, q.device)
     if heads % kv_heads:
         raise ValueError(
             f"heads: got {heads} query heads and {kv_heads} key/value heads, "
@@ -233,8 +237,8 @@ def _checked(operands: Operands, backend: str) -> Backend:
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
         q.shape[2],
     )
-    _expect("start", start, rows, torch.int32)
-    _expect("end", end, rows, torch.int32)
+    _expect("start", start, rows, torch.int32, q.device)
+    _expect("end", end, rows, torch.int32, q.device)
     backend = resolve_backend(backend, q, features(v, softcap))
     check_blocks(blocks, backend)
     return load_backend(backend)
@@ -278,8 +282,8 @@ def forward(
     operands = Operands(q, k, v, start, end, scale, blocks, softcap)
     module = _checked(operands, backend)
     if state is not None:
-        _expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32)
-        _expect("state.lse", state.lse, q.shape[:3], torch.float32)
+        _expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32, q.device)
+        _expect("state.lse", state.lse, q.shape[:3], torch.float32, q.device)
     return module.forward(operands, state, out_dtype or torch.float32)
 
 
@@ -318,15 +322,15 @@ def backward(
     """
     operands = Operands(q, k, v, start, end, scale, blocks, softcap)
     module = _checked(operands, backend)
-    results = (*q.shape[:3], v.shape[3])
-    _expect("dout", dout, results, q.dtype)
-    if out is not None:
-        _expect("out", out, results, q.dtype)
-    _expect("lse", lse, q.shape[:3], torch.float32)
-    _expect("delta", delta, q.shape[:3], torch.float32)
-    _expect("dq", dq, q.shape, torch.float32)
-    _expect("dk", dk, k.shape, torch.float32)
-    _expect("dv", dv, v.shape, torch.float32)
+    of_rows, results = q.shape[:3], (*q.shape[:3], v.shape[3])
+    for name, tensor, shape, dtype in (
+        ("dout", dout, results, q.dtype), ("out", out, results, q.dtype),
+        ("lse", lse, of_rows, torch.float32), ("delta", delta, of_rows, torch.float32),
+        ("dq", dq, q.shape, torch.float32), ("dk", dk, k.shape, torch.float32),
+        ("dv", dv, v.shape, torch.float32),
+    ):  # fmt: skip
+        if tensor is not None:
+            _expect(name, tensor, shape, dtype, q.device)
     module.backward(operands, BackwardOperands(dout, out, lse, delta, dq, dk, dv))
 
 
@@ -346,10 +350,10 @@ def delta(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    _expect("dout", dout, out.shape, out.dtype)
-    _expect("lse", lse, out.shape[:3], torch.float32)
+    _expect("dout", dout, out.shape, out.dtype, out.device)
+    _expect("lse", lse, out.shape[:3], torch.float32, out.device)
     found = load_backend(resolve_backend(backend, out)).delta(dout, out, lse)
     if dlse is None:
         return found
-    _expect("dlse", dlse, out.shape[:3], torch.float32)
+    _expect("dlse", dlse, out.shape[:3], torch.float32, out.device)
     return found.sub_(dlse.masked_fill(lse == -torch.inf, 0.0))

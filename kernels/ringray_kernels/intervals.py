@@ -2,15 +2,20 @@
 
 ``start``, ``end``: (Sq,), half-open local key rows, both non-decreasing. A row without keys has
 ``start == end``. They are made from global positions: ``visible_range`` turns a mask into a range
-of positions, ``intervals`` turns that into rows of the present keys.
+of positions, ``intervals`` turns that into rows of the present keys. What a backend derives from
+them (``derived``) is kept with them, so callers that pass the same tensors again pay for it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def visible_range(
@@ -82,3 +87,38 @@ def inverse(start: Tensor, end: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
     first = torch.searchsorted(end.contiguous(), keys, right=True, out_int32=True)
     stop = torch.searchsorted(start.contiguous(), keys, right=True, out_int32=True)
     return first, stop
+
+
+class _Kept:
+    """Values that were derived from a tensor of starts and one of ends in some version; nothing, in
+    a copy of the tensor."""
+
+    def __init__(self, end: Tensor | None = None, versions: tuple[int, int] | None = None) -> None:
+        self.end = None if end is None else weakref.ref(end)
+        self.versions = versions
+        self.values: dict[Hashable, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Kept, ()
+
+
+def derived(start: Tensor, end: Tensor, key: Hashable, make: Callable[[], T]) -> T:
+    """Returns ``make()``, a function of the two tensors and ``key``, which is kept with ``start``
+    until one of them changes. It must not hold views of them."""
+    if start.is_inference() or end.is_inference():  # which do not count their changes
+        return make()
+    versions = start._version, end._version
+    kept = getattr(start, "_ringray_kept", None)
+    if kept is None or kept.versions != versions or kept.end() is not end:
+        kept = start._ringray_kept = _Kept(end, versions)  # type: ignore[attr-defined]
+    if key not in kept.values:
+        if capturing(start.device):  # its memory would be the graph's
+            return make()
+        with torch.inference_mode(False):
+            kept.values[key] = make()
+    return cast("T", kept.values[key])
+
+
+def capturing(device: torch.device) -> bool:
+    """Returns whether the work of this thread on ``device`` is captured for a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

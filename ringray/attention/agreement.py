@@ -1,9 +1,11 @@
 """Agreement of all ranks about a problem before the first hop, so that none waits for a message
 that another does not send, or takes one that belongs to another pass.
 
-``ring_attention``, ``unshard`` and the backward passes of both exchange one small vector of
-digests, of the same length; a rank whose own arguments are wrong takes part with a vector that says
-so. Calls are numbered, and a backward pass names the call that it belongs to.
+``ring_attention``, ``unshard`` and the backward passes of both exchange one fingerprint of their
+values, through host memory: no rank waits for its device. Where fingerprints differ, a vector of
+digests follows, one for each value, from which each rank says what differs; a rank whose own
+arguments are wrong takes part with a fingerprint and a vector that say so. Calls are numbered, and
+a backward pass names the call that it belongs to.
 ``RINGRAY_AGREEMENT=0`` in the environment of *all* ranks turns it off, for production runs whose
 shapes are known to agree.
 """
@@ -15,8 +17,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-
-import torch
 
 from ringray.base.errors import PeerError
 from ringray.comm.ring import Comm
@@ -118,7 +118,7 @@ _OPERATIONS = {
     Signature: "ring_attention", Joining: "unshard", Averaging: "sharded_cross_entropy",
     Dealing: "shard_batch", Decoding: "ring_decode", BackwardPass: "a backward pass",
 }  # fmt: skip
-_WIDTH = 2 + len(Signature._fields)  # operation, call, values
+_WIDTH = 1 + len(Signature._fields)  # operation, values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"
 _latest = [0]  # number of this process's last call, in any ring
 
@@ -140,13 +140,20 @@ def _digest(value: Any) -> int:
     return (1 << 40) + int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:5], "big")
 
 
-def agree(
-    comm: Comm,
-    signature: Agreed | None,
-    *,
-    device: torch.device,
-) -> int:
+def _digests(signature: Agreed) -> list[int]:
+    """Returns the digests of an operation and its values."""
+    return [_digest(_OPERATIONS[type(signature)]), *map(_digest, signature)]
+
+
+def fingerprint(signature: Agreed) -> int:
+    """Returns 56 bits that tell a signature from all others."""
+    said = repr(_digests(signature)).encode()
+    return int.from_bytes(hashlib.sha256(said).digest()[:7], "big")
+
+
+def agree(comm: Comm, signature: Agreed | None, mark: int | None = None) -> int:
     """Compares ``signature`` over all ranks; a rank whose arguments are refused passes None.
+    ``mark``: its fingerprint, if known.
 
     Returns:
         The number of this call, the same on every rank and larger than all before it on this ring.
@@ -156,31 +163,33 @@ def agree(
     """
     if comm.world_size == 1 or not enabled():
         return 0
-    if signature is None:
-        comm.gather_integers([_REJECTED] * _WIDTH, device, "agreement")
-        return 0
-    name = _OPERATIONS[type(signature)]
-    own = [_digest(name), _latest[0], *(_digest(value) for value in signature)]
-    own += [0] * (_WIDTH - len(own))
-    everyone = comm.gather_integers(own, device, f"agreement about {name}")
-    rejecting = [rank for rank, values in enumerate(everyone) if values[0] == _REJECTED]
-    if rejecting:
-        raise RefusedError(
-            f"{name}: rank {comm.rank} is ready, but the arguments of rank(s) "
-            f"{_list(rejecting)} were refused; the error is raised there",
-            "user-error",
-        )
-    _latest[0] = 1 + max(values[1] for values in everyone)
-    _compare(comm.rank, name, signature, everyone)
+    about = "agreement"
+    if signature is not None:
+        about = f"agreement about {_OPERATIONS[type(signature)]}"
+        mark = fingerprint(signature) if mark is None else mark
+    else:
+        mark = _REJECTED
+    highest, lowest, latest = comm.largest((mark, -mark, _latest[0]), about)
+    _latest[0] = 1 + latest
+    if highest != -lowest:
+        digests = [_REJECTED] * _WIDTH if signature is None else _digests(signature)
+        digests += [0] * (_WIDTH - len(digests))
+        everyone = comm.gather_integers(digests, about)
+        if signature is not None:
+            _compare(comm.rank, signature, everyone)
     return _latest[0]
 
 
-def _compare(
-    rank: int,
-    name: str,
-    signature: Agreed,
-    everyone: list[list[int]],
-) -> None:
+def _compare(rank: int, signature: Agreed, everyone: list[list[int]]) -> None:
+    """Raises what ``agree`` raises where ranks differ."""
+    name = _OPERATIONS[type(signature)]
+    rejecting = [other for other, values in enumerate(everyone) if values[0] == _REJECTED]
+    if rejecting:
+        raise RefusedError(
+            f"{name}: rank {rank} is ready, but the arguments of rank(s) "
+            f"{_list(rejecting)} were refused; the error is raised there",
+            "user-error",
+        )
     operations = {_digest(one): one for one in _OPERATIONS.values()}
     mine = everyone[rank]
     others = [other for other, values in enumerate(everyone) if values[0] != mine[0]]
@@ -191,7 +200,7 @@ def _compare(
             f"{_ORDER}"
         )
     differing = []
-    for i, (field, value) in enumerate(signature._asdict().items(), 2):
+    for i, (field, value) in enumerate(signature._asdict().items(), 1):
         others = [other for other, values in enumerate(everyone) if values[i] != mine[i]]
         if others:
             theirs = everyone[others[0]][i]
@@ -217,7 +226,7 @@ def _brief(value: Any) -> str:
 
 
 @contextmanager
-def refusing(comm: Comm, device: torch.device) -> Iterator[None]:
+def refusing(comm: Comm) -> Iterator[None]:
     """Tells the other ranks if the body raises.
 
     For callers that check or compute before the op: the other ranks already wait in the exchange of
@@ -226,5 +235,5 @@ def refusing(comm: Comm, device: torch.device) -> Iterator[None]:
     try:
         yield
     except Exception:
-        agree(comm, None, device=device)
+        agree(comm, None)
         raise

@@ -1,27 +1,26 @@
 """Arguments of one call: checked, resolved to a ``RankProblem``, agreed on by all ranks.
 
+After the first call with the same arguments and tensors of the same kind one lookup finds all that
+follows from them. The least recently used problems are forgotten beyond a bound.
+
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import operator
-from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray.attention.agreement import Signature, agree, refusing
+from ringray.attention.agreement import Signature, agree, fingerprint, refusing
 from ringray.attention.problem import RankProblem
-from ringray.base.errors import suggestion
 from ringray.base.provenance import version
 from ringray.base.units import plain
-from ringray.comm.ring import Comm, connect
+from ringray.comm.ring import Comm
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
@@ -38,9 +37,9 @@ from ringray_kernels.api import (
     unusable_softcap,
 )
 from ringray_kernels.config import Blocks
+from ringray_kernels.intervals import derived
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Documents = tuple[int, ...] | tuple[tuple[int, ...], ...] | None  # of all batch rows, or of each
 
 
 class Options(NamedTuple):
@@ -59,6 +58,19 @@ class Options(NamedTuple):
     backend: str
     return_lse: bool
     blocks: Blocks | int | None
+
+
+class Prepared(NamedTuple):
+    """All that follows from the arguments of a call. ``mark``: the signature's fingerprint."""
+
+    problem: RankProblem
+    signature: Signature
+    mark: int
+
+
+MOST_PROBLEMS = 256
+MOST_POSITIONS = 1 << 24  # of all problems: each takes up to 16 bytes for intervals and inverses
+_prepared: dict[Any, Prepared] = {}  # the least recently used first
 
 
 def resolve(
@@ -80,19 +92,57 @@ def resolve(
     Raises:
         ValueError: on every rank, if the problem is wrong on one or not the same on all.
     """
-    with refusing(comm, getattr(q, "device", torch.device("cpu"))):
+    with refusing(comm):
         if refused is not None:
             raise ValueError(refused)
+        found = prepare(q, k, v, cu_seqlens, sinks, options, comm, needs_grad=needs_grad)
+    return found.problem, agree(comm, found.signature, found.mark)
+
+
+def prepare(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
+    options: Options, comm: Comm, *, needs_grad: bool,
+) -> Prepared:  # fmt: skip
+    """Returns what follows from the arguments, found again if a call before had equal ones."""
+    dense = isinstance(q, Tensor) and not q.is_nested and q.dim()
+    documents = document_boundaries(cu_seqlens, len(q) if dense else 1)
+    key: tuple[object, ...] | None = None
+    found: Prepared | None = None
+    try:
+        tensors = (q, k, v) if sinks is None else (q, k, v, sinks)
+        kinds = [(type(x), x.shape, x.dtype, x.device, x.layout) for x in tensors]
+        key = (
+            *kinds, documents, comm.rank, comm.world_size, needs_grad, torch.get_num_threads(),
+            options, *map(type, options),  # True is no 1
+        )  # fmt: skip
+        found = _prepared.pop(key, None)
+    except (AttributeError, RuntimeError, TypeError):
+        pass  # of arguments that are refused below
+    if found is None:
         check_qkv(q, k, v)
         _check_sinks(sinks, q)
-        options = _filled(q, k, v, cu_seqlens, options, comm, needs_grad=needs_grad)
-        problem = describe(q, k, v, cu_seqlens, options, comm)
-    signature = _signature(problem, q, k, v, sinks, options.transport, needs_grad)
-    return problem, agree(comm, signature, device=q.device)
+        options = _filled(q, k, v, documents, options, comm, needs_grad=needs_grad)
+        problem = _describe(q, k, v, documents, options, comm)
+        signature = _signature(problem, q, k, v, sinks, options.transport, needs_grad)
+        found = Prepared(problem, signature, fingerprint(signature))
+        _forget()
+    _prepared[key] = found
+    comm.check(q.device, staged=found.problem.exchange.staged)
+    return found
 
 
-def describe(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, options: Options, comm: Comm
+def _forget() -> None:
+    """Forgets the least recently used problems beyond the bounds, but not the two newest."""
+    while len(_prepared) > 2:
+        problems = [found.problem for found in _prepared.values()]
+        positions = sum(one.layout.padded * len(one.mask.rows) for one in problems)
+        if len(_prepared) <= MOST_PROBLEMS and positions <= MOST_POSITIONS:
+            break
+        del _prepared[next(iter(_prepared))]
+
+
+def _describe(
+    q: Tensor, k: Tensor, v: Tensor, documents: Documents, options: Options, comm: Comm
 ) -> RankProblem:
     """Returns the problem of tensors like ``q`` (B, Hq, S, D), ``k`` (B, Hkv, S, D) and ``v`` (B,
     Hkv, S, Dv).
@@ -116,14 +166,7 @@ def describe(
     problem = RankProblem(
         layout=Layout(partition, rows * ranks, ranks // fold, fold),
         rank=comm.rank // fold,
-        mask=Mask(
-            length,
-            options.causal,
-            options.window,
-            document_boundaries(cu_seqlens, batch),
-            options.chunk,
-            options.prefix,
-        ),
+        mask=Mask(length, options.causal, options.window, documents, options.chunk, options.prefix),
         exchange=exchange,
         backward=walk.resolve_backward(options.backward, transport, walks=exchange.walks),
         costs=walk.costs(
@@ -136,7 +179,6 @@ def describe(
         softcap=None if softcap is None else float(softcap),
     )
     _ = problem.walks  # raises where the backward walk is impossible
-    comm.check(q.device, staged=exchange.staged)
     return problem
 
 
@@ -144,7 +186,7 @@ def _filled(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor | None,
+    documents: Documents,
     options: Options,
     comm: Comm,
     *,
@@ -171,7 +213,7 @@ def _filled(
             head_dim=q.shape[3],
             causal=options.causal,
             window=options.window,
-            documents=cu_seqlens,
+            documents=documents,
             chunk=options.chunk,
             prefix=options.prefix,
             backward=needs_grad,
@@ -235,9 +277,7 @@ def several(given: Any) -> Any:
     return plain(given)
 
 
-def document_boundaries(
-    cu_seqlens: Any, batch: int
-) -> tuple[int, ...] | tuple[tuple[int, ...], ...] | None:
+def document_boundaries(cu_seqlens: Any, batch: int) -> Documents:
     """Returns ``cu_seqlens`` as a tuple, of tuples if each batch row has its own; ``Mask`` checks
     its values."""
     given = boundaries(cu_seqlens)
@@ -251,7 +291,14 @@ def document_boundaries(
             f"cu_seqlens: got {given.dtype} of shape {tuple(given.shape)}, expected a "
             f"1-D tensor of integers, or a 2-D one with a row for each of {batch} batch rows"
         )
-    return tuple(map(tuple, given.tolist())) if by_row else tuple(given.tolist())
+    values = on_host(given).tolist()
+    return tuple(map(tuple, values)) if by_row else tuple(values)
+
+
+def on_host(x: Tensor) -> Tensor:
+    """Returns ``x`` in host memory; one on a device is read once, and again after it has
+    changed."""
+    return x if x.device.type == "cpu" else derived(x, x, "on host", x.cpu)
 
 
 def boundaries(cu_seqlens: Any) -> Any:
@@ -313,51 +360,3 @@ def _signature(
         return_lse=problem.return_lse and needs_grad and problem.exchange.fold > 1,
         version=version(),
     )
-
-
-# Names of other libraries -> what this one calls it.
-_OTHER_NAMES = {
-    "query": "q", "key": "k", "value": "v", "is_causal": "causal", "softmax_scale": "scale",
-    "sm_scale": "scale", "window_size": "window (w for window_size=(w, 0))",
-    "sliding_window": "window (w - 1 for w keys)", "attention_chunk_size": "chunk",
-    "prefix_length": "prefix", "cu_seqlens_q": "cu_seqlens",
-    "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
-    "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",
-    "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
-    "attn_mask": "causal, window, chunk, prefix, cu_seqlens or seq_len: there are no other masks",
-    "enable_gqa": "nothing: K/V heads are shared wherever there are fewer; leave it out",
-    "dropout_p": "nothing: there is no dropout; leave it out",
-    "dropout": "nothing: there is no dropout; leave it out",
-    "deterministic": "nothing: results are always bitwise repeatable; leave it out",
-    "max_seqlen": "nothing: leave it out", "max_seqlen_q": "nothing: leave it out",
-    "max_seqlen_k": "nothing: leave it out",
-    "s_aux": "sinks", "learnable_sink": "sinks", "attn_sink": "sinks",
-    "logits_soft_cap": "softcap", "logit_softcapping": "softcap",
-    "heads_k_stride": "transport (allgather:N for N heads at once)",
-}  # fmt: skip
-
-
-def answering_other_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Lets ``function`` raise a ValueError, on every rank, for a keyword that it does not have,
-    which says what ringray calls it."""
-    known = frozenset(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        strange = [name for name in kwargs if name not in known]
-        if not strange:
-            return function(*args, **kwargs)
-        name = strange[0]
-        if name in _OTHER_NAMES:
-            hint = f"ringray calls it {_OTHER_NAMES[name]}"
-        else:  # a compiler cannot trace the search
-            hint = "" if torch.compiler.is_compiling() else suggestion(name, known)
-        wrong = f"{function.__name__}: got an unexpected keyword {name!r}" + (hint and f"; {hint}")
-        if torch.compiler.is_compiling():
-            raise ValueError(wrong)
-        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        device = next((x.device for x in tensors), torch.device("cpu"))
-        with refusing(connect(cast("Any", kwargs.get("group"))), device):
-            raise ValueError(wrong)
-
-    return call

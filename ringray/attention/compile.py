@@ -25,7 +25,7 @@ from torch import Tensor
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import loops
-from ringray.attention.arguments import Options, describe, mistake, resolve
+from ringray.attention.arguments import Options, mistake, on_host, prepare, resolve
 from ringray.comm.ring import connect_named, name_of, place_in
 from ringray.traffic import walk
 from ringray.traffic.routes import back
@@ -91,7 +91,8 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., A
     def register(function: Callable[..., Any]) -> Any:
         registered = torch.library.custom_op(
             f"ringray::{name}", function, mutates_args=(), schema=f"({arguments}",
-            # A CUDA graph cannot replay messages or reads of tensors by the host.
+            # The compiler decides on each rank for itself when it captures a CUDA graph and when it
+            # replays one, but ranks have to agree and send at the same calls.
             tags=(torch.Tag.cudagraph_unsafe,),
         )  # fmt: skip
         registered.register_fake(fake)
@@ -118,7 +119,7 @@ def attention(
         cu_seqlens = sinks = None
     elif cu_seqlens is not None:
         # Not in the operators, so that all layers and both passes share one copy.
-        cu_seqlens = cu_seqlens.cpu()
+        cu_seqlens = on_host_op(cu_seqlens)
     _, ranks = place_in(group)
     out, lse, *_ = _attention(
         q, k, v, cu_seqlens, sinks, needs_grad, refused, name_of(group), ranks, *_flat(options),
@@ -140,6 +141,14 @@ def _refused(options: Options, cu_seqlens: object, sinks: object) -> str | None:
         if not isinstance(getattr(options, name), str):
             wrong = f"{name}: got {getattr(options, name)!r}, expected a name"
     return wrong
+
+
+@operator(
+    "on_host(Tensor x) -> Tensor", fake=lambda x: torch.empty(x.shape, dtype=x.dtype, device="cpu")
+)
+def on_host_op(x: Tensor) -> Tensor:
+    """Returns a copy of document boundaries in host memory, which synchronises once per tensor."""
+    return on_host(x).clone()
 
 
 def _text(blocks: Blocks) -> str:
@@ -263,7 +272,8 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
     q, k, v = (dout.new_empty(1).expand(shape) for shape in _shapes(dout, saved))
-    problem = describe(q, k, v, cu_seqlens, options, comm)
+    found = prepare(q, k, v, cu_seqlens, sinks, options, comm, needs_grad=True)
+    problem = found.problem
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
     gradients = loops.backward(dout, dlse, _unpack(saved, problem), problem, comm, int(call), sinks)

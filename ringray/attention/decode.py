@@ -19,8 +19,9 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray.attention.agreement import Decoding, agree, refusing
-from ringray.attention.arguments import answering_other_names, autocast
+from ringray.attention.arguments import autocast
 from ringray.attention.loops import exactly
+from ringray.attention.other_names import answering_other_names
 from ringray.attention.sharded_kv import ShardedKV
 from ringray.base.provenance import version
 from ringray.base.units import plain
@@ -79,10 +80,10 @@ def ring_decode(
             about the problem; on every rank, before anything is sent.
     """
     comm, window, scale = connect(group), plain(window), plain(scale)
-    with refusing(comm, getattr(q, "device", torch.device("cpu"))):
+    with refusing(comm):
         (q,) = autocast(q)
         problem = _checked(q, cache, comm, scale, window, backend)
-    agree(comm, problem.signature(q, cache), device=q.device)
+    agree(comm, problem.signature(q, cache))
     comm.meter.running = "decoding"
     with torch.no_grad(), exactly(q.device):
         with comm.computing(0, "own keys"):

@@ -18,12 +18,12 @@ from ringray.attention import loops
 from ringray.attention.agreement import refusing
 from ringray.attention.arguments import (
     Options,
-    answering_other_names,
     autocast,
     boundaries,
     resolve,
     several,
 )
+from ringray.attention.other_names import answering_other_names
 from ringray.attention.sharding import remember, remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect
@@ -149,7 +149,7 @@ def ring_attention(
         )
     else:
         comm = connect(group)
-        with refusing(comm, getattr(q, "device", torch.device("cpu"))):
+        with refusing(comm):
             options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
         q, k, v = autocast(q, k, v)
         problem, call = resolve(q, k, v, documents, sinks, options, comm, needs_grad=needs_grad)

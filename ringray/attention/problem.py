@@ -1,13 +1,18 @@
-"""One rank's share of one attention problem: positions, intervals and walks, cached per geometry.
+"""One rank's share of one attention problem: positions, intervals and walks.
+
+They are found once per problem, and kept with it: all layers and steps of a shape share one
+``RankProblem`` (see ``arguments.resolve``), and the kernels keep what they derive from intervals
+with those (``ringray_kernels.intervals.derived``).
 
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +24,9 @@ from ringray.traffic.script import Script
 from ringray.traffic.walk import Backward, Costs, Pass, Rows, Walks
 from ringray.transport import Exchange
 from ringray_kernels.config import Blocks
-from ringray_kernels.intervals import intervals, visible_range
+from ringray_kernels.intervals import capturing, intervals, visible_range
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class RankProblem:
     return_lse: bool = False
     softcap: float | None = None
 
-    @property
+    @cached_property
     def kernel(self) -> dict[str, Any]:
         """Returns the keywords of all calls of ``ringray_kernels``."""
         return {
@@ -52,22 +59,48 @@ class RankProblem:
             "backend": self.backend,
         }
 
-    @property
+    @cached_property
     def own(self) -> Rows:
         """Returns all rows of this rank."""
         return Rows(0, self.layout.rows)
 
-    @property
+    @cached_property
     def walks(self) -> Walks:
         """Returns the walks of both passes; raises ``walk.Unwalkable`` if ``backward`` is
         impossible."""
         return walk.choose(self.layout, self.mask, self.exchange.routes, self.backward, self.costs)
 
+    @cached_property
+    def _scripts(self) -> dict[Pass, Script]:
+        walks, rows = self.walks, self.layout.rows
+        moved: dict[Pass, Any] = {"forward": walks.forward, "backward": walks.backward}
+        return {which: script.write(x, which, rows, self.rank) for which, x in moved.items()}
+
     def script(self, which: Pass) -> Script:
         """Returns this rank's part of one pass."""
-        walks = self.walks
-        moved = walks.forward if which == "forward" else walks.backward
-        return script.write(moved, which, self.layout.rows, self.rank)
+        return self._scripts[which]
+
+    @cached_property
+    def _kept(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
+        """Returns ``make()``, tensors on ``device``, which is kept with the problem under ``key``.
+
+        Raises:
+            RuntimeError: it is not there yet, while a CUDA graph is captured, whose memory it would
+                be in.
+        """
+        found = self._kept.get((key, device))
+        if found is None:
+            if capturing(device):
+                raise RuntimeError(
+                    "ring_attention: got a problem that is new while a CUDA graph is captured, "
+                    "expected one that has run before: run the step once, then capture it"
+                )
+            with torch.inference_mode(False):  # a later call may need gradients
+                found = self._kept[key, device] = make()
+        return cast("T", found)
 
     def positions(self, rank: int, device: torch.device) -> Tensor:
         """Returns the global positions of a rank of the ring, int64, strictly increasing."""
@@ -78,8 +111,12 @@ class RankProblem:
     ) -> tuple[Tensor, Tensor]:
         """Returns ``start``, ``end``, int32 (B or 1, rows): the range of ``owner``'s rows ``keys``
         that each of the rows ``rows`` of the rank ``queries`` sees."""
-        chosen = positions(self.layout, owner, device)[keys.start : keys.stop]
-        return self.intervals_of(queries, rows, chosen)
+
+        def make() -> tuple[Tensor, Tensor]:
+            chosen = positions(self.layout, owner, device)[keys.start : keys.stop]
+            return self.intervals_of(queries, rows, chosen)
+
+        return self.once((queries, rows, owner, keys), device, make)
 
     def intervals_of(self, queries: int, rows: Rows, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the same as ``intervals`` for keys at any strictly increasing positions."""
@@ -98,7 +135,7 @@ def positions(layout: Layout, rank: int, device: torch.device) -> Tensor:
         return torch.cat(parts).sort().values
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
     at = positions(layout, rank, device)
     each = [visible_range(at, mask.seq_len, **keywords(row, device)) for row in mask.rows]
@@ -109,11 +146,11 @@ def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> tup
 def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:
     """Returns a mask, except its length, as the arguments of ``ring_attention`` and of
     ``visible_range``."""
-    documents = mask.documents
+    documents = None if mask.documents is None else torch.tensor(mask.documents)
     return {
         "causal": mask.causal,
         "window": mask.window,
-        "cu_seqlens": None if documents is None else torch.tensor(documents, device=device),
+        "cu_seqlens": None if documents is None else documents.to(device, non_blocking=True),
         "chunk": mask.chunk,
         "prefix": mask.prefix,
     }

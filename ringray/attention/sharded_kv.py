@@ -88,7 +88,7 @@ class ShardedKV:
             ValueError: a size that is not positive, or no such dtype.
         """
         batch, kv_heads, head_dim, capacity = map(plain, (batch, kv_heads, head_dim, capacity))
-        with refusing(connect(group), torch.device(device)):
+        with refusing(connect(group)):
             for name, size in (("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim)):
                 if type(size) is not int or size < 1:
                     raise ValueError(f"{name}: got {size!r}, expected an integer of at least 1")
@@ -123,7 +123,7 @@ class ShardedKV:
         """
         capacity, seq_len = plain(capacity), plain(seq_len)
         comm = connect(group)
-        with refusing(comm, getattr(k, "device", torch.device("cpu"))):
+        with refusing(comm):
             check_qkv(k, k, v)
             if v.shape != k.shape:
                 raise ValueError(f"v: got shape {tuple(v.shape)}, expected k's {tuple(k.shape)}")
@@ -173,7 +173,7 @@ class ShardedKV:
                 ``length``, or more tokens than the capacity; on every rank at its next call of
                 ``ring_decode`` at the latest. The cache stays as it was.
         """
-        with refusing(connect(self.group), self._k.device):
+        with refusing(connect(self.group)):
             self._check(k, v, plain(position))
         at, new = self.rows, slice((self.rank - self.length) % self.ranks, None, self.ranks)
         self.length += k.shape[2]
@@ -211,7 +211,7 @@ class ShardedKV:
             ValueError: a length beyond that of the cache, or below that of the prefill.
         """
         length = plain(length)
-        with refusing(connect(self.group), self._k.device):
+        with refusing(connect(self.group)):
             if type(length) is not int or not self.dealt <= length <= self.length:
                 raise ValueError(
                     f"length: got {length!r}, expected {self.dealt} to {self.length} tokens"

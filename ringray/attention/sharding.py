@@ -110,7 +110,7 @@ def unshard(
     if torch.compiler.is_compiling():  # the operator compares; ranks may compile at any time
         dim, length, ranks = _checked(x, dim, partition, group, seq_len, gradients)
     else:
-        with refusing(connect(group), getattr(x, "device", torch.device("cpu"))):
+        with refusing(connect(group)):
             dim, length, ranks = _checked(x, dim, partition, group, seq_len, gradients)
     mean = gradients == "mean"
     full, _ = _unshard(x, dim, partition, name_of(group), ranks, length, mean)
@@ -215,7 +215,7 @@ def _unshard(
     comm, padded = connect_named(group, ranks), x.shape[dim] * ranks
     shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
     joining = Joining(x.shape[dim], shape, dtype, dim, partition, length, mean)
-    call = torch.tensor(agree(comm, joining, device=x.device))
+    call = torch.tensor(agree(comm, joining))
     full, layout = _rows(x, dim, padded), Layout(partition, padded, ranks)
     for rank, part in enumerate(comm.gather(x, "unshard")):
         full.index_copy_(dim, positions(layout, rank, x.device), part)
@@ -232,7 +232,7 @@ def _unshard_backward(
     grad: Tensor, call: Tensor, dim: int, partition: str, group: str | None, ranks: int, mean: bool
 ) -> Tensor:
     comm, total = connect_named(group, ranks), grad.contiguous().clone()
-    agree(comm, BackwardPass(int(call)), device=grad.device)
+    agree(comm, BackwardPass(int(call)))
     comm.sum(total, "backward of unshard")
     total = total / ranks if mean else total
     return _take(total, dim, partition, comm.rank, ranks, 0).contiguous()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,14 +54,22 @@ class Meter:
 METER = Meter()  # this process: one rank
 
 
-@contextmanager
-def waiting(hop: str) -> Iterator[None]:
-    """Marks a wait for other ranks; its error names ``hop``, this rank and a way out."""
-    with HERE.idle():
-        try:
-            yield
-        except RuntimeError as error:
-            rank = dist.get_rank() if dist.is_initialized() else 0
+class waiting:
+    """A wait for other ranks; its error names ``hop``, this rank and a way out."""
+
+    __slots__ = ("_hop",)
+
+    def __init__(self, hop: str) -> None:
+        self._hop = hop
+
+    def __enter__(self) -> None:
+        HERE.waiting = True
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            HERE.waiting = False  # the mark stays if the wait fails
+        elif isinstance(error, RuntimeError):
+            hop, rank = self._hop, dist.get_rank() if dist.is_initialized() else 0
             hint = "another rank has failed, or did not get here: every rank must make the same "
             hint += "calls, and run their backward passes, in the same order"
             raise type(error)(f"rank {rank}, {hop}: {error}; {hint}") from error

@@ -8,12 +8,17 @@ On CUDA a batch begins after the work queued on the current stream and then runs
 stream, beside the work queued afterwards; ``wait`` makes the current stream wait for it, not the
 host or the device. Process groups made with ``is_high_priority_stream``, as on the platform, start
 it before the kernels that it hides behind.
+
+Integers go through host memory, so that no rank waits for its device to learn what others say: by
+the group's own CPU backend, or by a gloo one made beside it on first use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,9 +27,11 @@ from torch import Tensor
 from ringray.comm import host_staging
 from ringray.comm.batch import METER, Batch, Pending, waiting
 from ringray.instruments.progress import HERE
+from ringray_kernels.intervals import capturing
 
 # Of messages, on backends that match them by tag: not 0, the default of a user's own messages.
 _TAG = 0x72696E67
+_TAG_OF_INTEGERS = _TAG + 1
 
 
 class Comm:
@@ -45,16 +52,17 @@ class Comm:
     ) -> None:
         self._group, self._fold, self._place = group, fold, place
         self._through_host = through_host
-        rank = dist.get_rank(group) if group is not None else 0
-        everyone = dist.get_world_size(group) if group is not None else 1
+        rank, everyone = (0, 1) if group is None else (group.rank(), group.size())
         self.rank = (rank - place) // fold
         self.world_size = everyone if size is None else size
         self.meter = METER
 
     def check(self, device: torch.device, *, staged: bool) -> None:
         """Raises ValueError if the group's backend cannot send tensors of ``device``."""
-        if self._group is None:
+        if self._group is None or (device.type == "cpu" and not staged):
             return
+        if staged and capturing(device):
+            raise ValueError("transport 'staged' copies by the host, so no CUDA graph captures it")
         backend = dist.get_backend(self._group)
         if staged and backend != "gloo":
             raise ValueError(
@@ -109,28 +117,58 @@ class Comm:
             self.meter.tape.posted(self.post, batch, pending)
         return pending
 
-    def _start(self, batch: Batch) -> list[dist.Work]:
-        assert self._group is not None
-        operations = [
-            dist.P2POp(
-                dist.isend if is_send else dist.irecv,
-                tensor,
-                dist.get_global_rank(self._group, peer * self._fold + self._place),
-                self._group,
-                _TAG,
-            )
+    def _start(self, batch: Batch) -> Sequence[dist.Work]:
+        group, fold, place = self._group, self._fold, self._place
+        assert group is not None
+        if group._get_backend(batch.operations[0][1].device).supports_coalescing:
+            operations = [
+                dist.P2POp(
+                    dist.isend if is_send else dist.irecv, tensor, group=group, tag=_TAG,
+                    group_peer=peer * fold + place,
+                )
+                for is_send, tensor, peer in batch.operations
+            ]  # fmt: skip
+            return dist.batch_isend_irecv(operations)
+        # The same for other backends, without its checks, which take as long as a small message.
+        return [
+            (group.send if is_send else group.recv)([tensor], peer * fold + place, _TAG)
             for is_send, tensor, peer in batch.operations
         ]
-        return dist.batch_isend_irecv(operations)
 
-    def gather_integers(self, values: list[int], device: torch.device, hop: str) -> list[list[int]]:
+    def largest(self, values: Sequence[int], hop: str) -> list[int]:
+        """Returns the largest of each of the ``values`` over all ranks; all have the same count.
+        ``hop``: named by an error.
+
+        In log2(ranks) rounds, one message each: a maximum may count a rank twice.
+        """
+        most = torch.tensor(values)
+        if self._group is None:
+            return most.tolist()
+        rank, ranks, distance = self.rank, self.world_size, 1
+        with waiting(hop):
+            host = _host(self._group)
+            while distance < ranks:
+                came = torch.empty_like(most)
+                works = (
+                    host.recv([came], (rank - distance) % ranks, _TAG_OF_INTEGERS),
+                    host.send([most], (rank + distance) % ranks, _TAG_OF_INTEGERS),
+                )
+                for work in works:
+                    work.wait()
+                most = torch.maximum(most, came)
+                distance *= 2
+        return most.tolist()
+
+    def gather_integers(self, values: list[int], hop: str) -> list[list[int]]:
         """Returns the ``values`` of every rank, by rank; all have the same count. ``hop``: named
         by an error."""
         if self._group is None:
             return [values]
-        on = device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
-        mine = torch.tensor(values, dtype=torch.int64, device=on)
-        return torch.stack(self.gather(mine, hop)).tolist()
+        mine = torch.tensor(values, dtype=torch.int64)
+        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with waiting(hop):
+            _host(self._group).allgather([parts], [mine]).wait()
+        return [part.tolist() for part in parts]
 
     def sum(self, tensor: Tensor, hop: str) -> None:
         """Sums a tensor over all ranks, in place."""
@@ -149,12 +187,31 @@ class Comm:
         return parts
 
 
+_hosts: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
+
+
+def _host(group: dist.ProcessGroup) -> Any:
+    """Returns the backend of ``group`` for host memory. Where it has none, makes one of the same
+    ranks and the same timeout, which ends with the group; all ranks do so at the same call."""
+    found = _hosts.get(group)
+    if found is None:
+        devices = group._device_types
+        if torch.device("cpu") in devices:
+            found = group._get_backend(torch.device("cpu"))
+        else:
+            store = cast("Any", dist).PrefixStore("ringray", group.get_group_store())
+            timeout = group._get_backend(devices[0]).options._timeout
+            found = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
+        _hosts[group] = found
+    return found
+
+
 def connect(group: dist.ProcessGroup | None) -> Comm:
     """Returns the ring of ``group``; None is the default group if there is one, otherwise local."""
     _check(group)
     if group is None and dist.is_available() and dist.is_initialized():
         group = dist.group.WORLD
-    if group is not None and dist.get_world_size(group) == 1:
+    if group is not None and group.size() == 1:
         group = None
     return Comm(group)
 

@@ -248,7 +248,7 @@ class _Router(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         comm: Comm = connect(self.arguments["group"])
-        with refusing(comm, query.device):
+        with refusing(comm):
             _check(query, key, attn_mask, dropout_p, enable_gqa)
         out = cast(
             "Tensor",

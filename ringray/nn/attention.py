@@ -23,7 +23,7 @@ from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
 from ringray.attention.arguments import boundaries, document_boundaries, several
-from ringray.attention.compile import operator
+from ringray.attention.compile import on_host_op, operator
 from ringray.attention.sharding import _positions, local_positions, remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect, place_in
@@ -144,8 +144,8 @@ class ContextParallelAttention(nn.Module):
             x: (B, S, hidden_dim), this rank's rows, as dealt by ``ringray.shard``. Rows of padding
                 may hold anything.
             seq_len: true global length (tokens) when the shards hold padding; None means N * S.
-            cu_seqlens: boundaries of packed documents, as in ``ring_attention``; on the CPU they
-                cost a GPU no synchronisation.
+            cu_seqlens: boundaries of packed documents, as in ``ring_attention``; on a GPU they cost
+                one synchronisation for each new tensor, on the CPU none.
             prefix: positions that see each other in both directions, as in ``ring_attention``.
 
         Returns:
@@ -159,7 +159,7 @@ class ContextParallelAttention(nn.Module):
         if torch.compiler.is_compiling():
             return self._traced(x, seq_len, cu_seqlens, prefix)
         comm = connect(self.group)
-        with refusing(comm, getattr(x, "device", torch.device("cpu"))):
+        with refusing(comm):
             length = self._length(x, comm.world_size, seq_len)
             documents = document_boundaries(cu_seqlens, len(x))
             Mask(length, documents=documents)  # checks before RoPE uses them
@@ -189,7 +189,7 @@ class ContextParallelAttention(nn.Module):
             x = x.masked_fill(padding, 0)
         rotation = None
         if self.rope_theta is not None:
-            documents = None if cu_seqlens is None else cu_seqlens.cpu()
+            documents = None if cu_seqlens is None else on_host_op(cu_seqlens)
             rotation = _rotation_op(
                 documents, *where, length, self.head_dim, float(self.rope_theta), x.device
             )

@@ -113,7 +113,7 @@ def _global_mean(
     # fp64 counts tokens exactly, fp32 up to 2 ** 24.
     totals = torch.stack([own.double(), counted.double()])
     comm = connect_named(group, ranks)
-    agree(comm, Averaging(factor), device=own.device)
+    agree(comm, Averaging(factor))
     comm.sum(totals, "sharded_cross_entropy")
     number = totals[1].clamp(min=1)
     return (totals[0] / number).float(), (factor / number).float()

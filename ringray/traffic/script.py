@@ -6,10 +6,11 @@ Four generators list the transfers from the tables of ``walk``, one rule each.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,11 @@ class Message(NamedTuple):
     peer: int
     send: bool
 
+    def __str__(self) -> str:
+        """Returns ``chunk 2 to 3``, ``sum 0 from 1``: ranks of the ring in which chunks walk."""
+        what, way = "chunk" if self.chunk else "sum", "to" if self.send else "from"
+        return f"{what} {self.owner} {way} {self.peer}"
+
 
 class Visit(NamedTuple):
     """One computation: a rank holds the rows ``held`` of ``owner``'s chunk, computes with the rows
@@ -47,11 +53,20 @@ class Visit(NamedTuple):
     sums: Rows
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """One step of one rank: begin the transfers, compute, end the transfers that are due."""
 
     messages: tuple[Message, ...]
     visits: tuple[Visit, ...]
+
+    @cached_property
+    def batches(self) -> tuple[tuple[int, str, tuple[Message, ...]], ...]:
+        """Returns the transfers, grouped by the step at which they end: that step, what moves in
+        words, and the messages."""
+        by_due = itertools.groupby(self.messages, lambda message: message.due)
+        groups = [(due, tuple(together)) for due, together in by_due]
+        return tuple((due, ", ".join(map(str, group)), group) for due, group in groups)
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class Script:
     steps: tuple[Step, ...]
     kept: tuple[tuple[int, Rows], ...]
 
-    @property
+    @cached_property
     def visits(self) -> tuple[Visit, ...]:
         """Returns all visits in the order of computation."""
         return tuple(visit for step in self.steps for visit in step.visits)

@@ -109,6 +109,7 @@ def test_the_other_operators_are_well_formed() -> None:
     call = torch.tensor(0)
     opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), call, 1, "zigzag", None, 1, True))
     opcheck(ops.positions.default, ("striped", 8, 2, 1))
+    opcheck(ops.on_host.default, (torch.tensor([0, 3, 8]),))
     own = torch.tensor(3.0, requires_grad=True)
     opcheck(ops.global_mean.default, (own, torch.tensor(4), None, 1, 1))
     cpu = torch.device("cpu")

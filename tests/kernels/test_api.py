@@ -65,6 +65,20 @@ def test_wrong_arguments_are_told(case: str) -> None:
         forward(**{**good(), **changes})
 
 
+@pytest.mark.parametrize("name", ["start", "end", "state.out", "state.lse"])
+def test_another_device_is_told(name: str) -> None:
+    given = good() | {"state": State(torch.zeros(2, 4, 8, 16), torch.zeros(2, 4, 8))}
+    *of_state, field = name.split(".")
+    if of_state:
+        given["state"] = given["state"]._replace(
+            **{field: getattr(given["state"], field).to("meta")}
+        )
+    else:
+        given[name] = given[name].to("meta")
+    with pytest.raises(ValueError, match=f"{name}: got a tensor on meta, expected cpu"):
+        forward(**given)
+
+
 def test_head_dims_beyond_512_are_refused() -> None:
     wide = {name: torch.zeros(1, 1, 8, 513) for name in ("q", "k", "v")}
     with pytest.raises(ValueError, match="head dim: got 513, expected at most 512"):
@@ -93,6 +107,8 @@ def test_wrong_arguments_of_backward_are_told(name: str) -> None:
         backward(**fine, **{**tensors, name: torch.zeros(1)})
     with pytest.raises(ValueError, match=rf"{name}: got torch.float64, expected torch.float32"):
         backward(**fine, **{**tensors, name: tensors[name].double()})
+    with pytest.raises(ValueError, match=f"{name}: got a tensor on meta, expected cpu"):
+        backward(**fine, **{**tensors, name: tensors[name].to("meta")})
 
 
 def test_auto_is_a_registered_backend() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import weakref
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 from ringray.attention.problem import keywords
 from ringray.traffic.mask import Mask
 from ringray_kernels import testing
-from ringray_kernels.intervals import intervals, inverse, visible_range
+from ringray_kernels.intervals import derived, intervals, inverse, visible_range
 from tests.support.brute_force import any_mask, seen
 
 
@@ -76,3 +80,28 @@ def test_chunks_begin_with_each_document_and_prefixes_see_all_of_themselves() ->
     assert chunks.sum(1).tolist() == [1, 2, 1, 2, 1, 1, 2, 1, 2]
     both = testing.visible(9, causal=True, prefix=[3, 1], window=0, cu_seqlens=cu)
     assert both.sum(1).tolist() == [3, 3, 3, 1, 1, 1, 1, 1, 1]
+
+
+def test_what_is_derived_is_kept_until_a_bound_changes() -> None:
+    start, end = torch.zeros(3, dtype=torch.int32), torch.full((3,), 5, dtype=torch.int32)
+    made = list[int]()
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    assert [derived(start, end, "a", make) for _ in range(3)] == [0, 0, 0]
+    assert derived(start, end, "b", make) == 1
+    end[0] = 4
+    assert [derived(start, end, "a", make) for _ in range(2)] == [2, 2]
+    start += 1
+    assert derived(start, end, "a", make) == 3
+    assert derived(start, end.clone(), "a", make) == 4  # another end
+    assert derived(pickle.loads(pickle.dumps(start)), end, "a", make) == 5
+    assert derived(copy.deepcopy(start), end, "a", make) == 6
+    with torch.inference_mode():
+        uncounted = torch.zeros(3, dtype=torch.int32)
+        assert [derived(uncounted, end, "a", make) for _ in range(2)] == [7, 8]
+    gone = weakref.ref(start)
+    del start
+    assert gone() is None  # at once: what is kept makes no cycle

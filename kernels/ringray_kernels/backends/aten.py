@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import composed, fused
 from ringray_kernels.cover import Call, cover
+from ringray_kernels.intervals import derived
 from ringray_kernels.merge import merge_
 
 BLOCKS = int  # query rows per fused call
@@ -61,10 +62,15 @@ class _Work(NamedTuple):
 
 
 def _work(operands: Operands) -> list[_Work]:
-    entries = len(operands.q) // len(operands.start)  # that share their intervals
+    start, end, block = operands.start, operands.end, operands.blocks
+
+    def covers() -> list[list[Call]]:
+        return [cover(*pair, block) for pair in zip(start, end, strict=True)]
+
+    entries = len(operands.q) // len(start)  # that share their intervals
     return [
-        _Work(slice(i * entries, (i + 1) * entries), start, end, cover(start, end, operands.blocks))
-        for i, (start, end) in enumerate(zip(operands.start, operands.end, strict=True))
+        _Work(slice(i * entries, (i + 1) * entries), start[i], end[i], calls)
+        for i, calls in enumerate(derived(start, end, ("cover", block), covers))
     ]
 
 
@@ -92,9 +98,15 @@ def _viewable(x: Tensor) -> bool:
     return x.shape[0] == 1 or x.stride(0) == x.stride(1) * x.shape[1]
 
 
+def _part(x: Tensor, dim: int, part: slice) -> Tensor:
+    """Views a part of a dimension, or returns ``x`` where that is all of it."""
+    size = part.stop - part.start
+    return x if size == x.shape[dim] else x.narrow(dim, part.start, size)
+
+
 def _batch_slices(batch: slice, *tensors: Tensor) -> Iterator[slice]:
     """Yields the whole batch if every tensor can be grouped as a view, else one entry at a time."""
-    if all(_viewable(x[batch]) for x in tensors):
+    if batch.stop - batch.start == 1 or all(map(_viewable, tensors)):
         yield batch
     else:
         for b in range(batch.start, batch.stop):
@@ -126,9 +138,10 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
         for call in calls:
             mask = _additive_mask(call, starts, ends, q.dtype)
             for entry in _batch_slices(batch, q, k, v, out, lse):
-                part = operands._replace(q=q[entry], k=k[entry], v=v[entry])
+                ours = [_part(x, 0, entry) for x in (q, k, v, out, lse)]
+                part = operands._replace(q=ours[0], k=ours[1], v=ours[2])
                 fresh = state is None and call.first
-                _forward_call(call, part, State(out[entry], lse[entry]), mask, fresh=fresh)
+                _forward_call(call, part, State(*ours[3:]), mask, fresh=fresh)
     return State(out.to(out_dtype), lse)
 
 
@@ -139,26 +152,23 @@ def _forward_call(
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
-    queries = _by_group(q, kv_heads)[:, :, rows]
-    keys_, values = (_by_group(x, kv_heads)[:, :, keys] for x in (k, v))
+    queries, out, lse = (_part(_by_group(x, kv_heads), 2, rows) for x in (q, *state))
+    keys_, values = (_part(_by_group(x, kv_heads), 2, keys) for x in (k, v))
     masking: dict[str, Any] = {"causal": call.mode == "causal", "mask": mask, "scale": scale}
-    out_rows = _by_group(state.out, kv_heads)[:, :, rows]
-    lse_rows = _by_group(state.lse.unsqueeze(-1), kv_heads)[:, :, rows, 0]
     for heads in _head_slices(queries, keys_):
+        own, *shared = (_part(x, 0, heads) for x in (queries, keys_, values))
         if softcap is None:
-            own, *shared = _one_width(queries[heads], keys_[heads], values[heads])
+            own, *shared = _one_width(own, *shared)
             shared = [x.expand(-1, group, -1, -1) for x in shared]
             part, part_lse = fused.forward(own, *shared, **masking)
-            part = part[..., : v.shape[-1]]
+            part = _part(part, 3, slice(0, v.shape[3]))
         else:
-            part, part_lse = composed.forward(
-                queries[heads], keys_[heads], values[heads], softcap=softcap, **masking
-            )
+            part, part_lse = composed.forward(own, *shared, softcap=softcap, **masking)
         if fresh:
-            out_rows[heads].copy_(part)
-            lse_rows[heads].copy_(part_lse)
+            _part(out, 0, heads).copy_(part)
+            _part(lse, 0, heads).copy_(part_lse)
         else:
-            merge_(out_rows[heads], lse_rows[heads], part, part_lse)
+            merge_(_part(out, 0, heads), _part(lse, 0, heads), part, part_lse)
         del part, part_lse  # before the next call allocates its own
 
 
@@ -180,9 +190,9 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
         for call in calls:
             mask = _additive_mask(call, starts, ends, q.dtype)
             for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
-                part = positive._replace(q=q[entry], k=k[entry], v=v[entry])
-                rows = (x[entry] for x in (dout, out, lse, delta, dq, dk, dv))
-                _backward_call(call, part, BackwardOperands(*rows), mask)
+                ours = [_part(x, 0, entry) for x in (q, k, v, dout, out, lse, delta, dq, dk, dv)]
+                part = positive._replace(q=ours[0], k=ours[1], v=ours[2])
+                _backward_call(call, part, BackwardOperands(*ours[3:]), mask)
     if positive.scale == -operands.scale:
         given.dq.sub_(dq)
 
@@ -207,34 +217,35 @@ def _backward_call(
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
-    queries, dout_rows, out_rows, dq_rows = (
-        _by_group(x, kv_heads)[:, :, rows] for x in (q, dout, out, dq)
-    )
-    lse_rows, delta_rows = (
-        _by_group(x.unsqueeze(-1), kv_heads)[:, :, rows, 0] for x in (lse, delta)
-    )
-    keys_, values = (_by_group(x, kv_heads)[:, :, keys] for x in (k, v))
+    queries, dout, out, dq = (_part(_by_group(x, kv_heads), 2, rows) for x in (q, dout, out, dq))
+    lse, delta = (_part(_by_group(x, kv_heads), 2, rows) for x in (lse, delta))
+    k, v, dk, dv = (_part(_by_group(x, kv_heads), 2, keys) for x in (k, v, dk, dv))
     masking: dict[str, Any] = {"causal": call.mode == "causal", "mask": mask, "scale": scale}
-    dk_rows, dv_rows = (_by_group(x, kv_heads)[:, 0, keys] for x in (dk, dv))
-    for heads in _head_slices(queries, keys_):
+    for heads in _head_slices(queries, k):
+        grad_out, own_q, own_k, own_v = (_part(x, 0, heads) for x in (dout, queries, k, v))
+        lse_rows = _part(lse, 0, heads)
         if softcap is None:
-            up, own, part_k, part_v, result = _one_width(
-                dout_rows[heads], queries[heads], keys_[heads], values[heads], out_rows[heads]
+            grad_out, own_q, own_k, own_v, result = _one_width(
+                grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
-            part_k, part_v = (x.expand(-1, group, -1, -1) for x in (part_k, part_v))
-            parts = fused.backward(up, own, part_k, part_v, result, lse_rows[heads], **masking)
-            del up, own, part_k, part_v, result
+            own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
+            parts = fused.backward(grad_out, own_q, own_k, own_v, result, lse_rows, **masking)
+            del result
         else:
+            delta_rows = _part(delta, 0, heads)
             parts = composed.backward(
-                dout_rows[heads], queries[heads], keys_[heads], values[heads], lse_rows[heads],
-                delta_rows[heads], softcap=softcap, **masking,
-            )  # fmt: skip
-        dq_rows[heads] += parts[0][..., : dq.shape[-1]]
-        for grad, part in ((dk_rows[heads], parts[1]), (dv_rows[heads], parts[2])):
+                grad_out, own_q, own_k, own_v, lse_rows, delta_rows, softcap=softcap, **masking
+            )
+        del grad_out, own_q, own_k, own_v  # padded ones are copies
+        part_q = _part(parts[0], 3, slice(0, dq.shape[3]))
+        _part(dq, 0, heads).add_(part_q)
+        for grad, part in ((_part(dk, 0, heads), parts[1]), (_part(dv, 0, heads), parts[2])):
             # One addition per query head in fp32: the parts share their K/V head.
             for member in range(part.shape[1]):
-                grad += part[:, member, :, : grad.shape[-1]]
-        del parts, part  # before the next call allocates its own
+                one = _part(part, 1, slice(member, member + 1))
+                grad.add_(_part(one, 3, slice(0, grad.shape[3])))
+                del one
+        del parts, part_q, part  # before the next call allocates its own
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def backward(
     ``dlse``: fp32 (B, Hq, S), or None where no loss depends on lse. ``call``: number of the forward
     pass, on which all ranks agree before the first hop.
     """
-    agree(comm, BackwardPass(call), device=dout.device)
+    agree(comm, BackwardPass(call))
     comm.meter.running = "backward"
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(dout.device):

@@ -31,7 +31,9 @@ class Chunk:
     rows: Rows
 
     def cut(self, rows: Rows) -> tuple[Tensor, ...]:
-        """Returns views of some of the rows."""
+        """Returns views of some of the rows, or the tensors where that is all of them."""
+        if rows == self.rows:
+            return self.tensors
         part = slice(rows.start - self.rows.start, rows.stop - self.rows.start)
         return tuple(x[:, :, part] for x in self.tensors)
 

@@ -37,7 +37,6 @@ class _Plan:
     the gathered rows that a query sees.
     """
 
-    comm: Comm
     rank: int
     own: Rows
     wanted: dict[int, Rows]
@@ -51,7 +50,11 @@ class _Plan:
         return sum(rows.size for rows in self.wanted.values())
 
 
-def _plan(problem: RankProblem, comm: Comm, device: torch.device) -> _Plan:
+def _plan(problem: RankProblem, device: torch.device) -> _Plan:
+    return problem.once("gather", device, lambda: _planned(problem, device))
+
+
+def _planned(problem: RankProblem, device: torch.device) -> _Plan:
     script, rank, own = problem.script("forward"), problem.rank, problem.own
     given = {m.peer: m.rows for step in script.steps for m in step.messages if m.send and m.chunk}
     wanted = {visit.owner: visit.need or visit.held for visit in script.visits}
@@ -61,7 +64,7 @@ def _plan(problem: RankProblem, comm: Comm, device: torch.device) -> _Plan:
     }
     order = torch.cat(list(at.values())).sort().values
     place = {owner: torch.searchsorted(order, positions) for owner, positions in at.items()}
-    return _Plan(comm, rank, own, wanted, given, place, *problem.intervals_of(rank, own, order))
+    return _Plan(rank, own, wanted, given, place, *problem.intervals_of(rank, own, order))
 
 
 class _Group(NamedTuple):
@@ -86,11 +89,13 @@ def _groups(q: Tensor, k: Tensor, problem: RankProblem) -> list[_Group]:
     return groups
 
 
-def _gather(k: Tensor, v: Tensor, group: _Group, plan: _Plan) -> Callable[[], tuple[Tensor, ...]]:
+def _gather(
+    k: Tensor, v: Tensor, group: _Group, plan: _Plan, comm: Comm
+) -> Callable[[], tuple[Tensor, ...]]:
     """Starts to gather K and V of one group; the result waits for them and puts them in order."""
     own = Chunk((k[:, group.kv_heads], v[:, group.kv_heads]), plan.own)
     # They travel while the group before is computed with.
-    hop = plan.comm.hop(f"step {group.step - 1}" if group.step else "start")
+    hop = comm.hop(f"step {group.step - 1}" if group.step else "start")
     shape, batch = ChunkShape(own.tensors), Batch(hop, f"{group.label} of all")
     parts = {owner: shape.empty(rows) for owner, rows in plan.wanted.items() if owner != plan.rank}
     for peer, rows in plan.given.items():
@@ -99,7 +104,7 @@ def _gather(k: Tensor, v: Tensor, group: _Group, plan: _Plan) -> Callable[[], tu
     for owner, part in parts.items():
         for x in part.tensors:
             batch.receive(x, owner)
-    pending = plan.comm.post(batch)
+    pending = comm.post(batch)
 
     def wait() -> tuple[Tensor, ...]:
         pending.wait()
@@ -116,11 +121,11 @@ def _gather(k: Tensor, v: Tensor, group: _Group, plan: _Plan) -> Callable[[], tu
 
 
 def _scatter(
-    sums: tuple[Tensor, ...], home: Chunk, group: _Group, plan: _Plan
+    sums: tuple[Tensor, ...], home: Chunk, group: _Group, plan: _Plan, comm: Comm
 ) -> Callable[[], None]:
     """Starts to send dK and dV of one group to their owners; the result waits for this rank's
     shares and adds them to ``home``."""
-    hop = plan.comm.hop(f"step {group.step + 1}")  # the step of the group after it
+    hop = comm.hop(f"step {group.step + 1}")  # the step of the group after it
     shape, batch = ChunkShape(sums), Batch(hop, f"sums of {group.label}")
     for owner, place in plan.place.items():
         if owner != plan.rank:
@@ -133,7 +138,7 @@ def _scatter(
     own = plan.place[plan.rank]
     mine = tuple(x.index_select(2, own) for x in sums)
     shares[plan.rank] = Chunk(mine, plan.wanted[plan.rank])
-    pending = plan.comm.post(batch)
+    pending = comm.post(batch)
 
     def wait() -> None:
         pending.wait()
@@ -147,14 +152,14 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, sinks: Tensor | None = None
 ) -> Result:
     """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse."""
-    plan, groups = _plan(problem, comm, q.device), _groups(q, k, problem)
+    plan, groups = _plan(problem, q.device), _groups(q, k, problem)
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    coming = _gather(k, v, groups[0], plan)
+    coming = _gather(k, v, groups[0], plan, comm)
     for at, group in enumerate(groups):
         keys, values = coming()
         if at + 1 < len(groups):
-            coming = _gather(k, v, groups[at + 1], plan)
+            coming = _gather(k, v, groups[at + 1], plan, comm)
         with comm.computing(at, group.label):
             state = ringray_kernels.forward(
                 q[:, group.heads], keys, values, plan.start, plan.end, out_dtype=q.dtype,
@@ -175,14 +180,14 @@ def backward(
     with ``sinks`` the part of their gradient that comes from this rank's rows."""
     q, k, v, out, lse = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
-    plan, groups = _plan(problem, comm, q.device), _groups(q, k, problem)
+    plan, groups = _plan(problem, q.device), _groups(q, k, problem)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
-    coming = _gather(k, v, groups[0], plan)
+    coming = _gather(k, v, groups[0], plan, comm)
     going: Callable[[], None] | None = None
     for at, group in enumerate(groups):
         keys, values = coming()
         if at + 1 < len(groups):
-            coming = _gather(k, v, groups[at + 1], plan)
+            coming = _gather(k, v, groups[at + 1], plan, comm)
         sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
         with comm.computing(at, group.label):
             ringray_kernels.backward(
@@ -194,7 +199,7 @@ def backward(
         if going is not None:
             going()
         home = Chunk((dk[:, group.kv_heads], dv[:, group.kv_heads]), plan.own)
-        going = _scatter(sums, home, group, plan)
+        going = _scatter(sums, home, group, plan, comm)
         del sums
     assert going is not None
     going()

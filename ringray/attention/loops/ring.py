@@ -10,7 +10,6 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,11 +24,11 @@ from ringray_kernels import State
 from ringray_kernels.merge import merge_sinks_, sink_gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
-    from ringray.traffic.script import Message, Script, Visit
+    from ringray.traffic.script import Message, Script, Step, Visit
 
 
 def forward(
@@ -45,7 +44,7 @@ def forward(
     state: State | None = None
     left = sum(bool(visit.need) for visit in script.visits)
     for at, step in enumerate(script.steps):
-        ring.post(at, step.messages)
+        ring.post(at, step)
         for visit in step.visits:
             left -= bool(visit.need)
             if visit.need or state is None:  # the first visit sets the state, even of no rows
@@ -83,7 +82,7 @@ def backward(
         ring.held[owner] = Chunk(tuple(pair), rows)
     work = _work(script, rank, _halves(q, k))
     for at, step in enumerate(script.steps):
-        ring.post(at, step.messages)
+        ring.post(at, step)
         for visit, heads in work[at]:
             if visit.sums:
                 ring.sums[visit.owner] = ring.zeros(visit.sums)
@@ -136,6 +135,14 @@ class Heads(NamedTuple):
     kv_heads: slice
 
 
+_EVERY = Heads(slice(None), slice(None))
+
+
+def _of(heads: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Returns views of some heads, or the tensors where that is all of them."""
+    return tensors if heads == slice(None) else tuple(x[:, heads] for x in tensors)
+
+
 def _differentiate(
     stay: Side, visiting: Side, share: Heads, out: Tensor | None, problem: RankProblem,
     keys_walk: bool,
@@ -145,11 +152,11 @@ def _differentiate(
     queries, keys = (stay, visiting) if keys_walk else (visiting, stay)
     device = keys.operands[0].device
     start, end = problem.intervals(queries.rank, queries.rows, keys.rank, keys.rows, device)
-    q, dout, lse, delta, dq = (x[:, share.heads] for x in (*queries.operands, *queries.gradients))
-    k, v, dk, dv = (x[:, share.kv_heads] for x in (*keys.operands, *keys.gradients))
+    q, dout, lse, delta, dq = _of(share.heads, *queries.operands, *queries.gradients)
+    k, v, dk, dv = _of(share.kv_heads, *keys.operands, *keys.gradients)
     ours = None
     if out is not None and queries.rank == problem.rank:
-        ours = out[:, share.heads, queries.rows.start : queries.rows.stop]
+        (ours,) = _of(share.heads, *Chunk((out,), problem.own).cut(queries.rows))
     ringray_kernels.backward(
         dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours, **problem.kernel
     )
@@ -159,7 +166,7 @@ def _halves(q: Tensor, k: Tensor) -> tuple[Heads, ...]:
     """Returns the heads in two halves, or all at once where there is one K/V head."""
     half = k.shape[1] // 2
     if half == 0:
-        return (Heads(slice(None), slice(None)),)
+        return (_EVERY,)
     middle = half * (q.shape[1] // k.shape[1])
     return Heads(slice(middle), slice(half)), Heads(slice(middle, None), slice(half, None))
 
@@ -170,8 +177,7 @@ def _work(script: Script, rank: int, halves: tuple[Heads, ...]) -> list[list[tup
     Half of the own chunk's work is kept for the last step, so that the transfers of sums that come
     home have something to hide behind.
     """
-    every = Heads(slice(None), slice(None))
-    *early, last = [[(visit, every) for visit in step.visits] for step in script.steps]
+    *early, last = [[(visit, _EVERY) for visit in step.visits] for step in script.steps]
     for work in early:
         for i, (visit, _) in enumerate(work):
             if visit.owner == rank:
@@ -207,11 +213,10 @@ class InFlight:
         owner, rows = visit.owner, visit.need
         return Side(owner, rows, self.held[owner].cut(rows), self.sums[owner].cut(rows))
 
-    def post(self, step: int, messages: Sequence[Message]) -> None:
+    def post(self, at: int, step: Step) -> None:
         """Starts the transfers of one step; one batch for those that end together."""
-        for due, group in itertools.groupby(messages, lambda message: message.due):
-            together = list(group)
-            batch = Batch(self._comm.hop(f"step {step}"), ", ".join(map(_label, together)))
+        for due, label, together in step.batches:
+            batch = Batch(self._comm.hop(f"step {at}"), label)
             arriving = list[tuple[int, Chunk]]()
             for message in together:
                 if message.send:
@@ -250,9 +255,3 @@ class InFlight:
         """Waits for what is still under way: transfers to ranks that take them later."""
         for step in sorted(self._pending):
             self.wait(step)
-
-
-def _label(message: Message) -> str:
-    """Returns ``chunk 2 to 3``, ``sum 0 from 1``: ranks of the ring in which chunks walk."""
-    what, way = "chunk" if message.chunk else "sum", "to" if message.send else "from"
-    return f"{what} {message.owner} {way} {message.peer}"

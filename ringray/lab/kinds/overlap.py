@@ -81,6 +81,6 @@ def _median_repeat(seconds: list[float], context: RankContext) -> int:
     """Returns the repeat whose slowest rank took the median time (the lower of two), the same on
     all ranks."""
     mine = [round(time * 1e9) for time in seconds]
-    by_rank = connect(context.group).gather_integers(mine, context.device, "hops")
+    by_rank = connect(context.group).gather_integers(mine, "hops")
     slowest = [max(times) for times in zip(*by_rank, strict=True)]
     return sorted(range(len(slowest)), key=slowest.__getitem__)[(len(slowest) - 1) // 2]

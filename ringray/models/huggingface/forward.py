@@ -134,7 +134,7 @@ class Forward:
         if ring is None or out is None or self.alone:  # None: it raised an error
             return None
         if self.expected not in (None, self.calls) and not torch.compiler.is_compiling():
-            with refusing(connect(ring.group), next(model.parameters()).device):
+            with refusing(connect(ring.group)):
                 raise ValueError(
                     f"model: {type(model).__name__} attended {self.calls} times by the ring in "
                     f"this forward, expected {self.expected} as when it was checked: some layer "

@@ -84,7 +84,7 @@ def shard_batch(
             ``attention_mask`` that masks something.
     """
     comm = connect(group)
-    with refusing(comm, input_ids.device):
+    with refusing(comm):
         inner = transformers_model(model)
         ring, positions = _ring(
             input_ids, position_ids, cu_seqlens, attention_mask,
@@ -95,7 +95,7 @@ def shard_batch(
         type(inner).__name__, len(input_ids), ring.seq_len, _digest(input_ids), _digest(labels),
         _digest(position_ids), ring.cu_seqlens, partition, gradients,
     )  # fmt: skip
-    agree(comm, held, device=input_ids.device)
+    agree(comm, held)
     forward = check(model, ring)
     return deal(forward, ring, input_ids, labels, None if position_ids is None else positions)
 

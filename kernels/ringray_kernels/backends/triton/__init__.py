@@ -23,7 +23,7 @@ from ringray_kernels.backends.triton.launch import (
     forward_launch,
 )
 from ringray_kernels.config import Blocks, target_named
-from ringray_kernels.intervals import inverse
+from ringray_kernels.intervals import derived, inverse
 
 BLOCKS = Blocks
 MAX_HEAD_DIM = 256
@@ -67,9 +67,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     dtype, device = operands.q.dtype, operands.q.device
     target, operands = target_named(architecture(device)), _launchable(operands)
     dout, out, lse, delta, dq, dk, dv = given
-    pairs = zip(operands.start, operands.end, strict=True)
-    bounds = [inverse(*pair, operands.k.shape[2]) for pair in pairs]
-    first, stop = (torch.stack(side) for side in zip(*bounds, strict=True))
+    first, stop = _inverses(operands.start, operands.end, operands.k.shape[2])
     with contextlib.ExitStack() as stack:
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
         dk = stack.enter_context(_added_in_place(dk, dk.stride(-1) == 1))
@@ -90,6 +88,18 @@ def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     result = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     run(delta_launch(dout, out, lse.contiguous(), result), dout.device)
     return result
+
+
+def _inverses(start: Tensor, end: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """Returns the query rows that see each key row, int32 (B or 1, num_keys); made once for the
+    same intervals."""
+
+    def make() -> tuple[Tensor, Tensor]:
+        found = [inverse(*pair, num_keys) for pair in zip(start, end, strict=True)]
+        first, stop = (torch.stack(side) for side in zip(*found, strict=True))
+        return first, stop
+
+    return derived(start, end, ("inverse", num_keys), make)
 
 
 def _launchable(operands: Operands) -> Operands:

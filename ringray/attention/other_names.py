@@ -1,0 +1,62 @@
+"""Keywords of other libraries: what ringray calls them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+from ringray.attention.agreement import refusing
+from ringray.base.errors import suggestion
+from ringray.comm.ring import connect
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Names of other libraries -> what this one calls it.
+_OTHER_NAMES = {
+    "query": "q", "key": "k", "value": "v", "is_causal": "causal", "softmax_scale": "scale",
+    "sm_scale": "scale", "window_size": "window (w for window_size=(w, 0))",
+    "sliding_window": "window (w - 1 for w keys)", "attention_chunk_size": "chunk",
+    "prefix_length": "prefix", "cu_seqlens_q": "cu_seqlens",
+    "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
+    "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",
+    "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
+    "attn_mask": "causal, window, chunk, prefix, cu_seqlens or seq_len: there are no other masks",
+    "enable_gqa": "nothing: K/V heads are shared wherever there are fewer; leave it out",
+    "dropout_p": "nothing: there is no dropout; leave it out",
+    "dropout": "nothing: there is no dropout; leave it out",
+    "deterministic": "nothing: results are always bitwise repeatable; leave it out",
+    "max_seqlen": "nothing: leave it out", "max_seqlen_q": "nothing: leave it out",
+    "max_seqlen_k": "nothing: leave it out",
+    "s_aux": "sinks", "learnable_sink": "sinks", "attn_sink": "sinks",
+    "logits_soft_cap": "softcap", "logit_softcapping": "softcap",
+    "heads_k_stride": "transport (allgather:N for N heads at once)",
+}  # fmt: skip
+
+
+def answering_other_names(function: Callable[P, R]) -> Callable[P, R]:
+    """Lets ``function`` raise a ValueError, on every rank, for a keyword that it does not have,
+    which says what ringray calls it."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        strange = [name for name in kwargs if name not in known]
+        if not strange:
+            return function(*args, **kwargs)
+        name = strange[0]
+        if name in _OTHER_NAMES:
+            hint = f"ringray calls it {_OTHER_NAMES[name]}"
+        else:  # a compiler cannot trace the search
+            hint = "" if torch.compiler.is_compiling() else suggestion(name, known)
+        wrong = f"{function.__name__}: got an unexpected keyword {name!r}" + (hint and f"; {hint}")
+        if torch.compiler.is_compiling():
+            raise ValueError(wrong)
+        with refusing(connect(cast("Any", kwargs.get("group")))):
+            raise ValueError(wrong)
+
+    return call
