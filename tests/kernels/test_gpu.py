@@ -42,6 +42,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "window": {"causal": True, "window": 100},
     "documents": {"causal": True, "cu": (0, 5, 5, 140, 333)},
+    "both sides": {"causal": False, "window": (30, 100)},
+    "chunk and prefix": {"causal": True, "chunk": 150, "prefix": 100},
     "full documents": {"causal": False, "cu": (0, 201, 333)},
     "window and documents": {"causal": True, "window": 30, "cu": (0, 1, 150, 333)},
 }
@@ -98,9 +100,10 @@ class Case:
         )  # fmt: skip
 
     def options(self) -> dict[str, Any]:
-        mask = MASKS[self.mask]
-        cu = None if "cu" not in mask else torch.tensor(mask["cu"], device="cuda")
-        return {"causal": mask["causal"], "window": mask.get("window"), "cu_seqlens": cu}
+        mask = {**MASKS[self.mask]}
+        if cu := mask.pop("cu", None):
+            mask["cu_seqlens"] = torch.tensor(cu, device="cuda")
+        return mask
 
     def bounds(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         low, high = visible_range(

@@ -21,6 +21,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "window": {"causal": True, "window": 19},
     "documents": {"causal": True, "cu_seqlens": torch.tensor([0, 5, 5, 40, 97])},
+    "both sides": {"causal": False, "window": (9, 30)},
+    "chunk and prefix": {"causal": True, "chunk": 40, "prefix": 30},
     "full documents": {"causal": False, "cu_seqlens": torch.tensor([0, 33, 97])},
     "window and documents": {
         "causal": True, "window": 9, "cu_seqlens": torch.tensor([0, 1, 50, 97]),

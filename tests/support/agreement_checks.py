@@ -149,6 +149,8 @@ def disagreement(rank: int, size: int) -> None:
         "sinks": ([q, k, v], {**more, "sinks": torch.zeros(HEADS)}, "sinks: "),
         "wrong sinks": ([q, k, v], {**more, "sinks": torch.zeros(1)}, "sinks: got"),
         "window": ([q, k, v], {**more, "window": 3}, "window: "),
+        "chunk": ([q, k, v], {**more, "chunk": 3}, "chunk: "),
+        "prefix": ([q, k, v], {**more, "prefix": 3}, "prefix: "),
         "blocks": ([q, k, v], {**more, "blocks": 64}, "blocks: "),
         "kind of blocks": ([q, k, v], {**more, "blocks": ringray.Blocks()}, "'aten' takes None or"),
         "documents": ([q, k, v], {**more, "cu_seqlens": whole}, "cu_seqlens: "),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ringray.lab.spec.fields import Kind, Mismatch, known, unquoted, whole
+from ringray.lab.spec.yaml_source import Where
 from ringray.transport import TRANSPORTS
 from ringray_kernels.config import Blocks
 
 _BLOCKS = ["forward=128x64/8/2,dkv=64x128/8/2", "atomic_dq"]
 _LONGEST = 500  # characters of blocks
+_LENGTH = whole(0, 2**31 - 1)
 _MOST = 65_536  # documents of a sequence; the planner makes tables of them
 
 
@@ -51,6 +53,26 @@ def _transport() -> Kind:
     return Kind(Annotated[str, pattern, BeforeValidator(named)], f"one of {expected}")
 
 
+def _mapping(model: type[BaseModel], expected: Callable[[Where], str]) -> BeforeValidator:
+    """Reads a mapping as ``model``. ``expected``: of the value at a place in it."""
+    fields = model.model_fields
+    names = f"field{'s' * (len(fields) > 1)} {' and '.join(map(repr, fields))}"
+
+    def given(value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+        unknown = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
+        if unknown:
+            raise Mismatch(f"only the {names} here", at=unknown[0])
+        raise Mismatch(expected(found[0]["loc"]), at=found[0]["loc"])
+
+    return BeforeValidator(given)
+
+
 class Window(BaseModel):
     """Positions before and after itself that a query sees."""
 
@@ -64,21 +86,10 @@ class Window(BaseModel):
 
 def _window() -> Kind:
     """null, a number of positions, or ``{left: ..., right: ...}``."""
-    one = whole(0, 2**31 - 1)
-
-    def given(value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        try:
-            return Window.model_validate(value)
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)[0]
-        fields = found["type"] == "extra_forbidden"
-        expected = "only the fields 'left' and 'right' here" if fields else f"{one.expected}, null"
-        raise Mismatch(expected, at=found["loc"])
-
+    one = _LENGTH
+    fields = _mapping(Window, lambda at: f"{one.expected}, null")
     return Kind(
-        Annotated[one.type | Window | None, BeforeValidator(given)],
+        Annotated[one.type | Window | None, fields],
         f"null (no window), {one.expected}, or {{left: positions before, right: after}}",
     )
 
@@ -98,23 +109,10 @@ class Documents(BaseModel):
 def _documents() -> Kind:
     """null, a number of documents, or ``{lengths: [...]}``."""
     count = whole(1, _MOST)
-
-    def given(value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        try:
-            return Documents.model_validate(value)
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)
-        unknown = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
-        if unknown:
-            raise Mismatch("only the field 'lengths' here", at=unknown[0])
-        at = found[0]["loc"]
-        listed = f"a list of lengths in tokens, at most {_MOST}"
-        raise Mismatch(listed if len(at) == 1 else whole(0, 2**31 - 1).expected, at=at)
-
+    listed = f"a list of lengths in tokens, at most {_MOST}"
+    fields = _mapping(Documents, lambda at: listed if len(at) == 1 else _LENGTH.expected)
     return Kind(
-        Annotated[count.type | Documents | None, BeforeValidator(given)],
+        Annotated[count.type | Documents | None, fields],
         f"null (one document), a number of documents ({count.expected}), "
         "or {lengths: [tokens of each]}",
     )
