@@ -39,6 +39,8 @@ ALLOWED = {
     ("ringray.lab.cli.doctor", "triton"): PACKAGE,
     ("ringray.tuning.table", "triton"): PACKAGE,
     ("ringray_kernels.bench.machine", "triton"): PACKAGE,
+    ("ringray_kernels.bench.machine", "cudnn"): PACKAGE,
+    ("ringray_kernels.bench.measure", "cudnn"): PACKAGE,
     ("ringray_kernels.bench.measure", "triton"): PACKAGE,
     ("ringray.lab.driver.resume", "ring"): SECTION,
     ("ringray.lab.driver.trials", "ring"): SECTION,

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ringray_kernels import Blocks, State, backward, delta, forward, testing
-from ringray_kernels.api import DTYPES
+from ringray_kernels.api import DTYPES, load_backend
+from ringray_kernels.backends import GPU_ONLY
 from ringray_kernels.bench.watchdog import Watchdog
 from ringray_kernels.defaults import SPECIALISED
 from ringray_kernels.intervals import intervals, visible_range
@@ -123,12 +124,15 @@ def blocks_of(path: str, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> 
 
 
 def compute(
-    case: Case, inputs: tuple[Tensor, ...], parts: list[Tensor] | None = None
+    case: Case,
+    inputs: tuple[Tensor, ...],
+    parts: list[Tensor] | None = None,
+    backend: str = "triton",
 ) -> dict[str, Tensor]:
     """All hops of one rank: the keys come in ``parts`` (their positions), one call each."""
     q, k, v, dout = inputs
     parts = parts or [torch.arange(case.rows, device="cuda")]
-    more: dict[str, Any] = {"scale": case.scale, "backend": "triton", "blocks": case.blocks}
+    more: dict[str, Any] = {"scale": case.scale, "backend": backend, "blocks": case.blocks}
     hops = [(k[:, :, part], v[:, :, part], *case.bounds(part)) for part in parts]
     if len(parts) == 1:  # the given strides, not those of a copy
         hops = [(k, v, *case.bounds(parts[0]))]
@@ -138,7 +142,7 @@ def compute(
         out_dtype = q.dtype if i == len(hops) - 1 else None
         state = forward(q, one_k, one_v, start, end, state=state, out_dtype=out_dtype, **more)
     assert state is not None
-    rows = delta(dout, state.out, state.lse, backend="triton")
+    rows = delta(dout, state.out, state.lse, backend=backend)
     dq = torch.zeros(q.shape, device="cuda")
     grads = [torch.zeros(x.shape, device="cuda") for x in (k, v)]
     for part, (one_k, one_v, start, end) in zip(parts, hops, strict=True):
@@ -353,6 +357,21 @@ def compiled() -> int:
                 kernels[id(one)] = one
     assert kernels
     return sum(len(cache[0]) for one in kernels.values() for cache in one.device_caches.values())
+
+
+@pytest.mark.parametrize("name", GPU_ONLY)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_kernels_of_vendors(dtype: torch.dtype, head_dim: int, name: str) -> None:
+    """Alone, and in two hops."""
+    halves = [torch.arange(at, at + 333, device="cuda") for at in (0, 333)]
+    for mask, kv_heads in itertools.product(("full", "causal"), (4, 2, 1)):
+        case = Case(mask, head_dim, dtype, kv_heads=kv_heads, rows=666)
+        inputs = case.inputs()
+        if reason := load_backend(name).unsupported(inputs[0]):
+            pytest.skip(reason)
+        check(case, inputs, compute(case, inputs, backend=name))
+        check(case, inputs, compute(case, inputs, halves, backend=name))
 
 
 @pytest.mark.parametrize("head_dim", [80, 128])

@@ -12,6 +12,8 @@ from typing import Literal
 BACKENDS: dict[str, str] = {
     "triton": "ringray_kernels.backends.triton",
     "aten": "ringray_kernels.backends.aten",
+    "cudnn": "ringray_kernels.backends.cudnn",
+    "flash": "ringray_kernels.backends.flash",
     "reference": "ringray_kernels.backends.reference",
 }
 
@@ -20,9 +22,12 @@ BACKENDS: dict[str, str] = {
 BLOCKS: dict[str, Literal["tiles", "rows", "none"]] = {
     "triton": "tiles",
     "aten": "rows",
+    "cudnn": "rows",
+    "flash": "rows",
     "reference": "none",
 }
 INTERPRETED = ("triton",)  # backends that run in an interpreter on a CPU
+GPU_ONLY = ("cudnn", "flash")
 
 # The order in which ``auto`` tries them. A CPU runs Triton in an interpreter, for tests only.
 PREFERRED: dict[str, tuple[str, ...]] = {

@@ -10,7 +10,7 @@ with zeros in each call. Soft-capped scores, which no fused call computes, are `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -121,7 +121,36 @@ def _head_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
         yield slice(at, min(at + step, q.shape[0]))
 
 
-def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
+class FusedCalls(Protocol):
+    """Attention of dense pieces with lse, as in ``fused.py``: shapes of SDPA, K/V heads shared by a
+    stride of 0, one head dim."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *,
+        causal: bool,
+        mask: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns dq, dk, dv; dk and dv per query head, or summed over those that share them."""
+
+
+def forward(
+    operands: Operands,
+    state: State | None,
+    out_dtype: torch.dtype,
+    fused_calls: FusedCalls = fused,
+) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
     operands = _positive(operands)
     q, k, v = (_unit_stride(x) for x in operands[:3])
@@ -141,12 +170,18 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
                 ours = [_part(x, 0, entry) for x in (q, k, v, out, lse)]
                 part = operands._replace(q=ours[0], k=ours[1], v=ours[2])
                 fresh = state is None and call.first
-                _forward_call(call, part, State(*ours[3:]), mask, fresh=fresh)
+                _forward_call(call, part, State(*ours[3:]), mask, fused_calls, fresh=fresh)
     return State(out.to(out_dtype), lse)
 
 
 def _forward_call(
-    call: Call, operands: Operands, state: State, mask: Tensor | None, *, fresh: bool
+    call: Call,
+    operands: Operands,
+    state: State,
+    mask: Tensor | None,
+    fused_calls: FusedCalls,
+    *,
+    fresh: bool,
 ) -> None:
     q, k, v, _, _, scale, _, softcap = operands
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
@@ -160,7 +195,7 @@ def _forward_call(
         if softcap is None:
             own, *shared = _one_width(own, *shared)
             shared = [x.expand(-1, group, -1, -1) for x in shared]
-            part, part_lse = fused.forward(own, *shared, **masking)
+            part, part_lse = fused_calls.forward(own, *shared, **masking)
             part = _part(part, 3, slice(0, v.shape[3]))
         else:
             part, part_lse = composed.forward(own, *shared, softcap=softcap, **masking)
@@ -172,7 +207,7 @@ def _forward_call(
         del part, part_lse  # before the next call allocates its own
 
 
-def backward(operands: Operands, given: BackwardOperands) -> None:
+def backward(operands: Operands, given: BackwardOperands, fused_calls: FusedCalls = fused) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
     dout, out, lse, delta, dq, dk, dv = given
     positive = _positive(operands)
@@ -192,7 +227,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
             for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
                 ours = [_part(x, 0, entry) for x in (q, k, v, dout, out, lse, delta, dq, dk, dv)]
                 part = positive._replace(q=ours[0], k=ours[1], v=ours[2])
-                _backward_call(call, part, BackwardOperands(*ours[3:]), mask)
+                _backward_call(call, part, BackwardOperands(*ours[3:]), mask, fused_calls)
     if positive.scale == -operands.scale:
         given.dq.sub_(dq)
 
@@ -209,7 +244,11 @@ def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
 
 
 def _backward_call(
-    call: Call, operands: Operands, given: BackwardOperands, mask: Tensor | None
+    call: Call,
+    operands: Operands,
+    given: BackwardOperands,
+    mask: Tensor | None,
+    fused_calls: FusedCalls,
 ) -> None:
     q, k, v, _, _, scale, _, softcap = operands
     dout, out, lse, delta, dq, dk, dv = given
@@ -229,7 +268,7 @@ def _backward_call(
                 grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
-            parts = fused.backward(grad_out, own_q, own_k, own_v, result, lse_rows, **masking)
+            parts = fused_calls.backward(grad_out, own_q, own_k, own_v, result, lse_rows, **masking)
             del result
         else:
             delta_rows = _part(delta, 0, heads)

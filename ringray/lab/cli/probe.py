@@ -38,7 +38,7 @@ def torch_() -> dict[str, Any]:
         found["gloo"] = f"{type(error).__name__}: {error}"
     if not devices:  # as ranks on a CPU do, before triton is imported
         os.environ["TRITON_INTERPRET"] = "1"
-    q = torch.zeros(1, 1, 1, 16, device="cuda" if devices else "cpu")
+    q = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16, device="cuda" if devices else "cpu")
     for name in BACKENDS:
         try:
             backend = api.load_backend(name)

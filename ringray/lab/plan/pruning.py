@@ -15,7 +15,7 @@ from ringray.lab.kinds.baselines import BASELINES, DEFAULT
 from ringray.lab.plan.cost_model import choose_walks
 from ringray.lab.trial.config import LATER, TrialConfig
 from ringray.traffic import walk
-from ringray_kernels.backends import BLOCKS, INTERPRETED, on_device
+from ringray_kernels.backends import BLOCKS, GPU_ONLY, INTERPRETED, on_device
 from ringray_kernels.config import TARGETS, Blocks, Problem, supports
 from ringray_kernels.dtypes import DTYPES
 
@@ -159,7 +159,8 @@ def interpreted(config: TrialConfig, device: str) -> bool:
 def unfit(config: TrialConfig, device: str) -> Reason | None:
     """Returns the reason why a point cannot run on ``device`` (cpu, cuda, auto), or None."""
     return (
-        _wrong_blocks(config, device)
+        _gpu_only(config, device)
+        or _wrong_blocks(config, device)
         or _too_slow(config, device)
         or _other_baseline(config, device)
     )
@@ -169,6 +170,13 @@ def _other_baseline(config: TrialConfig, device: str) -> Reason | None:
     """Prunes points that the baseline cannot compute."""
     reason = config.baseline and BASELINES[config.baseline].unsupported(config, device)
     return Reason("measure.baseline", reason) if reason else None
+
+
+def _gpu_only(config: TrialConfig, device: str) -> Reason | None:
+    """Prunes backends of GPUs on a CPU."""
+    if device != "cpu" or config.backend not in GPU_ONLY:
+        return None
+    return Reason("strategy.backend", f"got {config.backend}, which runs on GPUs only, on a CPU")
 
 
 def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:

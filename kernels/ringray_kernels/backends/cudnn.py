@@ -1,0 +1,106 @@
+"""cuDNN's attention, by PyTorch's operators, on the dense pieces that cover the intervals.
+
+Masked pieces, and backward passes in fp32 (``aten.backward`` without an output), are left to the
+kernels of ``fused.py``. Shared heads are cuDNN's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
+from ringray_kernels.backends import aten, fused
+
+BLOCKS = int  # query rows per call
+MAX_HEAD_DIM = 128  # elements; forward alone could take more
+HEAD_DIM_ALIGNMENT = 8  # elements
+_HALF = (torch.bfloat16, torch.float16)
+_ops = torch.ops.aten
+
+delta = aten.delta
+
+
+def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
+    """Returns why cuDNN does not compute ``asked`` on tensors like ``q``, or None."""
+    if q.device.type != "cuda" or torch.version.cuda is None:
+        return f"got tensors on {q.device.type}, expected an NVIDIA GPU"
+    if not torch.backends.cudnn.is_available():
+        return "PyTorch has no cuDNN here"
+    return limits(q, asked)
+
+
+def limits(q: Tensor, asked: Features) -> str | None:
+    """Returns why vendors' kernels do not compute ``asked`` at the dtype and head dim of ``q``."""
+    if q.dtype not in _HALF:
+        return f"got {q.dtype}, expected bfloat16 or float16"
+    if asked.softcap is not None:
+        return f"got softcap {asked.softcap}, expected None"
+    widest = max(q.shape[-1], asked.value_dim or 0)
+    if widest > MAX_HEAD_DIM or widest % HEAD_DIM_ALIGNMENT:
+        return (
+            f"got head dim {widest}, expected a multiple of {HEAD_DIM_ALIGNMENT} up to "
+            f"{MAX_HEAD_DIM}"
+        )
+    return None
+
+
+def takes(q: Tensor, mask: Tensor | None) -> bool:
+    """Tells whether vendors' kernels compute a piece; ``fused.py`` does the others."""
+    return mask is None and q.dtype in _HALF
+
+
+def unshared(x: Tensor) -> Tensor:
+    """Returns K/V heads (E, 1, S, D) of a view that shares them (E, G, S, D)."""
+    return x[:, 0].unsqueeze(1) if x.stride(1) == 0 else x  # with a stride that kernels take
+
+
+class _Calls:
+    """See ``aten.FusedCalls``."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        if not takes(q, mask):
+            return fused.forward(q, k, v, causal=causal, mask=mask, scale=scale)
+        out, lse, *_ = _ops._scaled_dot_product_cudnn_attention(
+            q, unshared(k), unshared(v), None, True, 0.0, causal, False, scale=scale
+        )
+        return out, lse.reshape(q.shape[:3])  # (B, H, S) or (B, H, S, 1), by the version
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *,
+        causal: bool,
+        mask: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if not takes(q, mask):
+            return fused.backward(dout, q, k, v, out, lse, causal=causal, mask=mask, scale=scale)
+        no_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # dropout is 0
+        bias = query_lengths = key_lengths = None  # an undefined tensor: there is none
+        found: tuple[Tensor, Tensor, Tensor] = _ops._scaled_dot_product_cudnn_attention_backward(
+            dout, q, unshared(k), unshared(v), out, lse.unsqueeze(-1).contiguous(), no_seed,
+            no_seed, bias, query_lengths, key_lengths, q.shape[2], k.shape[2], 0.0, causal,
+            scale=scale,
+        )  # fmt: skip
+        return found
+
+
+_calls = _Calls()
+
+
+def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
+    """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
+    return aten.forward(operands, state, out_dtype, _calls)
+
+
+def backward(operands: Operands, given: BackwardOperands) -> None:
+    """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
+    aten.backward(operands, given, _calls)

@@ -1,0 +1,116 @@
+"""FlashAttention of the packages flash-attn, on the dense pieces that cover the intervals.
+
+FlashAttention 3 (``flash_attn_interface``) where it is installed, on Hopper, else 2
+(``flash_attn``). PyTorch's own copy of 2 is what ``aten`` calls. Masked pieces, and backward passes
+in fp32 (``aten.backward`` without an output), are left to the kernels of ``fused.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
+from ringray_kernels.backends import aten, fused
+from ringray_kernels.backends.cudnn import limits, takes, unshared
+
+BLOCKS = int  # query rows per call
+_VERSION_3 = "flash_attn_interface"
+_VERSION_2 = "flash_attn.flash_attn_interface"
+_HOPPER = (9, 0)
+
+delta = aten.delta
+
+
+def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
+    """Returns why FlashAttention does not compute ``asked`` on tensors like ``q``, or None."""
+    if q.device.type != "cuda":
+        return f"got tensors on {q.device.type}, expected a GPU"
+    if _name(torch.cuda.get_device_capability(q.device)) is None:
+        return "the package flash-attn is not installed; aten calls PyTorch's copy of its kernels"
+    return limits(q, asked)
+
+
+def _name(capability: tuple[int, int]) -> str | None:
+    """Returns the module to call on a GPU of that compute capability, None if none is there."""
+    if capability == _HOPPER and importlib.util.find_spec(_VERSION_3):
+        return _VERSION_3
+    return _VERSION_2 if importlib.util.find_spec(_VERSION_2.partition(".")[0]) else None
+
+
+@cache
+def _package(capability: tuple[int, int]) -> tuple[Any, bool]:
+    """Returns the module, and whether it is version 3."""
+    name = _name(capability)
+    assert name is not None, "unsupported() was asked"
+    return importlib.import_module(name), name == _VERSION_3
+
+
+class Calls:
+    """``aten.FusedCalls`` of a ``package``; its tensors are (B, S, H, D)."""
+
+    def __init__(self, package: Any, *, version_3: bool) -> None:
+        self._package, self._version_3 = package, version_3
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        if not takes(q, mask):
+            return fused.forward(q, k, v, causal=causal, mask=mask, scale=scale)
+        options: dict[str, Any] = {"softmax_scale": scale, "causal": causal}
+        if not self._version_3:
+            options |= {"dropout_p": 0.0, "return_softmax": False} | self._unused
+        given = (x.transpose(1, 2) for x in (q, unshared(k), unshared(v)))
+        out, lse, *_ = self._package._flash_attn_forward(*given, **options)
+        return out.transpose(1, 2), lse
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *,
+        causal: bool,
+        mask: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if not takes(q, mask):
+            return fused.backward(dout, q, k, v, out, lse, causal=causal, mask=mask, scale=scale)
+        options: dict[str, Any] = {"softmax_scale": scale, "deterministic": True}
+        if self._version_3:
+            options |= {"is_causal": causal}
+        else:
+            options |= {"causal": causal, "dropout_p": 0.0} | self._unused
+        given = [x.transpose(1, 2) for x in (dout, q, unshared(k), unshared(v), out)]
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[1:4])
+        self._package._flash_attn_backward(*given, lse.contiguous(), dq=dq, dk=dk, dv=dv, **options)
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+    @property
+    def _unused(self) -> dict[str, Any]:
+        """Returns arguments that version 2 has no defaults for."""
+        unlimited = {"window_size_left": -1, "window_size_right": -1}
+        return unlimited | {"softcap": 0.0, "alibi_slopes": None}
+
+
+def _calls(q: Tensor) -> Calls:
+    package, version_3 = _package(torch.cuda.get_device_capability(q.device))
+    return Calls(package, version_3=version_3)
+
+
+def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
+    """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
+    return aten.forward(operands, state, out_dtype, _calls(operands.q))
+
+
+def backward(operands: Operands, given: BackwardOperands) -> None:
+    """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
+    aten.backward(operands, given, _calls(operands.q))
