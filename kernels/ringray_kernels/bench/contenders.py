@@ -58,8 +58,8 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Ringray:
-    """Our kernels with all costs of a ring of one: intervals, delta, zeroed fp32 gradients and
-    their cast. ``backend`` None is triton on a GPU, aten on a CPU."""
+    """Our kernels with all costs of a ring of one: delta, zeroed fp32 gradients and their cast.
+    ``backend`` None is triton on a GPU, aten on a CPU."""
 
     blocks: Blocks | None = None
     backend: str | None = None
@@ -96,23 +96,22 @@ class Ringray:
         parts = (slice(0, None, 2), slice(1, None, 2)) if hops else (slice(None),)
         unseen = torch.full_like(k[:, :, :_UNSEEN], torch.nan)
 
-        def calls() -> list[tuple[Any, ...]]:
-            """Returns the arguments of each call, and the rows of its keys."""
-            found = [
-                (k[:, :, x], v[:, :, x], *intervals(low, high, positions[x].contiguous()), x)
-                for x in parts
-            ]
-            if hops:
-                nothing = torch.full_like(found[0][2], 7)
-                found.insert(1, (unseen, unseen, nothing, nothing, slice(0, _UNSEEN)))
-            return [(*pair, start[None], end[None], x) for *pair, start, end, x in found]
+        # As in a ring, intervals and what kernels derive from them are made once for all layers.
+        calls: list[tuple[Any, ...]] = []  # keys, values, start, end, rows of the keys
+        for x in parts:
+            start, end = intervals(low, high, positions[x].contiguous())
+            calls.append((k[:, :, x], v[:, :, x], start[None], end[None], x))
+        if hops:
+            nothing = torch.full_like(calls[0][2], 7)
+            calls.insert(1, (unseen, unseen, nothing, nothing, slice(0, _UNSEEN)))
 
         def attend() -> State:
-            state, left = None, calls()
-            while left:
-                *given, _ = left.pop(0)
-                dtype = None if left else q.dtype
-                state = ringray_kernels.forward(q, *given, state=state, out_dtype=dtype, **more)
+            state = None
+            for keys, values, start, end, x in calls:
+                dtype = q.dtype if x is parts[-1] else None
+                state = ringray_kernels.forward(
+                    q, keys, values, start, end, state=state, out_dtype=dtype, **more
+                )
             assert state is not None
             return state
 
@@ -125,7 +124,7 @@ class Ringray:
             dq, dk, dv = (
                 torch.zeros(x.shape, dtype=torch.float32, device=device) for x in (q, k, v)
             )
-            for keys, values, start, end, x in calls():
+            for keys, values, start, end, x in calls:
                 ringray_kernels.backward(
                     dout, q, keys, values, lse, delta, start, end, dq=dq, dk=dk[:, :, x],
                     dv=dv[:, :, x], out=out, **more,

@@ -149,12 +149,13 @@ class BenchSession:
             self._point(point, names)
 
     def _point(self, point: Point, names: Sequence[str]) -> None:
-        """Measures those of ``names`` that are new at one point; beside others "ringray" once more,
-        whose second figures are only in the table."""
+        """Measures those of ``names`` that are new at one point; beside those of others ours once
+        more, whose second figures are only in the table."""
         new = [name for name in names if (point.name, name) not in self._found]
         every = contenders.CONTENDERS
         able = [name for name in new if every[name].unsupported(point, self.device) is None]
-        well = able and self._found.get((point.name, "ringray"), "ok") == "ok"
+        well = self._found.get((point.name, "ringray"), "ok") == "ok"
+        well &= not all(map(targets.is_ours, able))
         beside = [name for name in self.names if well and name == "ringray" and name not in new]
 
         def measured() -> list[Record]:
