@@ -181,7 +181,9 @@ def _check_cost(config: dict[str, Any], cost: Any) -> None:
     assert 0 < cost.balance <= 1 + 1e-9, f"balance {cost.balance}"
     rows = -(-config["seq_len"] // config["ring_size"])
     width = config["head_dim"] + _values(config)
-    tensors = config["heads"] + config["kv_heads"]  # q with out, k with v
+    tensors = config["kv_heads"]  # k with v
+    if "new_tokens" not in config:
+        tensors += config["heads"]  # q with out
     row = config["batch"] * tensors * (width // 2 * 2) * ITEMSIZE[config["dtype"]]
     assert cost.peak_memory_bytes >= rows * row, f"{cost.peak_memory_bytes} bytes are too few"
     assert cost.peak_memory_bytes < 2**60, "more than any machine has"
@@ -216,7 +218,8 @@ def _pairs(config: dict[str, Any]) -> int | None:
     right = 0 if config["causal"] else right
     if length <= 1 << 21:
         return sum(_row_by_row(one, left, right, config) for one in lengths)
-    if "chunk" in config or "prefix" in config or not (right == 0 or left == right == length):
+    rare = {"chunk", "prefix", "new_tokens"} & set(config)
+    if rare or not (right == 0 or left == right == length):
         return None
     found = 0
     for one in lengths:
@@ -226,11 +229,11 @@ def _pairs(config: dict[str, Any]) -> int | None:
 
 
 def _row_by_row(length: int, left: int, right: int, config: dict[str, Any]) -> int:
-    """Visible pairs of one document."""
+    """Visible pairs of one document, of its new tokens where a step of decoding is planned."""
     chunk, prefix = config.get("chunk", length or 1), min(config.get("prefix", 0), length)
     row = np.arange(length)
     begin = row // chunk * chunk
     low = np.maximum(begin, row - left)
     high = np.minimum(np.minimum(begin + chunk, length), row + right + 1)
     low[:prefix], high[:prefix] = 0, prefix
-    return int((high - low).sum())
+    return int((high - low)[-config.get("new_tokens", length) :].sum())

@@ -74,7 +74,7 @@ def _problem(plan: Plan, study: StudyResult) -> str:
 def _choice(study: StudyResult, key: str) -> str:
     configs = {trial.key: trial.config.as_dict() for trial in study.trials}
     names = searched(study.trials[0].kind)
-    fields = [name for name in names if len({repr(c[name]) for c in configs.values()}) > 1]
+    fields = [name for name in names if len({repr(c.get(name)) for c in configs.values()}) > 1]
     return words.label(configs[key], fields) or "the only point"
 
 

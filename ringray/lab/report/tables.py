@@ -106,7 +106,7 @@ def plan_table(trials: Sequence[Trial]) -> Table:
         config, ms = trial.config.as_dict(), cost.time_ms
         table.add_row(
             str(trial.index + 1),
-            *(words.value(name, config[name]) for name in fields),
+            *(words.value(name, config.get(name)) for name in fields),
             units.duration(ms / 1e3) if ms >= 1e3 else units.digits(ms, " ms"),
             units.memory(cost.peak_memory_bytes),
             units.memory(cost.sent_bytes),

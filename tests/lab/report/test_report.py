@@ -146,6 +146,15 @@ def test_a_narrow_terminal_keeps_what_matters(width: int) -> None:
         assert re.search(r"zigzag +2048 +fwd +ok +12\.0 .* 0\.92", text)
 
 
+def test_a_field_that_some_points_leave_out_is_in_the_table_of_the_plan() -> None:
+    head = "version: 1\nname: m\nkind: latency\n"
+    masks = "causal: [true, false], window: [null, {left: 3}], chunk: [null, 7]"
+    made = planned(f"{head}problem: {{seq_len: 64, {masks}}}\n")
+    text = printed(tables.plan_table(made.runnable))
+    assert re.search(r"1 +yes +no +no ", text)
+    assert re.search(r"8 +no +3: +7 ", text)
+
+
 def test_a_pipe_gets_whole_lines() -> None:
     made = planned()
     to = Console(file=io.StringIO(), width=40)
