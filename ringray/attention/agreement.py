@@ -96,15 +96,29 @@ class Decoding(NamedTuple):
     kv_heads: int
     new_tokens: int
     head_dim: int
+    value_dim: int
     dtype: str
     length: int
     capacity: int
     dealt: int
     partition: str
     scale: float
+    softcap: float | None
+    sinks: bool
     window: int | None
     backend: str
     version: str | None
+
+
+class Stepping(NamedTuple):
+    """The values of one step of ``huggingface.generate`` that all ranks must have in common.
+
+    ``input_ids`` is a digest.
+    """
+
+    model: str
+    length: int
+    input_ids: str
 
 
 class BackwardPass(NamedTuple):
@@ -113,10 +127,11 @@ class BackwardPass(NamedTuple):
     call: int
 
 
-Agreed = Signature | Joining | Averaging | Dealing | Decoding | BackwardPass
+Agreed = Signature | Joining | Averaging | Dealing | Decoding | Stepping | BackwardPass
 _OPERATIONS = {
     Signature: "ring_attention", Joining: "unshard", Averaging: "sharded_cross_entropy",
-    Dealing: "shard_batch", Decoding: "ring_decode", BackwardPass: "a backward pass",
+    Dealing: "shard_batch", Decoding: "ring_decode", Stepping: "a step of generate",
+    BackwardPass: "a backward pass",
 }  # fmt: skip
 _WIDTH = 1 + len(Signature._fields)  # operation, values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"

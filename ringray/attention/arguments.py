@@ -120,7 +120,7 @@ def prepare(
         pass  # of arguments that are refused below
     if found is None:
         check_qkv(q, k, v)
-        _check_sinks(sinks, q)
+        check_sinks(sinks, q)
         options = _filled(q, k, v, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, documents, options, comm)
         signature = _signature(problem, q, k, v, sinks, options.transport, needs_grad)
@@ -249,7 +249,7 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
     return scale or unusable_softcap(options.softcap)
 
 
-def _check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
     """Raises ValueError unless ``sinks`` is None or a logit per head of ``q`` (B, Hq, S, D)."""
     if sinks is None:
         return

@@ -6,7 +6,8 @@ keys, and partial results are merged along a tree, so a step sends outputs and l
 On a rank, queries of the heads that share a K/V head are rows of one tile, and keys that all
 queries see are cut into ranges that are computed side by side, as views without copies.
 
-Shape legend: B batch, Hq query heads, Hkv key/value heads, G = Hq / Hkv, T new tokens, D head dim.
+Shape legend: B batch, Hq query heads, Hkv key/value heads, G = Hq / Hkv, T new tokens, D head dim,
+Dv that of values.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray.attention.agreement import Decoding, agree, refusing
-from ringray.attention.arguments import autocast
+from ringray.attention.arguments import autocast, check_sinks
 from ringray.attention.loops import exactly
 from ringray.attention.other_names import answering_other_names
 from ringray.attention.sharded_kv import ShardedKV
@@ -29,8 +30,14 @@ from ringray.comm.batch import Batch
 from ringray.comm.ring import connect
 from ringray.traffic.tree import meetings
 from ringray_kernels import State
-from ringray_kernels.api import check_qkv, resolve_backend, unusable_scale
-from ringray_kernels.merge import merge_, merged
+from ringray_kernels.api import (
+    check_qkv,
+    features,
+    resolve_backend,
+    unusable_scale,
+    unusable_softcap,
+)
+from ringray_kernels.merge import merge_, merge_sinks_, merged
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -50,6 +57,8 @@ def ring_decode(
     *,
     group: dist.ProcessGroup | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     window: int | None = None,
     backend: str = "auto",
     return_lse: bool = False,
@@ -67,31 +76,37 @@ def ring_decode(
         group: process group of the ring for which the cache was made; None is the default group if
             one is initialised, otherwise this process alone.
         scale: factor on q . k before the softmax; None is 1 / sqrt(D).
+        softcap, sinks: as in ``ring_attention``.
         window: a query at p sees keys ``[p - window, p]``, window + 1 of them; None: all up to p.
         backend: kernels of this rank, ``auto`` or a name of ``ringray_kernels.backends``.
         return_lse: also return the log-sum-exp.
 
     Returns:
-        out (B, Hq, T, D) in q's dtype, accumulated in fp32; with ``return_lse`` a tuple (out, lse),
-        lse fp32 (B, Hq, T), natural log.
+        out (B, Hq, T, Dv) in q's dtype, accumulated in fp32; with ``return_lse`` a tuple (out,
+        lse), lse fp32 (B, Hq, T), natural log.
 
     Raises:
         ValueError: wrong shapes, dtypes or names, a cache of another group, or ranks that disagree
             about the problem; on every rank, before anything is sent.
     """
-    comm, window, scale = connect(group), plain(window), plain(scale)
+    comm = connect(group)
     with refusing(comm):
         (q,) = autocast(q)
-        problem = _checked(q, cache, comm, scale, window, backend)
+        _check(q, cache, comm)
+        check_sinks(sinks, q)
+        problem = _problem(q, cache, plain(scale), plain(softcap), sinks, plain(window), backend)
     agree(comm, problem.signature(q, cache))
     comm.meter.running = "decoding"
     with torch.no_grad(), exactly(q.device):
         with comm.computing(0, "own keys"):
-            seen = _seen(cache, q.shape[2], q.shape[1] // cache.k.shape[1], window)
+            seen = _seen(cache, q.shape[2], q.shape[1] // cache.k.shape[1], problem.window)
             state = _attend(_by_kv_head(q, cache), seen, cache, problem.kernel)
         state = _merged_over_ranks(state, comm)
     shape = (len(q), -1, q.shape[2], q.shape[1] // cache.k.shape[1])
     out, lse = (x.reshape(*shape, *x.shape[3:]).transpose(2, 3).flatten(1, 2) for x in state)
+    if sinks is not None:
+        with torch.no_grad():
+            merge_sinks_(out, lse, sinks)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
 
 
@@ -99,26 +114,28 @@ class _Problem(NamedTuple):
     """The checked options of one call, resolved."""
 
     scale: float
+    softcap: float | None
+    sinks: bool
     window: int | None
     backend: str
 
     @property
     def kernel(self) -> dict[str, Any]:
         """Returns the keywords of all calls of ``ringray_kernels``."""
-        return {"scale": self.scale, "backend": self.backend}
+        return {"scale": self.scale, "softcap": self.softcap, "backend": self.backend}
 
     def signature(self, q: Tensor, cache: ShardedKV) -> Decoding:
         """Returns what all ranks must have in common."""
         batch, heads, tokens, head_dim = q.shape
         return Decoding(
-            batch, heads, cache.k.shape[1], tokens, head_dim, str(q.dtype).removeprefix("torch."),
-            cache.length, cache.capacity, cache.dealt, cache.partition, *self, version(),
+            batch, heads, cache.k.shape[1], tokens, head_dim, cache.v.shape[3],
+            str(q.dtype).removeprefix("torch."), cache.length, cache.capacity, cache.dealt,
+            cache.partition, *self, version(),
         )  # fmt: skip
 
 
-def _checked(
-    q: Tensor, cache: ShardedKV, comm: Comm, scale: float | None, window: int | None, backend: str
-) -> _Problem:
+def _check(q: Tensor, cache: ShardedKV, comm: Comm) -> None:
+    """Checks queries against the cache, and it against the group."""
     if not isinstance(cache, ShardedKV):
         raise ValueError(f"cache: got {type(cache).__name__}, expected a ShardedKV")
     if (cache.rank, cache.ranks) != (comm.rank, comm.world_size):
@@ -144,14 +161,22 @@ def _checked(
             "q: got a tensor that requires a gradient, expected none: decoding has no backward "
             "pass; call it under torch.no_grad(), or train with ring_attention"
         )
+    comm.check(q.device, staged=False)
+
+
+def _problem(
+    q: Tensor, cache: ShardedKV, scale: float | None, softcap: float | None, sinks: Tensor | None,
+    window: int | None, backend: str,
+) -> _Problem:  # fmt: skip
     whole = isinstance(window, int) and not isinstance(window, bool)
     if window is not None and not (whole and 0 <= window < 1 << 62):
         raise ValueError(f"window: got {window!r}, expected None or an integer of at least 0")
-    if scale is not None and (wrong := unusable_scale(scale)):
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    if wrong := unusable_scale(factor) or unusable_softcap(softcap):
         raise ValueError(wrong)
-    comm.check(q.device, staged=False)
-    factor = q.shape[3] ** -0.5 if scale is None else float(scale)
-    return _Problem(factor, window, resolve_backend(backend, q))
+    cap = None if softcap is None else float(softcap)
+    backend = resolve_backend(backend, q, features(cache.v, cap))
+    return _Problem(float(factor), cap, sinks is not None, window, backend)
 
 
 def _by_kv_head(q: Tensor, cache: ShardedKV) -> Tensor:
@@ -223,7 +248,7 @@ def _attend(rows: Tensor, seen: _Seen, cache: ShardedKV, kernel: dict[str, Any])
             edge = seen.within(begin, end, rows.device)
             state = ringray_kernels.forward(rows, keys, values, *edge, state=state, **kernel)
     if state is None:  # no key of this rank
-        out = torch.zeros(rows.shape, device=rows.device)
+        out = torch.zeros((*rows.shape[:3], v.shape[2]), device=rows.device)
         state = State(out, torch.full(rows.shape[:3], -torch.inf, device=rows.device))
     return state
 

@@ -1,6 +1,7 @@
 """``ShardedKV``: keys and values of a long context, of which each rank of a ring holds a part.
 
-Shape legend: B batch, Hkv key/value heads, T new tokens, R rows of this rank, D head dim.
+Shape legend: B batch, Hkv key/value heads, T new tokens, R rows of this rank, D head dim,
+Dv that of values.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class ShardedKV:
     """
 
     def __init__(
-        self, like: Tensor, capacity: int, group: dist.ProcessGroup | None, partition: str = "",
-        dealt: int = 0, padded: int = 0,
+        self, k: Tensor, v: Tensor, capacity: int, group: dist.ProcessGroup | None,
+        partition: str = "", dealt: int = 0, padded: int = 0,
     ) -> None:  # fmt: skip
-        """Makes room for rows like those of ``like`` (B, Hkv, any, D); for ``empty`` and
-        ``of_shards``, which say what the arguments mean. ``padded``: length that was dealt."""
+        """Makes room for rows like those of ``k`` and ``v`` (B, Hkv, any, D or Dv); for ``empty``
+        and ``of_shards``, which say what the arguments mean. ``padded``: length that was dealt."""
         if type(capacity) is not int or not max(1, dealt) <= capacity <= MOST_TOKENS:
             raise ValueError(
                 f"capacity: got {capacity!r}, expected a number of tokens of at least "
@@ -61,8 +62,8 @@ class ShardedKV:
             first = positions(layout, self.rank, torch.device("cpu")).numpy()
         more = np.arange(dealt + (self.rank - dealt) % self.ranks, capacity, self.ranks)
         self._positions = np.concatenate([first[first < dealt], more])
-        shape = (*like.shape[:2], max(1, len(self._positions)), like.shape[3])
-        self._k, self._v = (like.new_empty(shape) for _ in range(2))
+        rows = max(1, len(self._positions))
+        self._k, self._v = (x.new_empty((*x.shape[:2], rows, x.shape[3])) for x in (k, v))
 
     @classmethod
     def empty(
@@ -72,6 +73,7 @@ class ShardedKV:
         head_dim: int,
         *,
         capacity: int,
+        value_head_dim: int | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
         group: dist.ProcessGroup | None = None,
@@ -81,6 +83,7 @@ class ShardedKV:
         Args:
             batch, kv_heads, head_dim: B, Hkv and D of the keys and values to come.
             capacity: tokens that it may hold, over all ranks; each has memory for its share.
+            value_head_dim: Dv; None is D.
             dtype, device: of the keys and values.
             group: process group of the ring; as in ``ring_attention``.
 
@@ -92,9 +95,10 @@ class ShardedKV:
             for name, size in (("batch", batch), ("kv_heads", kv_heads), ("head_dim", head_dim)):
                 if type(size) is not int or size < 1:
                     raise ValueError(f"{name}: got {size!r}, expected an integer of at least 1")
-            like = torch.empty((batch, kv_heads, 1, head_dim), dtype=dtype, device=device)
-            check_qkv(like, like, like)
-            return cls(like, capacity, group)
+            dims = (head_dim, head_dim if value_head_dim is None else plain(value_head_dim))
+            k, v = (torch.empty(batch, kv_heads, 1, x, dtype=dtype, device=device) for x in dims)
+            check_qkv(k, k, v)
+            return cls(k, v, capacity, group)
 
     @classmethod
     def of_shards(
@@ -110,7 +114,7 @@ class ShardedKV:
         """Returns a cache with copies of a prefill's keys and values.
 
         Args:
-            k, v: (B, Hkv, S, D), this rank's shards, as ``ring_attention`` takes them.
+            k, v: (B, Hkv, S, D) and (B, Hkv, S, Dv), this rank's shards, as for ``ring_attention``.
             capacity: tokens that it may hold, the prefill's and those to come, over all ranks.
             partition: rule that dealt the shards.
             seq_len: true length of the prefill (tokens); None is the length that the shards
@@ -125,12 +129,10 @@ class ShardedKV:
         comm = connect(group)
         with refusing(comm):
             check_qkv(k, k, v)
-            if v.shape != k.shape:
-                raise ValueError(f"v: got shape {tuple(v.shape)}, expected k's {tuple(k.shape)}")
             length = remembered(k, v) if seq_len is None else seq_len
             length = partitions.true_length(partition, length, k.shape[2], comm.world_size)
             padded = k.shape[2] * comm.world_size
-            cache = cls(k.detach(), capacity, group, partition, length, padded)
+            cache = cls(k.detach(), v.detach(), capacity, group, partition, length, padded)
             for held, given in zip((cache._k, cache._v), (k, v), strict=True):
                 held[:, :, : cache.rows] = given.detach()[:, :, : cache.rows]
             return cache
@@ -142,7 +144,7 @@ class ShardedKV:
 
     @property
     def buffers(self) -> tuple[Tensor, Tensor]:
-        """Returns the memory of keys and of values, (B, Hkv, at least rows, D), contiguous."""
+        """Returns the memory of keys and values, (B, Hkv, at least rows, D or Dv), contiguous."""
         return self._k, self._v
 
     @property
@@ -152,7 +154,7 @@ class ShardedKV:
 
     @property
     def v(self) -> Tensor:
-        """Returns a view of this rank's values, (B, Hkv, rows, D)."""
+        """Returns a view of this rank's values, (B, Hkv, rows, Dv)."""
         return self._v[:, :, : self.rows]
 
     @property
@@ -165,7 +167,7 @@ class ShardedKV:
         """Appends new tokens, of which this rank keeps its share. Sends nothing.
 
         Args:
-            k, v: (B, Hkv, T, D), keys and values of the same T tokens on every rank.
+            k, v: (B, Hkv, T, D) and (B, Hkv, T, Dv), of the same T tokens on every rank.
             position: global position of the first of them, to be checked; None is ``length``.
 
         Raises:
@@ -181,17 +183,17 @@ class ShardedKV:
             held[:, :, at : self.rows] = given.detach()[:, :, new]
 
     def _check(self, k: Tensor, v: Tensor, position: int | None) -> None:
-        batch, kv_heads, _, head_dim = self._k.shape
-        for name, x in (("k", k), ("v", v)):
+        for name, x, held in (("k", k, self._k), ("v", v, self._v)):
             if not isinstance(x, Tensor):
                 raise ValueError(f"{name}: got {type(x).__name__}, expected a tensor")
             if reason := not_plain(x):
                 raise ValueError(f"{name}: got {reason}")
-            expected = (batch, kv_heads, max(1, k.shape[2]) if k.dim() == 4 else 1, head_dim)
-            if x.shape != expected or x.dtype != self._k.dtype or x.device != self._k.device:
+            tokens = max(1, k.shape[2]) if k.dim() == 4 else 1
+            expected = (*held.shape[:2], tokens, held.shape[3])
+            if x.shape != expected or x.dtype != held.dtype or x.device != held.device:
                 raise ValueError(
                     f"{name}: got {tuple(x.shape)}, {x.dtype} on {x.device}, expected "
-                    f"{expected}, {self._k.dtype} on {self._k.device} as the cache holds"
+                    f"{expected}, {held.dtype} on {held.device} as the cache holds"
                 )
         if position is not None and position != self.length:
             raise ValueError(

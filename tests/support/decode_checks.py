@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 
 def _exact(
-    q: Tensor, k: Tensor, v: Tensor, got: Tensor, window: int | None, scale: float | None
-) -> None:
+    q: Tensor, k: Tensor, v: Tensor, got: Tensor, window: int | None, scale: float | None,
+    **more: Any,
+) -> None:  # fmt: skip
     """Compares ``got``, of the last tokens, with the oracle."""
     factor = q.shape[3] ** -0.5 if scale is None else scale
     seen = testing.visible(k.shape[2], causal=True, window=window)[-q.shape[2] :]
-    want = testing.oracle(q, k, v, None, seen, scale=factor).out
-    flash = testing.yardstick(q, k, v, None, seen, scale=factor, causal=False).out
+    want = testing.oracle(q, k, v, None, seen, scale=factor, **more).out
+    flash = testing.yardstick(q, k, v, None, seen, scale=factor, causal=False, **more).out
     assert testing.budget_share(got, want, flash, want) <= 1
 
 
@@ -38,11 +39,15 @@ def chunks_of_tokens(
     dealt: int, chunks: tuple[int, ...], rank: int, size: int, *, batch: int = 2, heads: int = 4,
     kv_heads: int = 2, head_dim: int = 16, partition: str = "zigzag", window: int | None = None,
     dtype: torch.dtype = torch.float32, scale: float | None = None, backend: str = "auto",
+    value_dim: int | None = None, softcap: float | None = None, with_sinks: bool = False,
 ) -> None:  # fmt: skip
     """A prefill dealt by a partition, then chunks of new tokens: each is exact, on all ranks."""
     length = dealt + sum(chunks)
     inputs = testing.make_inputs(batch, heads, kv_heads, length, head_dim, dtype, seed=length)
     q, k, v, _ = inputs
+    if value_dim is not None:
+        v = v.repeat(1, 1, 1, 3)[..., :value_dim].contiguous()
+    more: dict[str, Any] = {"softcap": softcap, "sinks": q[0, :, 0, 0] if with_sinks else None}
     if dealt:
         shards = [
             ringray.shard(x[:, :, :dealt], dim=2, partition=partition, pad_value=torch.nan)
@@ -50,17 +55,20 @@ def chunks_of_tokens(
         ]
         cache = ringray.ShardedKV.of_shards(*shards, capacity=length, partition=partition)
     else:
-        cache = ringray.ShardedKV.empty(batch, kv_heads, head_dim, capacity=length, dtype=dtype)
+        cache = ringray.ShardedKV.empty(
+            batch, kv_heads, head_dim, capacity=length, dtype=dtype, value_head_dim=value_dim
+        )
     cache.buffers[0][:, :, cache.rows :] = torch.nan  # of no token
     cache.buffers[1][:, :, cache.rows :] = torch.nan
     for count in chunks:
         new = slice(cache.length, cache.length + count)
         cache.append(k[:, :, new], v[:, :, new], position=cache.length)
         out, lse = ringray.ring_decode(
-            q[:, :, new], cache, window=window, scale=scale, backend=backend, return_lse=True
-        )
+            q[:, :, new], cache, window=window, scale=scale, backend=backend, return_lse=True,
+            **more,
+        )  # fmt: skip
         whole = slice(cache.length)
-        _exact(q[:, :, new], k[:, :, whole], v[:, :, whole], out, window, scale)
+        _exact(q[:, :, new], k[:, :, whole], v[:, :, whole], out, window, scale, **more)
         assert (out.dtype, lse.dtype, lse.shape) == (dtype, torch.float32, out.shape[:3])
         assert lse.isfinite().all()
         for x in (out.contiguous(), lse.contiguous()):
@@ -83,6 +91,8 @@ def exact(rank: int, size: int) -> None:
     check(53, (1, 2), window=0)
     check(61, (3, 1), dtype=torch.bfloat16, scale=0.5, heads=2)
     check(19, (1, 2), backend="reference", batch=1)
+    check(29, (1, 4), value_dim=24, softcap=2.0, with_sinks=True, heads=6)
+    check(0, (1, 4), value_dim=8, window=3, with_sinks=True)
 
 
 def random_problems(rank: int, size: int) -> None:
@@ -160,6 +170,8 @@ def refused(rank: int, size: int) -> None:
         "q: got a tensor that requires a gradient": lambda: ringray.ring_decode(gradient, cache),
         "window: got -1, expected None or an": lambda: ringray.ring_decode(q, cache, window=-1),
         "scale: got nan": lambda: ringray.ring_decode(q, cache, scale=float("nan")),
+        "softcap: got 0": lambda: ringray.ring_decode(q, cache, softcap=0),
+        "sinks: got .* of shape .3,.": lambda: ringray.ring_decode(q, cache, sinks=q[0, 0, 0, :3]),
         "backend: got 'cuda', expected one of": lambda: ringray.ring_decode(
             q, cache, backend="cuda"
         ),

@@ -20,6 +20,8 @@ mixing     its part that finds layers which mix tokens without the ring
 forward    hooks that apply them to each forward
 attention  a layer's attention, by the ring
 masks      masks that a ring computes
+generation ``generate``: new tokens, with keys and values that stay sharded
+cache      the cache of its steps
 ring       the ``Ring`` that travels through the model
 """
 
@@ -28,12 +30,13 @@ from __future__ import annotations
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ringray.models.huggingface.attention import attend
+from ringray.models.huggingface.generation import generate
 from ringray.models.huggingface.masks import no_mask
 from ringray.models.huggingface.probe import check
 from ringray.models.huggingface.ring import IGNORED, NAME, Ring
 from ringray.models.huggingface.sharding import shard_batch
 
-__all__ = ["IGNORED", "NAME", "Ring", "check", "register", "shard_batch"]
+__all__ = ["IGNORED", "NAME", "Ring", "check", "generate", "register", "shard_batch"]
 
 
 def register() -> None:

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from ringray.attention import ring_attention
+from ringray.attention.decode import ring_decode
+from ringray.attention.sharded_kv import ShardedKV
 from ringray.attention.sharding import local_positions
 from ringray.comm.ring import place_in
 from ringray.models.huggingface.masks import reach
-from ringray.models.huggingface.ring import Ring, Running, said
+from ringray.models.huggingface.ring import CACHE, Ring, Running, said
 
 # Arguments of attention layers that a ring does not compute, and the reason or the remedy.
 REFUSED = {
     "output_attentions": "a ring never holds the attention weights",
-    "use_cache": "a ring keeps no KV cache and does not generate; pass use_cache=False",
-    "cache": "a ring keeps no KV cache and does not generate",
+    "use_cache": "a ring keeps no KV cache but that of generate; pass use_cache=False",
+    "cache": "a ring keeps no KV cache but that of generate",
     "sinks": "attention sinks of each token are not implemented",
     "position_bias": "biased scores are not implemented",
     "indices": "attention to chosen keys is not implemented",
@@ -67,19 +69,33 @@ def attend(
             f"attention_mask: got {said(attention_mask)}, expected None; a ring masks by "
             "causality, sliding window, chunk, prefix and documents only"
         )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    window, chunk = _seen(module, sliding_window)
+    held = getattr(key, CACHE, None)
+    if held is not None or (forward is not None and forward.stepping):
+        if not isinstance(held, ShardedKV) or not causal or chunk or isinstance(window, tuple):
+            raise ValueError(
+                f"past_key_values: {type(module).__name__} attends with a cache to other keys than "
+                "this returns, in chunks or not causally; expected them as they are, with "
+                "causality and a sliding window only"
+            )
+        new = ring_decode(
+            query, held, group=ring.group, scale=scaling, softcap=softcap, sinks=s_aux,
+            window=window, backend=ring.backend,
+        )  # fmt: skip
+        return cast("Tensor", new).transpose(1, 2).contiguous(), None
     query = _at_own_temperature(module, query, ring)
     if torch.is_autocast_enabled(query.device.type):
         # RoPE leaves queries and keys in fp32; autocast would cast them for SDPA too.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
-    window, chunk = _seen(module, sliding_window)
     out = ring_attention(
         query,
         key,
         value,
         group=ring.group,
         partition=ring.partition,
-        causal=getattr(module, "is_causal", True) if is_causal is None else is_causal,
+        causal=causal,
         window=window,
         chunk=chunk,
         prefix=ring.prefix,
@@ -139,8 +155,7 @@ def _check(
             f"ring: {type(module).__name__} got {type(ring).__name__}, expected a Ring: call the "
             "model with **shard_batch(model, ...), or with ring=Ring(...) on rows dealt otherwise; "
             "without gradient checkpointing, where layers do not pass the ring on. "
-            "generate() is not supported, as a ring keeps no KV cache: generate with the same "
-            "weights after model.set_attn_implementation('sdpa')"
+            "Generate with ringray.models.huggingface.generate, which keeps a cache on the ring"
         )
     if not hasattr(module, "checked_by_ringray"):
         raise ValueError(
@@ -153,7 +168,8 @@ def _check(
         )
     for name, why in REFUSED.items():
         given = more.get(name)
-        if given is not None and given is not False:
+        cached = name == "use_cache" and getattr(Running.forward, "stepping", hasattr(key, CACHE))
+        if given is not None and given is not False and not cached:
             raise ValueError(f"{name}: got {type(given).__name__}, expected None: {why}")
     if key.shape[2] != query.shape[2]:
         raise ValueError(

@@ -24,6 +24,7 @@ from ringray.attention.agreement import refusing
 from ringray.attention.sharding import unshard
 from ringray.comm.ring import Comm, connect
 from ringray.models.huggingface.attention import REFUSED
+from ringray.models.huggingface.cache import RingCache
 from ringray.models.huggingface.ring import IGNORED, Ring, Running, said, transformers_model
 from ringray.partition import padded_length
 
@@ -44,12 +45,15 @@ class Forward:
     per token (``tokens``) or per sequence (``pooled``); None is refused, ``why``. ``shifted``:
     labels are of the next token. ``on_trial``: the model is being checked; ``alone``: every token
     attends to itself. ``calls`` of the ring in a forward, ``expected`` once it is known. ``key``
-    and ``magnitude`` of positions: what the model was checked for.
+    and ``magnitude`` of positions: what the model was checked for, ``key_of_steps``: with a cache.
+    ``stepping``: this forward is of new tokens, with a cache.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.key: object = None
+        self.key_of_steps: object = None
+        self.stepping = False
         self.magnitude = 0
         self.ring: Ring | None = None
         self.on_trial = self.alone = False
@@ -76,6 +80,10 @@ class Forward:
     def _before(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        cache = kwargs.get("past_key_values")
+        self.stepping = False
+        if isinstance(cache, RingCache) and cache.get_seq_length():
+            self.stepping, kwargs = True, cache.step(kwargs, model)
         self.ring = ring = kwargs.get("ring") if isinstance(kwargs.get("ring"), Ring) else None
         Running.forward = None
         if ring is None:

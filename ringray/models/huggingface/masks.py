@@ -46,7 +46,7 @@ def no_mask(
     if kv_length != q_length:
         raise ValueError(
             f"past_key_values: {kv_length - q_length} keys before this call's {q_length}; a ring "
-            "keeps no KV cache and does not generate"
+            "keeps no KV cache but that of huggingface.generate"
         )
     named = _named_when_traced if torch.compiler.is_compiling() else _named
     names = named(mask_function, **more)

@@ -74,15 +74,15 @@ def check(model: nn.Module, ring: Ring) -> Forward:
             "model: it normalises over the tokens of a batch (BatchNorm), of which a "
             "rank holds a part; expected layers that act on each token"
         )
-    with _probing(model, forward):
+    with probing(model, forward):
         ring = replace(ring, cu_seqlens=None, prefix=None, gradients="sum")
-        _Probe(model, forward, ring, last).run()
+        Probe(model, forward, ring, last).run()
     forward.key, forward.magnitude = key, last.bit_length()
     return forward
 
 
 @contextmanager
-def _probing(model: nn.Module, forward: Forward) -> Iterator[None]:
+def probing(model: nn.Module, forward: Forward) -> Iterator[None]:
     """Runs the block in evaluation mode, eagerly, without gradients; leaves the model as it was."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -97,7 +97,7 @@ def _probing(model: nn.Module, forward: Forward) -> Iterator[None]:
 
 
 @contextmanager
-def _eager(model: nn.Module) -> Iterator[None]:
+def eager(model: nn.Module) -> Iterator[None]:
     """Makes all parts of the model attend by transformers' eager attention in the block."""
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     before = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "sub_configs")]
@@ -111,7 +111,7 @@ def _eager(model: nn.Module) -> Iterator[None]:
             config._attn_implementation = was
 
 
-class _Probe:
+class Probe:
     """One check of a model: its tokens, and the rules that it finds for ``forward``."""
 
     def __init__(self, model: nn.Module, forward: Forward, ring: Ring, last: int) -> None:
@@ -162,7 +162,7 @@ class _Probe:
         """Returns the outputs of the whole probe, with labels if the model computes a loss."""
         forward = self.forward
         forward.loss, forward.why = None, "labels: the model's forward takes none; omit them"
-        with _eager(self.model):
+        with eager(self.model):
             want = self._call(ids)
             logits = want.get("logits")
             if logits is None or not _takes_labels(self.inner):
@@ -241,7 +241,7 @@ class _Probe:
         """Compares at the largest positions of the batch, on which a RoPE may depend."""
         end = self.last + 1
         positions = torch.arange(end - ids.shape[1], end, device=self.device)[None]
-        with _eager(self.model):
+        with eager(self.model):
             want = self._call(ids, position_ids=positions)
         error, where = self._error(self._call_on_ring(ids, None, positions), want)
         if error > self.allowed:
@@ -266,6 +266,14 @@ class _Probe:
                 worst, where = error if error == error else float("inf"), name
         everywhere = self.comm.gather(torch.tensor([worst], device=self.device), "check of a model")
         return max(map(float, everywhere)), where
+
+    def compare_step(self, got: Tensor, want: Tensor) -> None:
+        """Compares the logits of a step with a cache, the same tokens on every rank."""
+        error = (got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-12)
+        everywhere = self.comm.gather(error.reshape(1), "check of a model")
+        worst = max(map(float, everywhere))
+        if not worst <= self.allowed:
+            raise ValueError(self._differs(worst, "logits") + ", in steps with a cache")
 
     def _differs(self, error: float, where: str) -> str:
         return (

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 NAME = "ringray"
 IGNORED = -100  # label that transformers' losses skip
+CACHE = "ringray_cache"  # attribute of the keys of a step: the ``ShardedKV`` that they belong to
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,12 @@ def padding_token(model: PreTrainedModel) -> int | None:
 def said(x: Tensor) -> str:
     """Describes a tensor in a message."""
     return f"{x.dtype} of shape {tuple(x.shape)}"
+
+
+def digest(x: Tensor | None) -> str:
+    """Returns a text that another tensor does not have, but for a chance of 2 ** -64."""
+    if x is None:
+        return "none"
+    factors = torch.arange(1, x.numel() + 1, device=x.device) * 0x9E3779B97F4A7C1 | 1
+    values = x.flatten().view(torch.int32) if x.dtype == torch.float32 else x.flatten()
+    return f"{said(x)} {int(((values.long() + 1) * factors).sum())}"

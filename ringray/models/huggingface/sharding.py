@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -19,7 +18,13 @@ from ringray.attention.arguments import document_boundaries, several
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal, positions_in_documents
 from ringray.models.huggingface.probe import check
-from ringray.models.huggingface.ring import IGNORED, Ring, said, transformers_model
+from ringray.models.huggingface.ring import (
+    IGNORED,
+    Ring,
+    digest,
+    said,
+    transformers_model,
+)
 from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
 
@@ -92,8 +97,8 @@ def shard_batch(
             backend=backend, blocks=blocks, prefix=prefix,
         )  # fmt: skip
     held = Dealing(
-        type(inner).__name__, len(input_ids), ring.seq_len, _digest(input_ids), _digest(labels),
-        _digest(position_ids), ring.cu_seqlens, partition, gradients,
+        type(inner).__name__, len(input_ids), ring.seq_len, digest(input_ids), digest(labels),
+        digest(position_ids), ring.cu_seqlens, partition, gradients,
     )  # fmt: skip
     agree(comm, held)
     forward = check(model, ring)
@@ -139,15 +144,6 @@ def _ring(
         seq_len, documents, **options, prefix=mask.prefix, last_position=last, gradients=gradients
     )
     return ring, position_ids
-
-
-def _digest(x: Tensor | None) -> str:
-    """Returns a text that another tensor does not have, but for a chance of 2 ** -64."""
-    if x is None:
-        return "none"
-    factors = torch.arange(1, x.numel() + 1, device=x.device) * 0x9E3779B97F4A7C1 | 1
-    values = x.flatten().view(torch.int32) if x.dtype == torch.float32 else x.flatten()
-    return f"{said(x)} {int(((values.long() + 1) * factors).sum())}"
 
 
 def _check_masks_nothing(attention_mask: Tensor, input_ids: Tensor) -> None:
