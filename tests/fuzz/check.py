@@ -24,7 +24,7 @@ AXES = {
     "ring": ("size", "threads"),
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
-        "sinks", "causal", "window", "chunk", "prefix", "documents", "direction",
+        "sinks", "causal", "window", "chunk", "prefix", "documents", "direction", "new_tokens",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
@@ -37,7 +37,7 @@ NAMES = {
     "direction": ("forward", "forward+backward"),
     "partition": ("auto", "contiguous", "striped", "zigzag", "zigzag-token"),
     "backward": ("auto", "planned", "reverse", "query-side"),
-    "backend": ("auto", "triton", "aten", "reference"),
+    "backend": ("auto", "triton", "aten", "reference", "cudnn", "flash"),
     "device": ("auto", "cpu", "cuda"),
     "placement": ("pack", "spread", "strict-pack", "strict-spread"),
 }
@@ -112,6 +112,8 @@ def _check_points(canonical: dict[str, Any], plan: Plan) -> None:
         values = list(point)
         values[6] = values[6] or values[5]  # kv_heads null is as many as heads
         values[8] = values[8] or values[7]  # and value_head_dim null is head_dim
+        if canonical["kind"] == "decode":
+            values[17] = values[17] or 1
         points.add(json.dumps(values))
     replicas = canonical["measure"]["replicas"]
     assert len(keys) == len(points) * replicas, f"{len(keys)} trials, {len(points)} × {replicas}"
