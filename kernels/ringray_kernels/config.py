@@ -14,6 +14,7 @@ Kernel = Literal["forward", "dq", "dkv"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 Path = Literal["pointers", "descriptors", "specialised"]
 
+_FLAGS = ("atomic_dq", "ordered_dq")  # of Blocks
 _KIB = 1024
 
 
@@ -75,10 +76,11 @@ class BlockConfig:
     A tile has ``block_m`` query rows by ``block_n`` key rows; a program has ``warps`` and keeps
     ``stages`` of tiles in flight. ``path``: the way of tiles to shared memory, by ``pointers``
     (everywhere), by tensor ``descriptors`` (bulk copies; Hopper and later, aligned tensors), or
-    ``specialised``: by a separate warp beside two groups of four that compute (Hopper; forward and
-    dkv). ``pack``: query heads of one key/value head that share a block of query rows. ``split``:
-    dK and dV in sequence, each with the registers of both, for large head dims (the dkv kernel
-    only).
+    ``specialised``: by a separate warp beside two groups of four that compute (Hopper). Such a
+    forward has two options: ``pingpong``, the groups issue their products in turns; ``persistent``,
+    a program per multiprocessor takes one block after another. ``pack``: query heads of one
+    key/value head that share a block of query rows. ``split``: dK and dV in sequence, each with the
+    registers of both, for large head dims (the dkv kernel only).
     """
 
     block_m: int
@@ -88,9 +90,12 @@ class BlockConfig:
     path: Path = "pointers"
     pack: int = 1
     split: bool = False
+    pingpong: bool = False
+    persistent: bool = False
 
     _TEXT = re.compile(
-        r"(\d+)x(\d+)/(\d+)/(\d+)(?:/(descriptors|specialised))?(?:/pack(\d+))?(/split)?"
+        r"(\d+)x(\d+)/(\d+)/(\d+)(?:/(descriptors|specialised))?(/pingpong)?(/persistent)?"
+        r"(?:/pack(\d+))?(/split)?"
     )
 
     @classmethod
@@ -104,16 +109,19 @@ class BlockConfig:
         if not match:
             raise ValueError(
                 f"block config: got {text!r}, expected block_m x block_n / warps / stages, "
-                "optionally followed by /descriptors or /specialised, /packN, /split in this "
-                "order, as in 128x64/8/2/descriptors"
+                "optionally followed by /descriptors or /specialised, /pingpong, /persistent, "
+                "/packN, /split in this order, as in 128x64/8/2/descriptors"
             )
         block_m, block_n, warps, stages = (int(match[i]) for i in range(1, 5))
         path = cast("Path", match[5] or "pointers")
-        return cls(block_m, block_n, warps, stages, path, int(match[6] or 1), bool(match[7]))
+        turns, persistent, split = (bool(match[i]) for i in (6, 7, 9))
+        pack = int(match[8] or 1)
+        return cls(block_m, block_n, warps, stages, path, pack, split, turns, persistent)
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}/{self.warps}/{self.stages}"
         text += f"/{self.path}" if self.path != "pointers" else ""
+        text += "/pingpong" * self.pingpong + "/persistent" * self.persistent
         text += f"/pack{self.pack}" if self.pack != 1 else ""
         return text + ("/split" if self.split else "")
 
@@ -123,13 +131,18 @@ class Blocks:
     """One configuration per kernel; None is the default for the hardware and head dim.
 
     ``atomic_dq``: one kernel for dK, dV and dQ, which adds dQ atomically: faster, not
-    deterministic.
+    deterministic. ``ordered_dq``: the same, in a fixed order, for which blocks wait.
     """
 
     forward: BlockConfig | None = None
     dq: BlockConfig | None = None
     dkv: BlockConfig | None = None
     atomic_dq: bool = False
+    ordered_dq: bool = False
+
+    def __post_init__(self) -> None:
+        if self.atomic_dq and self.ordered_dq:
+            raise ValueError("blocks: got atomic_dq and ordered_dq, expected one of them")
 
     @classmethod
     def parse(cls, text: str) -> Blocks:
@@ -139,19 +152,24 @@ class Blocks:
             ValueError: with the given and the expected text.
         """
         given: dict[str, BlockConfig] = {}
-        atomic = False
+        flags: dict[str, bool] = {}
         for part in text.split(","):
             name, equals, value = part.strip().partition("=")
-            if name == "atomic_dq" and not equals:
-                atomic = True
+            if name in _FLAGS and not equals:
+                flags[name] = True
             elif name in KERNELS and name not in given:
                 given[name] = BlockConfig.parse(value)
             else:
                 raise ValueError(
                     f"blocks: got {part.strip()!r}, expected forward=..., dq=..., dkv=... once "
-                    "each, or atomic_dq, separated by commas"
+                    "each, or atomic_dq or ordered_dq, separated by commas"
                 )
-        return cls(**given, atomic_dq=atomic)
+        return cls(**given, **flags)  # type: ignore[arg-type]
+
+    @property
+    def adds_dq(self) -> str:
+        """Returns the flag by which the dK/dV kernel also adds dQ; "" if dQ has its own."""
+        return next((name for name in _FLAGS if getattr(self, name)), "")
 
     @property
     def given(self) -> dict[Kernel, BlockConfig]:
@@ -161,7 +179,7 @@ class Blocks:
 
     def __str__(self) -> str:
         named = [f"{kernel}={config}" for kernel, config in self.given.items()]
-        return ",".join([*named, *(["atomic_dq"] if self.atomic_dq else [])])
+        return ",".join([*named, *([self.adds_dq] if self.adds_dq else [])])
 
 
 @dataclass(frozen=True)
@@ -221,6 +239,9 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
         )
     if config.split and problem.kernel != "dkv":
         return f"split: the {problem.kernel} kernel has one result, expected the dkv kernel"
+    for name in ("pingpong", "persistent"):
+        if getattr(config, name) and (config.path != "specialised" or problem.kernel != "forward"):
+            return f"{name}: an option of the specialised forward kernel"
     if config.pack > 1 and problem.kernel == "dkv":
         return "pack: the dkv kernel walks the query heads one by one, expected 1"
     if config.block_m < 16 * config.pack:
@@ -254,14 +275,16 @@ def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> 
     if config.path == "specialised":
         if not target.wgmma:
             return f"specialised is for Hopper, got {target.name}"
-        if problem.kernel == "dq" or problem.itemsize != 2 or problem.head_dim != problem.width:
-            return "specialised is for forward and dkv, 16-bit elements, powers of two as head dim"
+        if problem.itemsize != 2 or problem.head_dim != problem.width:
+            return "specialised is for 16-bit elements and powers of two as head dim"
         if len({*problem.head_dims}) > 1 or problem.capped:
             return "specialised is for one head dim of q, k and v, and no softcap"
-        own = config.block_m if problem.kernel == "forward" else config.block_n
+        if problem.kernel == "dq" and config.stages < 3:
+            return f"specialised dq frees a tile late: got {config.stages} stages, expected 3"
+        own = config.block_n if problem.kernel == "dkv" else config.block_m
         if (own, config.warps, config.pack, config.split) != (128, 8, 1, False):
             return (
-                "specialised takes 128 rows that stay (block_m forward, block_n in dkv), "
+                "specialised takes 128 rows that stay (block_n in dkv, else block_m), "
                 "8 warps (two groups), no packing and no splitting"
             )
     return None

@@ -96,17 +96,29 @@ _WIDE_HOPPER: dict[Kernel, list[tuple[int, str]]] = {
 
 # Hopper's kernels with a copying warp, by head dim. Not defaults before they are measured.
 SPECIALISED = {
-    64: Blocks.parse("forward=128x128/8/3/specialised,dkv=64x128/8/2/specialised"),
-    128: Blocks.parse("forward=128x128/8/2/specialised,dkv=64x128/8/2/specialised"),
-    256: Blocks.parse("forward=128x64/8/2/specialised"),
+    64: Blocks.parse(
+        "forward=128x128/8/3/specialised/pingpong/persistent,dq=128x64/8/4/specialised,"
+        "dkv=64x128/8/2/specialised"
+    ),
+    128: Blocks.parse(
+        "forward=128x128/8/2/specialised/pingpong/persistent,dq=128x64/8/4/specialised,"
+        "dkv=64x128/8/2/specialised"
+    ),
+    256: Blocks.parse("forward=128x64/8/2/specialised/persistent"),
 }
 
-# Forward on Hopper, 16 bits, by head dim: other candidates for the fastest configuration.
+# Forward on Hopper, 16 bits, by head dim: other candidates for the fastest configuration, in the
+# order of expectation.
 CANDIDATES = {
     128: [
+        Blocks.parse("forward=128x128/8/2/specialised/pingpong"),
+        Blocks.parse("forward=128x128/8/2/specialised/persistent"),
+        Blocks.parse("forward=128x128/8/2/specialised"),
         Blocks.parse("forward=128x64/8/3/descriptors"),
         Blocks.parse("forward=128x128/8/3/descriptors"),
     ],
+    64: [Blocks.parse("forward=128x128/8/3/specialised/persistent")],
+    256: [Blocks.parse("forward=128x64/8/2/specialised/pingpong/persistent")],
 }
 
 

@@ -9,29 +9,45 @@ overwritten too early gives a wrong result, a barrier that nobody completes a ti
 from __future__ import annotations
 
 import ast
-import itertools
+import operator
 import threading
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ringray_kernels.backends import triton as package
-from ringray_kernels.backends.triton import tiles
+from ringray_kernels.backends.triton.plan import COLUMNS, tile_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE_S = 20.0
+LOG: list[int] = []  # for source text that tests put into kernels
 FLOOR, LOG2_E, LN_2 = -1.0e30, 1.4426950408889634, 0.6931471805599453
 
 
 class Number(int):
-    """An integer that can be cast."""
+    """An integer that can be cast, as can the results of its arithmetic."""
 
     def to(self, dtype: Any) -> Number:
         return self
+
+
+def _closed(name: str) -> Any:
+    function = getattr(operator, name)
+
+    def method(self: int, other: Any) -> Any:
+        result = function(int(self), other)
+        return Number(result) if isinstance(result, int) else result
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(Number, f"__{_name}__", _closed(_name))
 
 
 class Array(np.ndarray):
@@ -117,10 +133,14 @@ class Barrier:
 class Product:
     """An asynchronous product: computed when it is waited for."""
 
+    under_way = threading.local()  # the products of each thread, in order of issue
+
     def __init__(self, a: Any, b: Shared, acc: Any, use_acc: bool) -> None:
         self.a, self.b, self.acc, self.use_acc = a, b, acc, use_acc
+        self.under_way.all = [*getattr(self.under_way, "all", ()), self]
 
     def result(self) -> Array:
+        assert self not in self.under_way.all, "a product that is still under way"
         a = self.a.data if isinstance(self.a, Shared) else self.a
         start = self.acc if self.use_acc else 0.0
         return array(a.astype(np.float32) @ self.b.data.astype(np.float32) + start)
@@ -156,12 +176,17 @@ def _one(bar: Any) -> Barrier:
 
 
 def _wait(pending: int = 0, deps: Any = ()) -> Any:
+    """The oldest products are complete, all but ``pending``."""
+    issued = getattr(Product.under_way, "all", [])
+    Product.under_way.all = issued[len(issued) - pending :] if pending else []
     results = [x.result() if isinstance(x, Product) else x for x in deps]
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Array:
+def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Any:
     flat, at = pointer.data.reshape(-1), np.asarray(pointer.offset)
+    if at.ndim == 0:
+        return Number(flat[at])
     if mask is None:
         return array(flat[at])
     mask = np.broadcast_to(mask, at.shape)
@@ -174,25 +199,13 @@ def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     flat[pointer.offset[where]] = np.broadcast_to(value, where.shape)[where]
 
 
-_TL = SimpleNamespace(
-    where=np.where, min=np.min, max=np.max, minimum=np.minimum, maximum=np.maximum,
-    cdiv=lambda a, b: -(-a // b),
-)  # fmt: skip
-_PLAN = FunctionType(tiles.plan_tiles.fn.__code__, {"tl": _TL})
-
-
-def _plan(first: np.ndarray, last: np.ndarray, block: int) -> tuple[Number, ...]:
-    """``tiles.plan_tiles`` as it stands."""
-    return tuple(Number(x) for x in _PLAN(first, last, block))
-
-
 def _allocate(dtype: str, shape: list[int], layout: Any) -> Shared:
     if dtype == "barrier":
         barriers = np.empty(shape[0], object)
         for i in range(shape[0]):
             barriers[i] = Barrier()
         return Shared(barriers)
-    return Shared(np.full(shape, np.nan, np.float16))
+    return Shared(np.full(shape, np.nan, np.float32 if dtype == "float" else np.float16))
 
 
 def _specialise(partitions: Any, warps: Any, registers: Any) -> None:
@@ -216,7 +229,8 @@ def _specialise(partitions: Any, warps: Any, registers: Any) -> None:
 def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
     """The names of ``hopper*.py``, executed with stand-ins; ``replace`` changes source text."""
     paths = [
-        Path(str(package.__file__)).with_name(f"hopper{part}.py") for part in ("", "_backward")
+        Path(str(package.__file__)).with_name(f"hopper{part}.py")
+        for part in ("", "_forward", "_dkv", "_dq")
     ]
     text = "\n".join(path.read_text() for path in paths)
     for old, new in (replace or {}).items():
@@ -224,7 +238,7 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
         text = text.replace(old, new)
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    grid = threading.local()
+    grid = SimpleNamespace(at=(), of=())
 
     def jit(function: Any = None, **options: Any) -> Any:
         return function if callable(function) else (lambda f: f)
@@ -243,14 +257,17 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
         int64="barrier", program_id=lambda axis: grid.at[axis],
         num_programs=lambda axis: grid.of[axis],
         **dict.fromkeys(
-            ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout"),
-            lambda *_: None,
+            (
+                "NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout",
+                "DistributedLinearLayout", "SwizzledSharedLayout",
+            ),
+            lambda *_, **named: None,
         ),
     )  # fmt: skip
     mbarrier = SimpleNamespace(
         MBarrierLayout=lambda: None,
         init=lambda bar, count: _one(bar).init(count),
-        arrive=lambda bar, count: _one(bar).arrive(count),
+        arrive=lambda bar, count, pred=True: _one(bar).arrive(count) if pred else None,
         expect=lambda bar, size, pred=True: _one(bar).arrive(1, size) if pred else None,
         wait=lambda bar, phase, pred=True: _one(bar).wait(phase) if pred else None,
     )
@@ -264,11 +281,12 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
             a, b, acc, use_acc
         ),
         "warpgroup_mma_wait": _wait,
+        "warpgroup_mma_init": lambda x: x,
+        "COLUMNS": COLUMNS,
         "tiles": SimpleNamespace(
             FLOOR=SimpleNamespace(value=FLOOR),
             LOG2_E=SimpleNamespace(value=LOG2_E),
             LN_2=SimpleNamespace(value=LN_2),
-            plan_tiles=SimpleNamespace(fn=_plan),
         ),
     }
     exec(compile(tree, "hopper", "exec"), names)
@@ -279,31 +297,41 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
 def run_forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, start: np.ndarray, end: np.ndarray, scale: float,
     state: tuple[np.ndarray, np.ndarray] | None, block_n: int, stages: int,
-    replace: dict[str, str] | None = None, last: bool = False,
+    replace: dict[str, str] | None = None, last: bool = False, pingpong: bool = False,
+    programs: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(out, lse) of the kernel; q, k, v (B, H, S, D) fp16, the state as in the public function;
-    ``last``: it is read and not written, as where the input's dtype is asked for."""
+    ``last``: it is read and not written, as where the input's dtype is asked for; ``programs``:
+    that many take all blocks, else one takes each."""
     names = load_kernels(replace)
     batch, heads, rows, width = q.shape
     in_place = state is not None and not last
     blank = (np.full(q.shape, np.nan, np.float32), np.full(q.shape[:3], np.nan, np.float32))
     out, lse = state if in_place else blank
     earlier = state or (out, lse)
-    for _ in _programs(names, -(-rows // 128), heads, batch):
+    plan, blocks = _planned(start, end, block_n)
+    copies = heads * batch // start.shape[0]
+    for _ in _programs(names, programs or blocks * copies):
         names["hopper_forward_kernel"](
-            Descriptor(q, 64), Descriptor(k, block_n), Descriptor(v, block_n), Pointer(start),
-            Pointer(end), Pointer(out), Pointer(lse), *map(Pointer, earlier),
-            np.float32(scale * LOG2_E), 0 if start.shape[0] == 1 else rows, rows,
-            heads // k.shape[1], width, block_n, stages, state is not None, in_place,
+            Descriptor(q, 64), Descriptor(k, block_n), Descriptor(v, block_n), Pointer(plan),
+            Pointer(start), Pointer(end), Pointer(out), Pointer(lse), *map(Pointer, earlier),
+            np.float32(scale * LOG2_E), copies, heads, rows, heads // k.shape[1], width, block_n,
+            stages, state is not None, in_place, pingpong,
         )  # fmt: skip
     return out, lse
 
 
-def _programs(names: dict[str, Any], *grid: int) -> Iterator[None]:
+def _planned(start: np.ndarray, end: np.ndarray, tile: int) -> tuple[np.ndarray, int]:
+    """The plan of blocks of 128 rows, and their number."""
+    plan = tile_plan(torch.from_numpy(start), torch.from_numpy(end), 128, tile).numpy()
+    return plan, len(plan) - 1
+
+
+def _programs(names: dict[str, Any], programs: int) -> Iterator[None]:
     """Each program of the grid in turn."""
-    for at in itertools.product(*map(range, grid)):
-        names["grid"].at = tuple(Number(x) for x in at)
-        names["grid"].of = tuple(Number(x) for x in grid)
+    for at in range(programs):
+        names["grid"].at = (Number(at),)
+        names["grid"].of = (Number(programs),)
         yield
 
 
@@ -316,11 +344,32 @@ def run_dkv(
     names = load_kernels(replace)
     batch, kv_heads, keys, width = k.shape
     strides = (kv_heads * keys * width, keys * width, width)
-    for _ in _programs(names, -(-keys // 128), kv_heads, batch):
+    plan, blocks = _planned(first, stop, block_m)
+    copies = kv_heads * batch // first.shape[0]
+    for _ in _programs(names, blocks * copies):
         names["hopper_dkv_kernel"](
             Descriptor(q, block_m), Descriptor(dout, block_m), Descriptor(k, 64),
-            Descriptor(v, 64), Pointer(first), Pointer(stop), Pointer(lse), Pointer(delta),
-            Pointer(dk), Pointer(dv), np.float32(scale), np.float32(scale * LOG2_E), *strides,
-            *strides, 0 if first.shape[0] == 1 else keys, q.shape[2], keys,
+            Descriptor(v, 64), Pointer(plan), Pointer(first), Pointer(stop), Pointer(lse),
+            Pointer(delta), Pointer(dk), Pointer(dv), np.float32(scale),
+            np.float32(scale * LOG2_E), *strides, *strides, copies, kv_heads, q.shape[2], keys,
             q.shape[1] // kv_heads, width, block_m, stages,
+        )  # fmt: skip
+
+
+def run_dq(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, lse: np.ndarray,
+    delta: np.ndarray, start: np.ndarray, end: np.ndarray, dq: np.ndarray, scale: float,
+    block_n: int, stages: int, replace: dict[str, str] | None = None,
+) -> None:  # fmt: skip
+    """The kernel adds to dq."""
+    names = load_kernels(replace)
+    batch, heads, rows, width = q.shape
+    plan, blocks = _planned(start, end, block_n)
+    copies = heads * batch // start.shape[0]
+    for _ in _programs(names, blocks * copies):
+        names["hopper_dq_kernel"](
+            Descriptor(q, 64), Descriptor(dout, 64), Descriptor(k, block_n),
+            Descriptor(v, block_n), Pointer(plan), Pointer(start), Pointer(end), Pointer(lse),
+            Pointer(delta), Pointer(dq), np.float32(scale), np.float32(scale * LOG2_E), copies,
+            heads, rows, heads // k.shape[1], width, block_n, stages,
         )  # fmt: skip

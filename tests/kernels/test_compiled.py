@@ -16,12 +16,14 @@ import pytest
 import triton
 
 from ringray_kernels.config import TARGETS
+from ringray_kernels.inspect.hazards import live_operand_writes, unsynchronised_writes
 from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
+    Loop,
+    described,
     gcn_instructions,
     inner_loops,
-    overlapped,
     repetition,
     sass_instructions,
     spilled_bytes,
@@ -33,6 +35,14 @@ PRODUCTS = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mf
 # Bytes a thread moves to and from its stack in the inner loops; none where nothing is said. By
 # triton version; another version is held to compile, and to the products.
 CEILINGS: dict[str, dict[tuple[str, str, int, str], int]] = {
+    "3.6": {
+        ("sm_90", "dkv", 128, "bfloat16"): 824,
+        ("sm_90", "dq", 256, "bfloat16"): 4,
+        ("sm_90", "dkv", 256, "bfloat16"): 628,
+        ("sm_90", "forward", 256, "float32"): 56,
+        ("sm_90", "dq", 256, "float32"): 368,
+        ("sm_90", "dkv", 256, "float32"): 680,
+    },
     "3.9": {
         ("sm_90", "dkv", 128, "bfloat16"): 300,
         ("sm_90", "dkv", 256, "bfloat16"): 84,
@@ -46,8 +56,10 @@ CEILINGS: dict[str, dict[tuple[str, str, int, str], int]] = {
         ("sm_100", "forward", 256, "float32"): 32,
         ("sm_100", "dq", 256, "float32"): 284,
         ("sm_100", "dkv", 256, "float32"): 684,
-    }
+    },
 }
+# What the check of waits across warp groups finds, read by hand: another buffer, or a barrier.
+HAZARDS: dict[tuple[str, str, str, int, str], set[str]] = {}
 # Products that more warps compute than there are rows for: operations over those that are needed.
 # What would repeat nothing spills more in its loops (see docs/kernels.md).
 REPEATED = {
@@ -63,20 +75,55 @@ REPEATED = {
     ("gfx942", "dq", 96, "bfloat16"): 1.12,
     ("gfx942", "dkv", 96, "bfloat16"): 1.17,
 }
-# All of it in the loops over edge tiles, but 120 bytes of the last.
-SPECIALISED_CEILINGS = {
-    "3.9": {("forward", 128): 216, ("forward", 256): 284, ("dkv", 128): 636},
-}
+# The specialised kernels, by triton version: the most instructions and spilled bytes of a loop over
+# whole tiles, and the most instructions of it beside no product.
+WHOLE = {
+    "3.6": {
+        ("forward", 64): (430, 0, 85), ("forward", 128): (470, 0, 120),
+        ("forward", 256): (415, 32, 172), ("dq", 64): (215, 0, 36), ("dq", 128): (265, 0, 36),
+        ("dkv", 64): (255, 0, 15), ("dkv", 128): (320, 60, 18),
+    },
+    "3.9": {
+        ("forward", 64): (435, 0, 85), ("forward", 128): (478, 0, 120),
+        ("forward", 256): (430, 44, 172), ("dq", 64): (220, 0, 36), ("dq", 128): (275, 0, 36),
+        ("dkv", 64): (275, 0, 15), ("dkv", 128): (320, 0, 15),
+    },
+}  # fmt: skip
+
+# A folder with triton 3.6, which GPU machines may have (pip install --target FOLDER triton==3.6.0).
+OTHER = "RINGRAY_TRITON_3_6"
+INSTALLED = ".".join(triton.__version__.split(".")[:2])
 
 
-def compiled(tmp_path: Path, code: str) -> list[dict[str, Any]]:
-    """The JSON lines that ``code`` writes to ``path``."""
+@pytest.fixture(params=["installed", "3.6"])
+def version(request: pytest.FixtureRequest) -> str:
+    """Versions of triton that compile: the installed one, and 3.6 if it is there."""
+    if request.param == "installed":
+        return INSTALLED
+    if INSTALLED == "3.6" or not os.environ.get(OTHER):
+        pytest.skip(f"{OTHER} names no folder with triton 3.6")
+    return "3.6"
+
+
+def of(version: str) -> list[str]:
+    """The targets of a version: of another than the installed one, those that it may run on."""
+    return list(PRODUCTS) if version == INSTALLED else ["sm_90"]
+
+
+def compiled(tmp_path: Path, code: str, version: str = INSTALLED) -> list[dict[str, Any]]:
+    """The JSON lines that ``code`` writes to ``path``, by that version of triton."""
     path = tmp_path / "compiled.jsonl"
-    program = f"from pathlib import Path\npath = Path({str(path)!r})\n{code}"
+    other = [] if version == INSTALLED else [os.environ[OTHER]]
+    program = f"""
+from pathlib import Path
+import triton
+assert triton.__version__.startswith({version!r}), triton.__version__
+path = Path({str(path)!r})
+{code}"""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        | {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "kernels")},
+        | {"PYTHONPATH": os.pathsep.join([*other, str(Path(__file__).parents[2] / "kernels")])},
         capture_output=True,
         text=True,
     )
@@ -84,7 +131,7 @@ def compiled(tmp_path: Path, code: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def hold(line: dict[str, Any]) -> None:
+def hold(line: dict[str, Any], version: str) -> None:
     """The promises of one default configuration."""
     assert line["status"] == "ok", line
     case = (line["target"], line["kernel"], line["head_dim"], line["dtype"])
@@ -96,55 +143,70 @@ def hold(line: dict[str, Any]) -> None:
     found = line["instructions"]
     # fp32 takes tensor cores too (tf32), if small tiles leave Hopper's large ones unused.
     assert found[PRODUCTS[line["target"]]] > 0 or (not half and found["mma"] > 0), line
-    ceilings = CEILINGS.get(".".join(triton.__version__.split(".")[:2]))
+    assert not set(line["hazards"]) - HAZARDS.get((version, *case), set()), line
+    ceilings = CEILINGS.get(version)
     if ceilings is not None:
         assert line["inner_spilled"] <= ceilings.get(case, 0), line
         assert line["repeated"] <= REPEATED.get(case, 1.0) + 0.01, line
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_usual_head_dims(tmp_path: Path, head_dim: int) -> None:
-    lines = compiled(tmp_path, MAIN + f"main(head_dims=[{head_dim}], json_path=path)")
-    assert len(lines) == 4 * 3 * (2 if head_dim == 64 else 1)
+def test_the_usual_head_dims(tmp_path: Path, head_dim: int, version: str) -> None:
+    targets = of(version)
+    code = f"main({targets}, head_dims=[{head_dim}], json_path=path)"
+    lines = compiled(tmp_path, MAIN + code, version)
+    assert len(lines) == len(targets) * 3 * (2 if head_dim == 64 else 1)
     for line in lines:
-        hold(line)
+        hold(line, version)
 
 
 @pytest.mark.slow
-def test_every_default(tmp_path: Path) -> None:
-    lines = compiled(tmp_path, MAIN + "main(json_path=path)")
-    assert len(lines) == 4 * 3 * (6 + 2)
+def test_every_default(tmp_path: Path, version: str) -> None:
+    targets = of(version)
+    lines = compiled(tmp_path, MAIN + f"main({targets}, json_path=path)", version)
+    assert len(lines) == len(targets) * 3 * (6 + 2)
     for line in lines:
-        hold(line)
+        hold(line, version)
 
 
 SPECIALISED = """
 import json
 from ringray_kernels.inspect.report import record
 from ringray_kernels.inspect.compiled import Case, compile_case
-from ringray_kernels.config import BlockConfig
-for kernel, head_dim, text in (
-    ("forward", 64, "128x128/8/3"), ("forward", 128, "128x128/8/2"), ("forward", 256, "128x64/8/2"),
-    ("dkv", 64, "64x128/8/2"), ("dkv", 128, "64x128/8/2"),
-):
-    config = BlockConfig.parse(text + "/specialised")
+from ringray_kernels.defaults import CANDIDATES, SPECIALISED
+every = [(d, one) for d in sorted(SPECIALISED) for one in (SPECIALISED[d], *CANDIDATES[d])]
+chosen = {(kernel, d, config) for d, one in every for kernel, config in one.given.items()}
+for kernel, head_dim, config in sorted(chosen, key=str):
+    if config.path != "specialised":
+        continue
     case = Case("sm_90", kernel, head_dim, config=config)
+    made = compile_case(case)
+    line = {**record(case, made), "whole": [one._asdict() for one in made.whole]}
     with path.open("a") as file:
-        file.write(json.dumps(record(case, compile_case(case))) + "\\n")
+        file.write(json.dumps(line) + "\\n")
 """
 
 
-def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
-    """In the loops over whole tiles every exponential; forward's loop over edge tiles waits."""
-    ceilings = SPECIALISED_CEILINGS.get(".".join(triton.__version__.split(".")[:2]))
-    for line in compiled(tmp_path, SPECIALISED):
-        inside, exponentials = line["overlapped"]
-        assert inside * (2 if line["kernel"] == "forward" else 1) == exponentials > 0, line
+def test_softmax_runs_beside_products_on_hopper(tmp_path: Path, version: str) -> None:
+    """In the loops over whole tiles every exponential of forward and dkv; of dq all but the two
+    whose rows are at hand."""
+    lines = compiled(tmp_path, SPECIALISED, version)
+    assert {line["kernel"] for line in lines} == {"forward", "dq", "dkv"}
+    for line in lines:
         assert not line["serialised"], line
+        assert not line["hazards"], line
         assert line["instructions"]["wgmma"] > 0, line
         assert line["instructions"]["bulk"] > 0, line
-        if ceilings is not None:
-            assert line["inner_spilled"] <= ceilings.get((line["kernel"], line["head_dim"]), 0)
+        instructions, spilled, outside = WHOLE.get(version, {}).get(
+            (line["kernel"], line["head_dim"]), (10**6,) * 3
+        )
+        assert len(line["whole"]) == 2, line  # one per warp group
+        for loop in line["whole"]:
+            missed = 2 if line["kernel"] == "dq" else 0
+            assert 0 < loop["exponentials"] - missed <= loop["overlapped"], line
+            assert loop["instructions"] <= instructions, line
+            assert loop["spilled"] <= spilled, line
+            assert loop["outside"] <= outside, line
 
 
 VARIANTS = """
@@ -205,10 +267,50 @@ def test_listings_are_read_by_loop() -> None:
     code = sass_instructions(LISTING)
     (loop,) = inner_loops(code, SASS.product)
     assert len(loop) == 8
-    assert overlapped(loop) == (2, 3)
+    assert described(loop, SASS) == Loop(8, 4, 2, 3, 4)
     assert spilled_bytes(code, SASS.spill_store) == 8
     assert spilled_bytes(loop, SASS.spill_store) == 0
     assert spilled_bytes(loop, SASS.spill_load) == 4
+
+
+LIVE = """
+        /*0000*/                   HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR4], R24, gsb0 ;
+        /*0010*/                   FADD R8, R9, R10 ;
+        /*0020*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0030*/                   F2FP.BF16.F32.PACK_AB R7, R9, R10 ;
+        /*0040*/              @P0  BRA 0x0 ;
+        /*0050*/                   EXIT ;
+"""
+
+
+def test_writes_to_operands_of_products_under_way_are_found() -> None:
+    assert live_operand_writes(sass_instructions(LIVE)) == []
+    (found,) = live_operand_writes(sass_instructions(LIVE.replace("FADD R8", "FADD R7")))
+    assert found.startswith("FADD R7")
+    (found,) = live_operand_writes(sass_instructions(LIVE.replace("gsb0, 0x0", "gsb0, 0x1")))
+    assert found.startswith("F2FP")
+    wide = LIVE.replace("FADD R8, R9, R10", "LDS.128 R0, [R9]")
+    assert live_operand_writes(sass_instructions(wide)) == []
+    (found,) = live_operand_writes(sass_instructions(wide.replace("R0, [", "R4, [")))
+    assert found.startswith("LDS.128")
+
+
+PTX = """
+$L__BB0_1:
+    wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, %rd1, %rd2;
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+    bar.sync 0;
+    st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};
+    @%p1 bra $L__BB0_1;
+    ret;
+"""
+
+
+def test_writes_that_another_warp_group_may_not_expect_are_found() -> None:
+    assert unsynchronised_writes(PTX) == []
+    (found,) = unsynchronised_writes(PTX.replace("    bar.sync 0;\n", ""))
+    assert found.startswith("st.shared")
 
 
 TTGIR = """

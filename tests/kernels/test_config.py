@@ -18,15 +18,19 @@ from ringray_kernels.config import (
 )
 from ringray_kernels.defaults import default
 
-TEXTS = ["128x64/8/2", "128x64/8/2/descriptors", "64x64/4/3/descriptors/pack4", "16x32/8/1/split"]
+TEXTS = [
+    "128x64/8/2", "128x64/8/2/descriptors", "64x64/4/3/descriptors/pack4", "16x32/8/1/split",
+    "128x128/8/2/specialised/persistent", "128x128/8/2/specialised/pingpong/persistent",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_text_of_a_config_is_read_back(text: str) -> None:
     assert str(BlockConfig.parse(text)) == text
-    assert str(Blocks.parse(f"forward={text},dkv={text},atomic_dq")) == (
-        f"forward={text},dkv={text},atomic_dq"
-    )
+    for flag in ("atomic_dq", "ordered_dq"):
+        blocks = f"forward={text},dkv={text},{flag}"
+        assert str(Blocks.parse(blocks)) == blocks
+        assert Blocks.parse(blocks).adds_dq == flag
 
 
 @pytest.mark.parametrize(
@@ -40,7 +44,15 @@ def test_a_text_that_is_no_config(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "128x64/8/2", "backward=128x64/8/2", "dq=16x16/4/1,dq=16x16/4/1", "atomic_dq=1", "dq="],
+    [
+        "",
+        "128x64/8/2",
+        "backward=128x64/8/2",
+        "dq=16x16/4/1,dq=16x16/4/1",
+        "atomic_dq=1",
+        "dq=",
+        "atomic_dq,ordered_dq",
+    ],
 )
 def test_a_text_that_is_no_blocks(text: str) -> None:
     with pytest.raises(ValueError, match="got"):
@@ -82,8 +94,13 @@ REFUSED = {
         "128x64/8/2/descriptors", Problem("forward", 128, 2, aligned=False), "sm_90",
     ),
     "path: specialised is for Hopper": ("128x64/8/2/specialised", FORWARD, "sm_100"),
-    "path: specialised is for forward": (
+    "path: specialised is for 16-bit": ("128x64/8/2/specialised", Problem("dq", 64, 4), "sm_90"),
+    "path: specialised dq frees a tile late": (
         "128x64/8/2/specialised", Problem("dq", 128, 2), "sm_90",
+    ),
+    "pingpong: an option": ("128x64/8/2/descriptors/pingpong", FORWARD, "sm_90"),
+    "persistent: an option": (
+        "128x64/8/3/specialised/persistent", Problem("dq", 128, 2), "sm_90",
     ),
     "path: specialised takes 128 rows": ("64x64/8/2/specialised", FORWARD, "sm_90"),
     "accumulators take": ("256x128/4/2", FORWARD, "sm_90"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ringray_kernels import State, backward, delta, forward
+from ringray_kernels.backends.triton.plan import tile_plan
 from ringray_kernels.intervals import intervals, inverse, visible_range
 from tests.kernels import gluon_model
 
@@ -53,11 +54,64 @@ def computed(inputs: tuple[Any, ...], block: int, stages: int, **more: Any) -> A
     return gluon_model.run_forward(q, k, v, start, end, 0.2, state, block, stages, **more)
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "pingpong": {"pingpong": True},
+    "persistent": {"pingpong": True, "programs": 2},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_and_lengths(mask: str) -> None:
+def test_masks_and_lengths(mask: str, way: str) -> None:
     for (rows, keys), stages in itertools.product(((1, 1), (130, 333), (200, 200)), (2, 3)):
         inputs = problem(mask, rows, keys)
-        check(computed(inputs, 32, stages), forward(*inputs, scale=0.2, backend="reference"))
+        got = computed(inputs, 32, stages, **WAYS[way])
+        check(got, forward(*inputs, scale=0.2, backend="reference"))
+
+
+@pytest.mark.parametrize("programs", [None, 3])
+def test_bounds_by_batch_entry(programs: int | None) -> None:
+    inputs = zip(problem("causal", 150, 333), problem("window", 150, 333), strict=True)
+    both = tuple(torch.cat(pair) for pair in inputs)
+    got = computed(both, 32, 2, programs=programs, pingpong=True)
+    check(got, forward(*both, scale=0.2, backend="reference"))
+
+
+def test_groups_issue_their_products_in_turns() -> None:
+    turn = "                    mine ^= 1\n"
+    log = turn + "                    import tests.kernels.gluon_model as m; m.LOG.append(GROUP)\n"
+    gluon_model.LOG.clear()
+    computed(problem("full", 200, 640, heads=1), 32, 2, replace={turn: log}, **WAYS["persistent"])
+    assert len(gluon_model.LOG) == 2 * 2 * 19
+    assert gluon_model.LOG == [0, 1] * (2 * 19)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_plans(mask: str) -> None:
+    """Against the intervals of each block, row by row."""
+    *_, start, end = problem(mask, 333, 333)
+    both = torch.cat([start, start.clamp(max=100)]), torch.cat([end, end.clamp(max=100)])
+    plan = tile_plan(*both, 128, 32)
+    assert tile_plan(*both, 128, 32) is plan
+    head, *blocks = plan.tolist()
+    assert head[:2] == [sum(one[6] > 0 for one in blocks), 6]
+    assert sorted((one[0], one[1]) for one in blocks) == list(itertools.product(range(2), range(3)))
+    counts = [one[6] for one in blocks]
+    assert counts == sorted(counts, reverse=True)
+    for entry, block, low, high, leading, whole, count, gaps in blocks:
+        rows = range(128 * block, min(128 * block + 128, 333))
+        seen = [set(range(both[0][entry, r], both[1][entry, r])) for r in rows]
+        union, common = set().union(*seen), set(range(333)).intersection(*seen)
+        assert union <= set(range(low, high))
+        assert gaps or union == set(range(low, high))
+        assert count == -(-(high - low) // 32)
+        for tile in range(count):
+            keys = set(range(low + 32 * tile, low + 32 * tile + 32))
+            assert (keys <= common) == (leading <= tile < leading + whole)
+    both[0][1, 0] = 0
+    both[1][1, 0] = 333
+    assert tile_plan(*both, 128, 32) is not plan
 
 
 def test_hops_are_merged() -> None:
@@ -75,6 +129,22 @@ def test_what_nobody_sees_may_hold_anything() -> None:
     start, end = start.clamp(0, 111), end.clamp(0, 111)
     want = forward(q, k, v, start, end, scale=0.2, backend="reference")
     k[:, :, 111:], v[:, :, 111:] = float("nan"), float("inf")
+    check(computed((q, k, v, start, end), 32, 2), want)
+
+
+def gap() -> tuple[Any, ...]:
+    """A block whose rows see keys before 40 or from 100 on; the keys between hold NaN."""
+    q, k, v, start, end = problem("full", 140, 200)
+    end[0, :70] = 40
+    start[0, 70:] = 100
+    k[:, :, 40:100], v[:, :, 40:100] = float("nan"), float("inf")
+    return q, k, v, start, end
+
+
+def test_what_lies_between_the_keys_of_a_block_may_hold_anything() -> None:
+    q, k, v, start, end = gap()
+    want = forward(q, k.nan_to_num(), v.nan_to_num(posinf=0), start, end, scale=0.2,
+                   backend="reference")  # fmt: skip
     check(computed((q, k, v, start, end), 32, 2), want)
 
 
@@ -104,9 +174,11 @@ def test_a_hop_in_which_nobody_sees_anything(at: int) -> None:
     np.testing.assert_allclose(lse, found[..., 32], rtol=1e-6, atol=1e-6)
 
 
-READ = "            acc = warpgroup_mma_wait(0, deps=[acc_next])\n"
-FREED = "            mbarrier.arrive(v_empty.index(before), count=1)\n"
-SLEEP = "            import time; time.sleep(0.05)\n"
+READ = "                acc = warpgroup_mma_wait(0, deps=[acc_next])\n"
+FREED = "                mbarrier.arrive(v_empty.index(before), count=1)\n"
+SLEEP = "                import time; time.sleep(0.05)\n"
+TURN = "                    mbarrier.arrive(issue.index(1 - GROUP), count=1)\n"
+LET = "        mbarrier.arrive(q_empty, count=1)\n"
 
 
 @pytest.mark.parametrize(
@@ -114,24 +186,30 @@ SLEEP = "            import time; time.sleep(0.05)\n"
     [
         (READ + FREED, FREED + SLEEP + READ),
         (FREED, ""),
-        ("((before // STAGES) & 1) ^ 1", "(before // STAGES) & 1"),
+        ("mbarrier.wait(v_empty.index(slot), ((at // STAGES) & 1) ^ 1",
+         "mbarrier.wait(v_empty.index(slot), (at // STAGES) & 1"),
+        ("warpgroup_mma_wait(1, deps=[s_next])", "warpgroup_mma_wait(2, deps=[s_next])"),
+        (TURN, "                    pass\n"),
+        (LET, ""),
+        ("        done = stop\n", ""),
     ],
-    ids=["freed before it was read", "never freed", "wrong phase"],
-)
+    ids=["freed before it was read", "never freed", "wrong phase", "not waited for", "no turn",
+         "queries never freed", "tiles not counted on"],
+)  # fmt: skip
 def test_the_model_finds_broken_protocols(
     old: str, new: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gluon_model, "PATIENCE_S", 1.0)
-    inputs = problem("full", 128, 333, heads=1)
+    inputs = problem("full", 256, 333, heads=1)
     want = forward(*inputs, scale=0.2, backend="reference")
     with pytest.raises(AssertionError):
-        check(computed(inputs, 32, 2, replace={old: new}), want)
+        check(computed(inputs, 32, 2, replace={old: new}, pingpong=True, programs=1), want)
 
 
 def differentiated(
     inputs: tuple[Any, ...], block: int, stages: int, **more: Any
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(got, wanted) of dk and dv, added to ones."""
+    """(got, wanted) of dq, dk and dv, added to ones."""
     q, k, v, start, end = inputs
     dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(0)).half()
     blind = (start >= end)[0]
@@ -139,23 +217,25 @@ def differentiated(
     clean = q.nan_to_num()
     state = forward(clean, k, v, start, end, scale=0.2, backend="reference", out_dtype=q.dtype)
     rows = delta(dout, state.out, state.lse, backend="reference")
-    want = [torch.zeros(clean.shape), torch.ones(k.shape), torch.ones(v.shape)]
+    want = [torch.ones(clean.shape), torch.ones(k.shape), torch.ones(v.shape)]
     backward(
         dout, clean, k, v, state.lse, rows, start, end, scale=0.2, dq=want[0], dk=want[1],
         dv=want[2], backend="reference",
     )  # fmt: skip
     dout[:, :, blind] = rows[:, :, blind] = float("nan")
+    k, v = more.pop("poisoned", (k, v))
     first, stop = (x[None].numpy() for x in inverse(start[0], end[0], k.shape[2]))
-    dk, dv = torch.ones(k.shape), torch.ones(v.shape)
-    gluon_model.run_dkv(
-        dout.numpy(), q.numpy(), k.numpy(), v.numpy(), state.lse.numpy(), rows.numpy(), first, stop,
-        dk.numpy(), dv.numpy(), 0.2, block, stages, **more,
-    )  # fmt: skip
-    return [(dk, want[1]), (dv, want[2])]
+    dq, dk, dv = torch.ones(q.shape), torch.ones(k.shape), torch.ones(v.shape)
+    common = [x.numpy() for x in (dout, q, k, v, state.lse, rows)]
+    gluon_model.run_dkv(*common, first, stop, dk.numpy(), dv.numpy(), 0.2, block, stages, **more)
+    gluon_model.run_dq(
+        *common, start.numpy(), end.numpy(), dq.numpy(), 0.2, block, stages + 1, **more
+    )
+    return [(dq, want[0]), (dk, want[1]), (dv, want[2])]
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_gradients_of_keys_and_values(mask: str) -> None:
+def test_gradients(mask: str) -> None:
     for rows, keys, kv_heads in ((1, 1, 1), (130, 333, 1), (200, 200, 2)):
         for got, want in differentiated(problem(mask, rows, keys, kv_heads=kv_heads), 32, 2):
             torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
@@ -172,12 +252,39 @@ def test_gradients_where_rows_see_nothing() -> None:
         torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
 
 
-def test_the_model_finds_a_slot_of_gradients_freed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_beside_what_lies_between() -> None:
+    """Keys and values that no row sees."""
+    q, k, v, start, end = gap()
+    clean = (q, k.nan_to_num(), v.nan_to_num(posinf=0), start, end)
+    for got, want in differentiated(clean, 32, 2, poisoned=(k, v)):
+        torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+
+
+DKV_FREED = "    mbarrier.arrive(empty.index(slot), count=1)\n"
+DQ_READ = "            dp, acc = warpgroup_mma_wait(0, deps=[dp_next, acc_next])\n"
+DQ_FREED = "            mbarrier.arrive(empty.index(before), count=1)\n" + SLEEP[4:]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])\n" + DKV_FREED,
+         DKV_FREED + SLEEP[12:] + "    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])\n"),
+        (DQ_READ, DQ_READ.replace("wait(0", "wait(1")),
+        (DQ_READ, DQ_FREED + DQ_READ),
+        ("count=1)\n\n\n@gluon.jit\ndef _dkv_step", "count=0)\n\n\n@gluon.jit\ndef _dkv_step"),
+    ],
+    ids=["freed early", "not waited for", "freed twice", "sums not there"],
+)  # fmt: skip
+def test_the_model_finds_broken_protocols_of_gradients(
+    old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gluon_model, "PATIENCE_S", 1.0)
-    read = "    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])\n"
-    freed = "    mbarrier.arrive(empty.index(slot), count=1)\n"
-    sleep = "    import time; time.sleep(0.05)\n"
-    broken = {read + freed: freed + sleep + read}
-    results = differentiated(problem("full", 200, 333, heads=1), 32, 2, replace=broken)
+
+    def attempt() -> None:
+        inputs = problem("full", 200, 333, heads=1)
+        for got, want in differentiated(inputs, 32, 2, replace={old: new}):
+            torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(*results[0], atol=2e-2, rtol=5e-3)
+        attempt()

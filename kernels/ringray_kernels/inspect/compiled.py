@@ -25,15 +25,17 @@ from ringray_kernels.backends.triton import launch as launches
 from ringray_kernels.backends.triton.arguments import Launch, compile_launch, configured
 from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
 from ringray_kernels.dtypes import torch_dtype
+from ringray_kernels.inspect.hazards import live_operand_writes, unsynchronised_writes
 from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
     Instruction,
+    Loop,
     Syntax,
     count,
+    described,
     gcn_instructions,
     inner_loops,
-    overlapped,
     repetition,
     sass_instructions,
     spilled_bytes,
@@ -46,6 +48,7 @@ _RESERVED_SHARED = 1024  # bytes that a resident block takes beyond its own
 _VGPRS_PER_LANE = 512
 _WAVES_PER_SIMD = 8
 _SIMDS = 4
+_AS_LONG = 1.2
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Case:
     group: int = 1
     config: BlockConfig | None = None
     atomic_dq: bool = False
+    ordered_dq: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Compiled:
     ``registers``: per thread; ``spilled``: bytes that a thread stores and loads in all,
     ``inner_spilled``: in the inner loops; ``resident``: blocks per SM; ``serialised``: ptxas gave
     up asynchronous products; ``overlapped``: exponentials beside a product, and all of them, in the
-    inner loops; ``repeated``: executed over necessary operations, see ``repetition``.
+    inner loops; ``repeated``: executed over necessary operations, see ``repetition``; ``hazards``:
+    instructions that may change an operand of a product under way, see ``hazards.py``.
     """
 
     case: Case
@@ -83,7 +88,16 @@ class Compiled:
     overlapped: tuple[int, int]
     repeated: float
     instructions: dict[str, int]
+    loops: list[Loop]
+    hazards: list[str]
     listing: str = field(repr=False)
+
+    @property
+    def whole(self) -> list[Loop]:
+        """Returns the inner loops over whole tiles, one per warp group that has its own code: the
+        shortest, and those as long."""
+        least = min((loop.instructions for loop in self.loops), default=0)
+        return [loop for loop in self.loops if loop.instructions <= least * _AS_LONG]
 
 
 class _Absent:
@@ -133,7 +147,8 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     dk, dv = tensor(*k.shape), tensor(*v.shape)
     lse, delta = tensor(batch, heads, rows), tensor(batch, heads, rows)
     start, end = (tensor(1, rows, dtype=torch.int32) for _ in range(2))
-    blocks = Blocks(**{case.kernel: case.config}, atomic_dq=case.atomic_dq)
+    named: dict[str, Any] = {case.kernel: case.config}
+    blocks = Blocks(**named, atomic_dq=case.atomic_dq, ordered_dq=case.ordered_dq)
     operands = Operands(q, k, v, start, end, 0.1, blocks)
     given = BackwardOperands(dout, None, lse, delta, dq, dk, dv)
     if case.kernel == "forward":
@@ -159,18 +174,18 @@ def compile_case(case: Case) -> Compiled:
         made = compile_launch(launch)
     read = _read_amd if target.is_amd else _read_nvidia
     code = read(config, made, target)
-    inner = [one for loop in inner_loops(code.instructions, code.syntax.product) for one in loop]
-
-    def spilled(part: list[Instruction]) -> int:
-        patterns = (code.syntax.spill_store, code.syntax.spill_load)
-        return sum(spilled_bytes(part, pattern) for pattern in patterns)
-
+    loops = [described(x, code.syntax) for x in inner_loops(code.instructions, code.syntax.product)]
+    spills = (code.syntax.spill_store, code.syntax.spill_load)
+    hazards = live_operand_writes(code.instructions) if code.syntax is SASS else []
+    if code.syntax is SASS and config.path != "specialised":  # there a warp group is alone
+        hazards += unsynchronised_writes(made.asm["ptx"])
     return Compiled(
-        case, config, code.registers, spilled(code.instructions), spilled(inner),
-        made.metadata.shared, code.resident, code.serialised, overlapped(inner),
+        case, config, code.registers, sum(spilled_bytes(code.instructions, x) for x in spills),
+        sum(loop.spilled for loop in loops), made.metadata.shared, code.resident, code.serialised,
+        (sum(loop.overlapped for loop in loops), sum(loop.exponentials for loop in loops)),
         repetition(made.asm["ttgir"]),
         {name: count(code.instructions, look) for name, look in code.syntax.classes.items()},
-        code.listing,
+        loops, hazards, code.listing,
     )  # fmt: skip
 
 

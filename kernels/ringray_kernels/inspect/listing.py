@@ -118,22 +118,37 @@ def spilled_bytes(code: list[Instruction], pattern: str) -> int:
     return total
 
 
-def overlapped(code: list[Instruction]) -> tuple[int, int]:
-    """Returns the number of exponentials issued during an asynchronous product, and of all.
+class Loop(NamedTuple):
+    """An inner loop. ``spilled``: bytes a thread moves to and from its stack in one pass;
+    ``overlapped``: exponentials issued during an asynchronous product, of ``exponentials``;
+    ``outside``: instructions of threads, not of the uniform path, during none."""
 
-    On Hopper a product lasts from an HGMMA to the wait that leaves no group outstanding.
-    """
-    under_way = False
-    inside = 0
-    for one in code:
-        wait = re.search(r"\bDEPBAR\.LE gsb0, 0x([0-9a-f]+)", one.text)
-        if "HGMMA" in one.text:
-            under_way = True
-        elif wait:
-            under_way = int(wait[1], 16) > 0
-        elif "MUFU.EX2" in one.text:
-            inside += under_way
-    return inside, count(code, r"MUFU\.EX2")
+    instructions: int
+    spilled: int
+    overlapped: int
+    exponentials: int
+    outside: int
+
+
+def described(loop: list[Instruction], syntax: Syntax) -> Loop:
+    """Returns the facts of an inner loop.
+
+    On Hopper a product lasts from an HGMMA to the wait that leaves no group outstanding; one that
+    is under way at the end of a pass is so at the beginning of the next."""
+    groups = inside = outside = 0
+    for _ in range(2):
+        inside = outside = 0
+        for one in loop:
+            wait = re.search(r"\bDEPBAR\.LE gsb0, 0x([0-9a-f]+)", one.text)
+            if wait:
+                groups = min(groups, int(wait[1], 16))
+            elif "HGMMA" in one.text:
+                groups += 1
+            elif groups and "MUFU.EX2" in one.text:
+                inside += 1
+            outside += not groups and not re.match(r"(@\S+\s+)?U", one.text)
+    spilled = sum(spilled_bytes(loop, look) for look in (syntax.spill_store, syntax.spill_load))
+    return Loop(len(loop), spilled, inside, count(loop, syntax.classes["ex2"]), outside)
 
 
 _MMA = re.compile(

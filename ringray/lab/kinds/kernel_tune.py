@@ -45,7 +45,8 @@ def _shortened(config: TrialConfig) -> TrialConfig:
 
 
 def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | None:
-    """Explains why this GPU should not run ``blocks``: it cannot, or their inner loops spill."""
+    """Explains why this GPU should not run ``blocks``: it cannot, or their loops over whole
+    tiles spill."""
     from ringray_kernels.backends.triton.arguments import architecture
     from ringray_kernels.inspect.compiled import Case, compile_case
 
@@ -58,7 +59,7 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
             return f"{kernel}={given}: {reason}"
         case = Case(target.name, kernel, config.head_dim, config.dtype, group, given)
         try:
-            spilled = compile_case(case).inner_spilled
+            spilled = sum(loop.spilled for loop in compile_case(case).whole)
         except Exception as error:  # of Triton or ptxas, of many types
             return f"{kernel}={given}: does not compile: {type(error).__name__}: {error}"[:500]
         if spilled:

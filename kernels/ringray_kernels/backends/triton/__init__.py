@@ -1,9 +1,10 @@
 """Triton kernels for CUDA and ROCm; on a CPU in Triton's interpreter (``TRITON_INTERPRET=1``).
 
-In reading order: ``tiles`` (shared parts), ``forward``, ``backward``, ``hopper`` and
-``hopper_backward`` (kernels for Hopper), ``arguments`` and ``launch``, ``hopper_launch`` (launches
-as data). ``ringray_kernels.defaults`` holds the block configurations, docs/kernels.md the design
-and the experiments.
+In reading order: ``tiles`` (shared parts), ``forward``, ``backward``, ``dq``; for Hopper ``hopper``
+(shared parts), ``hopper_forward``, ``hopper_dkv``, ``hopper_dq``; ``plan`` (which block visits what
+and when), ``arguments`` and ``launch``, ``hopper_launch`` (launches as data).
+``ringray_kernels.defaults`` holds the block configurations, docs/kernels.md the design and the
+experiments.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ringray_kernels.intervals import derived, inverse
 
 BLOCKS = Blocks
 MAX_HEAD_DIM = 256
+_MOST_ROWS = 256  # of a tile; see config.supports
 
 
 def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
@@ -73,10 +75,10 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
         dk = stack.enter_context(_added_in_place(dk, dk.stride(-1) == 1))
         dv = stack.enter_context(_added_in_place(dv, dv.stride(-1) == 1))
         given = BackwardOperands(
-            _interpretable(dout), out, lse.contiguous(), delta.contiguous(), dq, dk, dv
+            _readable(dout), out, lse.contiguous(), delta.contiguous(), dq, dk, dv
         )
         launches = dkv_launches(operands, given, first, stop, target, dtype)
-        if not operands.blocks.atomic_dq:
+        if not operands.blocks.adds_dq:
             launches.append(dq_launch(operands, given, target, dtype))
         for launch in launches:
             run(launch, device)
@@ -84,7 +86,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     """Returns rowsum(dout * out) in fp32; see ``ringray_kernels.api.delta``."""
-    dout, out = _interpretable(dout), _interpretable(out)
+    dout, out = _readable(dout), _readable(out)
     result = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     run(delta_launch(dout, out, lse.contiguous(), result), dout.device)
     return result
@@ -103,12 +105,16 @@ def _inverses(start: Tensor, end: Tensor, num_keys: int) -> tuple[Tensor, Tensor
 
 
 def _launchable(operands: Operands) -> Operands:
-    q, k, v = (_interpretable(x) for x in operands[:3])
+    q, k, v = (_readable(x) for x in operands[:3])
     return operands._replace(q=q, k=k, v=v, blocks=operands.blocks or Blocks())
 
 
-def _interpretable(x: Tensor) -> Tensor:
-    """Returns ``x``, in fp32 for the interpreter, which cannot multiply bf16."""
+def _readable(x: Tensor) -> Tensor:
+    """Returns ``x``, in fp32 for the interpreter, which cannot multiply bf16; a contiguous copy if
+    offsets within a tile pass the 32 bits that the kernels use for them."""
+    rows, columns = x.stride()[-2:]
+    if max(rows * _MOST_ROWS, columns * x.shape[-1]) >= 2**31:
+        x = x.contiguous()
     return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
 
 

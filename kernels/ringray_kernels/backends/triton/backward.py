@@ -1,4 +1,5 @@
-"""Backward: dQ by blocks of query rows, dK and dV by blocks of key rows, each added in place.
+"""Backward: dQ by blocks of query rows (``dq.py``), dK and dV by blocks of key rows, each added in
+place.
 
 With the *global* lse and delta = rowsum(dout · out), the share of a pair in every gradient is known
 without the other hops (Dao, FlashAttention-2, 2023, algorithm 2)::
@@ -10,8 +11,9 @@ With SOFTCAP the score is ``log2_scale`` times t = tanh(``cap`` q·k), in units 
 the factor 1 - t².
 
 Every element of dq, dk, dv is written by one program in a fixed order, so results repeat bitwise.
-With ``ATOMIC_DQ`` the dK/dV kernel adds dQ too: five products per pair, not seven, but the hardware
-chooses the order of the additions, and so the last bits of dQ.
+With ``ADD_DQ`` the dK/dV kernel adds dQ too: five products per pair, not seven. With ``counters``
+blocks of keys add to a tile of query rows one after the other; without them they add atomically,
+and the hardware chooses the order of the additions, and so the last bits of dQ.
 """
 
 import triton
@@ -19,6 +21,7 @@ import triton.language as tl
 
 from ringray_kernels.backends.triton.tiles import (
     LOG2_E,
+    await_value,
     edge_tile,
     load_tile,
     narrow,
@@ -30,146 +33,29 @@ from ringray_kernels.backends.triton.tiles import (
 
 
 @triton.jit
-def _dq_step(
-    dq0, dq1, q0, q1, do0, do1, k, v, lse, delta, low, high, first, last, tile, batch, kv_head,
-    scale, cap, stride_kn, stride_kd, stride_vn, stride_vd,
-    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Adds one tile of keys to the running (dq0, dq1)."""
-    begin = low + tile * BLOCK_N
-    columns = tl.arange(0, BLOCK_N)
-    present = begin + columns < high
-    k1 = q1
-    v1 = do1
-    if DESCRIPTORS:
-        k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
-        v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
-        if MASKED:  # rows that no query here sees may hold NaN, and 0 * NaN is NaN
-            k0 = tl.where(present[:, None], k0, 0.0)
+def _add_dq(dq, rows, present, part, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+            HEAD_DIM: tl.constexpr, ATOMIC: tl.constexpr):  # fmt: skip
+    """Adds ``part`` to columns of ``rows`` of dq, contiguous."""
+    at = rows * HEAD_DIM
+    if ATOMIC:
+        columns = FIRST + tl.arange(0, WIDTH)
+        mask = present[:, None] & (columns < HEAD_DIM)[None, :]
+        tl.atomic_add(dq + at[:, None] + columns[None, :], part, mask=mask, sem="relaxed")
     else:
-        k_tile = k + begin.to(tl.int64) * stride_kn
-        v_tile = v + begin.to(tl.int64) * stride_vn
-        k0 = load_tile(k_tile, columns, present, stride_kn, stride_kd, 0, D0, HEAD_DIM, MASKED)
-        v0 = load_tile(v_tile, columns, present, stride_vn, stride_vd, 0, V0, VALUE_DIM, MASKED)
-        if D1 > 0:
-            k1 = load_tile(k_tile, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
-        if V1 > 0:
-            v1 = load_tile(
-                v_tile, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
-            )
-    s = product(q0, k0, q1, k1, D1, PRECISION)
-    if SOFTCAP:
-        s = tanh(s * cap)
-    dp = product(do0, v0, do1, v1, V1, PRECISION)
-    p = tl.exp2(s * scale - lse[:, None])
-    ds = p * (dp - delta[:, None])
-    if SOFTCAP:
-        ds = ds * (1.0 - s * s)
-    if MASKED:
-        keys = (begin + columns)[None, :]
-        ds = tl.where((keys >= first[:, None]) & (keys < last[:, None]), ds, 0.0)
-    ds = narrow(ds, k0.dtype, EMULATE_BF16)
-    dq0 = tl.dot(ds, k0, dq0, input_precision=PRECISION)
-    if D1 > 0:
-        dq1 = tl.dot(ds, k1, dq1, input_precision=PRECISION)
-    return dq0, dq1
-
-
-@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
-def dq_kernel(
-    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap,
-    stride_ob, stride_oh, stride_os, stride_od,
-    stride_qb, stride_qh, stride_qs, stride_qd,
-    stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd,
-    stride_bounds, query_rows, group,
-    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PACK: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-):  # fmt: skip
-    """Program (block, head block, batch entry) adds to ``dq`` of one block; see forward_kernel.
-
-    ``lse``, ``delta`` and ``dq`` are contiguous; ``log2_scale`` is ``scale`` times log2(e).
-    """
-    ROWS: tl.constexpr = BLOCK_M // PACK
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
-    heads = tl.num_programs(1) * PACK
-    batch = tl.program_id(2)
-    first_head = tl.program_id(1) * PACK
-    kv_head = first_head // group
-
-    lanes = tl.arange(0, BLOCK_M)
-    row = block * ROWS + lanes % ROWS
-    inside = row < query_rows
-    row = tl.minimum(row, query_rows - 1)
-    bounds = batch.to(tl.int64) * stride_bounds
-    first = tl.load(start + bounds + row)
-    last = tl.load(end + bounds + row)
-    low, high, leading, whole, count = plan_tiles(first, last, BLOCK_N)
-    if count == 0:
-        return
-
-    head = first_head + lanes // ROWS
-    if not DESCRIPTORS:
-        k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
-        v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
-    head = head.to(tl.int64)
-    q_rows = batch.to(tl.int64) * stride_qb + head * stride_qh + row.to(tl.int64) * stride_qs
-    o_rows = batch.to(tl.int64) * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os
-    q0 = load_tile(q, q_rows, inside, 1, stride_qd, 0, D0, HEAD_DIM, True)
-    do0 = load_tile(dout, o_rows, inside, 1, stride_od, 0, V0, VALUE_DIM, True)
-    q1 = q0
-    do1 = do0
-    dq0 = tl.zeros([BLOCK_M, D0], tl.float32)
-    dq1 = dq0
-    if D1 > 0:
-        q1 = load_tile(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
-        dq1 = tl.zeros([BLOCK_M, D1], tl.float32)
-    if V1 > 0:
-        do1 = load_tile(dout, o_rows, inside, 1, stride_od, V0, V1, VALUE_DIM, True)
-    sums = (batch.to(tl.int64) * heads + head) * query_rows + row
-    row_lse = tl.load(lse + sums) * LOG2_E
-    row_delta = tl.load(delta + sums)
-    for index in range(count - whole):
-        dq0, dq1 = _dq_step(
-            dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last,
-            edge_tile(index, leading, whole), batch, kv_head, log2_scale, cap,
-            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
-        )  # fmt: skip
-    for tile in range(leading, leading + whole):
-        dq0, dq1 = _dq_step(
-            dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last,
-            tile, batch, kv_head, log2_scale, cap,
-            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
-        )  # fmt: skip
-
-    # Rows beyond the end repeat the last one and are not stored, nor are rows without keys, whose
-    # inputs may hold NaN: NaN reaches only the dq of its own row.
-    inside = inside & (first < last)
-    base = sums * HEAD_DIM
-    dq0 = dq0 * scale + load_tile(dq, base, inside, 1, 1, 0, D0, HEAD_DIM, True)
-    store_tile(dq, base, inside, 1, dq0, 0, D0, HEAD_DIM)
-    if D1 > 0:
-        dq1 = dq1 * scale + load_tile(dq, base, inside, 1, 1, D0, D1, HEAD_DIM, True)
-        store_tile(dq, base, inside, 1, dq1, D0, D1, HEAD_DIM)
+        part += load_tile(dq, at, present, 1, 1, FIRST, WIDTH, HEAD_DIM, True)
+        store_tile(dq, at, present, 1, part, FIRST, WIDTH, HEAD_DIM)
 
 
 @triton.jit
 def _dkv_step(
-    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, dq, low, high, first, last, tile,
+    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, dq, counters, before, ended,
+    low, high, first, last, tile,
     batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ATOMIC_DQ: tl.constexpr,
-    MASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
+    PTX: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of query rows of one head to the running (dk0, dk1, dv0, dv1). Products are
     transposed, (keys, rows), so that p and ds are left operands of the next products."""
@@ -225,24 +111,26 @@ def _dkv_step(
         dk0 = tl.dot(ds, q0, dk0, input_precision=PRECISION)
         if D1 > 0:
             dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
-    if ATOMIC_DQ:
-        base = dq + begin.to(tl.int64) * HEAD_DIM
-        pointers = base + columns[:, None] * HEAD_DIM
+    if ADD_DQ:
+        if counters is not None:
+            turn = before - tl.load(ended + begin // BLOCK_M)
+            await_value(counters + begin // BLOCK_M, turn, PTX)
+        rows = begin.to(tl.int64) + columns
         part = tl.dot(tl.trans(ds), k0, input_precision=PRECISION) * scale
-        wide = tl.arange(0, D0)
-        mask = present[:, None] & (wide < HEAD_DIM)[None, :]
-        tl.atomic_add(pointers + wide[None, :], part, mask=mask, sem="relaxed")
+        _add_dq(dq, rows, present, part, 0, D0, HEAD_DIM, counters is None)
         if D1 > 0:
             part = tl.dot(tl.trans(ds), k1, input_precision=PRECISION) * scale
-            wide = D0 + tl.arange(0, D1)
-            mask = present[:, None] & (wide < HEAD_DIM)[None, :]
-            tl.atomic_add(pointers + wide[None, :], part, mask=mask, sem="relaxed")
+            _add_dq(dq, rows, present, part, D0, D1, HEAD_DIM, counters is None)
+        if counters is not None:
+            tl.debug_barrier()
+            tl.atomic_xchg(counters + begin // BLOCK_M, turn + 1)
     return dk0, dk1, dv0, dv1
 
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group"])
 def dkv_kernel(
-    dout, q, k, v, lse, delta, start, end, dq, dk, dv, scale, log2_scale, cap,
+    dout, q, k, v, lse, delta, start, end, dq, dk, dv, counters, before, ended,
+    scale, log2_scale, cap,
     stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
@@ -253,15 +141,27 @@ def dkv_kernel(
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ATOMIC_DQ: tl.constexpr,
+    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """Program (block, key/value head, batch entry) adds to ``dk`` and ``dv`` of BLOCK_N key rows,
     over all query heads that share them (DK and DV select one or both). ``start`` and ``end`` are
     inverse intervals, a range of query rows per key row; rows of ``dk`` and ``dv`` are contiguous.
+
+    ``counters``: zeros, or None: of programs that have begun, and of blocks that have added to each
+    tile of each query head; ``before``, ``ended``: see ``plan.dq_turns``.
     """
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     batch = tl.program_id(2)
+    if counters is not None:  # a program waits for those that began before it only
+        begun = tl.atomic_add(counters, 1)
+        block = begun % tl.num_programs(0)
+        kv_head = begun // tl.num_programs(0) % tl.num_programs(1)
+        batch = begun // tl.num_programs(0) // tl.num_programs(1)
+        entry = tl.where(stride_bounds == 0, 0, batch)
+        before = tl.load(before + entry * tl.num_programs(0) + block)
+        ended += entry * tl.cdiv(query_rows, BLOCK_M)
     heads = tl.num_programs(1) * group
 
     lanes = tl.arange(0, BLOCK_N)
@@ -271,7 +171,7 @@ def dkv_kernel(
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + key)
     last = tl.load(end + bounds + key)
-    low, high, leading, whole, count = plan_tiles(first, last, BLOCK_M)
+    low, high, leading, whole, count = plan_tiles(first, last, BLOCK_M, counters is not None)
     if count == 0:
         return
 
@@ -280,7 +180,7 @@ def dkv_kernel(
     k_rows = k_base + key.to(tl.int64) * stride_ks
     v_rows = v_base + key.to(tl.int64) * stride_vs
     # A key that no query sees may hold NaN, which reaches only its own gradients, and these are not
-    # stored. But with ATOMIC_DQ it would reach dq.
+    # stored. But with ADD_DQ it would reach dq.
     seen = inside & (first < last)
     k0 = load_tile(k, k_rows, seen, 1, stride_kd, 0, D0, HEAD_DIM, True)
     v0 = load_tile(v, v_rows, seen, 1, stride_vd, 0, V0, VALUE_DIM, True)
@@ -308,22 +208,37 @@ def dkv_kernel(
         if not DESCRIPTORS:
             q_head = q + (batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh)
             o_head = dout + (batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh)
-        for index in range(count - whole):
+        turns = counters
+        edges = count - whole
+        if counters is not None:
+            turns = counters + 1 + (batch * heads + head) * tl.cdiv(query_rows, BLOCK_M)
+            edges = leading  # the others last: tiles in order, as programs wait for each other
+        for index in range(edges):
+            tile = edge_tile(index, leading, whole)
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                dq_head, low, high, first, last, edge_tile(index, leading, whole), batch, head,
-                scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
-                HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION, EMULATE_BF16,
-                SOFTCAP, DK, DV, ATOMIC_DQ, True,
+                dq_head, turns, before, ended, low, high, first, last, tile,
+                batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
+                HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
+                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, True,
             )  # fmt: skip
         for tile in range(leading, leading + whole):
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                dq_head, low, high, first, last, tile, batch, head,
-                scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
-                HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION, EMULATE_BF16,
-                SOFTCAP, DK, DV, ATOMIC_DQ, False,
+                dq_head, turns, before, ended, low, high, first, last, tile,
+                batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
+                HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
+                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, False,
             )  # fmt: skip
+        if counters is not None:
+            for tile in range(leading + whole, count):
+                dk0, dk1, dv0, dv1 = _dkv_step(
+                    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
+                    dq_head, turns, before, ended, low, high, first, last, tile,
+                    batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
+                    HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
+                    EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, True,
+                )  # fmt: skip
 
     key = key.to(tl.int64)
     dk_rows = batch.to(tl.int64) * stride_dkb + kv_head.to(tl.int64) * stride_dkh + key * stride_dks

@@ -13,10 +13,12 @@ from ringray_kernels.backends.triton.tiles import (
     LN_2,
     LOG2_E,
     edge_tile,
+    has_gaps,
     load_tile,
     narrow,
     plan_tiles,
     product,
+    seen_by_any,
     store_tile,
     tanh,
 )
@@ -24,17 +26,20 @@ from ringray_kernels.backends.triton.tiles import (
 
 @triton.jit
 def _step(
-    acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, tile, batch, kv_head, scale, cap,
-    stride_kn, stride_kd, stride_vn, stride_vd,
+    acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps, start, end, rows,
+    tile, batch, kv_head, scale, cap, stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    EMULATE_BF16: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to the running (acc0, acc1, top, total)."""
     begin = low + tile * BLOCK_N
     columns = tl.arange(0, BLOCK_N)
     present = begin + columns < high
+    if MASKED:  # noqa: SIM102 - known to the compiler
+        if gaps:
+            present = present & seen_by_any(begin + columns, start, end, rows, ROWS)
     k1 = q1
     v1 = acc1
     if DESCRIPTORS:
@@ -56,7 +61,7 @@ def _step(
     total = total * decay + tl.sum(p, 1)
     if DESCRIPTORS:
         v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
-        if MASKED:  # rows that no query here sees may hold NaN, and 0 * NaN is NaN
+        if MASKED:  # keys that no query here sees may hold NaN, and 0 * NaN is NaN
             v0 = tl.where(present[:, None], v0, 0.0)
     else:
         v_tile = v + begin.to(tl.int64) * stride_vn
@@ -108,6 +113,9 @@ def forward_kernel(
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + row)
     last = tl.load(end + bounds + row)
+    gaps = has_gaps(start + bounds, row, last, query_rows)
+    start += bounds + block * ROWS
+    end += bounds + block * ROWS
     low, high, leading, whole, count = plan_tiles(first, last, BLOCK_N)
     if IN_PLACE and count == 0:  # nothing to add to the result of earlier hops
         return
@@ -133,17 +141,19 @@ def forward_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     for index in range(count - whole):
         acc0, acc1, top, total = _step(
-            acc0, acc1, top, total, q0, q1, k, v, low, high, first, last,
+            acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
+            start, end, query_rows - block * ROWS,
             edge_tile(index, leading, whole), batch, kv_head, scale, cap,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
+            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
     for tile in range(leading, leading + whole):
         acc0, acc1, top, total = _step(
-            acc0, acc1, top, total, q0, q1, k, v, low, high, first, last,
+            acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
+            start, end, query_rows - block * ROWS,
             tile, batch, kv_head, scale, cap,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
+            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip
 
     out_row = (batch.to(tl.int64) * heads + head) * query_rows + row

@@ -3,7 +3,9 @@ triton."""
 
 from __future__ import annotations
 
-import triton
+from typing import Any
+
+import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -14,11 +16,15 @@ from ringray_kernels.backends.triton.arguments import (
     LEAST_SCALE,
     LOG2_E,
     Launch,
-    bounds_of,
     legal_strides,
 )
-from ringray_kernels.backends.triton.hopper_backward import hopper_dkv_kernel
+from ringray_kernels.backends.triton.hopper_dkv import hopper_dkv_kernel
+from ringray_kernels.backends.triton.hopper_dq import hopper_dq_kernel
+from ringray_kernels.backends.triton.hopper_forward import hopper_forward_kernel
+from ringray_kernels.backends.triton.plan import tile_plan
 from ringray_kernels.config import BlockConfig
+
+_MULTIPROCESSORS = 132  # of an H200, for a launch that is compiled without a GPU
 
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
@@ -28,31 +34,57 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), legal_strides(x), block, layout)
 
 
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _blocks(
+    start: Tensor, end: Tensor, rows: int, tile: int, batch: int, heads: int, programs: int | None
+) -> tuple[tuple[int, int, int], Tensor, int]:
+    """Returns the grid, the plan, and the heads that each of its blocks stands for; at most
+    ``programs``."""
+    plan = tile_plan(start, end, rows, tile)
+    copies = heads * batch // start.shape[0]
+    blocks = (plan.shape[0] - 1) * copies
+    return (min(blocks, programs or blocks), 1, 1), plan, copies
+
+
+def _options(config: BlockConfig) -> dict[str, Any]:
+    return {
+        "STAGES": config.stages,
+        "num_warps": config.warps // hopper.GROUPS,
+        "enable_fp_fusion": True,
+    }
+
+
 def forward(operands: Operands, result: State, state: State | None, config: BlockConfig) -> Launch:
     """Returns the launch of forward with a copying warp; see hopper_forward_kernel."""
     q, k, v, start, end, scale, *_ = operands
     if scale < 0:
         q, scale = -q, -scale
-    (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
+    batch, heads, rows, head_dim = q.shape
+    programs = _multiprocessors(q.device) if config.persistent else None
+    grid, plan, copies = _blocks(start, end, config.block_m, config.block_n, batch, heads, programs)
     return Launch(
-        hopper.hopper_forward_kernel,
-        (triton.cdiv(q.shape[2], config.block_m), q.shape[1], q.shape[0]),
+        hopper_forward_kernel,
+        grid,
         (
             _described(q, hopper.GROUP_ROWS),
             _described(k, config.block_n),
             _described(v, config.block_n),
-            start, end, *result, *(state or result),
+            plan, start.contiguous(), end.contiguous(), *result, *(state or result),
             max(scale, LEAST_SCALE) * LOG2_E,
-            stride_bounds, q.shape[2], q.shape[1] // k.shape[1],
+            copies, heads, rows, heads // k.shape[1],
         ),
         {
-            "D": q.shape[3],
+            "D": head_dim,
             "BLOCK_N": config.block_n,
-            "STAGES": config.stages,
             "HAS_STATE": state is not None,
             "IN_PLACE": state is not None and state.out is result.out,
-            "num_warps": config.warps // hopper.GROUPS,
-            "enable_fp_fusion": True,
+            "PINGPONG": config.pingpong,
+            **_options(config),
         },
     )  # fmt: skip
 
@@ -64,24 +96,40 @@ def dkv(
     hopper_dkv_kernel."""
     q, k, v, _, _, scale, *_ = operands
     dout, _, lse, delta, _, dk, dv = given
-    (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
     batch, kv_heads, keys, head_dim = k.shape
+    grid, plan, copies = _blocks(first, stop, config.block_n, config.block_m, batch, kv_heads, None)
     return Launch(
         hopper_dkv_kernel,
-        (triton.cdiv(keys, config.block_n), kv_heads, batch),
+        grid,
         (
             _described(q, config.block_m),
             _described(dout, config.block_m),
             _described(k, hopper.GROUP_ROWS),
             _described(v, hopper.GROUP_ROWS),
-            first, stop, lse, delta, dk, dv, float(scale), scale * LOG2_E, *dk.stride()[:3],
-            *dv.stride()[:3], stride_bounds, q.shape[2], keys, q.shape[1] // kv_heads,
+            plan, first.contiguous(), stop.contiguous(), lse, delta, dk, dv,
+            float(scale), scale * LOG2_E, *dk.stride()[:3], *dv.stride()[:3],
+            copies, kv_heads, q.shape[2], keys, q.shape[1] // kv_heads,
         ),
-        {
-            "D": head_dim,
-            "BLOCK_M": config.block_m,
-            "STAGES": config.stages,
-            "num_warps": config.warps // hopper.GROUPS,
-            "enable_fp_fusion": True,
-        },
+        {"D": head_dim, "BLOCK_M": config.block_m, **_options(config)},
+    )  # fmt: skip
+
+
+def dq(operands: Operands, given: BackwardOperands, config: BlockConfig) -> Launch:
+    """Returns the launch that adds to ``dq``, contiguous; see hopper_dq_kernel."""
+    q, k, v, start, end, scale, *_ = operands
+    dout, _, lse, delta, dq, _, _ = given
+    batch, heads, rows, head_dim = q.shape
+    grid, plan, copies = _blocks(start, end, config.block_m, config.block_n, batch, heads, None)
+    return Launch(
+        hopper_dq_kernel,
+        grid,
+        (
+            _described(q, hopper.GROUP_ROWS),
+            _described(dout, hopper.GROUP_ROWS),
+            _described(k, config.block_n),
+            _described(v, config.block_n),
+            plan, start.contiguous(), end.contiguous(), lse, delta, dq,
+            float(scale), scale * LOG2_E, copies, heads, rows, heads // k.shape[1],
+        ),
+        {"D": head_dim, "BLOCK_N": config.block_n, **_options(config)},
     )  # fmt: skip

@@ -25,8 +25,10 @@ from ringray_kernels.backends.triton.arguments import (
     legal_strides,
     problem_of,
 )
-from ringray_kernels.backends.triton.backward import delta_kernel, dkv_kernel, dq_kernel
+from ringray_kernels.backends.triton.backward import delta_kernel, dkv_kernel
+from ringray_kernels.backends.triton.dq import dq_kernel
 from ringray_kernels.backends.triton.forward import forward_kernel
+from ringray_kernels.backends.triton.plan import dq_turns
 from ringray_kernels.config import BlockConfig, Target, head_dim_parts
 
 _DELTA_ROWS = 64
@@ -111,8 +113,13 @@ def dq_launch(
     dq_kernel."""
     q, k, v, start, end, scale, blocks, softcap = operands
     dout, _, lse, delta, dq, _, _ = given
-    problem = problem_of("dq", operands, dtype, k, v)
+    streamed = (q, dout, k, v) if blocks.dq and blocks.dq.path == "specialised" else (k, v)
+    problem = problem_of("dq", operands, dtype, *streamed)
     config = configured(blocks.dq, problem, target)
+    if config.path == "specialised" and not INTERPRETED:
+        from ringray_kernels.backends.triton import hopper_launch
+
+        return hopper_launch.dq(operands, given, config)
     described = config.path == "descriptors"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
@@ -152,33 +159,43 @@ def dkv_launches(
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
 
-        if blocks.atomic_dq:
-            raise ValueError(f"dkv config {config}: atomic_dq takes another path than specialised")
+        if blocks.adds_dq:
+            raise ValueError(
+                f"dkv config {config}: {blocks.adds_dq} takes another path than specialised"
+            )
         return [hopper_launch.dkv(operands, given, first, stop, config)]
     grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
-    arguments = (
-        _described(dout, config.block_m) if described else dout,
-        _described(q, config.block_m) if described else q,
-        k, v, lse, delta, first, stop, dq, dk, dv, float(scale), (softcap or scale) * LOG2_E,
-        inside_cap(operands),
-        *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
-        *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
-    )  # fmt: skip
     options = _options(config, operands, target, dtype, packs=False)
-    parts = [("DV",), ("DK",)] if config.split else [("DK", "DV")]
-    return [
-        Launch(
+    none: tuple[Tensor | None, ...] = (None, None, None)
+    turns = none
+    if blocks.ordered_dq:
+        tiles = triton.cdiv(q.shape[2], config.block_m)
+        counters = q.new_zeros(1 + batch * q.shape[1] * tiles, dtype=torch.int32)
+        turns = (counters, *dq_turns(first, stop, config.block_n, config.block_m, q.shape[2]))
+
+    def launch(part: tuple[str, ...], turns: tuple[Tensor | None, ...]) -> Launch:
+        return Launch(
             dkv_kernel,
             grid,
-            arguments,
+            (
+                _described(dout, config.block_m) if described else dout,
+                _described(q, config.block_m) if described else q,
+                k, v, lse, delta, first, stop, dq, dk, dv, *turns,
+                float(scale), (softcap or scale) * LOG2_E, inside_cap(operands),
+                *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
+                *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
+            ),
             {
                 **options,
                 **{name: name in part for name in ("DK", "DV")},
-                "ATOMIC_DQ": blocks.atomic_dq and "DK" in part,
+                "ADD_DQ": bool(blocks.adds_dq) and "DK" in part,
+                "PTX": not (target.is_amd or INTERPRETED),
             },
-        )
-        for part in parts
-    ]
+        )  # fmt: skip
+
+    if config.split:
+        return [launch(("DV",), none), launch(("DK",), turns)]
+    return [launch(("DK", "DV"), turns)]
 
 
 def delta_launch(dout: Tensor, out: Tensor, lse: Tensor, result: Tensor) -> Launch:

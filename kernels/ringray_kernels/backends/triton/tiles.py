@@ -22,20 +22,50 @@ FLOOR = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def plan_tiles(first, last, BLOCK: tl.constexpr):
+def plan_tiles(first, last, BLOCK: tl.constexpr, ALIGNED: tl.constexpr = False):
     """Returns (low, high, leading tiles, whole tiles, all tiles) for intervals [first, last).
 
-    Empty intervals neither widen the span nor have whole tiles."""
+    Empty intervals neither widen the span nor have whole tiles. ALIGNED tiles start at multiples of
+    BLOCK."""
     seen = first < last
     low = tl.min(tl.where(seen, first, 0x7FFFFFFF))
     high = tl.max(tl.where(seen, last, 0))
     # If all intervals are empty, high is 0 and the bounds have any values.
     whole_low, whole_high = tl.max(first), tl.minimum(tl.min(last), high)
     low = tl.minimum(low, high)
+    if ALIGNED:
+        low = low // BLOCK * BLOCK
     count = tl.cdiv(high - low, BLOCK)
     leading = tl.minimum(tl.cdiv(tl.maximum(whole_low - low, 0), BLOCK), count)
     whole = tl.maximum(tl.maximum(whole_high - low, 0) // BLOCK - leading, 0)
     return low, high, leading, whole, count
+
+
+@triton.jit
+def has_gaps(start, row, last, rows):
+    """Returns whether some tile row between those that the block's rows see may be seen by none."""
+    return tl.max((tl.load(start + tl.minimum(row + 1, rows - 1)) > last).to(tl.int32)) > 0
+
+
+@triton.jit
+def _rows_up_to(bound, tile_rows, rows, ROWS: tl.constexpr):
+    """Returns how many of the block's ROWS rows have a ``bound`` up to each tile row."""
+    found = tile_rows * 0
+    for step in tl.static_range(9):
+        more = found + (256 >> step)
+        at = tl.minimum(more, rows) - 1
+        inside = more <= ROWS
+        up_to = tl.load(bound + at, mask=inside, other=0x7FFFFFFF) <= tile_rows
+        found = tl.where(up_to, more, found)
+    return found
+
+
+@triton.jit
+def seen_by_any(tile_rows, start, end, rows, ROWS: tl.constexpr):
+    """Returns which tile rows lie in an interval of a block of ROWS rows, of which ``rows`` exist:
+    in those that have begun and not ended."""
+    begun = _rows_up_to(start, tile_rows, rows, ROWS)
+    return begun > _rows_up_to(end, tile_rows, rows, ROWS)
 
 
 @triton.jit
@@ -69,6 +99,21 @@ def store_tile(base, rows, inside, stride_row, value, FIRST: tl.constexpr, WIDTH
     pointers = base + rows[:, None] * stride_row + columns[None, :]
     mask = inside[:, None] & (columns < HEAD_DIM)[None, :]
     tl.store(pointers, value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def await_value(address, wanted, PTX: tl.constexpr):
+    """Waits until another program has written ``wanted`` to ``address``, with all that it wrote
+    before. A loop of Triton's would end the pipelining of the loop around it."""
+    if PTX:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; AGAIN: ld.acquire.gpu.global.b32 $0, [$1]; setp.ne.b32 p, $0, $2; "
+            "@p bra AGAIN; }",
+            "=r,l,r", [address, wanted], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        while tl.atomic_add(address, 0) != wanted:
+            pass
 
 
 @triton.jit

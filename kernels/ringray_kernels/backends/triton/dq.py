@@ -1,0 +1,157 @@
+"""dQ, portable: one block of query rows against the key rows that it sees; see ``backward.py``."""
+
+import triton
+import triton.language as tl
+
+from ringray_kernels.backends.triton.tiles import (
+    LOG2_E,
+    edge_tile,
+    has_gaps,
+    load_tile,
+    narrow,
+    plan_tiles,
+    product,
+    seen_by_any,
+    store_tile,
+    tanh,
+)
+
+
+@triton.jit
+def _dq_step(
+    dq0, dq1, q0, q1, do0, do1, k, v, lse, delta, low, high, first, last, gaps, start, end,
+    rows, tile, batch, kv_head, scale, cap, stride_kn, stride_kd, stride_vn, stride_vd,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    EMULATE_BF16: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Adds one tile of keys to the running (dq0, dq1)."""
+    begin = low + tile * BLOCK_N
+    columns = tl.arange(0, BLOCK_N)
+    present = begin + columns < high
+    if MASKED:  # noqa: SIM102 - known to the compiler
+        if gaps:
+            present = present & seen_by_any(begin + columns, start, end, rows, ROWS)
+    k1 = q1
+    v1 = do1
+    if DESCRIPTORS:
+        k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
+        v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
+        if MASKED:  # keys that no query here sees may hold NaN, and 0 * NaN is NaN
+            k0 = tl.where(present[:, None], k0, 0.0)
+    else:
+        k_tile = k + begin.to(tl.int64) * stride_kn
+        v_tile = v + begin.to(tl.int64) * stride_vn
+        k0 = load_tile(k_tile, columns, present, stride_kn, stride_kd, 0, D0, HEAD_DIM, MASKED)
+        v0 = load_tile(v_tile, columns, present, stride_vn, stride_vd, 0, V0, VALUE_DIM, MASKED)
+        if D1 > 0:
+            k1 = load_tile(k_tile, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
+        if V1 > 0:
+            v1 = load_tile(
+                v_tile, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
+            )
+    s = product(q0, k0, q1, k1, D1, PRECISION)
+    if SOFTCAP:
+        s = tanh(s * cap)
+    dp = product(do0, v0, do1, v1, V1, PRECISION)
+    p = tl.exp2(s * scale - lse[:, None])
+    ds = p * (dp - delta[:, None])
+    if SOFTCAP:
+        ds = ds * (1.0 - s * s)
+    if MASKED:
+        keys = (begin + columns)[None, :]
+        ds = tl.where((keys >= first[:, None]) & (keys < last[:, None]), ds, 0.0)
+    ds = narrow(ds, k0.dtype, EMULATE_BF16)
+    dq0 = tl.dot(ds, k0, dq0, input_precision=PRECISION)
+    if D1 > 0:
+        dq1 = tl.dot(ds, k1, dq1, input_precision=PRECISION)
+    return dq0, dq1
+
+
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
+def dq_kernel(
+    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap,
+    stride_ob, stride_oh, stride_os, stride_od,
+    stride_qb, stride_qh, stride_qs, stride_qd,
+    stride_kb, stride_kh, stride_ks, stride_kd,
+    stride_vb, stride_vh, stride_vs, stride_vd,
+    stride_bounds, query_rows, group,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PACK: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """Program (block, head block, batch entry) adds to ``dq`` of one block; see forward_kernel.
+
+    ``lse``, ``delta`` and ``dq`` are contiguous; ``log2_scale`` is ``scale`` times log2(e).
+    """
+    ROWS: tl.constexpr = BLOCK_M // PACK
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    heads = tl.num_programs(1) * PACK
+    batch = tl.program_id(2)
+    first_head = tl.program_id(1) * PACK
+    kv_head = first_head // group
+
+    lanes = tl.arange(0, BLOCK_M)
+    row = block * ROWS + lanes % ROWS
+    inside = row < query_rows
+    row = tl.minimum(row, query_rows - 1)
+    bounds = batch.to(tl.int64) * stride_bounds
+    first = tl.load(start + bounds + row)
+    last = tl.load(end + bounds + row)
+    gaps = has_gaps(start + bounds, row, last, query_rows)
+    start += bounds + block * ROWS
+    end += bounds + block * ROWS
+    low, high, leading, whole, count = plan_tiles(first, last, BLOCK_N)
+    if count == 0:
+        return
+
+    head = first_head + lanes // ROWS
+    if not DESCRIPTORS:
+        k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
+        v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+    head = head.to(tl.int64)
+    q_rows = batch.to(tl.int64) * stride_qb + head * stride_qh + row.to(tl.int64) * stride_qs
+    o_rows = batch.to(tl.int64) * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os
+    q0 = load_tile(q, q_rows, inside, 1, stride_qd, 0, D0, HEAD_DIM, True)
+    do0 = load_tile(dout, o_rows, inside, 1, stride_od, 0, V0, VALUE_DIM, True)
+    q1 = q0
+    do1 = do0
+    dq0 = tl.zeros([BLOCK_M, D0], tl.float32)
+    dq1 = dq0
+    if D1 > 0:
+        q1 = load_tile(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
+        dq1 = tl.zeros([BLOCK_M, D1], tl.float32)
+    if V1 > 0:
+        do1 = load_tile(dout, o_rows, inside, 1, stride_od, V0, V1, VALUE_DIM, True)
+    sums = (batch.to(tl.int64) * heads + head) * query_rows + row
+    row_lse = tl.load(lse + sums) * LOG2_E
+    row_delta = tl.load(delta + sums)
+    for index in range(count - whole):
+        dq0, dq1 = _dq_step(
+            dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
+            start, end, query_rows - block * ROWS,
+            edge_tile(index, leading, whole), batch, kv_head, log2_scale, cap,
+            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
+            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
+        )  # fmt: skip
+    for tile in range(leading, leading + whole):
+        dq0, dq1 = _dq_step(
+            dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
+            start, end, query_rows - block * ROWS,
+            tile, batch, kv_head, log2_scale, cap,
+            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
+            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
+        )  # fmt: skip
+
+    # Rows beyond the end repeat the last one and are not stored, nor are rows without keys, whose
+    # inputs may hold NaN: NaN reaches only the dq of its own row.
+    inside = inside & (first < last)
+    base = sums * HEAD_DIM
+    dq0 = dq0 * scale + load_tile(dq, base, inside, 1, 1, 0, D0, HEAD_DIM, True)
+    store_tile(dq, base, inside, 1, dq0, 0, D0, HEAD_DIM)
+    if D1 > 0:
+        dq1 = dq1 * scale + load_tile(dq, base, inside, 1, 1, D0, D1, HEAD_DIM, True)
+        store_tile(dq, base, inside, 1, dq1, D0, D1, HEAD_DIM)

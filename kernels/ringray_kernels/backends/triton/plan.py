@@ -1,0 +1,75 @@
+"""Tile plans: the tiles that each block visits, heaviest block first; the order of sums of dQ.
+
+A plan follows from the intervals and the tile size alone. It is made on the device without waiting
+for it, and kept with the intervals, so that all layers and heads share it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ringray_kernels.intervals import derived
+
+COLUMNS = 8
+
+
+def tile_plan(start: Tensor, end: Tensor, rows: int, tile: int) -> Tensor:
+    """Returns the plan of blocks of ``rows`` rows in tiles of ``tile``; int32 (1 + blocks, 8).
+
+    The first row holds the number of blocks that see anything, and of all. Each further row is a
+    block, those with more tiles first: batch entry of the bounds, block, low, high, leading tiles,
+    whole tiles, all tiles (see ``tiles.plan_tiles``), and whether some rows of ``[low, high)`` may
+    be seen by no row of the block."""
+    return derived(start, end, ("plan", rows, tile), partial(_made, start, end, rows, tile))
+
+
+def dq_turns(
+    start: Tensor, end: Tensor, rows: int, tile: int, length: int
+) -> tuple[Tensor, Tensor]:
+    """Returns the order in which blocks of ``rows`` keys add to aligned tiles of ``length`` query
+    rows, from the inverse intervals: per block the number of those before it that see anything, and
+    per tile of those that end before it; their difference is the block's turn. int32."""
+    make = partial(_turns, start, end, rows, tile, length)
+    return derived(start, end, ("turns", rows, tile, length), make)
+
+
+def _turns(start: Tensor, end: Tensor, rows: int, tile: int, length: int) -> tuple[Tensor, Tensor]:
+    low, high = (x.unflatten(0, (len(start), -1)) for x in _spans(*_by_block(start, end, rows)))
+    busy = (low < high).int()
+    tiles = torch.arange(-(-length // tile), device=start.device)
+    ended = ((high + tile - 1) // tile)[:, None] <= tiles[:, None]
+    before = busy.cumsum(1, dtype=torch.int32) - busy
+    return before, (ended & busy[:, None].bool()).sum(2, dtype=torch.int32)
+
+
+def _by_block(start: Tensor, end: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Returns the intervals of each block, (batch * blocks, rows); the last row is repeated."""
+    length = start.shape[1]
+    at = torch.arange(-(-length // rows) * rows, device=start.device).clamp_(max=length - 1)
+    return start[:, at].view(-1, rows), end[:, at].view(-1, rows)
+
+
+def _spans(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    seen = first < last
+    high = last.where(seen, 0).amax(1)
+    return torch.minimum(first.where(seen, torch.iinfo(torch.int32).max).amin(1), high), high
+
+
+def _made(start: Tensor, end: Tensor, rows: int, tile: int) -> Tensor:
+    first, last = _by_block(start, end, rows)
+    low, high = _spans(first, last)
+    count = (high - low + tile - 1) // tile
+    whole_low, whole_high = first.amax(1), torch.minimum(last.amin(1), high)
+    leading = torch.minimum(((whole_low - low).clamp(min=0) + tile - 1) // tile, count)
+    whole = ((whole_high - low).clamp(min=0) // tile - leading).clamp(min=0)
+    gaps = (first[:, 1:] > last[:, :-1]).any(1)
+    at = torch.arange(len(first), device=start.device, dtype=start.dtype)
+    blocks = len(first) // len(start)
+    columns = (at // blocks, at % blocks, low, high, leading, whole, count, gaps.to(low.dtype))
+    found = torch.stack(columns, 1)[torch.argsort(count, descending=True, stable=True)]
+    head = torch.zeros(1, COLUMNS, device=start.device, dtype=start.dtype)
+    head[0, 0], head[0, 1] = (count > 0).sum(), len(first)
+    return torch.cat([head, found])
