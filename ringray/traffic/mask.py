@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -81,9 +81,9 @@ class Mask:
             )
         return prefix if any(prefix) else None
 
-    @property
+    @cached_property
     def rows(self) -> tuple[Mask, ...]:
-        """Returns the mask of each batch row where they differ, else one for all."""
+        """The mask of each batch row where they differ, else one for all."""
         if not self._by_row:
             return (self,)
         return tuple(replace(self, documents=row) for row in cast("Any", self.documents))
