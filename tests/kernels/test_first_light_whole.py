@@ -79,3 +79,35 @@ def test_the_whole_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
         if point.mask == "causal":
             assert status[point.name, "ringray"] == status[point.name, "sdpa-flash"] == "ok"
     assert "targets (for an H200; this is cpu)" in done.stdout
+
+
+# Python imports it when it starts.
+HANGING = """
+import threading
+from ringray_kernels.bench.contenders import CONTENDERS, Ringray
+
+class Hanging(Ringray):
+    def prepare(self, point, inputs):
+        return threading.Event().wait
+
+CONTENDERS["ringray-atomic"] = Hanging()
+"""
+
+
+@pytest.mark.slow
+def test_a_contender_that_hangs_costs_its_own_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HANGING)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}:{ROOT / 'kernels'}")
+    path = tmp_path / "f"
+    options = ["--only", "forward/causal", "--contenders", "ringray,ringray-atomic,sdpa-flash"]
+    every = (first_light.Stage("forward", 60, patience=15), first_light.SUMMARY)
+    assert first_light.conduct(every, path, 10, options, "cpu") == 1
+    found = facts(path)
+    assert [one["outcome"] for one in found if "fact" in one] == ["done", "failed"]
+    records = {one["contender"]: one for one in found if "fact" not in one}
+    assert records["ringray"]["status"] == records["sdpa-flash"]["status"] == "ok"
+    assert records["ringray-atomic"]["reason"] == (
+        "no progress for 15 s while checking ringray-atomic"
+    )
