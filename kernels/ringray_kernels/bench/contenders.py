@@ -76,7 +76,7 @@ class Ringray:
         return self.blocks
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
-        if not self.deterministic and point.direction == "forward":
+        if self.blocks is not None and point.direction == "forward":
             return "differs in backward only"
         if self.blocks is not None and BLOCKS[self.backend_on(device)] != "tiles":
             return "blocks are for the triton backend"
@@ -323,6 +323,7 @@ CONTENDERS: dict[str, Contender] = {
     "ringray": Ringray(),
     "ringray-specialised": HopperBlocks(by_head_dim=SPECIALISED),
     **{name: HopperBlocks(by_head_dim=found) for name, found in _CANDIDATES.items()},
+    "ringray-ordered": Ringray(Blocks(ordered_dq=True)),
     "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
     "sdpa-flash": _sdpa(SDPBackend.FLASH_ATTENTION),
     "sdpa-cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
