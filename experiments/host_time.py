@@ -4,7 +4,7 @@
 
 Alone: microseconds of a forward call, and of forward + backward. On two gloo ranks: the same beside
 a loop without checks, agreement, plans and autograd that posts, computes, merges and waits. Both
-run in the same two processes, in turns; medians of all turns, the slower rank counts.
+run in the same two processes, in turns; medians and best of all turns, the slower rank counts.
 ``--profile`` also lists where the time of the ring's calls goes, of rank 0.
 """
 
@@ -28,7 +28,7 @@ import ringray
 from ringray_kernels.merge import merge_
 
 SHAPE = (1, 2, 32, 16)  # batch, heads, rows per rank, head dim
-TURNS, CALLS = 30, 20
+TURNS, CALLS = 150, 5
 
 
 def microseconds(work: Callable[[], object]) -> float:
@@ -86,17 +86,28 @@ def contenders() -> dict[str, Callable[[], object]]:
     return found
 
 
-def measured() -> dict[str, float]:
-    """Returns the median of all turns, the slower rank's."""
+def measured() -> dict[str, tuple[float, float]]:
+    """Returns the median and the least of all turns, the slower rank's."""
     timed = contenders()
     times: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(TURNS):
         for name, work in timed.items():
             times[name].append(microseconds(work))
-    medians = torch.tensor([statistics.median(found[1:]) for found in times.values()])
+    found = torch.tensor([[statistics.median(each), min(each)] for each in times.values()])
     if dist.is_initialized():
-        dist.all_reduce(medians, dist.ReduceOp.MAX)
-    return dict(zip(timed, medians.tolist(), strict=True))
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return {name: (each[0], each[1]) for name, each in zip(timed, found.tolist(), strict=True)}
+
+
+def show(title: str, found: dict[str, tuple[float, float]]) -> None:
+    """Prints times, and their ratios to the plain loop's forward."""
+    print(f"{title}: microseconds, median (best)")
+    for name, (median, best) in found.items():
+        line = f"  {name:17} {median:6.0f} ({best:.0f})"
+        if "plain" in found:
+            plain_median, plain_best = found["plain"]
+            line += f"   {median / plain_median:.2f} ({best / plain_best:.2f}) x plain"
+        print(line)
 
 
 def profiled(name: str) -> None:
@@ -120,9 +131,7 @@ def one_rank(rank: int, folder: str, profile: bool) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     found = measured()
     if rank == 0:
-        print("two ranks:", ", ".join(f"{name} {us:.0f} us" for name, us in found.items()))
-        for name, us in list(found.items())[1:]:
-            print(f"  {name}: {us / found['plain']:.2f} x the plain loop's forward")
+        show("two ranks", found)
     if profile:
         for name in ("forward", "forward+backward"):
             profiled(name)
@@ -135,7 +144,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     profile = parser.parse_args().profile
     torch.set_num_threads(1)
-    print("alone:", ", ".join(f"{name} {us:.0f} us" for name, us in measured().items()))
+    show("alone", measured())
     if profile:
         for name in ("forward", "forward+backward"):
             profiled(name)

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -134,7 +135,12 @@ def _usable(names: Iterable[str], q: Tensor, asked: Features) -> Iterator[str]:
 
 def load_backend(name: str) -> Backend:
     """Imports the module of a registered backend."""
-    return cast("Backend", importlib.import_module(BACKENDS[name]))
+    return _imported(BACKENDS[name])
+
+
+@lru_cache
+def _imported(module: str) -> Backend:
+    return cast("Backend", importlib.import_module(module))  # which takes microseconds to find it
 
 
 def _expect(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -94,6 +95,14 @@ class Batch:
         assert tensor.is_contiguous()
         self.operations.append((False, tensor, source))
 
+    def by_peer(self) -> dict[tuple[bool, int], list[Tensor]]:
+        """Returns the tensors to send (True) to each rank, and to receive (False) from each; both
+        ends list them in the same order."""
+        found: dict[tuple[bool, int], list[Tensor]] = {}
+        for is_send, tensor, peer in self.operations:
+            found.setdefault((is_send, peer), []).append(tensor)
+        return found
+
     @property
     def sent_bytes(self) -> int:
         """Returns the payload that this rank sends."""
@@ -103,6 +112,23 @@ class Batch:
     def received_bytes(self) -> int:
         """Returns the payload that this rank receives."""
         return sum(x.numel() * x.element_size() for is_send, x, _ in self.operations if not is_send)
+
+
+class Packed:
+    """Small tensors for one peer as one message. ``filled``: with what the tensors hold."""
+
+    def __init__(self, tensors: Sequence[Tensor], *, filled: bool) -> None:
+        self._parts = [x.view(-1).view(torch.uint8) for x in tensors]
+        if filled:
+            self.buffer = torch.cat(self._parts)
+        else:
+            self.buffer = self._parts[0].new_empty(sum(x.numel() for x in self._parts))
+
+    def wait(self) -> None:
+        """Fills the tensors with what has arrived."""
+        arrived = self.buffer.split([x.numel() for x in self._parts])
+        for part, found in zip(self._parts, arrived, strict=True):
+            part.copy_(found)
 
 
 class Pending:

@@ -25,13 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringray.comm import host_staging
-from ringray.comm.batch import METER, Batch, Pending, waiting
+from ringray.comm.batch import METER, Batch, Packed, Pending, waiting
 from ringray.instruments.progress import HERE
 from ringray_kernels.intervals import capturing
 
 # Of messages, on backends that match them by tag: not 0, the default of a user's own messages.
 _TAG = 0x72696E67
 _TAG_OF_INTEGERS = _TAG + 1
+_SMALL_BYTES = 1 << 16  # of the tensors for one peer; larger ones are not copied
 
 
 class Comm:
@@ -129,11 +130,17 @@ class Comm:
                 for is_send, tensor, peer in batch.operations
             ]  # fmt: skip
             return dist.batch_isend_irecv(operations)
-        # The same for other backends, without its checks, which take as long as a small message.
-        return [
-            (group.send if is_send else group.recv)([tensor], peer * fold + place, _TAG)
-            for is_send, tensor, peer in batch.operations
-        ]
+        # Other backends send one by one, and what is small costs by the message, not by the byte.
+        works: list[Any] = []
+        for (is_send, peer), tensors in batch.by_peer().items():
+            exchange = group.send if is_send else group.recv
+            packed = len(tensors) > 1 and sum(x.nbytes for x in tensors) <= _SMALL_BYTES
+            for one in [Packed(tensors, filled=is_send)] if packed else tensors:
+                buffer = one.buffer if isinstance(one, Packed) else one
+                works.append(exchange([buffer], peer * fold + place, _TAG))
+                if isinstance(one, Packed) and not is_send:
+                    works.append(one)
+        return works
 
     def largest(self, values: Sequence[int], hop: str) -> list[int]:
         """Returns the largest of each of the ``values`` over all ranks; all have the same count.

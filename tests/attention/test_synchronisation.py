@@ -17,6 +17,7 @@ from torch import Tensor
 import ringray
 from ringray import transport
 from ringray.attention import agreement, arguments, problem
+from ringray.comm.batch import Batch, Packed
 from ringray.comm.ring import connect
 from ringray_kernels import testing
 from tests.support import host_reads
@@ -64,7 +65,7 @@ def test_nothing_is_read_after_the_first_call(backend: str, mask: dict[str, Any]
 
 
 def test_a_ring_reads_nothing() -> None:
-    on_ring(2, (every_transport, host_group_beside))
+    on_ring(2, (every_transport, host_group_beside, small_tensors_travel_together))
     on_ring(3, (every_transport, host_group_beside))
 
 
@@ -117,6 +118,23 @@ def host_group_beside(rank: int, size: int) -> None:
         with pytest.raises(RuntimeError, match=rf"rank {rank}, agreement about .*the same order"):
             agreement.agree(short, agreement.Averaging(1))
     dist.barrier()
+
+
+def small_tensors_travel_together(rank: int, size: int) -> None:
+    """As one message for each peer, of any dtypes and odd sizes; large ones go by themselves."""
+    ring, other = connect(None), 1 - rank
+    for rows, messages in ((3, 2), (1 << 14, 4)):
+        ours = [torch.full((rows, 1), 1.0 + rank).bfloat16(), torch.full((2, rows, 5), 3.0 + rank)]
+        came = [torch.zeros_like(x) for x in ours]
+        batch = Batch("hop", "two tensors")
+        for a, b in zip(ours, came, strict=True):
+            batch.send(a, other)
+            batch.receive(b, other)
+        works = ring._start(batch)
+        assert sum(not isinstance(work, Packed) for work in works) == messages
+        for work in works:
+            work.wait()
+        assert all((x == 1 + 2 * i + other).all() for i, x in enumerate(came))
 
 
 def test_the_oldest_problems_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
