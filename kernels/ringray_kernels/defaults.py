@@ -13,6 +13,7 @@ lists them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from ringray_kernels.config import (
@@ -142,6 +143,10 @@ def default(problem: Problem, target: Target) -> BlockConfig:
             config = BlockConfig.parse(text)
             reason = supports(config, problem, target)
             if reason is None:
+                # The factor of a softcap takes registers too: half the rows pass by at once.
+                crowded = problem.capped and problem.kernel == "dkv" and problem.width > 64
+                if crowded and target.descriptors:
+                    return replace(config, block_m=max(16, config.block_m // 2))
                 return config
     raise ValueError(
         f"no {problem.kernel} configuration for head dim {problem.head_dim}, "

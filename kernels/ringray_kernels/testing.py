@@ -158,7 +158,7 @@ def _like_flash(
     delta = (upstream * out.float()).sum(-1, keepdim=True).masked_fill(blind, 0.0)
     ds = (weights * (upstream @ wide_v.mT - delta) * slope).to(dtype).float()
     dk, dv = (
-        (x.mT @ y).unflatten(1, (k.shape[1], -1)).sum(2)
+        (x.mT @ y).to(dtype).unflatten(1, (k.shape[1], -1)).sum(2)  # as of expanded heads
         for x, y in ((ds * scale, wide_q), (weights.to(dtype).float(), upstream))
     )
     dsinks = None
@@ -166,7 +166,7 @@ def _like_flash(
         share = torch.exp(sinks.float()[:, None, None] - lse).masked_fill(blind, 0.0)
         dsinks = -(share * delta).squeeze(-1)
     dq = ds @ wide_k * scale
-    return Gradients(out, dq.to(dtype), dk.to(dtype), dv.to(dtype), dsinks)
+    return Gradients(out, dq.to(dtype), dk, dv, dsinks)
 
 
 def budget_share(got: Tensor, want: Tensor, reference: Tensor, dout: Tensor) -> float:
