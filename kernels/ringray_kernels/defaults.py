@@ -95,6 +95,18 @@ _WIDE_HOPPER: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [(64, "128x32/8/2"), (128, "128x16/8/2"), (256, "16x16/8/2")],
 }
 
+# Head dims above 256, two bytes per element; four bytes spill in the loops of all that fits.
+_LARGE: dict[Kernel, list[str]] = {
+    "forward": ["32x32/8/1"],
+    "dq": ["32x32/8/1", "16x16/8/1"],
+    "dkv": ["16x32/8/1/split"],
+}
+_LARGE_CDNA: dict[Kernel, list[str]] = {
+    "forward": ["32x16/4/1"],
+    "dq": ["32x16/4/1"],
+    "dkv": ["16x32/4/1/split"],
+}
+
 # Hopper's kernels with a copying warp, by head dim. Not defaults before they are measured.
 SPECIALISED = {
     64: Blocks.parse(
@@ -137,6 +149,9 @@ def default(problem: Problem, target: Target) -> BlockConfig:
     else:
         narrow, wide = _AMPERE, _WIDE
     table = (wide if problem.itemsize == 4 else narrow)[problem.kernel]
+    if problem.itemsize == 2:
+        large = _LARGE_CDNA if target.is_amd else _LARGE
+        table = [*table, *((512, text) for text in large[problem.kernel])]
     reason: str | None = "no configuration"
     for head_dim, text in table:
         if problem.width <= head_dim:
@@ -149,6 +164,6 @@ def default(problem: Problem, target: Target) -> BlockConfig:
                     return replace(config, block_m=max(16, config.block_m // 2))
                 return config
     raise ValueError(
-        f"no {problem.kernel} configuration for head dim {problem.head_dim}, "
+        f"no {problem.kernel} configuration for head dim {max(problem.head_dims)}, "
         f"{problem.itemsize}-byte elements, on {target.name}: {reason}"
     )

@@ -69,8 +69,8 @@ def ring_attention(
     Under autocast it casts like SDPA does. Numbers may be NumPy's or 0-d tensors.
 
     Args:
-        q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 512 (256 with
-            the backend ``triton``).
+        q: (B, Hq, S, D), this rank's rows, fp32, bf16 or fp16, any strides, D at most 512 (256 in
+            fp32 with the backend ``triton``).
         k: (B, Hkv, S, D), the same dtype; Hq is a multiple of Hkv, and only the Hkv heads travel.
         v: (B, Hkv, S, Dv), the same dtype; Dv may be another head dim, as in multi-head latent
             attention.

@@ -23,26 +23,26 @@ from ringray_kernels.backends.triton.launch import (
     dq_launch,
     forward_launch,
 )
-from ringray_kernels.config import Blocks, target_named
+from ringray_kernels.config import KERNELS, Blocks, Problem, target_named
+from ringray_kernels.defaults import default
 from ringray_kernels.intervals import derived, inverse
 
 BLOCKS = Blocks
-MAX_HEAD_DIM = 256
 _MOST_ROWS = 256  # of a tile; see config.supports
 
 
 def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
     """Returns why these kernels cannot compute on tensors like ``q``, or None."""
-    widest = max(q.shape[-1], asked.value_dim or 0)
-    if widest > MAX_HEAD_DIM:
-        return f"got head dim {widest}, expected at most {MAX_HEAD_DIM}"
-    if q.device.type == "cpu":
-        return None if INTERPRETED else "a CPU needs TRITON_INTERPRET=1 set before the import"
+    if q.device.type == "cpu" and not INTERPRETED:
+        return "a CPU needs TRITON_INTERPRET=1 set before the import"
     compiles = q.device.type == "meta" and not INTERPRETED  # see ``arguments.run``
-    if q.device.type != "cuda" and not compiles:
+    if q.device.type not in ("cpu", "cuda") and not compiles:
         return f"got device {q.device.type!r}, expected 'cuda'"
     try:
-        target_named(architecture(q.device))
+        target = target_named(architecture(q.device))
+        dims, capped = (q.shape[-1], asked.value_dim or 0), asked.softcap is not None
+        for kernel in KERNELS:
+            default(Problem(kernel, dims[0], q.dtype.itemsize, 1, True, dims[1], capped), target)
     except (ValueError, RuntimeError) as error:  # RuntimeError: no driver is active
         return str(error)
     return None
