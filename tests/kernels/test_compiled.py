@@ -209,6 +209,29 @@ def test_softmax_runs_beside_products_on_hopper(tmp_path: Path, version: str) ->
             assert loop["outside"] <= outside, line
 
 
+MODELS = """
+from ringray_kernels.inspect.compiled import Case, compile_case
+for target in ("sm_90", "gfx942"):
+    for asked in (
+        {"head_dim": 192, "value_dim": 128}, {"head_dim": 128, "softcap": 50.0}, {"head_dim": 512},
+    ):
+        for kernel in ("forward", "dq", "dkv"):
+            made = compile_case(Case(target, kernel, **asked))
+            with path.open("a") as file:
+                file.write(json.dumps([*map(str, made.case.__dict__.values()), made.inner_spilled]))
+                file.write("\\n")
+"""
+
+
+@pytest.mark.slow
+def test_what_models_ask_for_compiles_without_spills_in_loops(tmp_path: Path) -> None:
+    """MLA's head dims, a soft cap, and a head dim beyond 256."""
+    lines = compiled(tmp_path, "import json\n" + MODELS)
+    assert len(lines) == 2 * 3 * 3
+    for line in lines:
+        assert line[-1] == 0, line
+
+
 VARIANTS = """
 import json, torch, triton
 from ringray_kernels.api import BackwardOperands, Operands, State

@@ -54,7 +54,8 @@ _AS_LONG = 1.2
 @dataclass(frozen=True)
 class Case:
     """One kernel to compile; ``config`` None is the default. ``group`` query heads share a
-    key/value head; forward is a middle hop, with the state in and out."""
+    key/value head; forward is a middle hop, with the state in and out. ``value_dim``: head dim of
+    V, 0 if it is that of Q."""
 
     target: str
     kernel: Kernel
@@ -64,6 +65,8 @@ class Case:
     config: BlockConfig | None = None
     atomic_dq: bool = False
     ordered_dq: bool = False
+    value_dim: int = 0
+    softcap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,23 +144,27 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    q, dout = (tensor(batch, heads, rows, case.head_dim, dtype=dtype) for _ in range(2))
-    k, v = (tensor(batch, kv_heads, rows, case.head_dim, dtype=dtype) for _ in range(2))
-    dq = tensor(*q.shape)
+    values = case.value_dim or case.head_dim
+    q, dout = (tensor(batch, heads, rows, dim, dtype=dtype) for dim in (case.head_dim, values))
+    k, v = (tensor(batch, kv_heads, rows, dim, dtype=dtype) for dim in (case.head_dim, values))
+    out, dq = tensor(*dout.shape), tensor(*q.shape)
     dk, dv = tensor(*k.shape), tensor(*v.shape)
     lse, delta = tensor(batch, heads, rows), tensor(batch, heads, rows)
     start, end = (tensor(1, rows, dtype=torch.int32) for _ in range(2))
     named: dict[str, Any] = {case.kernel: case.config}
     blocks = Blocks(**named, atomic_dq=case.atomic_dq, ordered_dq=case.ordered_dq)
-    operands = Operands(q, k, v, start, end, 0.1, blocks)
+    operands = Operands(q, k, v, start, end, 0.1, blocks, case.softcap)
     given = BackwardOperands(dout, None, lse, delta, dq, dk, dv)
     if case.kernel == "forward":
-        launch = launches.forward_launch(operands, State(dq, lse), State(dq, lse), target, dtype)
+        launch = launches.forward_launch(operands, State(out, lse), State(out, lse), target, dtype)
     elif case.kernel == "dq":
         launch = launches.dq_launch(operands, given, target, dtype)
     else:
         *_, launch = launches.dkv_launches(operands, given, start, end, target, dtype)
-    problem = Problem(case.kernel, case.head_dim, dtype.itemsize, case.group)
+    problem = Problem(
+        case.kernel, case.head_dim, dtype.itemsize, case.group, True, values,
+        case.softcap is not None,
+    )  # fmt: skip
     config = configured(case.config, problem, target)
     return launch, config
 
