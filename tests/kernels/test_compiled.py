@@ -59,7 +59,12 @@ CEILINGS: dict[str, dict[tuple[str, str, int, str], int]] = {
     },
 }
 # What the check of waits across warp groups finds, read by hand: another buffer, or a barrier.
-HAZARDS: dict[tuple[str, str, str, int, str], set[str]] = {}
+HAZARDS = {
+    ("3.6", "sm_90", "dkv", 64, "bfloat16"): "cp.async.ca.shared.global",  # lse and delta
+    ("3.6", "sm_90", "dkv", 128, "bfloat16"): "cp.async.ca.shared.global",
+    ("3.6", "sm_90", "dkv", 256, "bfloat16"): "cp.async.ca.shared.global",
+    ("3.6", "sm_90", "forward", 64, "float32"): "cp.async.cg.shared.global",
+}
 # Products that more warps compute than there are rows for: operations over those that are needed.
 # What would repeat nothing spills more in its loops (see docs/kernels.md).
 REPEATED = {
@@ -143,7 +148,8 @@ def hold(line: dict[str, Any], version: str) -> None:
     found = line["instructions"]
     # fp32 takes tensor cores too (tf32), if small tiles leave Hopper's large ones unused.
     assert found[PRODUCTS[line["target"]]] > 0 or (not half and found["mma"] > 0), line
-    assert not set(line["hazards"]) - HAZARDS.get((version, *case), set()), line
+    known = HAZARDS.get((version, *case), "nothing")
+    assert all(known in one for one in line["hazards"]), line
     ceilings = CEILINGS.get(version)
     if ceilings is not None:
         assert line["inner_spilled"] <= ceilings.get(case, 0), line

@@ -297,9 +297,11 @@ def test_what_is_not_supported_is_told() -> None:
 
     with pytest.raises(ValueError, match="backend 'triton' takes None or a "):
         attempt(blocks=64)
-    wide = torch.zeros(1, 2, 8, 257)
-    with pytest.raises(ValueError, match="head dim: got 257, expected at most 256"):
-        attempt(q=wide, k=wide, v=wide)
+    some = torch.zeros(1, 8, dtype=torch.int32)
+    for head_dim, said in ((257, "no forward configuration"), (513, "expected at most 512")):
+        wide = torch.zeros(1, 2, 8, head_dim)
+        with pytest.raises(ValueError, match=said):
+            attempt(q=wide, k=wide, v=wide, start=some, end=some)
     with pytest.raises(ValueError, match="expected one of torch"):
         attempt(q=q.double(), k=k.double(), v=v.double())
     for name, shape in (("batch", (65536, 1, 1, 16)), ("heads", (1, 65536, 1, 16))):

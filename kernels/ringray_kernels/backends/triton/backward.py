@@ -27,6 +27,7 @@ from ringray_kernels.backends.triton.tiles import (
     narrow,
     plan_tiles,
     product,
+    publish_value,
     store_tile,
     tanh,
 )
@@ -55,7 +56,7 @@ def _dkv_step(
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
-    PTX: tl.constexpr, MASKED: tl.constexpr,
+    PTX: tl.constexpr, DP_FIRST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of query rows of one head to the running (dk0, dk1, dv0, dv1). Products are
     transposed, (keys, rows), so that p and ds are left operands of the next products."""
@@ -97,13 +98,16 @@ def _dkv_step(
         rows = (begin + columns)[None, :]
         seen = (rows >= first[:, None]) & (rows < last[:, None])
         p = tl.where(seen, p, 0.0)
+    if DP_FIRST:  # then the tensor cores have work during p, at the price of registers
+        dp = product(v0, do0, v1, do1, V1, PRECISION)
     if DV:
         weights = narrow(p, do0.dtype, EMULATE_BF16)
         dv0 = tl.dot(weights, do0, dv0, input_precision=PRECISION)
         if V1 > 0:
             dv1 = tl.dot(weights, do1, dv1, input_precision=PRECISION)
     if DK:
-        dp = product(v0, do0, v1, do1, V1, PRECISION)
+        if not DP_FIRST:
+            dp = product(v0, do0, v1, do1, V1, PRECISION)
         ds = p * (dp - row_delta[None, :])
         if SOFTCAP:
             ds = ds * (1.0 - s * s)
@@ -122,8 +126,7 @@ def _dkv_step(
             part = tl.dot(tl.trans(ds), k1, input_precision=PRECISION) * scale
             _add_dq(dq, rows, present, part, D0, D1, HEAD_DIM, counters is None)
         if counters is not None:
-            tl.debug_barrier()
-            tl.atomic_xchg(counters + begin // BLOCK_M, turn + 1)
+            publish_value(counters + begin // BLOCK_M, turn + 1, PTX)
     return dk0, dk1, dv0, dv1
 
 
@@ -142,7 +145,7 @@ def dkv_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
-    PTX: tl.constexpr,
+    PTX: tl.constexpr, DP_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Program (block, key/value head, batch entry) adds to ``dk`` and ``dv`` of BLOCK_N key rows,
     over all query heads that share them (DK and DV select one or both). ``start`` and ``end`` are
@@ -220,7 +223,7 @@ def dkv_kernel(
                 dq_head, turns, before, ended, low, high, first, last, tile,
                 batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, True,
+                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
             )  # fmt: skip
         for tile in range(leading, leading + whole):
             dk0, dk1, dv0, dv1 = _dkv_step(
@@ -228,7 +231,7 @@ def dkv_kernel(
                 dq_head, turns, before, ended, low, high, first, last, tile,
                 batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, False,
+                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, False,
             )  # fmt: skip
         if counters is not None:
             for tile in range(leading + whole, count):
@@ -237,7 +240,7 @@ def dkv_kernel(
                     dq_head, turns, before, ended, low, high, first, last, tile,
                     batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
                     HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                    EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, True,
+                    EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
                 )  # fmt: skip
 
     key = key.to(tl.int64)

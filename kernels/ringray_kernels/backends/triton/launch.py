@@ -32,6 +32,7 @@ from ringray_kernels.backends.triton.plan import dq_turns
 from ringray_kernels.config import BlockConfig, Target, head_dim_parts
 
 _DELTA_ROWS = 64
+_NARROW = 64  # head dims at which one more tile of scores fits into registers
 
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
@@ -173,6 +174,8 @@ def dkv_launches(
         counters = q.new_zeros(1 + batch * q.shape[1] * tiles, dtype=torch.int32)
         turns = (counters, *dq_turns(first, stop, config.block_n, config.block_m, q.shape[2]))
 
+    narrow = problem.width <= _NARROW and problem.itemsize == 2
+
     def launch(part: tuple[str, ...], turns: tuple[Tensor | None, ...]) -> Launch:
         return Launch(
             dkv_kernel,
@@ -189,6 +192,7 @@ def dkv_launches(
                 **options,
                 **{name: name in part for name in ("DK", "DV")},
                 "ADD_DQ": bool(blocks.adds_dq) and "DK" in part,
+                "DP_FIRST": target.wgmma and part == ("DK", "DV") and narrow,
                 "PTX": not (target.is_amd or INTERPRETED),
             },
         )  # fmt: skip
