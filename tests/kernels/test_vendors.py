@@ -151,8 +151,8 @@ def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
         monkeypatch.setattr(cudnn, "_ops", kernels)
         return cudnn, kernels
     kernels = Flash3() if request.param == "flash 3" else Flash2()
-    calls = flash.Calls(kernels, version_3=request.param == "flash 3")
-    monkeypatch.setattr(flash, "_calls", lambda q: calls)
+    calls = flash.Kernels(kernels, version_3=request.param == "flash 3")
+    monkeypatch.setattr(flash, "_kernels", lambda q: calls)
     return flash, kernels
 
 
@@ -199,10 +199,10 @@ def test_arguments_fit_the_operators_of_this_pytorch() -> None:
     """By their shapes alone: the operators know tensors without content."""
     q = torch.empty(2, 4, 24, DIM, dtype=torch.bfloat16, device="meta")
     k = q[:, :1, :16].expand(-1, 4, -1, -1)
-    calls = cudnn._Calls()
-    out, lse = calls.forward(q, k, k, causal=False, mask=None, scale=SCALE)
+    calls = cudnn._Kernels()
+    out, lse = calls.forward(q, k, k, causal=False, scale=SCALE)
     assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
-    grads = calls.backward(q, q, k, k, out, lse, causal=False, mask=None, scale=SCALE)
+    grads = calls.backward(q, q, k, k, out, lse, causal=False, scale=SCALE)
     assert [tuple(x.shape) for x in grads] == [(2, 4, 24, DIM), *[(2, 1, 16, DIM)] * 2]
 
 

@@ -121,35 +121,29 @@ def _head_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
         yield slice(at, min(at + step, q.shape[0]))
 
 
-class FusedCalls(Protocol):
-    """Attention of dense pieces with lse, as in ``fused.py``: shapes of SDPA, K/V heads shared by a
-    stride of 0, one head dim."""
+class Vendor(Protocol):
+    """A vendor's kernels for pieces without a mask, in 16 bits: shapes of SDPA, K/V heads shared by
+    a stride of 0, one head dim."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]: ...
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        mask: Tensor | None,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns dq, dk, dv; dk and dv per query head, or summed over those that share them."""
+    def backward(self, *given: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns dq, dk, dv from dout, q, k, v, out and lse; dk and dv per query head, or summed
+        over those that share them."""
+
+
+def _takes(q: Tensor, mask: Tensor | None) -> bool:
+    """Tells whether a vendor computes a piece; ``fused`` does the others."""
+    return mask is None and q.dtype != torch.float32
 
 
 def forward(
     operands: Operands,
     state: State | None,
     out_dtype: torch.dtype,
-    fused_calls: FusedCalls = fused,
+    vendor: Vendor | None = None,
 ) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
     operands = _positive(operands)
@@ -170,7 +164,7 @@ def forward(
                 ours = [_part(x, 0, entry) for x in (q, k, v, out, lse)]
                 part = operands._replace(q=ours[0], k=ours[1], v=ours[2])
                 fresh = state is None and call.first
-                _forward_call(call, part, State(*ours[3:]), mask, fused_calls, fresh=fresh)
+                _forward_call(call, part, State(*ours[3:]), mask, vendor, fresh=fresh)
     return State(out.to(out_dtype), lse)
 
 
@@ -179,7 +173,7 @@ def _forward_call(
     operands: Operands,
     state: State,
     mask: Tensor | None,
-    fused_calls: FusedCalls,
+    vendor: Vendor | None,
     *,
     fresh: bool,
 ) -> None:
@@ -189,16 +183,19 @@ def _forward_call(
     group = q.shape[1] // kv_heads
     queries, out, lse = (_part(_by_group(x, kv_heads), 2, rows) for x in (q, *state))
     keys_, values = (_part(_by_group(x, kv_heads), 2, keys) for x in (k, v))
-    masking: dict[str, Any] = {"causal": call.mode == "causal", "mask": mask, "scale": scale}
+    how: dict[str, Any] = {"causal": call.mode == "causal", "scale": scale}
     for heads in _head_slices(queries, keys_):
         own, *shared = (_part(x, 0, heads) for x in (queries, keys_, values))
         if softcap is None:
             own, *shared = _one_width(own, *shared)
             shared = [x.expand(-1, group, -1, -1) for x in shared]
-            part, part_lse = fused_calls.forward(own, *shared, **masking)
+            if vendor is not None and _takes(own, mask):
+                part, part_lse = vendor.forward(own, *shared, **how)
+            else:
+                part, part_lse = fused.forward(own, *shared, mask=mask, **how)
             part = _part(part, 3, slice(0, v.shape[3]))
         else:
-            part, part_lse = composed.forward(own, *shared, softcap=softcap, **masking)
+            part, part_lse = composed.forward(own, *shared, softcap=softcap, mask=mask, **how)
         if fresh:
             _part(out, 0, heads).copy_(part)
             _part(lse, 0, heads).copy_(part_lse)
@@ -207,7 +204,7 @@ def _forward_call(
         del part, part_lse  # before the next call allocates its own
 
 
-def backward(operands: Operands, given: BackwardOperands, fused_calls: FusedCalls = fused) -> None:
+def backward(operands: Operands, given: BackwardOperands, vendor: Vendor | None = None) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
     dout, out, lse, delta, dq, dk, dv = given
     positive = _positive(operands)
@@ -227,7 +224,7 @@ def backward(operands: Operands, given: BackwardOperands, fused_calls: FusedCall
             for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
                 ours = [_part(x, 0, entry) for x in (q, k, v, dout, out, lse, delta, dq, dk, dv)]
                 part = positive._replace(q=ours[0], k=ours[1], v=ours[2])
-                _backward_call(call, part, BackwardOperands(*ours[3:]), mask, fused_calls)
+                _backward_call(call, part, BackwardOperands(*ours[3:]), mask, vendor)
     if positive.scale == -operands.scale:
         given.dq.sub_(dq)
 
@@ -248,7 +245,7 @@ def _backward_call(
     operands: Operands,
     given: BackwardOperands,
     mask: Tensor | None,
-    fused_calls: FusedCalls,
+    vendor: Vendor | None,
 ) -> None:
     q, k, v, _, _, scale, _, softcap = operands
     dout, out, lse, delta, dq, dk, dv = given
@@ -259,7 +256,7 @@ def _backward_call(
     queries, dout, out, dq = (_part(_by_group(x, kv_heads), 2, rows) for x in (q, dout, out, dq))
     lse, delta = (_part(_by_group(x, kv_heads), 2, rows) for x in (lse, delta))
     k, v, dk, dv = (_part(_by_group(x, kv_heads), 2, keys) for x in (k, v, dk, dv))
-    masking: dict[str, Any] = {"causal": call.mode == "causal", "mask": mask, "scale": scale}
+    how: dict[str, Any] = {"causal": call.mode == "causal", "scale": scale}
     for heads in _head_slices(queries, k):
         grad_out, own_q, own_k, own_v = (_part(x, 0, heads) for x in (dout, queries, k, v))
         lse_rows = _part(lse, 0, heads)
@@ -268,13 +265,18 @@ def _backward_call(
                 grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
-            parts = fused_calls.backward(grad_out, own_q, own_k, own_v, result, lse_rows, **masking)
-            del result
+            tensors = (grad_out, own_q, own_k, own_v, result, lse_rows)
+            if vendor is not None and _takes(own_q, mask):
+                parts = vendor.backward(*tensors, **how)
+            else:
+                parts = fused.backward(*tensors, mask=mask, **how)
+            del result, tensors
         else:
             delta_rows = _part(delta, 0, heads)
             parts = composed.backward(
-                grad_out, own_q, own_k, own_v, lse_rows, delta_rows, softcap=softcap, **masking
-            )
+                grad_out, own_q, own_k, own_v, lse_rows, delta_rows, softcap=softcap, mask=mask,
+                **how,
+            )  # fmt: skip
         del grad_out, own_q, own_k, own_v  # padded ones are copies
         part_q = _part(parts[0], 3, slice(0, dq.shape[3]))
         _part(dq, 0, heads).add_(part_q)

@@ -1,7 +1,7 @@
 """cuDNN's attention, by PyTorch's operators, on the dense pieces that cover the intervals.
 
-Masked pieces, and backward passes in fp32 (``aten.backward`` without an output), are left to the
-kernels of ``fused.py``. Shared heads are cuDNN's own.
+Masked pieces, and backward passes in fp32 (``aten.backward`` without an output), are left to
+``fused.py``. Shared heads are cuDNN's own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
-from ringray_kernels.backends import aten, fused
+from ringray_kernels.backends import aten
 
 BLOCKS = int  # query rows per call
 MAX_HEAD_DIM = 128  # elements; forward alone could take more
@@ -45,44 +45,24 @@ def limits(q: Tensor, asked: Features) -> str | None:
     return None
 
 
-def takes(q: Tensor, mask: Tensor | None) -> bool:
-    """Tells whether vendors' kernels compute a piece; ``fused.py`` does the others."""
-    return mask is None and q.dtype in _HALF
-
-
 def unshared(x: Tensor) -> Tensor:
     """Returns K/V heads (E, 1, S, D) of a view that shares them (E, G, S, D)."""
     return x[:, 0].unsqueeze(1) if x.stride(1) == 0 else x  # with a stride that kernels take
 
 
-class _Calls:
-    """See ``aten.FusedCalls``."""
+class _Kernels:
+    """See ``aten.Vendor``."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
-        if not takes(q, mask):
-            return fused.forward(q, k, v, causal=causal, mask=mask, scale=scale)
         out, lse, *_ = _ops._scaled_dot_product_cudnn_attention(
             q, unshared(k), unshared(v), None, True, 0.0, causal, False, scale=scale
         )
         return out, lse.reshape(q.shape[:3])  # (B, H, S) or (B, H, S, 1), by the version
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        mask: Tensor | None,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if not takes(q, mask):
-            return fused.backward(dout, q, k, v, out, lse, causal=causal, mask=mask, scale=scale)
+    def backward(self, *given: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        dout, q, k, v, out, lse = given
         no_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # dropout is 0
         bias = query_lengths = key_lengths = None  # an undefined tensor: there is none
         found: tuple[Tensor, Tensor, Tensor] = _ops._scaled_dot_product_cudnn_attention_backward(
@@ -93,14 +73,14 @@ class _Calls:
         return found
 
 
-_calls = _Calls()
+_kernels = _Kernels()
 
 
 def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
-    return aten.forward(operands, state, out_dtype, _calls)
+    return aten.forward(operands, state, out_dtype, _kernels)
 
 
 def backward(operands: Operands, given: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
-    aten.backward(operands, given, _calls)
+    aten.backward(operands, given, _kernels)

@@ -2,7 +2,7 @@
 
 FlashAttention 3 (``flash_attn_interface``) where it is installed, on Hopper, else 2
 (``flash_attn``). PyTorch's own copy of 2 is what ``aten`` calls. Masked pieces, and backward passes
-in fp32 (``aten.backward`` without an output), are left to the kernels of ``fused.py``.
+in fp32 (``aten.backward`` without an output), are left to ``fused.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
-from ringray_kernels.backends import aten, fused
-from ringray_kernels.backends.cudnn import limits, takes, unshared
+from ringray_kernels.backends import aten
+from ringray_kernels.backends.cudnn import limits, unshared
 
 BLOCKS = int  # query rows per call
 _VERSION_3 = "flash_attn_interface"
@@ -51,17 +51,15 @@ def _package(capability: tuple[int, int]) -> tuple[Any, bool]:
     return importlib.import_module(name), name == _VERSION_3
 
 
-class Calls:
-    """``aten.FusedCalls`` of a ``package``; its tensors are (B, S, H, D)."""
+class Kernels:
+    """``aten.Vendor`` of a ``package``; its tensors are (B, S, H, D)."""
 
     def __init__(self, package: Any, *, version_3: bool) -> None:
         self._package, self._version_3 = package, version_3
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
-        if not takes(q, mask):
-            return fused.forward(q, k, v, causal=causal, mask=mask, scale=scale)
         options: dict[str, Any] = {"softmax_scale": scale, "causal": causal}
         if not self._version_3:
             options |= {"dropout_p": 0.0, "return_softmax": False} | self._unused
@@ -69,29 +67,18 @@ class Calls:
         out, lse, *_ = self._package._flash_attn_forward(*given, **options)
         return out.transpose(1, 2), lse
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        mask: Tensor | None,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if not takes(q, mask):
-            return fused.backward(dout, q, k, v, out, lse, causal=causal, mask=mask, scale=scale)
+    def backward(self, *given: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        dout, q, k, v, out, lse = given
         options: dict[str, Any] = {"softmax_scale": scale, "deterministic": True}
         if self._version_3:
             options |= {"is_causal": causal}
         else:
             options |= {"causal": causal, "dropout_p": 0.0} | self._unused
-        given = [x.transpose(1, 2) for x in (dout, q, unshared(k), unshared(v), out)]
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[1:4])
-        self._package._flash_attn_backward(*given, lse.contiguous(), dq=dq, dk=dk, dv=dv, **options)
+        rows_first = [x.transpose(1, 2) for x in (dout, q, unshared(k), unshared(v), out)]
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in rows_first[1:4])
+        self._package._flash_attn_backward(
+            *rows_first, lse.contiguous(), dq=dq, dk=dk, dv=dv, **options
+        )
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
     @property
@@ -101,16 +88,16 @@ class Calls:
         return unlimited | {"softcap": 0.0, "alibi_slopes": None}
 
 
-def _calls(q: Tensor) -> Calls:
+def _kernels(q: Tensor) -> Kernels:
     package, version_3 = _package(torch.cuda.get_device_capability(q.device))
-    return Calls(package, version_3=version_3)
+    return Kernels(package, version_3=version_3)
 
 
 def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
-    return aten.forward(operands, state, out_dtype, _calls(operands.q))
+    return aten.forward(operands, state, out_dtype, _kernels(operands.q))
 
 
 def backward(operands: Operands, given: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
-    aten.backward(operands, given, _calls(operands.q))
+    aten.backward(operands, given, _kernels(operands.q))
