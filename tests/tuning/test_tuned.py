@@ -291,16 +291,18 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     tuned.add([entry(place=tuned.here(), bucket=here, choice=choice)])
     q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
     options = Options(
-        "auto", True, None, None, None, None, None, "auto", "auto", "auto", False, None
-    )
+        partition="auto", causal=True, window=None, chunk=None, prefix=None, seq_len=None,
+        scale=None, softcap=None, transport="auto", backward="auto", backend="auto",
+        return_lse=False, blocks=None,
+    )  # fmt: skip
     with caplog.at_level("INFO", logger="ringray"):
-        job, _ = resolve(q, k, v, None, options, connect(None), needs_grad=False)
+        job, _ = resolve(q, k, v, None, None, options, connect(None), needs_grad=False)
     assert (job.layout.partition, job.blocks) == ("striped", 32)
     assert "abcdef01" in caplog.text
     out = ringray.ring_attention(q, k, v, partition="auto", transport="auto")
     assert torch.equal(out, ringray.ring_attention(q, k, v, blocks=32))
     q, k, v = (x.repeat(1, 1, 2, 1) for x in (q, k, v))
-    longer, _ = resolve(q, k, v, None, options, connect(None), needs_grad=False)
+    longer, _ = resolve(q, k, v, None, None, options, connect(None), needs_grad=False)
     assert (longer.layout.partition, longer.blocks) == ("zigzag", None)
 
 
