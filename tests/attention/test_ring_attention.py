@@ -13,17 +13,17 @@ import ringray
 from ringray.partition import PARTITIONS
 from ringray_kernels import testing
 from tests.support import agreement_checks as refusals
-from tests.support import overlap_checks
+from tests.support import overlap_checks, sharding_checks
 from tests.support import ring_checks as checks
 from tests.support.ranks import on_ring
 
 EVERY = (
     checks.exact, checks.random_problems, checks.documents_of_each_row, checks.repeatable,
     checks.traffic, checks.some_gradients,
-    checks.strides, refusals.disagreement, checks.sharding, checks.subgroups,
+    checks.strides, refusals.disagreement, sharding_checks.sharding, checks.subgroups,
     refusals.without_agreement, checks.gradients_of_lse, checks.uneven_rows,
     refusals.order_of_backward, refusals.messages_of_a_user, refusals.unshard_compares,
-    checks.shards_remember_their_length, refusals.timeouts_say_where, checks.models,
+    sharding_checks.shards_remember_their_length, refusals.timeouts_say_where, checks.models,
     overlap_checks.transfers_run_beside_computation,
 )  # fmt: skip
 
@@ -40,7 +40,7 @@ def test_a_ring_of_eight() -> None:
             checks.random_problems,
             checks.traffic,
             refusals.disagreement,
-            checks.sharding,
+            sharding_checks.sharding,
         ),
     )
 

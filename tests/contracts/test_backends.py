@@ -7,8 +7,6 @@ less, the yardstick's own error is a matter of luck.
 from __future__ import annotations
 
 import itertools
-import os
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,11 +14,10 @@ import torch
 from torch import Tensor
 
 import ringray_kernels
-from ringray_kernels import Blocks, State, testing
+from ringray_kernels import Blocks, State
 from ringray_kernels.api import DTYPES, backward, features, forward, load_backend
 from ringray_kernels.backends import BACKENDS, composed
-from ringray_kernels.intervals import intervals, visible_range
-from ringray_kernels.merge import merge_sinks_, sink_gradients
+from tests.support.backend_problems import Problem, check, compute, interpreted, shared_heads
 
 NAN = float("nan")
 
@@ -31,157 +28,6 @@ def backend(request: pytest.FixtureRequest) -> str:
     if reason:
         pytest.skip(reason)
     return str(request.param)
-
-
-def interpreted(backend: str) -> bool:
-    """Triton's interpreter takes about 10 ms a tile: fewer cases, the same kinds of them."""
-    return backend == "triton" and bool(os.environ.get("TRITON_INTERPRET"))
-
-
-def shared_heads(backend: str) -> dict[str, int]:
-    """Batch and heads that are shared by queries, as few as tell them apart if interpreted."""
-    few = interpreted(backend)
-    return {"batch": 1 if few else 2, "heads": 2 if few else 4, "kv_heads": 1 if few else 2}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One attention problem; ``cu`` are document boundaries."""
-
-    batch: int = 1
-    heads: int = 2
-    kv_heads: int = 2
-    rows: int = 61
-    head_dim: int = 32
-    dtype: torch.dtype = torch.float32
-    causal: bool = True
-    window: int | None = None
-    cu: tuple[int, ...] | None = None
-    seed: int = 0
-    blocks: Blocks | int | None = None
-
-    factor: float | None = None
-    softcap: float | None = None
-    value_dim: int | None = None
-    with_sinks: bool = False
-
-    @property
-    def sinks(self) -> Tensor | None:
-        return testing.make_sinks(self.heads, seed=self.seed) if self.with_sinks else None
-
-    @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5 if self.factor is None else self.factor
-
-    @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return testing.make_inputs(
-            self.batch, self.heads, self.kv_heads, self.rows, self.head_dim, self.dtype,
-            seed=self.seed, value_dim=self.value_dim,
-        )  # fmt: skip
-
-    @property
-    def boundaries(self) -> Tensor | None:
-        return None if self.cu is None else torch.tensor(self.cu)
-
-    @property
-    def seen(self) -> Tensor:
-        return testing.visible(
-            self.rows, causal=self.causal, window=self.window, cu_seqlens=self.boundaries
-        )
-
-    def intervals(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(self.rows)
-        low, high = visible_range(
-            positions, self.rows, causal=self.causal, window=self.window,
-            cu_seqlens=self.boundaries,
-        )  # fmt: skip
-        start, end = intervals(low, high, keys)
-        return start[None], end[None]
-
-
-@dataclass
-class Result:
-    """out, lse and gradients, in the dtypes that a ring would return."""
-
-    out: Tensor
-    lse: Tensor
-    grads: dict[str, Tensor] = field(default_factory=dict)
-
-
-def compute(
-    backend: str,
-    problem: Problem,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    parts: list[Tensor] | None = None,
-    *,
-    with_out: bool = True,
-) -> Result:
-    """All hops of one rank: the keys come in ``parts`` (their positions), one call each."""
-    q, k, v, dout = inputs
-    parts = parts or [torch.arange(problem.rows)]
-    more: dict[str, Any] = {"scale": problem.scale, "blocks": problem.blocks, "backend": backend}
-    more |= {"softcap": problem.softcap}
-    state: State | None = None
-    for i, part in enumerate(parts):
-        last = i == len(parts) - 1
-        start, end = problem.intervals(part)
-        state = forward(
-            q, k[:, :, part], v[:, :, part], start, end, state=state,
-            out_dtype=q.dtype if last else None, **more,
-        )  # fmt: skip
-        assert state.out.dtype == (q.dtype if last else torch.float32)
-        assert state.lse.dtype == torch.float32
-    assert state is not None
-    if problem.sinks is not None:
-        merge_sinks_(*state, problem.sinks)
-    delta = (dout.float() * state.out.float()).sum(-1)
-    dq = torch.zeros(q.shape)
-    dk, dv = torch.zeros(k.shape), torch.zeros(v.shape)
-    for part in parts:
-        start, end = problem.intervals(part)
-        dk_part, dv_part = torch.zeros_like(dk[:, :, part]), torch.zeros_like(dv[:, :, part])
-        backward(
-            dout, q, k[:, :, part], v[:, :, part], state.lse, delta, start, end, dq=dq,
-            dk=dk_part, dv=dv_part, out=state.out if with_out else None, **more,
-        )  # fmt: skip
-        dk[:, :, part] += dk_part
-        dv[:, :, part] += dv_part
-    grads = {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
-    if problem.sinks is not None:
-        grads["dsinks"] = sink_gradients(problem.sinks, state.lse, delta)
-    return Result(state.out, state.lse, grads)
-
-
-def check(problem: Problem, result: Result, case: str = "") -> None:
-    """Within the error budget, in all four tensors; lse too."""
-    q, k, v, dout = problem.inputs
-    seen, scale = problem.seen, problem.scale
-    scoring: dict[str, Any] = {"softcap": problem.softcap, "sinks": problem.sinks}
-    want = testing.oracle(q, k, v, dout, seen, scale=scale, **scoring)
-    # SDPA scales after masking: what it gives for -q is right, and as exact.
-    sign = -1 if scale <= 0 else 1
-    yard = testing.yardstick(
-        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=problem.causal,
-        **scoring,
-    )  # fmt: skip
-    assert yard.dq is not None
-    yard = yard._replace(dq=sign * yard.dq)
-    for name, got in (("out", result.out), *result.grads.items()):
-        right, usual = getattr(want, name), getattr(yard, name)
-        if name == "dsinks":
-            share = testing.sinks_share(got, right, usual)
-        else:
-            share = testing.budget_share(got, right, usual, dout)
-        assert share <= 1, f"{case} {problem}: {name} takes {share:.3f} of its budget"
-    wide = k.double().repeat_interleave(problem.heads // problem.kv_heads, 1)
-    scores = q.double() @ wide.transpose(-1, -2) * scale
-    if problem.softcap is not None:
-        scores = problem.softcap * torch.tanh(scores / problem.softcap)
-    lse = torch.logsumexp(scores.masked_fill(~seen, -torch.inf), -1)
-    if problem.sinks is not None:
-        lse = torch.logaddexp(lse, problem.sinks.double()[:, None])
-    torch.testing.assert_close(result.lse, lse.float(), atol=2e-3, rtol=1e-4, msg=case)
 
 
 MASKS: dict[str, dict[str, Any]] = {
