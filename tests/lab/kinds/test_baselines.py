@@ -70,7 +70,7 @@ def test_one_process_computes_the_whole_problem(name: str, mask: dict[str, Any])
         ("flex", "cpu", {}, "no gradients on cpu, got forward+backward"),
         ("context-parallel", "cpu", {"dtype": "bfloat16"}, "runs on cuda only, got cpu"),
         ("context-parallel", "cuda", {}, "elements of 16 bits, got float32"),
-        ("context-parallel", "auto", {"dtype": "float16", "window": 3}, "without window"),
+        ("context-parallel", "auto", {"dtype": "float16", "window": 3}, "without any other"),
         ("ring-flash-attn", "cuda", {"dtype": "float16", "causal": False}, "takes causal: true"),
         ("ring-flash-attn", "cuda", {"dtype": "float16", "ring_size": 1}, "got a ring of 1"),
     ],
