@@ -231,8 +231,9 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, 
     rows = sizes.rows
     given = moved.chunk_rows
     received = moved.route.by_rank(given).sum(1)
-    packed = np.where(given < rows, given, 0).sum(1)
     count = min(heads_at_once, sizes.kv_heads)
+    # Some rows of one head lie together, and are sent from where they are.
+    packed = np.where(given < rows, given, 0).sum(1) * (sizes.batch * count > 1)
     group = replace(sizes, kv_heads=count, heads=sizes.heads * count // sizes.kv_heads)
     row = 2 * group.key_row  # elements of a gathered position
     next_too = sizes.kv_heads > count
