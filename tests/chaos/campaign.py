@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 PER_SWEEP = 5
 REPLICAS = 60
-HANG_S = 210.0  # without any progress: a rank that froze in a start of 2 minutes, and a new start
+HANG_S = 150.0  # without any progress
 VICTIM_S = 8.0  # how long a fault waits for something that it can be done to
 STALL_S = 20.0  # what a trial may take
 BEHAVIOURS = (*fault_proxy.FAULTS, *fault_proxy.ENDLESS)  # of a server
