@@ -61,7 +61,7 @@ class Head:
         del environment["PYTHONPATH"]
         environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **variables}
         ports = free_ports(4)
-        log = self.place.home / f"node-{len(self.nodes)}.log"
+        log = self.place.ray / f"node-{len(self.nodes)}.log"  # home may be a full disk
         with log.open("wb") as file:
             self.nodes.append(
                 subprocess.Popen(
