@@ -19,6 +19,7 @@ from ringray.instruments.progress import HERE
 from ringray.lab.trial import faults
 from ringray.lab.trial.config import TrialConfig
 from ringray_kernels import testing
+from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.intervals import visible_range
 
 
@@ -101,6 +102,13 @@ def ring_pass(
             return (attend(),)
     out = attend()
     return (out.detach(), *torch.autograd.grad(out, (q, k, v, *learned), dout))
+
+
+def drawn(config: TrialConfig, context: RankContext, shape: tuple[int, ...], salt: int) -> Tensor:
+    """Returns standard normal values by the trial's seed, others for each ``salt``."""
+    generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
+    x = torch.empty(shape, dtype=torch_dtype(config.dtype), device=context.device)
+    return x.normal_(generator=generator)
 
 
 def sinks(config: TrialConfig, device: torch.device) -> Tensor:

@@ -16,11 +16,10 @@ from torch import Tensor
 from ringray.attention.decode import ring_decode
 from ringray.attention.sharded_kv import ShardedKV
 from ringray.lab.kinds import latency
-from ringray.lab.kinds.base import RankContext
+from ringray.lab.kinds.base import RankContext, drawn
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
 from ringray.partition import padded_length
-from ringray_kernels.dtypes import torch_dtype
 
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
@@ -32,12 +31,12 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     rows = padded_length(config.partition, dealt, config.ring_size) // config.ring_size
     with context.agreed():
         cache = ShardedKV.of_shards(
-            *_random(config, context, rows, (config.kv_heads,) * 2, salt=context.rank + 2),
+            *_drawn(config, context, rows, 5 + 2 * context.rank, config.kv_heads, config.kv_heads),
             capacity=config.seq_len, partition=config.partition, seq_len=dealt,
             group=context.group,
         )  # fmt: skip
         heads = (config.heads, config.kv_heads, config.kv_heads)
-        q, k, v = _random(config, context, config.new_tokens, heads, salt=0)
+        q, k, v = _drawn(config, context, config.new_tokens, 0, *heads)
 
     def step() -> None:
         cache.crop(dealt)
@@ -47,18 +46,12 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     return latency.measure(config, context, (q, k, v, *cache.buffers), step, alone=_alone)
 
 
-def _random(
-    config: TrialConfig, context: RankContext, rows: int, heads: tuple[int, ...], *, salt: int
+def _drawn(
+    config: TrialConfig, context: RankContext, rows: int, salt: int, *heads: int
 ) -> list[Tensor]:
-    """Returns tensors (B, H, rows, D) of standard normal values, one for each H of ``heads``."""
-    generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
-    return [
-        torch.empty(
-            (config.batch, count, rows, config.head_dim), dtype=torch_dtype(config.dtype),
-            device=context.device,
-        ).normal_(generator=generator)
-        for count in heads
-    ]  # fmt: skip
+    """Returns tensors (B, H, rows, D), one for each H of ``heads``."""
+    shapes = [(config.batch, count, rows, config.head_dim) for count in heads]
+    return [drawn(config, context, shape, salt + at) for at, shape in enumerate(shapes)]
 
 
 def _alone(config: TrialConfig, context: RankContext) -> Callable[[], float] | None:
@@ -70,11 +63,11 @@ def _alone(config: TrialConfig, context: RankContext) -> Callable[[], float] | N
     with context.agreed():
         if context.rank:
             return None
-        (q,) = _random(config, context, tokens, (config.heads,), salt=0)
+        (q,) = _drawn(config, context, tokens, 0, config.heads)
         q = q.unflatten(1, (config.kv_heads, group)).transpose(2, 3).flatten(2, 3)
         window = config.seq_len if config.window is None else config.window
         keys = torch.arange(max(0, config.seq_len - tokens - window), config.seq_len)
-        k, v = _random(config, context, len(keys), (config.kv_heads,) * 2, salt=1)
+        k, v = _drawn(config, context, len(keys), 3, config.kv_heads, config.kv_heads)
         mask = None
         if tokens > 1:
             at = torch.arange(config.seq_len - tokens, config.seq_len).repeat_interleave(group)

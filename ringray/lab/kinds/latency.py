@@ -18,26 +18,13 @@ from torch import Tensor
 
 from ringray.comm.batch import METER
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds.base import RankContext, ring_pass
+from ringray.lab.kinds.base import RankContext, drawn, ring_pass
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, peak_memory
 from ringray.partition import DEFAULT, padded_length
-from ringray_kernels.dtypes import torch_dtype
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
-
-
-def _random(
-    config: TrialConfig, heads: int, rows: int, width: int, context: RankContext, salt: int,
-    rows_first: bool,
-) -> Tensor:  # fmt: skip
-    generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
-    shape = (config.batch, heads, rows, width)
-    if rows_first:
-        shape = (config.batch, rows, heads, width)
-    x = torch.empty(shape, dtype=torch_dtype(config.dtype), device=context.device)
-    return x.normal_(generator=generator)
 
 
 def _inputs(
@@ -45,18 +32,19 @@ def _inputs(
 ) -> Inputs:
     """Returns q, k, v and dout (None for forward alone) of standard normal values, (B, H, S, D) or
     (B, S, H, D)."""
-    heads = (config.heads, config.kv_heads, config.kv_heads)
-    widths = (config.head_dim, config.head_dim, config.value_dim)
-    q, k, v = (
-        _random(config, h, rows, width, context, salt + i, rows_first)
-        for i, (h, width) in enumerate(zip(heads, widths, strict=True))
-    )
+
+    def made(number: int, heads: int, width: int) -> Tensor:
+        sides = (rows, heads) if rows_first else (heads, rows)
+        return drawn(config, context, (config.batch, *sides, width), salt + number)
+
+    q = made(0, config.heads, config.head_dim)
+    k = made(1, config.kv_heads, config.head_dim)
+    v = made(2, config.kv_heads, config.value_dim)
     if not config.has_backward:
         return q, k, v, None
     for x in (q, k, v):
         x.requires_grad_()
-    width = config.value_dim
-    return q, k, v, _random(config, config.heads, rows, width, context, salt + 3, rows_first)
+    return q, k, v, made(3, config.heads, config.value_dim)
 
 
 def shards(config: TrialConfig, context: RankContext) -> Inputs:
