@@ -31,15 +31,14 @@ def within(
     what: str,
     call: Callable[..., _T],
     *arguments: Any,
-    note: Callable[[str], None] | None = None,
     lives: Callable[[], bool] | None = None,
     until: threading.Event | None = None,
 ) -> _T:
-    """Returns ``call(*arguments)``, made in a thread of its own.
+    """Returns ``call(*arguments)``, made in a thread of its own; says every ``SAY_S`` seconds on
+    stderr that it waits.
 
     Args:
         what: the thing waited for, in messages.
-        note: is told every ``SAY_S`` seconds; by default a line on stderr.
         lives: is asked every ``LOOK_S`` seconds whether there is anything left to wait for.
         until: the thread lives on until this is set: the kernel ends a child process with the
             thread that started it, if the child asked for that.
@@ -60,7 +59,7 @@ def within(
             until.wait()
 
     thread = threading.Thread(target=run, name=f"within: {what}", daemon=True)
-    began, reminder = time.monotonic(), Reminder(note)
+    began, reminder = time.monotonic(), Reminder()
     pause = SAY_S if lives is None else LOOK_S
     thread.start()
     while not done.wait(max(0.0, min(pause, began + seconds - time.monotonic()))):
@@ -78,15 +77,14 @@ def within(
 class Reminder:
     """Says at least every ``SAY_S`` seconds what a loop waits for, if that calls it often."""
 
-    def __init__(self, note: Callable[[str], None] | None = None) -> None:
-        self._note = note or say
+    def __init__(self) -> None:
         self._began = self._said = time.monotonic()
 
     def __call__(self, what: str) -> None:
         now = time.monotonic()
         if now - self._said >= SAY_S:
             self._said = now
-            self._note(f"waiting for {what}, {now - self._began:.0f} s so far")
+            say(f"waiting for {what}, {now - self._began:.0f} s so far")
 
     def heard(self) -> None:
         """Notes that something was said or seen just now."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from ringray.base import leftovers, signals
+from ringray.base import leftovers, provenance, signals
 from ringray.base.deadline import within
 from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import TOKENS
@@ -40,11 +40,8 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def local_ranks() -> int:
     """Returns how many ranks the embedded Ray accepts: one per core and at least LOCAL_RANKS, if
     memory allows."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     by_memory = psutil.virtual_memory().available // RANK_BYTES
-    return int(max(1, min(max(cores, LOCAL_RANKS), by_memory)))
+    return int(max(1, min(max(provenance.hardware()["cores"], LOCAL_RANKS), by_memory)))
 
 
 def name(address: str | None) -> str:
@@ -63,9 +60,8 @@ def connect(address: str | None) -> Iterator[Cluster]:
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     local = address in (None, "local")
-    if (
-        now := time.time()
-    ) < _PAST:  # Ray's waits end by this clock, and certificates are checked by it
+    # Ray's waits end by this clock, and certificates are checked by it.
+    if (now := time.time()) < _PAST:
         today = time.strftime("%Y-%m-%d", time.gmtime(now))
         raise PlaceError(f"the clock of this machine says {today}; set it to the present time")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

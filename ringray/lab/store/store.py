@@ -70,9 +70,8 @@ class Store:
         self._db = connect(self.path, create)
         self._place = OpenFile(self.path)
         self._lock = threading.RLock()
-        self._environments = cache(
-            partial(rows.environment, self._db)
-        )  # thousands of trials share one
+        # Thousands of trials share one.
+        self._environments = cache(partial(rows.environment, self._db))
         self._leases: dict[str, Callable[[], bool]] = {}  # a driver's, by digest: still held?
         self._snapshot_due = time.monotonic() + _SNAPSHOT_S
         self.doubt = None if had_log else self._lost_log()
