@@ -17,6 +17,7 @@ from torch import Tensor
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import Signature, agree, fingerprint, refusing
+from ringray.attention.open_options import filled
 from ringray.attention.problem import RankProblem
 from ringray.base.provenance import version
 from ringray.base.units import plain
@@ -24,8 +25,6 @@ from ringray.comm.ring import Comm
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
-from ringray.tuning import lookup
-from ringray.tuning import table as tuned
 from ringray_kernels.api import (
     DTYPES,
     check_blocks,
@@ -121,7 +120,9 @@ def prepare(
     if found is None:
         check_qkv(q, k, v)
         check_sinks(sinks, q)
-        options = _filled(q, k, v, documents, options, comm, needs_grad=needs_grad)
+        if wrong := mistake(options, types_only=True):
+            raise ValueError(wrong)
+        options = filled(q, k, v, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, documents, options, comm)
         signature = _signature(problem, q, k, v, sinks, options.transport, needs_grad)
         found = Prepared(problem, signature, fingerprint(signature))
@@ -180,52 +181,6 @@ def _describe(
     )
     _ = problem.walks  # raises where the backward walk is impossible
     return problem
-
-
-def _filled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    documents: Documents,
-    options: Options,
-    comm: Comm,
-    *,
-    needs_grad: bool,
-) -> Options:
-    """Fills what ``options`` leave open with the tuned choice, or the default."""
-    strategy_open = "auto" in (options.partition, options.transport)
-    if not strategy_open and (options.blocks is not None or not lookup.anything_tuned()):
-        return options
-    if wrong := mistake(options, types_only=True):
-        raise ValueError(wrong)
-    asked = features(v, options.softcap)
-    backend = resolve_backend(options.backend, q, asked)
-    name = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else "cpu"
-    found = lookup.for_process(
-        tuned.buckets(
-            ring_size=comm.world_size,
-            threads=0 if q.device.type == "cuda" else torch.get_num_threads(),
-            dtype=str(q.dtype).removeprefix("torch."),
-            seq_len=options.seq_len or comm.world_size * q.shape[2],
-            batch=q.shape[0],
-            heads=q.shape[1],
-            kv_heads=k.shape[1],
-            head_dim=q.shape[3],
-            causal=options.causal,
-            window=options.window,
-            documents=documents,
-            chunk=options.chunk,
-            prefix=options.prefix,
-            backward=needs_grad,
-        ),
-        name, options.partition, options.transport, options.backward, backend,
-    )  # fmt: skip
-    cut = options.blocks
-    if cut is None and asked == features(q):  # choices are tuned for plain attention
-        cut = Blocks.parse(found.blocks) if isinstance(found.blocks, str) else found.blocks
-    return options._replace(
-        partition=found.partition, transport=found.transport, backward=found.backward, blocks=cut
-    )
 
 
 def mistake(options: Options, *, types_only: bool = False) -> str | None:

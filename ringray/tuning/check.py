@@ -97,6 +97,7 @@ class ChoiceFields(TableFields):
     transport: Annotated[_Text, AfterValidator(_transport)] = ""
     backward: Annotated[str, _one_of(BACKWARDS)] = ""
     backend: Annotated[str, _one_of(BACKENDS)] | None = None
+    compared: Annotated[list[Annotated[str, _one_of(BACKENDS)]], Field(max_length=99)] = []
     blocks: Annotated[int | str | None, PlainValidator(_blocks)] = None
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 

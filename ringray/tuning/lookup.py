@@ -19,11 +19,12 @@ logger = logging.getLogger("ringray")
 @dataclass(frozen=True)
 class Strategy:
     """The way in which a ring computes. ``blocks``: as in a spec; ``source``: the origin of the
-    strategy and of the blocks, in words."""
+    strategy, and that of backend and blocks, in words."""
 
     partition: str
     transport: str
     backward: str
+    backend: str
     blocks: int | str | None
     source: str
 
@@ -35,25 +36,27 @@ def strategy(
     partition: str = "auto",
     transport: str = "auto",
     backward: str = "auto",
-    backend: str = "auto",
+    backend: str,
+    backend_open: bool = False,
     blocks: int | str | None = None,
 ) -> Strategy:
     """Replaces ``auto`` and None; keeps given values.
 
     A tuned strategy is used only if it agrees with the given values. ``backend`` is the one that
-    will compute: blocks tuned for another one are not used. The backward walk is chosen together
-    with the transport.
+    will compute, unless ``backend_open`` and another one was measured to be faster; blocks tuned
+    for another one are not used. The backward walk is chosen together with the transport.
     """
     asked = {"partition": partition, "transport": transport, "backward": backward}
     given = {name: value for name, value in asked.items() if value != "auto"}
     chosen: dict[str, Any] = {}
     said = []
+    cut = {"backend": backend, "blocks": blocks}
     try:
         if off():
             raise UserError("RINGRAY_TUNED=0")
         known = tuned.table()
     except UserError as error:
-        return _settled(given, chosen, blocks, [f"default: {error}"])
+        return _settled(given, chosen, cut, [f"default: {error}"])
     if "auto" in (partition, transport):
         entry, why = known.find("strategy", wanted.strategy, place)
         choice = entry.choice if entry else given
@@ -65,22 +68,31 @@ def strategy(
     if transport != "auto":
         chosen.pop("backward", None)
     if blocks is not None:
-        return _settled(given, chosen, blocks, said)
-    if chosen.get("backend") == backend and chosen.get("blocks") is not None:
-        return _settled(given, chosen, chosen["blocks"], said)
-    entry, why = known.find("kernel", wanted.kernel, place)
-    if entry and entry.choice.get("backend") == backend:
-        blocks = entry.choice["blocks"]
-    said.append(f"blocks: {why if blocks is not None else f'default ({why})'}")
-    return _settled(given, chosen, blocks, said)
+        return _settled(given, chosen, cut, said)
+    found = _cut(chosen, backend, backend_open)
+    if found is None:
+        entry, why = known.find("kernel", wanted.kernel, place)
+        found = _cut(entry.choice, backend, backend_open) if entry else None
+        said.append(f"backend and blocks: {why if found else f'default ({why})'}")
+    return _settled(given, chosen, found or cut, said)
+
+
+def _cut(choice: dict[str, Any], backend: str, backend_open: bool) -> dict[str, Any] | None:
+    """Returns backend and blocks of a choice, None where they are the default or not usable:
+    another backend is, if ``backend`` was measured beside it."""
+    own, blocks = choice.get("backend"), choice.get("blocks")
+    compared = backend_open and backend in choice.get("compared", ())
+    if own is None or (own, blocks) == (backend, None) or not (own == backend or compared):
+        return None
+    return {"backend": own, "blocks": blocks}
 
 
 def _settled(
-    given: dict[str, str], chosen: dict[str, Any], blocks: int | str | None, said: list[str]
+    given: dict[str, str], chosen: dict[str, Any], cut: dict[str, Any], said: list[str]
 ) -> Strategy:
     names = {**tuned.DEFAULTS, "backward": "auto", **given}
     names |= {name: chosen[name] for name in names if name in chosen}
-    return Strategy(**names, blocks=blocks, source="; ".join(said))
+    return Strategy(**names, **cut, source="; ".join(said))
 
 
 def off() -> bool:
@@ -103,15 +115,16 @@ def anything_tuned() -> bool:
 
 @lru_cache(maxsize=1024)
 def for_process(
-    wanted: Buckets, device: str, partition: str, transport: str, backward: str, backend: str
-) -> Strategy:
+    wanted: Buckets, device: str, partition: str, transport: str, backward: str, backend: str,
+    backend_open: bool,
+) -> Strategy:  # fmt: skip
     """Returns ``strategy`` for calls of the op on ``device`` (a GPU's name, or cpu).
 
     Looks each problem up and logs it once, so that ranks agree although a table changes.
     """
     found = strategy(
         wanted, tuned.here(device), partition=partition, transport=transport, backward=backward,
-        backend=backend,
+        backend=backend, backend_open=backend_open,
     )  # fmt: skip
     logger.info("ring_attention: %s", found)
     return found
@@ -135,7 +148,8 @@ def tuned_strategy(
     device: str = "cpu",
     threads: int = 1,
 ) -> Strategy:
-    """Returns the choices of ``partition="auto"``, ``transport="auto"`` and ``blocks=None``.
+    """Returns the choices of ``partition="auto"``, ``transport="auto"``, ``backend="auto"`` and
+    ``blocks=None``.
 
     Args:
         seq_len: tokens of the whole sequence.
@@ -153,4 +167,4 @@ def tuned_strategy(
         prefix=None if prefix is None else (prefix,),
     )  # fmt: skip
     backend = on_device("auto", "cuda" if gpu else "cpu")
-    return for_process(wanted, device, "auto", "auto", "auto", backend)
+    return for_process(wanted, device, "auto", "auto", "auto", backend, True)

@@ -85,9 +85,14 @@ class Entry:
     sweep: str = ""
     when: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """Returns the choice in words."""
+        words = {k: "+".join(v) if isinstance(v, list) else v for k, v in self.choice.items()}
+        return " ".join(f"{name}={word}" for name, word in words.items() if word is not None)
+
     def __str__(self) -> str:
-        said = " ".join(f"{name}={value}" for name, value in self.choice.items())
-        return f"{said} (tuned by sweep {self.sweep[:8]})"
+        return f"{self.text} (tuned by sweep {self.sweep[:8]})"
 
 
 def buckets(

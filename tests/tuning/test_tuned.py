@@ -133,6 +133,20 @@ def test_blocks_of_another_backend_are_not_used() -> None:
     assert zigzag.blocks is None
 
 
+def test_auto_takes_another_backend_that_was_compared() -> None:
+    choice = {"backend": "flash", "blocks": None, "compared": ["flash", "triton"]}
+    tuned.add([entry("kernel", bucket=buckets().kernel, choice=choice)])
+    found = lookup.strategy(buckets(), PLACE, backend="triton", backend_open=True)
+    assert (found.backend, found.blocks) == ("flash", None)
+    assert "backend and blocks: backend=flash compared=flash+triton (tuned by" in found.source
+    named = lookup.strategy(buckets(), PLACE, backend="triton")
+    assert (named.backend, named.blocks) == ("triton", None)
+    alone = lookup.strategy(buckets(), PLACE, backend="aten", backend_open=True)
+    assert alone.backend == "aten"
+    cut = lookup.strategy(buckets(), PLACE, backend="triton", backend_open=True, blocks="atomic_dq")
+    assert (cut.backend, cut.blocks) == ("triton", "atomic_dq")
+
+
 def test_blocks_of_a_kernel_hold_for_every_ring_of_such_hops() -> None:
     hop = bucket(ring_size=1, seq_len=4096, heads=4, kv_heads=1)
     choice = {"backend": "triton", "blocks": "forward=64x64/4/3"}
@@ -304,6 +318,33 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     q, k, v = (x.repeat(1, 1, 2, 1) for x in (q, k, v))
     longer, _ = resolve(q, k, v, None, None, options, connect(None), needs_grad=False)
     assert (longer.layout.partition, longer.blocks) == ("zigzag", None)
+
+
+@pytest.mark.parametrize(("tuned_one", "taken"), [("reference", "reference"), ("cudnn", "aten")])
+def test_the_op_takes_the_tuned_backend_where_it_can(
+    tuned_one: str, taken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = 2 * len(tuned_one)  # another problem each time
+    q = torch.randn(1, 4, rows, 16)
+    here = buckets(
+        ring_size=1, threads=torch.get_num_threads(), dtype="float32", seq_len=rows, heads=4,
+        kv_heads=4, head_dim=16, backward=False,
+    )  # fmt: skip
+    choice = {"backend": tuned_one, "blocks": None, "compared": ["aten", tuned_one]}
+    tuned.add([entry("kernel", place=tuned.here(), bucket=here.kernel, choice=choice)])
+
+    def backend(**other: Any) -> str:
+        options = Options(
+            partition="zigzag", causal=True, window=None, chunk=None, prefix=None, seq_len=None,
+            scale=None, softcap=None, transport="ring", backward="auto", backend="auto",
+            return_lse=False, blocks=None,
+        )._replace(**other)  # fmt: skip
+        job, _ = resolve(q, q, q, None, None, options, connect(None), needs_grad=False)
+        return job.backend
+
+    assert backend() == taken
+    assert ("the tuned backend is not used" in caplog.text) == (tuned_one == "cudnn")
+    assert backend(backend="aten") == backend(softcap=20.0) == "aten"
 
 
 def test_the_same_is_told_to_who_deals_the_shards() -> None:

@@ -79,9 +79,8 @@ def _print(entries: list[Entry]) -> None:
         )
         if bucket.threads:
             said += f", {units.plural(bucket.threads, 'thread')}"
-        choice = " ".join(f"{k}={v}" for k, v in entry.choice.items() if v is not None)
         table.add_row(
-            said, choice, f"{units.digits(entry.metrics.get('median_ms'))} ms",
+            said, entry.text, f"{units.digits(entry.metrics.get('median_ms'))} ms",
             entry.place.hardware, _usable(entry.place, here),
         )  # fmt: skip
     tables.show(table, console)

@@ -6,6 +6,7 @@ in the searched fields.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +30,10 @@ from ringray.lab.trial.outcome import (
 )
 from ringray.traffic import geometry
 from ringray.tuning import table as tuned
-from ringray_kernels.backends import on_device
+from ringray_kernels.backends import PREFERRED, on_device
 
 _STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
+_USUAL = {"auto", *(names[0] for names in PREFERRED.values())}  # backends that compute untuned
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,9 @@ def outcome_of(
     front = next(layers(among, scores.__getitem__), [])
     best = min(finalists, key=lambda key: scores[key], default=None)
     threads = {trial.key: trial.config.threads for trial in trials}
-    usual = [t.key for t in defaults(trials) if best and t.config.threads == threads[best]]
-    default = next((key for key in usual if key in scores), None)
+    usual = [t for t in defaults(trials) if best and t.config.threads == threads[best]]
+    usual.sort(key=lambda trial: trial.config.backend not in _USUAL)
+    default = next((trial.key for trial in usual if trial.key in scores), None)
     return StudyResult(
         tuple(trials),
         best,
@@ -176,7 +179,15 @@ def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
     """Returns the results of all studies of a sweep that is over, in the plan's order."""
     refused, ended = refused_and_ended(rows)
     groups = studies([trial for trial in plan.runnable if trial.key not in refused])
-    return [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
+    found = [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
+    backends = [{trial.config.backend for trial in group} for group in groups]
+    if not set().union(*backends) & _USUAL:
+        return found
+    # A backend that is a study by itself is no default: `entries` compares it with the others.
+    return [
+        one if own & _USUAL else replace(one, default=None, better=True)
+        for one, own in zip(found, backends, strict=True)
+    ]
 
 
 def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
@@ -193,9 +204,9 @@ def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
         entry = _entry(plan, trial, by_key[study.best])
         if len({one.config.threads for one in study.trials}) > 1:
             entry = replace(entry, choice={**entry.choice, "threads": trial.config.threads})
-        at, problem = (entry.place, entry.bucket), replace(trial.config, blocks=None, replica=0)
+        at = entry.place, entry.bucket
+        problem = replace(trial.config, backend="auto", blocks=None, replica=0)
         if at in kept and kept[at][0] == problem:
-            # Of kernels that are tuned one by one, each adds its blocks.
             entry = _joined(kept[at][1], entry)
         elif at in kept and _size(kept[at][0]) > _size(problem):
             continue
@@ -208,8 +219,13 @@ def _size(problem: TrialConfig) -> int:
 
 
 def _joined(one: tuned.Entry, other: tuned.Entry) -> tuned.Entry:
+    """Returns the choice for one problem: the faster backend; of kernels of one backend, which are
+    tuned one by one, each adds its blocks."""
+    faster = min(one, other, key=lambda entry: entry.metrics.get("median_ms", math.inf))
+    if one.choice["backend"] != other.choice["backend"]:
+        return faster
     blocks = f"{one.choice['blocks']},{other.choice['blocks']}"
-    return replace(one, choice={**one.choice, "blocks": blocks}, when=other.when)
+    return replace(faster, choice={**one.choice, "blocks": blocks}, when=other.when)
 
 
 def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
@@ -220,7 +236,10 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
     assert use
     names = CHOICES if use == "strategy" else ("blocks",)
     choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
-    choice["backend"] = on_device(config.backend, place.device)
+    choice["backend"] = on_device(choice.get("backend", config.backend), place.device)
+    compared = {on_device(one.config.backend, place.device) for one in plan.runnable}
+    if len(compared) > 1:
+        choice["compared"] = sorted(compared)
     if choice.get("backward") == "auto":
         choice["backward"] = tuned.DEFAULTS["backward"]
     kept = [metric.name for metric in columns("tuned")]

@@ -137,7 +137,7 @@ FIELDS = tuple(field.name for field in fields(TrialConfig))
 # Fields that earlier versions did not have, and their defaults.
 LATER = {field.name: field.default for field in fields(TrialConfig) if field.default is not MISSING}
 # Fields that a table of tuned choices settles.
-CHOICES = ("partition", "transport", "backward", "blocks")
+CHOICES = ("partition", "transport", "backward", "backend", "blocks")
 
 
 @lru_cache(maxsize=4096)
@@ -154,8 +154,12 @@ def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]
     wanted = config.buckets(place.device)
     backend = on_device(config.backend, place.device)
     asked = {name: getattr(config, name) for name in CHOICES}
-    found = lookup.strategy(wanted, place, backend=backend, **asked)
+    found = lookup.strategy(
+        wanted, place, **asked | {"backend": backend}, backend_open=config.backend == "auto"
+    )
     chosen = {name: getattr(found, name) for name in CHOICES}
+    if not config.plain or found.backend == backend:
+        chosen["backend"] = config.backend
     if not config.plain:
         chosen["blocks"] = config.blocks
     return replace(config, **chosen), found.source
