@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ringray.attention.sharding import local_positions, shard
 from ringray.comm.ring import connect, place_in
 from ringray.models.huggingface.forward import Forward
 from ringray.models.huggingface.ring import IGNORED, Ring, padding_token, said
+from ringray.nn import next_token_labels
 from ringray_kernels.intervals import within_documents
 
 
@@ -53,11 +53,8 @@ def deal(
     if labels.shape != input_ids.shape or labels.is_floating_point():
         raise ValueError(f"labels: got {said(labels)}, expected integers {tuple(input_ids.shape)}")
     if forward.shifted:
-        labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        if ring.cu_seqlens is not None:
-            ends = torch.tensor(ring.cu_seqlens).expand(len(labels), -1)
-            for row, own in zip(labels, ends, strict=True):
-                row[own[own > 0] - 1] = IGNORED
+        ends = None if ring.cu_seqlens is None else torch.tensor(ring.cu_seqlens)
+        labels = next_token_labels(labels, ends, ignore_index=IGNORED)
         batch["shift_labels"] = rows(labels, IGNORED)
     batch["labels"] = rows(labels, IGNORED)
     counted = (labels != IGNORED).sum().clamp(min=1)

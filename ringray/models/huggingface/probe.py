@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
+from transformers.utils import ModelOutput
 
 from ringray.attention.sharding import unshard
 from ringray.comm.ring import connect
@@ -251,12 +252,13 @@ class Probe:
         batch = deal(self.forward, self.ring, ids, labels, positions)
         return self._call(batch.pop("input_ids"), **batch)
 
-    def _error(self, got: Any, want: Any) -> tuple[float, str]:
-        """Returns the largest relative error of an output on any rank, and that output's name."""
+    def _error(self, got: Any, want: Any, *, dealt: bool = True) -> tuple[float, str]:
+        """Returns the largest relative error of an output on any rank, and that output's name.
+        ``dealt``: outputs per token are shards."""
         worst, where = 0.0, ""
         for name, x in float_outputs(want):
             y = got[name]
-            if name not in self.forward.pooled:
+            if dealt and name not in self.forward.pooled:
                 y = unshard(
                     y, dim=1, partition=self.ring.partition, group=self.ring.group,
                     seq_len=self.ring.seq_len,
@@ -269,11 +271,10 @@ class Probe:
 
     def compare_step(self, got: Tensor, want: Tensor) -> None:
         """Compares the logits of a step with a cache, the same tokens on every rank."""
-        error = (got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-12)
-        everywhere = self.comm.gather(error.reshape(1), "check of a model")
-        worst = max(map(float, everywhere))
-        if not worst <= self.allowed:
-            raise ValueError(self._differs(worst, "logits") + ", in steps with a cache")
+        outputs = ModelOutput(logits=got), ModelOutput(logits=want)
+        error, where = self._error(*outputs, dealt=False)
+        if error > self.allowed:
+            raise ValueError(self._differs(error, where) + ", in steps with a cache")
 
     def _differs(self, error: float, where: str) -> str:
         return (
