@@ -167,15 +167,13 @@ def measure(
     Raises:
         DeviceLost: this process can measure no more.
     """
-    records: dict[str, Record] = {}
-    able: list[str] = []
-    for name in names:
-        reason = CONTENDERS[name].unsupported(point, device)
-        if reason:
-            records[name] = Record(point.name, name, "unsupported", reason)
-        else:
-            able.append(name)
-    if able:
+    reasons = {name: CONTENDERS[name].unsupported(point, device) for name in names}
+    records = {
+        name: Record(point.name, name, "unsupported", reason)
+        for name, reason in reasons.items()
+        if reason
+    }
+    if able := [name for name in names if name not in records]:
         try:
             _measure(point, able, device, say, peak, mark, records)
         except DeviceLost:

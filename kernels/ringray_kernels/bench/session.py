@@ -88,7 +88,17 @@ class BenchSession:
     def summary(self) -> bool:
         """Prints targets, skipped cases and failures; returns whether there are no failures."""
         print("\n".join(targets.summary(self.records, self.device_name)))
-        return self._ended()
+        if self.skipped:
+            print(f"\nnot started within {self.minutes:g} minutes: {', '.join(self.skipped)}")
+        bad = [
+            f"{one.case} {one.contender}: {one.status}, {one.reason}"
+            for one in self.records
+            if one.status == "refused"
+            or (targets.is_ours(one.contender) and one.status not in ("ok", "unsupported"))
+        ]
+        if bad:
+            print("\nfailures:\n" + "\n".join(bad))
+        return not bad
 
     def fact(self, fact: str, **values: Any) -> None:
         """Prints a fact that is no figure of a contender, and writes it to the file."""
@@ -207,17 +217,3 @@ class BenchSession:
     def _write(self, line: str) -> None:
         if self.file is not None:
             print(line, file=self.file, flush=True)
-
-    def _ended(self) -> bool:
-        """Prints skipped cases and failures; returns whether there are no failures."""
-        if self.skipped:
-            print(f"\nnot started within {self.minutes:g} minutes: {', '.join(self.skipped)}")
-        bad = [
-            f"{one.case} {one.contender}: {one.status}, {one.reason}"
-            for one in self.records
-            if one.status == "refused"
-            or (one.contender.startswith("ringray") and one.status not in ("ok", "unsupported"))
-        ]
-        if bad:
-            print("\nfailures:\n" + "\n".join(bad))
-        return not bad

@@ -204,12 +204,7 @@ class Rank:
 
         config: TrialConfig = TrialConfig.from_dict(flat)
         torch.set_num_threads(config.threads)
-        context = RankContext(
-            rank=self._rank,
-            device=self._device,
-            group=self._group,
-            side=self._side,
-        )
+        context = RankContext(self._rank, self._device, self._group, self._side)
         measure = importlib.import_module(KINDS[kind].module).run
         watch = Watch(self._gpu)
         report: RankReport = measure(config, context)
