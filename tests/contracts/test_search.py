@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ringray.lab.search import METHODS, Candidate, SearchSettings, Told
-from ringray.lab.search.base import layers
+from ringray.lab.search.base import LEAST, layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,7 +128,17 @@ def test_an_exhaustive_method_measures_every_point_in_full(name: str) -> None:
 def test_it_keeps_to_its_budget(name: str, budget: float) -> None:
     points = candidates(LANDSCAPES["ridge"])
     machine = play(name, points, Machine(LANDSCAPES["ridge"]), budget=budget)
-    assert machine.runs <= budget * len(points) * (WARMUP + REPEATS)
+    share = math.ceil(budget * len(points) * (WARMUP + REPEATS))
+    assert machine.runs <= max(share, LEAST * (WARMUP + REPEATS))
+
+
+@pytest.mark.parametrize("name", SEARCHING)
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 12, 13])
+def test_a_small_space_is_searched_too(name: str, count: int) -> None:
+    cost = LANDSCAPES["bowl"]
+    points = candidates(cost)[:: len(candidates(cost)) // count][:count]
+    machine = play(name, points, Machine(cost), budget=0.25)
+    assert len(machine.samples) >= min(LEAST, count)
 
 
 @pytest.mark.parametrize("name", METHODS)

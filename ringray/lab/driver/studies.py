@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +42,8 @@ class StudyResult:
     all objectives (best first) and of the points that were not measured; and the number of runs.
 
     ``default``: key of the point that is taken where nothing is tuned, with the threads of the best
-    one, if it was measured; ``better``: the best one beats it beyond the spread of their runs.
+    one, if it was measured; ``better``: the best one was compared with another, and beats the
+    default beyond the spread of their runs.
     """
 
     trials: tuple[Trial, ...]
@@ -131,7 +132,8 @@ def outcome_of(
         tuple(trial.key for trial in trials if trial.key not in results),
         sum(runs_of(results[trial.key]) for trial in trials if trial.key in results),
         default,
-        not (best and default) or _beats(results[best], results[default], objectives),
+        len(scores) > 1
+        and (default is None or _beats(results[best], results[default], objectives)),
     )
 
 
@@ -194,24 +196,34 @@ def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
     """Returns the best point of each study of a sweep that is over, as a tuned choice, where it
     beats the default. Of problems that share a bucket the largest one wins."""
     by_key = {row.key: row for row in rows}
-    kept: dict[tuple[tuned.Place, tuned.Bucket], tuple[TrialConfig, tuned.Entry]] = {}
+    ok = {row.key for row in rows if row.status == "ok"}
+    backends = {trial.config.backend for trial in plan.runnable if trial.key in ok}
+    kept: dict[Any, tuple[TrialConfig, tuned.Entry]] = {}
     for study in results(plan, rows):
         if study.best is None or not (by_key[study.best].environment or {}).get("place"):
             continue  # nothing was measured, or the place was lost with a part of the store
         if not study.better:
             continue
         trial = next(trial for trial in study.trials if trial.key == study.best)
-        entry = _entry(plan, trial, by_key[study.best])
+        entry = _entry(plan, trial, by_key[study.best], backends)
         if len({one.config.threads for one in study.trials}) > 1:
             entry = replace(entry, choice={**entry.choice, "threads": trial.config.threads})
-        at = entry.place, entry.bucket
-        problem = replace(trial.config, backend="auto", blocks=None, replica=0)
+        at = entry.place, entry.bucket, entry.choice["backend"]
+        problem = replace(trial.config, blocks=None, replica=0)
         if at in kept and kept[at][0] == problem:
+            # Of kernels that are tuned one by one, each adds its blocks.
             entry = _joined(kept[at][1], entry)
         elif at in kept and _size(kept[at][0]) > _size(problem):
             continue
         kept[at] = problem, entry
-    return [entry for _, entry in kept.values()]
+    fastest: dict[tuple[tuned.Place, tuned.Bucket], tuned.Entry] = {}
+    for _, entry in sorted(kept.values(), key=lambda one: (-_size(one[0]), _time(one[1]))):
+        fastest.setdefault((entry.place, entry.bucket), entry)
+    return list(fastest.values())
+
+
+def _time(entry: tuned.Entry) -> float:
+    return entry.metrics.get("median_ms", math.inf)
 
 
 def _size(problem: TrialConfig) -> int:
@@ -219,16 +231,14 @@ def _size(problem: TrialConfig) -> int:
 
 
 def _joined(one: tuned.Entry, other: tuned.Entry) -> tuned.Entry:
-    """Returns the choice for one problem: the faster backend; of kernels of one backend, which are
-    tuned one by one, each adds its blocks."""
-    faster = min(one, other, key=lambda entry: entry.metrics.get("median_ms", math.inf))
-    if one.choice["backend"] != other.choice["backend"]:
-        return faster
     blocks = f"{one.choice['blocks']},{other.choice['blocks']}"
+    faster = min(one, other, key=_time)
     return replace(faster, choice={**one.choice, "blocks": blocks}, when=other.when)
 
 
-def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
+def _entry(plan: Plan, trial: Trial, row: TrialRow, backends: Collection[str]) -> tuned.Entry:
+    """Returns the choice of ``trial``. ``backends``: those that were measured, as the spec names
+    them."""
     assert row.environment is not None
     place = tuned.Place(**row.environment["place"])
     config, chosen = trial.config, row.environment.get("chosen", {})
@@ -237,7 +247,7 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow) -> tuned.Entry:
     names = CHOICES if use == "strategy" else ("blocks",)
     choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
     choice["backend"] = on_device(choice.get("backend", config.backend), place.device)
-    compared = {on_device(one.config.backend, place.device) for one in plan.runnable}
+    compared = {on_device(one, place.device) for one in backends}
     if len(compared) > 1:
         choice["compared"] = sorted(compared)
     if choice.get("backward") == "auto":

@@ -11,6 +11,8 @@ from ringray.lab.driver.studies import StudyResult, searched
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
 from ringray.lab.report import tables, words
+from ringray.lab.search import METHODS
+from ringray.lab.search.base import LEAST
 from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import TrialRow
 
@@ -26,6 +28,8 @@ def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) ->
         asked = len(study.trials) - len(study.unasked)
         full = len(study.trials) * plan.spec.measure.repeats
         took = f"{asked} of {len(study.trials)} points, {study.runs} of {full} runs"
+        if len(study.trials) <= LEAST and not METHODS[plan.spec.search.method].exhaustive:
+            took += "; too few for a search"
         if study.best is None:
             said.append(f"best of {name}: nothing could be measured ({took})")
             continue

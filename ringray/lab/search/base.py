@@ -17,6 +17,7 @@ T = TypeVar("T")
 Scores = tuple[float, ...]
 NOISE = 0.1  # relative spread of one run before a point was measured twice
 _SURE = 2.0  # standard errors on each side of a score
+LEAST = 3  # points that the runs of any search suffice to measure in full
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,10 @@ class SearchSettings:
     objectives: int = 1
 
     def runs(self, points: int) -> int:
-        """Returns the number of runs that a search among ``points`` points may spend."""
-        return math.floor(self.budget * points * (self.warmup + self.repeats) + 1e-9)
+        """Returns the number of runs that a search among ``points`` points may spend: its share,
+        and at least those of ``LEAST`` points in full."""
+        each = self.warmup + self.repeats
+        return max(math.ceil(self.budget * points * each - 1e-9), min(points, LEAST) * each)
 
 
 class Ask(NamedTuple):

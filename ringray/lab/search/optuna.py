@@ -2,7 +2,8 @@
 
 The sampler is the tree-structured Parzen estimator, for one objective or several. The study begins
 with the points of the best predictions, a quarter of those that the budget allows. Proposals get a
-few runs each, and at the end the best of them are measured in full, one after another.
+few runs each, and at the end the best of them are measured in full, one after another; where the
+budget allows a few points only, all proposals are.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     by_choices = {candidate.choices: candidate for candidate in candidates}
     sketch = max(1, settings.repeats // _SKETCH)
     finalists = min(_FINALISTS, len(candidates))
-    kept_back = finalists * (settings.warmup + settings.repeats - sketch)
-    rounds = (settings.runs(len(candidates)) - kept_back) // (settings.warmup + sketch)
-    rounds = min(max(1, rounds), len(candidates))
+    runs, each = settings.runs(len(candidates)), settings.warmup + settings.repeats
+    rounds = (runs - finalists * (each - sketch)) // (settings.warmup + sketch)
+    if rounds <= finalists:  # then every proposal is measured in full
+        sketch, rounds = settings.repeats, runs // each
+    rounds = min(rounds, len(candidates))
     likely = ranked(candidates, lambda one: one.predicted)
     for candidate in likely[: -(-rounds // 4)]:
         study.enqueue_trial(dict(candidate.choices))

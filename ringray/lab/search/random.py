@@ -9,9 +9,8 @@ from ringray.lab.search.base import Ask, Candidate, Method, Search, SearchSettin
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
-    """Asks for at least one point, in one round."""
-    each = settings.warmup + settings.repeats
-    count = max(1, settings.runs(len(candidates)) // each)
+    """Asks for all its points in one round."""
+    count = settings.runs(len(candidates)) // (settings.warmup + settings.repeats)
     drawn = random.Random(settings.seed).sample(list(candidates), min(count, len(candidates)))
     yield [Ask(candidate.key, settings.repeats) for candidate in drawn]
 
