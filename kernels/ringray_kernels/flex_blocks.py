@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,25 +11,29 @@ from torch.nn.attention.flex_attention import BlockMask
 _BLOCK = 128
 
 
-def in_blocks(low: Tensor, high: Tensor, mask_mod: Callable[..., Tensor]) -> BlockMask:
-    """Returns the partly and the wholly visible blocks of queries that see the keys [low, high).
+def in_blocks(
+    ranges: Sequence[tuple[Tensor, Tensor]], mask_mod: Callable[..., Tensor]
+) -> BlockMask:
+    """Returns the partly and the wholly visible blocks of queries that see ranges of keys.
 
     Made from the intervals: ``create_block_mask`` would compute all S x S pairs.
 
     Args:
-        low, high: integers (S,), non-decreasing.
+        ranges: low, high, integers (S,), non-decreasing: of keys [low, high).
         mask_mod: the same mask, by its definition.
     """
-    seq_len, device = len(low), low.device
+    seq_len, device = len(ranges[0][0]), ranges[0][0].device
     blocks = -(-seq_len // _BLOCK)
     rows = torch.arange(blocks, device=device) * _BLOCK
     last = (rows + _BLOCK).clamp(max=seq_len) - 1
     columns = torch.arange(blocks, device=device)
     # Bounds never decrease: the first row of a block has its lowest key, the last its highest.
-    touched = (columns >= (low[rows] // _BLOCK)[:, None]) & (columns * _BLOCK < high[last][:, None])
-    full = (columns * _BLOCK >= low[last][:, None]) & (
-        (columns + 1) * _BLOCK <= high[rows][:, None]
-    )
+    touched, full = torch.zeros((2, blocks, blocks), dtype=torch.bool, device=device)
+    for low, high in ranges:
+        first, stop = (low[rows] // _BLOCK)[:, None], high[last][:, None]
+        touched |= (columns >= first) & (columns * _BLOCK < stop)
+        first, stop = low[last][:, None], high[rows][:, None]
+        full |= (columns * _BLOCK >= first) & ((columns + 1) * _BLOCK <= stop)
 
     def listed(which: Tensor) -> tuple[Tensor, Tensor]:
         count = which.sum(-1, dtype=torch.int32)

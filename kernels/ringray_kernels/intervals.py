@@ -1,8 +1,8 @@
 """Intervals: the contiguous range of key rows that each query row sees, as two int32 tensors.
 
 ``start``, ``end``: (Sq,), half-open local key rows, both non-decreasing. A row without keys has
-``start == end``. They are made from global positions: ``visible_range`` turns a mask into a range
-of positions, ``intervals`` turns that into rows of the present keys. What a backend derives from
+``start == end``. They are made from global positions: ``visible_ranges`` turns a mask into ranges
+of positions, ``intervals`` turns these into rows of the present keys. What a backend derives from
 them (``derived``) is kept with them, so callers that pass the same tensors again pay for it once.
 """
 
@@ -59,6 +59,36 @@ def visible_range(
         low, high = torch.where(inside, begin, low), torch.where(inside, stop, high)
     padding = positions >= seq_len
     return low.masked_fill(padding, seq_len), high.masked_fill(padding, seq_len)
+
+
+def visible_ranges(
+    positions: Tensor,
+    seq_len: int,
+    *,
+    causal: bool,
+    cu_seqlens: Tensor | None = None,
+    global_tokens: int | None = None,
+    **mask: Any,
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Returns ranges ``[low, high)`` without a common position, which together are what queries at
+    ``positions`` see: that of ``visible_range``, unless there are ``global_tokens``, the first
+    positions of each document, which queries see beside it, and which see all of it if not
+    ``causal``.
+
+    The first range has the global tokens, the second what else a query sees, so both never
+    decrease. What global tokens see beyond themselves, to the document's end, is a third: the
+    second's ends would decrease after it.
+    """
+    low, high = visible_range(positions, seq_len, causal=causal, cu_seqlens=cu_seqlens, **mask)
+    if global_tokens is None:
+        return ((low, high),)
+    begin, end = visible_range(positions, seq_len, causal=causal, cu_seqlens=cu_seqlens)
+    stop = torch.minimum(begin + global_tokens, end)
+    low, high = torch.maximum(low, stop), torch.maximum(high, stop)
+    if causal:
+        return (begin, stop), (low, high)
+    one = positions < stop
+    return (begin, stop), (low, high.where(~one, stop)), (stop.where(one, end), end)
 
 
 def within_documents(positions: Tensor, cu_seqlens: Tensor) -> Tensor:

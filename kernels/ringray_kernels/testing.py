@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ringray_kernels.intervals import visible_range
+from ringray_kernels.intervals import visible_ranges
 
 BUDGET_FACTOR = 2.0
 BUDGET_FLOOR = 1e-6
@@ -61,10 +61,12 @@ def visible(
     seq_len: int, *, causal: bool, device: str | torch.device = "cpu", **mask: Any
 ) -> Tensor:
     """Returns the (S, S) bool mask of the keys that each query sees; ``mask``: as for
-    ``visible_range``."""
-    positions = torch.arange(seq_len, device=device)
-    low, high = visible_range(positions, seq_len, causal=causal, **mask)
-    return (positions >= low[:, None]) & (positions < high[:, None])
+    ``visible_ranges``."""
+    at = torch.arange(seq_len, device=device)
+    seen = torch.zeros(seq_len, seq_len, dtype=torch.bool, device=device)
+    for low, high in visible_ranges(at, seq_len, causal=causal, **mask):
+        seen |= (at >= low[:, None]) & (at < high[:, None])
+    return seen
 
 
 def _grouped(x: Tensor, heads: int) -> Tensor:

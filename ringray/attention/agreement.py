@@ -39,6 +39,7 @@ class Signature(NamedTuple):
     window: int | tuple[int | None, int | None] | None
     chunk: int | None
     prefix: tuple[int, ...] | None
+    global_tokens: int | None
     seq_len: int
     cu_seqlens: tuple[Any, ...] | None
     scale: float
@@ -106,6 +107,7 @@ class Decoding(NamedTuple):
     softcap: float | None
     sinks: bool
     window: int | None
+    global_tokens: int | None
     backend: str
     version: str | None
 

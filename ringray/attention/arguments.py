@@ -49,6 +49,7 @@ class Options(NamedTuple):
     window: int | tuple[int | None, int | None] | None
     chunk: int | None
     prefix: tuple[int, ...] | None
+    global_tokens: int | None
     seq_len: int | None
     scale: float | None
     softcap: float | None
@@ -164,10 +165,14 @@ def _describe(
     check_blocks(blocks, backend)
     exchange = transports.plan(transport, ranks, heads, kv_heads)
     fold = exchange.fold
+    mask = Mask(
+        length, options.causal, options.window, documents, options.chunk, options.prefix,
+        options.global_tokens,
+    )  # fmt: skip
     problem = RankProblem(
         layout=Layout(partition, rows * ranks, ranks // fold, fold),
         rank=comm.rank // fold,
-        mask=Mask(length, options.causal, options.window, documents, options.chunk, options.prefix),
+        mask=mask,
         exchange=exchange,
         backward=walk.resolve_backward(options.backward, transport, walks=exchange.walks),
         costs=walk.costs(
@@ -188,13 +193,13 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
     not checked."""
     window, prefix = cast("Any", options.window), options.prefix
     sides = isinstance(window, tuple) and len(window) == 2
-    if sides and not all(_whole(side, 0) for side in window if side is not None):
+    if sides and not all(whole(side, 0) for side in window if side is not None):
         return f"window: got {window!r}, expected two integers of at least 0, None for all keys"
-    if prefix is not None and not (isinstance(prefix, tuple) and all(_whole(x, 0) for x in prefix)):
+    if prefix is not None and not (isinstance(prefix, tuple) and all(whole(x, 0) for x in prefix)):
         return f"prefix: got {prefix!r}, expected an integer of at least 0, or a list of them"
-    for name, least in (("window", 0), ("chunk", 1), ("seq_len", 1)):
+    for name, least in (("window", 0), ("chunk", 1), ("global_tokens", 1), ("seq_len", 1)):
         value = None if name == "window" and sides else getattr(options, name)
-        if value is not None and not _whole(value, None if types_only else least):
+        if value is not None and not whole(value, None if types_only else least):
             more = " or (left, right)" if name == "window" else ""
             return f"{name}: got {value!r}, expected None or an integer of at least {least}{more}"
     for name in ("causal", "return_lse"):
@@ -219,10 +224,10 @@ def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
         raise ValueError(f"sinks: got {given}, {expected}")
 
 
-def _whole(value: object, least: int | None) -> bool:
+def whole(value: object, least: int | None) -> bool:
     """Tells whether ``value`` is an integer, of at least ``least``."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and (least is None or least <= value < 1 << 62)  # type: ignore[operator]
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    return integer and (least is None or least <= value < 1 << 62)  # type: ignore[operator]
 
 
 def several(given: Any) -> Any:
@@ -301,6 +306,7 @@ def _signature(
         window=problem.mask.window,
         chunk=problem.mask.chunk,
         prefix=problem.mask.prefix,
+        global_tokens=problem.mask.global_tokens,
         seq_len=problem.mask.seq_len,
         cu_seqlens=problem.mask.documents,
         scale=problem.scale,

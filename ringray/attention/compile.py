@@ -43,8 +43,8 @@ _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
 # Options in place of those that the operator is to refuse.
 _ACCEPTED = Options(
-    partitions.DEFAULT, True, None, None, None, None, None, None, transports.DEFAULT, "auto",
-    "auto", False, None,
+    partitions.DEFAULT, True, None, None, None, None, None, None, None, transports.DEFAULT,
+    "auto", "auto", False, None,
 )  # fmt: skip
 
 # The arguments of both operators except tensors. ``ranks``: of the ring; shapes depend on it, so it
@@ -52,8 +52,8 @@ _ACCEPTED = Options(
 # ``window``: one number or two, -1 for None.
 _SETTINGS = (
     "str? group, int ranks, str partition, bool causal, SymInt[]? window, SymInt? chunk, "
-    "SymInt[]? prefix, SymInt? seq_len, float? scale, float? softcap, str transport, "
-    "str backward, str backend, bool return_lse, SymInt? rows, str? blocks"
+    "SymInt[]? prefix, SymInt? global_tokens, SymInt? seq_len, float? scale, float? softcap, "
+    "str transport, str backward, str backend, bool return_lse, SymInt? rows, str? blocks"
 )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray.attention.agreement import Decoding, agree, refusing
-from ringray.attention.arguments import autocast, check_sinks
+from ringray.attention.arguments import autocast, check_sinks, whole
 from ringray.attention.loops import exactly
 from ringray.attention.other_names import answering_other_names
 from ringray.attention.sharded_kv import ShardedKV
@@ -28,6 +28,7 @@ from ringray.base.provenance import version
 from ringray.base.units import plain
 from ringray.comm.batch import Batch
 from ringray.comm.ring import connect
+from ringray.traffic.mask import Mask
 from ringray.traffic.tree import meetings
 from ringray_kernels import State
 from ringray_kernels.api import (
@@ -60,6 +61,7 @@ def ring_decode(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     window: int | None = None,
+    global_tokens: int | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -78,6 +80,7 @@ def ring_decode(
         scale: factor on q . k before the softmax; None is 1 / sqrt(D).
         softcap, sinks: as in ``ring_attention``.
         window: a query at p sees keys ``[p - window, p]``, window + 1 of them; None: all up to p.
+        global_tokens: first positions that it sees beside its window (as in StreamingLLM).
         backend: kernels of this rank, ``auto`` or a name of ``ringray_kernels.backends``.
         return_lse: also return the log-sum-exp.
 
@@ -94,13 +97,19 @@ def ring_decode(
         (q,) = autocast(q)
         _check(q, cache, comm)
         check_sinks(sinks, q)
-        problem = _problem(q, cache, plain(scale), plain(softcap), sinks, plain(window), backend)
+        problem = _problem(
+            q, cache, plain(scale), plain(softcap), sinks, plain(window), plain(global_tokens),
+            backend,
+        )  # fmt: skip
     agree(comm, problem.signature(q, cache))
     comm.meter.running = "decoding"
     with torch.no_grad(), exactly(q.device):
         with comm.computing(0, "own keys"):
-            seen = _seen(cache, q.shape[2], q.shape[1] // cache.k.shape[1], problem.window)
-            state = _attend(_by_kv_head(q, cache), seen, cache, problem.kernel)
+            rows = _by_kv_head(q, cache)
+            ranges = _seen(cache, q.shape[2], q.shape[1] // cache.k.shape[1], problem)
+            state, *others = (_attend(rows, seen, cache, problem.kernel) for seen in ranges)
+            for other in others:
+                merge_(*state, *other)
         state = _merged_over_ranks(state, comm)
     shape = (len(q), -1, q.shape[2], q.shape[1] // cache.k.shape[1])
     out, lse = (x.reshape(*shape, *x.shape[3:]).transpose(2, 3).flatten(1, 2) for x in state)
@@ -117,6 +126,7 @@ class _Problem(NamedTuple):
     softcap: float | None
     sinks: bool
     window: int | None
+    global_tokens: int | None
     backend: str
 
     @property
@@ -166,17 +176,20 @@ def _check(q: Tensor, cache: ShardedKV, comm: Comm) -> None:
 
 def _problem(
     q: Tensor, cache: ShardedKV, scale: float | None, softcap: float | None, sinks: Tensor | None,
-    window: int | None, backend: str,
+    window: int | None, global_tokens: int | None, backend: str,
 ) -> _Problem:  # fmt: skip
-    whole = isinstance(window, int) and not isinstance(window, bool)
-    if window is not None and not (whole and 0 <= window < 1 << 62):
-        raise ValueError(f"window: got {window!r}, expected None or an integer of at least 0")
+    for name, given, least in (("window", window, 0), ("global_tokens", global_tokens, 1)):
+        if given is not None and not whole(given, least):
+            raise ValueError(
+                f"{name}: got {given!r}, expected None or an integer of at least {least}"
+            )
+    Mask(cache.capacity, window=window, global_tokens=global_tokens)  # checks them
     factor = q.shape[3] ** -0.5 if scale is None else scale
     if wrong := unusable_scale(factor) or unusable_softcap(softcap):
         raise ValueError(wrong)
     cap = None if softcap is None else float(softcap)
     backend = resolve_backend(backend, q, features(cache.v, cap))
-    return _Problem(float(factor), cap, sinks is not None, window, backend)
+    return _Problem(float(factor), cap, sinks is not None, window, global_tokens, backend)
 
 
 def _by_kv_head(q: Tensor, cache: ShardedKV) -> Tensor:
@@ -200,12 +213,17 @@ class _Seen(NamedTuple):
         return start, end
 
 
-def _seen(cache: ShardedKV, tokens: int, group: int, window: int | None) -> _Seen:
-    """Returns the keys that the newest tokens see, each with the heads of a group."""
+def _seen(cache: ShardedKV, tokens: int, group: int, problem: _Problem) -> list[_Seen]:
+    """Returns the keys that the newest tokens see, each with the heads of a group: the global ones
+    apart."""
     at = np.arange(cache.length - tokens, cache.length)
-    end = np.searchsorted(cache.positions, at, side="right")
-    first = np.zeros_like(at) if window is None else at - window
-    return _Seen(*(np.repeat(x, group) for x in (np.searchsorted(cache.positions, first), end)))
+    first = np.zeros_like(at) if problem.window is None else at - problem.window
+    ranges = [(first, at + 1)]
+    if problem.global_tokens is not None:
+        middle = np.minimum(problem.global_tokens, at + 1)
+        ranges = [(np.zeros_like(at), middle), (np.maximum(first, middle), at + 1)]
+    rows = [[np.searchsorted(cache.positions, x) for x in one] for one in ranges]
+    return [_Seen(*(np.repeat(x, group) for x in one)) for one in rows]
 
 
 def _ranges(keys: int, rows: Tensor) -> int:

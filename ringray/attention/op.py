@@ -51,6 +51,7 @@ def ring_attention(
     cu_seqlens: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
     chunk: int | None = None,
     prefix: int | Sequence[int] | None = None,
+    global_tokens: int | None = None,
     seq_len: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -92,6 +93,10 @@ def ring_attention(
             for each: they see each other in both directions, whatever window and chunk say, and
             nothing else; later ones see them as the rest of the mask says (prefix-LM). Needs
             ``causal``.
+        global_tokens: beside its window or chunk, of which it needs one, a query sees this many
+            first positions of its document (attention sinks of StreamingLLM, global tokens of
+            Longformer and BigBird), none after itself if ``causal``; else these see the whole
+            document, too. Not with ``prefix``.
         seq_len: true global length (tokens) when the shards hold padding; None is the length that
             they remember from ``ringray.shard``, else N * S.
         scale: factor on q . k before the softmax, any number that fp32 holds; None is 1 / sqrt(D).
@@ -125,13 +130,13 @@ def ring_attention(
         ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on
             every rank, before anything is sent.
     """
-    given = (causal, chunk, seq_len, scale, softcap, blocks)
-    causal, chunk, seq_len, scale, softcap, blocks = map(plain, given)
+    given = (causal, chunk, global_tokens, seq_len, scale, softcap, blocks)
+    causal, chunk, global_tokens, seq_len, scale, softcap, blocks = map(plain, given)
     window, prefix = several(window), several(prefix)
     prefixes = cast("Any", (prefix,) if isinstance(prefix, int) else prefix)
     options = Options(
-        partition, causal, window, chunk, prefixes, seq_len, scale, softcap, transport, backward,
-        backend, return_lse, blocks,
+        partition, causal, window, chunk, prefixes, global_tokens, seq_len, scale, softcap,
+        transport, backward, backend, return_lse, blocks,
     )  # fmt: skip
     documents: Tensor | None = boundaries(cu_seqlens)
     needs_grad = torch.is_grad_enabled() and any(

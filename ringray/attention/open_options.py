@@ -50,6 +50,7 @@ def filled(
             documents=documents,
             chunk=options.chunk,
             prefix=options.prefix,
+            global_tokens=options.global_tokens,
             backward=needs_grad,
         ),
         name, options.partition, options.transport, options.backward, backend,

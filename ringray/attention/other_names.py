@@ -25,7 +25,8 @@ _OTHER_NAMES = {
     "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
     "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",
     "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
-    "attn_mask": "causal, window, chunk, prefix, cu_seqlens or seq_len: there are no other masks",
+    "attn_mask": "causal, window, chunk, prefix, global_tokens, cu_seqlens or seq_len: there are "
+    "no other masks", "global_attention_mask": "global_tokens (the first positions)",
     "enable_gqa": "nothing: K/V heads are shared wherever there are fewer; leave it out",
     "dropout_p": "nothing: there is no dropout; leave it out",
     "dropout": "nothing: there is no dropout; leave it out",

@@ -17,16 +17,19 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+import ringray_kernels
 from ringray.traffic import script, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from ringray.traffic.script import Script
 from ringray.traffic.walk import Backward, Costs, Pass, Rows, Walks
 from ringray.transport import Exchange
+from ringray_kernels import State
 from ringray_kernels.config import Blocks
-from ringray_kernels.intervals import capturing, intervals, visible_range
+from ringray_kernels.intervals import capturing, intervals, visible_ranges
 
 T = TypeVar("T")
+Ranges = tuple[tuple[Tensor, Tensor], ...]
 
 
 @dataclass(frozen=True)
@@ -108,22 +111,42 @@ class RankProblem:
 
     def intervals(
         self, queries: int, rows: Rows, owner: int, keys: Rows, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Ranges:
         """Returns ``start``, ``end``, int32 (B or 1, rows): the range of ``owner``'s rows ``keys``
-        that each of the rows ``rows`` of the rank ``queries`` sees."""
+        that each of the rows ``rows`` of the rank ``queries`` sees; of each range, where some mask
+        has several, that has a key: they have none in common. At least one."""
 
-        def make() -> tuple[Tensor, Tensor]:
+        def make() -> Ranges:
             chosen = positions(self.layout, owner, device)[keys.start : keys.stop]
             return self.intervals_of(queries, rows, chosen)
 
         return self.once((queries, rows, owner, keys), device, make)
 
-    def intervals_of(self, queries: int, rows: Rows, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def intervals_of(self, queries: int, rows: Rows, keys: Tensor) -> Ranges:
         """Returns the same as ``intervals`` for keys at any strictly increasing positions."""
         part = slice(rows.start, rows.stop)
         seen = _seen_by(self.mask, self.layout, queries, keys.device)
-        low, high = (x[:, part].contiguous() for x in seen)
-        return intervals(low, high, keys)
+        found = tuple([
+            intervals(low[:, part].contiguous(), high[:, part].contiguous(), keys)
+            for low, high in seen
+        ])  # fmt: skip
+        if len(found) == 1:  # else it waits for the device
+            return found
+        return tuple([one for one in found if bool((one[0] < one[1]).any())]) or found[:1]
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, ranges: Ranges, state: State | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> State:  # fmt: skip
+        """Returns attention of ``q`` over ``ranges`` of the keys, merged into ``state``; in
+        ``out_dtype`` after the last of all."""
+        for one in ranges:
+            dtype = out_dtype if one is ranges[-1] else None
+            state = ringray_kernels.forward(
+                q, k, v, *one, state=state, out_dtype=dtype, **self.kernel
+            )
+        assert state is not None
+        return state
 
 
 @lru_cache(maxsize=128)
@@ -136,16 +159,18 @@ def positions(layout: Layout, rank: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> Ranges:
     at = positions(layout, rank, device)
-    each = [visible_range(at, mask.seq_len, **keywords(row, device)) for row in mask.rows]
-    low, high = map(torch.stack, zip(*each, strict=True))
-    return low, high
+    each = [visible_ranges(at, mask.seq_len, **keywords(row, device)) for row in mask.rows]
+    return tuple([
+        (torch.stack([low for low, _ in of_rows]), torch.stack([high for _, high in of_rows]))
+        for of_rows in zip(*each, strict=True)
+    ])  # fmt: skip
 
 
 def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:
     """Returns a mask, except its length, as the arguments of ``ring_attention`` and of
-    ``visible_range``."""
+    ``visible_ranges``."""
     documents = None if mask.documents is None else torch.tensor(mask.documents)
     return {
         "causal": mask.causal,
@@ -153,4 +178,5 @@ def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:
         "cu_seqlens": None if documents is None else documents.to(device, non_blocking=True),
         "chunk": mask.chunk,
         "prefix": mask.prefix,
+        "global_tokens": mask.global_tokens,
     }

@@ -48,7 +48,7 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
         ]
         own, device = problem.own, q.device
         return [
-            (owner, slice(*rows), *problem.intervals(rank, own, owner, rows, device))
+            (owner, slice(*rows), *problem.intervals(rank, own, owner, rows, device)[0])
             for owner, rows in needed
         ]
 

@@ -30,11 +30,13 @@ class Mask:
     a query sees its own of the chunks of this length that begin with each document. ``prefix``: of
     each document (one number for all, or one for each), the first positions see each other in both
     directions, whatever window and chunk say, and nothing else; only with ``causal``.
+    ``global_tokens``: beside its window or chunk a query sees the first positions of its document,
+    as far as ``causal`` lets it; without ``causal`` these see the whole document.
 
     Raises:
         ValueError: no tokens, a window to the right or a one-sided one that ``causal`` contradicts,
-            a prefix without ``causal``, numbers below the least, or boundaries that decrease or do
-            not go from 0 to ``seq_len``.
+            a prefix without ``causal``, global tokens with a prefix or without window and chunk,
+            numbers below the least, or boundaries that decrease or do not go from 0 to ``seq_len``.
     """
 
     seq_len: int
@@ -43,6 +45,7 @@ class Mask:
     documents: Boundaries | tuple[Boundaries, ...] | None = None
     chunk: int | None = None
     prefix: tuple[int, ...] | None = None
+    global_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.seq_len < 1:
@@ -66,6 +69,22 @@ class Mask:
                 raise ValueError(f"cu_seqlens: boundaries must not decrease, got {_brief(bounds)}")
         if self.prefix is not None:
             object.__setattr__(self, "prefix", self._normal_prefix(self.prefix))
+        if self.global_tokens is not None:
+            self._check_global_tokens(self.global_tokens)
+
+    def _check_global_tokens(self, tokens: int) -> None:
+        if tokens < 1:
+            raise ValueError(f"global_tokens: got {tokens}, expected None or an integer >= 1")
+        if self.window is None and self.chunk is None:
+            raise ValueError(
+                f"global_tokens: got {tokens} without window and chunk, expected one of them: "
+                "else every query sees the first positions"
+            )
+        if self.prefix is not None:
+            raise ValueError(
+                f"global_tokens: got {tokens} with prefix={_brief(self.prefix)}, expected one or "
+                "the other"
+            )
 
     def _normal_prefix(self, prefix: tuple[int, ...]) -> tuple[int, ...] | None:
         documents = len(self.boundaries) - 1
@@ -137,7 +156,7 @@ def _brief(values: tuple[int, ...]) -> str:
 
 
 class Areas(NamedTuple):
-    """Rectangles of the mask, each query in at most one: queries ``[query, query_stop)`` see the
+    """Rectangles of the mask, which have no pair in common: queries ``[query, query_stop)`` see the
     keys of ``[key, key_stop)`` with ``least <= query - key <= most``; arrays (areas,)."""
 
     query: Ints
@@ -150,11 +169,11 @@ class Areas(NamedTuple):
 
 @lru_cache(maxsize=32)
 def areas(mask: Mask) -> Areas:
-    """Returns the squares of prefixes, and what follows them, document by document and chunk by
-    chunk."""
+    """Returns the squares of prefixes, or the columns and rows of global tokens, and what follows
+    them, document by document and chunk by chunk."""
     bounds = np.array(mask.boundaries, np.int64)
     begin, end = bounds[:-1], bounds[1:]
-    after = begin if mask.prefix is None else np.minimum(begin + np.array(mask.prefix), end)
+    after = np.minimum(begin + np.array(mask.prefix or mask.global_tokens or 0), end)
     chunk = mask.chunk or mask.seq_len
     count = -((begin - end) // chunk)
     index = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count)
@@ -164,11 +183,16 @@ def areas(mask: Mask) -> Areas:
     far = mask.seq_len  # further than any key from any query
     least = 0 if mask.causal else -far if right is None else -min(right, far)
     most = far if left is None else min(left, far)
-    squares = (begin, after, begin, after, *np.broadcast_arrays(-far, far, begin)[:2])
-    rest = (np.maximum(key, np.repeat(after, count)), stop, key, stop)
-    rest = (*rest, *np.broadcast_arrays(least, most, key)[:2])
-    found = np.array([np.concatenate(both) for both in zip(squares, rest, strict=True)])
-    return Areas(*found[:, found[0] < found[1]])
+    query = np.maximum(key, np.repeat(after, count))
+    if mask.global_tokens is None:
+        parts = [(begin, after, begin, after, -far, far), (query, stop, key, stop, least, most)]
+    else:
+        columns = (begin, end, begin, after, 0 if mask.causal else -far, far)
+        parts = [columns, (query, stop, query, stop, least, most)]
+        if not mask.causal:
+            parts.append((begin, after, after, end, -far, far))
+    found = np.concatenate([np.array(np.broadcast_arrays(*part)) for part in parts], 1)
+    return Areas(*found[:, (found[0] < found[1]) & (found[2] < found[3])])
 
 
 def document_boundaries(seq_len: int, count: int) -> tuple[int, ...]:

@@ -144,6 +144,7 @@ def tuned_strategy(
     documents: bool = False,
     chunk: int | None = None,
     prefix: int | None = None,
+    global_tokens: int | None = None,
     backward: bool = True,
     device: str = "cpu",
     threads: int = 1,
@@ -164,7 +165,7 @@ def tuned_strategy(
         ring_size=ring_size, threads=0 if gpu else threads, dtype=dtype, seq_len=seq_len,
         batch=batch, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim, causal=causal,
         window=window, documents=documents or None, backward=backward, chunk=chunk,
-        prefix=None if prefix is None else (prefix,),
+        prefix=None if prefix is None else (prefix,), global_tokens=global_tokens,
     )  # fmt: skip
     backend = on_device("auto", "cuda" if gpu else "cpu")
     return for_process(wanted, device, "auto", "auto", "auto", backend, True)

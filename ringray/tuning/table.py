@@ -46,8 +46,8 @@ class Place:
 class Bucket:
     """Problems that share a choice. ``tokens``: of a batch entry, per ring for a strategy and per
     rank for a kernel, rounded up to a power of two, as ``batch`` is. ``mask``: full or causal,
-    window, chunk, prefix, documents. ``ring_size`` is 1 for a kernel, whose ``heads`` are those of
-    one K/V head. ``threads``: of a rank on a CPU, else 0."""
+    window, chunk, global tokens, prefix, documents. ``ring_size`` is 1 for a kernel, whose
+    ``heads`` are those of one K/V head. ``threads``: of a rank on a CPU, else 0."""
 
     ring_size: int
     threads: int
@@ -111,6 +111,7 @@ def buckets(
     backward: bool,
     chunk: int | None = None,
     prefix: Sequence[int] | None = None,
+    global_tokens: int | None = None,
 ) -> Buckets:
     """Returns the buckets of a problem of ``seq_len`` tokens in all; see ``Bucket``."""
 
@@ -122,6 +123,8 @@ def buckets(
             said = f"window {':'.join(str(x or '') for x in near)}"
         if chunk is not None and chunk < tokens:
             said += f", chunk {_rounded(chunk)}"
+        if global_tokens is not None and said not in ("causal", "full"):
+            said += f", global {_rounded(min(global_tokens, tokens))}"
         if prefix and any(prefix):
             said += f", prefix {_rounded(min(max(prefix), tokens))}"
         return said if documents is None else f"{said}, documents"

@@ -77,6 +77,7 @@ def test_it_is_one_graph_of_one_operator() -> None:
         ({"sinks": torch.randn(4), "softcap": 3.0}, True),
         ({"partition": "striped", "causal": False, "transport": "allgather"}, True),
         ({"causal": False, "window": [-1, 3], "chunk": 5}, True), ({"prefix": [3]}, True),
+        ({"chunk": 3, "global_tokens": 2}, True),
     ],
 )  # fmt: skip
 def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool) -> None:
@@ -84,7 +85,7 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool
     q, k, v = (x.requires_grad_(needs_grad) for x in (q, k, v))
     more = {
         "partition": "zigzag", "causal": True, "window": None, "chunk": None, "prefix": None,
-        "seq_len": None, "scale": None, "softcap": None,
+        "global_tokens": None, "seq_len": None, "scale": None, "softcap": None,
         "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
         "blocks": None, **arguments,
     }  # fmt: skip
@@ -130,6 +131,7 @@ def test_the_other_operators_are_well_formed() -> None:
         ({"chunk": 0}, "chunk: got 0, expected None or an integer"),
         ({"prefix": [3, 4]}, r"prefix: got \(3, 4\), expected .* one for each of 1"),
         ({"prefix": 2.0}, "prefix: got 2.0"),
+        ({"global_tokens": 2}, "global_tokens: got 2 without window and chunk"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
         ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
@@ -151,7 +153,10 @@ def test_names_lists_and_scalars_of_others() -> None:
     function = checks.compiled(ringray.ring_attention)
     want = ringray.ring_attention(q, k, v, window=2, cu_seqlens=torch.tensor([0, 3, 8]))
     assert torch.equal(function(q, k, v, window=2, cu_seqlens=[0, 3, 8]), want)
-    for mask in ({"window": (2, None), "causal": False}, {"chunk": 3, "prefix": [2]}):
+    for mask in (
+        {"window": (2, None), "causal": False}, {"chunk": 3, "prefix": [2]},
+        {"chunk": 3, "global_tokens": 2, "causal": False},
+    ):  # fmt: skip
         assert torch.equal(function(q, k, v, **mask), ringray.ring_attention(q, k, v, **mask))
     rows = [[0, 3, 8], [0, 8]]
     want = ringray.ring_attention(q, k, v, cu_seqlens=rows)

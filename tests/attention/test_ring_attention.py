@@ -168,6 +168,11 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"prefix": torch.tensor([1, 2])}, "prefix: got tensor"),
         ({"prefix": [1, 2]}, r"prefix: got \(1, 2\), .* one for all documents or one for each of"),
         ({"prefix": 3, "causal": False}, "prefix=.* with causal=False: .* needs causal=True"),
+        ({"global_tokens": 0, "window": 2}, "global_tokens: got 0, expected None or an integer of"),
+        ({"global_tokens": 2.0, "window": 2}, "global_tokens: got 2.0"),
+        ({"global_tokens": 2}, "global_tokens: got 2 without window and chunk, expected one of"),
+        ({"global_tokens": 2, "window": 3, "prefix": 4}, r"got 2 with prefix=\(4,\), expected one"),
+        ({"global_attention_mask": 1}, "ringray calls it global_tokens"),
         ({"blocks": 0}, "blocks: got 0, backend 'aten' takes None or query rows per call"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
         ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
@@ -208,8 +213,10 @@ def test_integers_of_numpy_and_torch(scalar: Any) -> None:
     q, k, v = (x.requires_grad_() for x in problem(12))
     documents, cuts = torch.tensor([0, 5, 12]), [0, scalar(5), 12]
     want = ringray.ring_attention(q, k, v, window=3, seq_len=12, cu_seqlens=documents)
-    sides = ringray.ring_attention(q, k, v, window=[scalar(3), None], chunk=scalar(5))
-    assert torch.equal(sides, ringray.ring_attention(q, k, v, window=3, chunk=5))
+    some = {"chunk": scalar(5), "global_tokens": scalar(2)}
+    sides = ringray.ring_attention(q, k, v, window=[scalar(3), None], **some)
+    plain = ringray.ring_attention(q, k, v, window=3, chunk=5, global_tokens=2)
+    assert torch.equal(sides, plain)
     one = ringray.ring_attention(q, k, v, prefix=scalar(4))
     assert torch.equal(one, ringray.ring_attention(q, k, v, prefix=[4]))
     for cu in (cuts, tuple(cuts), np.array([0, 5, 12], dtype=np.uint16)):

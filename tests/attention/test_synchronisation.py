@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import weakref
 from collections.abc import Callable
@@ -146,7 +147,8 @@ def test_the_oldest_problems_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
         leaves = [x.requires_grad_() for x in step_of]
         ringray.ring_attention(*leaves).sum().backward()  # type: ignore[union-attr]
         newest = next(reversed(arguments._prepared.values())).problem
-        found.append([weakref.ref(x) for pair in newest._kept.values() for x in pair])
+        kept = itertools.chain(*newest._kept.values())
+        found.append([weakref.ref(x) for pair in kept for x in pair])
         del newest
     gc.collect()
     alive = [all(one() is not None for one in refs) for refs in found]

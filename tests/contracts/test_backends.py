@@ -38,6 +38,13 @@ MASKS: dict[str, dict[str, Any]] = {
     "documents": {"cu": (0, 5, 5, 30, 61)},
     "full documents": {"causal": False, "cu": (0, 20, 61)},
     "window and documents": {"window": 9, "cu": (0, 1, 33, 61)},
+    "global tokens": {"window": 6, "global_tokens": 5},
+    "global tokens of documents": {
+        "causal": False,
+        "window": (4, 2),
+        "global_tokens": 3,
+        "cu": (0, 2, 33, 61),
+    },
 }
 
 

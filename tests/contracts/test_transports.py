@@ -42,6 +42,7 @@ HEADS = {2: (8, 4), 3: (6, 3), 4: (8, 4), 8: (8, 8)}  # multiples of the ring si
 BACKWARDS = ("auto", *walk.BACKWARDS)
 TRAFFIC_MASKS = (
     {}, {"causal": False}, {"window": 7}, {"cu": (0, 30, 61)}, {"window": 9, "cu": (0, 1, 33, 61)},
+    {"window": 7, "global_tokens": 5}, {"causal": False, "chunk": 9, "global_tokens": 2},
 )  # fmt: skip
 
 
@@ -76,7 +77,9 @@ def planned(case: Case, size: int, *, backward: bool) -> cost_model.Cost:
         transport=case.transport, backward=case.backward,
     )  # fmt: skip
     prefix = (case.prefix,) if isinstance(case.prefix, int) else case.prefix
-    mask = Mask(case.seq_len, case.causal, case.window, case.cu, case.chunk, prefix)
+    mask = Mask(
+        case.seq_len, case.causal, case.window, case.cu, case.chunk, prefix, case.global_tokens
+    )
     vars(config)["mask"] = mask  # a spec has one prefix for all documents
     return cost_model.predict(config, cost_model.cpu(2))
 
@@ -104,7 +107,7 @@ def exact(rank: int, size: int, mask: dict[str, Any] | None = None) -> None:
             with pytest.raises(ValueError, match=r"take 'planned'"):
                 ringray.ring_attention(q.requires_grad_(), k, v, **case.arguments)
             continue
-        key = (case.dtype, case.causal, case.window, case.chunk, case.prefix, case.cu)
+        key = (case.dtype, *case.mask.values(), case.cu)
         if key not in truths:
             truths[key] = ring_checks.truth(case)
         ring_checks.within_budget(case, rank, size, truths[key])

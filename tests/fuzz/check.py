@@ -24,7 +24,8 @@ AXES = {
     "ring": ("size", "threads"),
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
-        "sinks", "causal", "window", "chunk", "prefix", "documents", "direction", "new_tokens",
+        "sinks", "causal", "window", "chunk", "prefix", "global_tokens", "documents", "direction",
+        "new_tokens",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
@@ -150,6 +151,10 @@ def _check_fits(config: dict[str, Any]) -> None:
     assert config.get("chunk", 1) >= 1
     assert config.get("prefix", 0) >= 0
     assert config["causal"] or "prefix" not in config
+    if "global_tokens" in config:
+        assert config["global_tokens"] >= 1
+        assert window is not None or "chunk" in config, "all see them"
+        assert "prefix" not in config
     documents = config["documents"]
     if isinstance(documents, list):
         assert sum(documents) == config["seq_len"], "documents do not fill the sequence"
@@ -220,7 +225,7 @@ def _pairs(config: dict[str, Any]) -> int | None:
     right = 0 if config["causal"] else right
     if length <= 1 << 21:
         return sum(_row_by_row(one, left, right, config) for one in lengths)
-    rare = {"chunk", "prefix", "new_tokens"} & set(config)
+    rare = {"chunk", "prefix", "new_tokens", "global_tokens"} & set(config)
     if rare or not (right == 0 or left == right == length):
         return None
     found = 0
@@ -238,4 +243,7 @@ def _row_by_row(length: int, left: int, right: int, config: dict[str, Any]) -> i
     low = np.maximum(begin, row - left)
     high = np.minimum(np.minimum(begin + chunk, length), row + right + 1)
     low[:prefix], high[:prefix] = 0, prefix
-    return int((high - low)[-config.get("new_tokens", length) :].sum())
+    if (tokens := min(config.get("global_tokens", 0), length)) and not config["causal"]:
+        low[:tokens], high[:tokens] = 0, length
+    before = np.minimum(tokens, low)  # global tokens that no window has
+    return int((before + high - low)[-config.get("new_tokens", length) :].sum())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringray.attention.problem import keywords
 from ringray.traffic.mask import Mask
 from ringray_kernels import testing
-from ringray_kernels.intervals import derived, intervals, inverse, visible_range
+from ringray_kernels.intervals import derived, intervals, inverse, visible_ranges
 from tests.support.brute_force import any_mask, seen
 
 
@@ -35,15 +35,18 @@ def test_a_row_sees_exactly_its_interval(case: tuple[Mask, int, int], seed: int)
     everyone = torch.arange(mask.seq_len + padding)
     queries = everyone[torch.rand(len(everyone), generator=generator) < 0.7]
     keys = everyone[::stride].contiguous()
-    low, high = visible_range(queries, mask.seq_len, **keywords(mask, "cpu"))
-    start, end = intervals(low, high, keys)
-    assert start.dtype == end.dtype == torch.int32
-    assert (start.diff() >= 0).all()
-    assert (end.diff() >= 0).all()
     expected = torch.from_numpy(seen(mask, len(everyone)))[queries][:, keys]
-    rows = torch.arange(len(keys))
-    assert ((rows >= start[:, None]) & (rows < end[:, None])).equal(expected)
-    assert (start[queries >= mask.seq_len] == end[queries >= mask.seq_len]).all()
+    rows, found = torch.arange(len(keys)), torch.zeros(expected.shape, dtype=torch.int64)
+    ranges = visible_ranges(queries, mask.seq_len, **keywords(mask, "cpu"))
+    assert len(ranges) == (1 if mask.global_tokens is None else 2 + (not mask.causal))
+    for low, high in ranges:
+        start, end = intervals(low, high, keys)
+        assert start.dtype == end.dtype == torch.int32
+        assert (start.diff() >= 0).all()
+        assert (end.diff() >= 0).all()
+        found += (rows >= start[:, None]) & (rows < end[:, None])  # a pair is in one range only
+        assert (start[queries >= mask.seq_len] == end[queries >= mask.seq_len]).all()
+    assert found.equal(expected.long())
 
 
 monotone = st.lists(st.integers(0, 12), min_size=1, max_size=20).map(sorted)

@@ -151,6 +151,8 @@ def disagreement(rank: int, size: int) -> None:
         "window": ([q, k, v], {**more, "window": 3}, "window: "),
         "chunk": ([q, k, v], {**more, "chunk": 3}, "chunk: "),
         "prefix": ([q, k, v], {**more, "prefix": 3}, "prefix: "),
+        "globals": ([q, k, v], {**more, "window": 3, "global_tokens": 2}, "global_tokens: "),
+        "wrong globals": ([q, k, v], {**more, "global_tokens": 2}, "got 2 without window and"),
         "blocks": ([q, k, v], {**more, "blocks": 64}, "blocks: "),
         "kind of blocks": ([q, k, v], {**more, "blocks": ringray.Blocks()}, "'aten' takes None or"),
         "documents": ([q, k, v], {**more, "cu_seqlens": whole}, "cu_seqlens: "),

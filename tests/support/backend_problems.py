@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringray_kernels import Blocks, State, testing
 from ringray_kernels.api import backward, forward
-from ringray_kernels.intervals import intervals, visible_range
+from ringray_kernels.intervals import intervals, visible_ranges
 from ringray_kernels.merge import merge_sinks_, sink_gradients
 
 
@@ -37,7 +37,7 @@ class Problem:
     head_dim: int = 32
     dtype: torch.dtype = torch.float32
     causal: bool = True
-    window: int | None = None
+    window: int | tuple[int | None, int | None] | None = None
     cu: tuple[int, ...] | None = None
     seed: int = 0
     blocks: Blocks | int | None = None
@@ -46,6 +46,7 @@ class Problem:
     softcap: float | None = None
     value_dim: int | None = None
     with_sinks: bool = False
+    global_tokens: int | None = None
 
     @property
     def sinks(self) -> Tensor | None:
@@ -69,17 +70,22 @@ class Problem:
     @property
     def seen(self) -> Tensor:
         return testing.visible(
-            self.rows, causal=self.causal, window=self.window, cu_seqlens=self.boundaries
-        )
+            self.rows, causal=self.causal, window=self.window, cu_seqlens=self.boundaries,
+            global_tokens=self.global_tokens,
+        )  # fmt: skip
 
     def intervals(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(self.rows)
-        low, high = visible_range(
-            positions, self.rows, causal=self.causal, window=self.window,
-            cu_seqlens=self.boundaries,
+        """Of a mask of one range."""
+        (one,) = self.ranges(keys)
+        return one
+
+    def ranges(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
+        found = visible_ranges(
+            torch.arange(self.rows), self.rows, causal=self.causal, window=self.window,
+            cu_seqlens=self.boundaries, global_tokens=self.global_tokens,
         )  # fmt: skip
-        start, end = intervals(low, high, keys)
-        return start[None], end[None]
+        rows = [intervals(low, high, keys) for low, high in found]
+        return [(start[None], end[None]) for start, end in rows]
 
 
 @dataclass
@@ -105,9 +111,9 @@ def compute(
     more: dict[str, Any] = {"scale": problem.scale, "blocks": problem.blocks, "backend": backend}
     more |= {"softcap": problem.softcap}
     state: State | None = None
-    for i, part in enumerate(parts):
-        last = i == len(parts) - 1
-        start, end = problem.intervals(part)
+    hops = [(part, *one) for part in parts for one in problem.ranges(part)]
+    for i, (part, start, end) in enumerate(hops):
+        last = i == len(hops) - 1
         state = forward(
             q, k[:, :, part], v[:, :, part], start, end, state=state,
             out_dtype=q.dtype if last else None, **more,
@@ -120,8 +126,7 @@ def compute(
     delta = (dout.float() * state.out.float()).sum(-1)
     dq = torch.zeros(q.shape)
     dk, dv = torch.zeros(k.shape), torch.zeros(v.shape)
-    for part in parts:
-        start, end = problem.intervals(part)
+    for part, start, end in hops:
         dk_part, dv_part = torch.zeros_like(dk[:, :, part]), torch.zeros_like(dv[:, :, part])
         backward(
             dout, q, k[:, :, part], v[:, :, part], state.lse, delta, start, end, dq=dq,

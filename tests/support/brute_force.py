@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -27,13 +28,13 @@ def seen(mask: Mask, padded: int) -> NDArray[np.bool_]:
     prefixes = mask.prefix or (0,)
     for index, (begin, end) in enumerate(itertools.pairwise(mask.boundaries)):
         prefix = prefixes[index] if len(prefixes) > 1 else prefixes[0]
+        first = mask.global_tokens or 0
         for p, k in itertools.product(range(end - begin), repeat=2):
-            table[begin + p, begin + k] = (p < prefix and k < prefix) or (
-                (not mask.causal or k <= p)
-                and (left is None or k >= p - left)
-                and (right is None or k <= p + right)
-                and p // chunk == k // chunk
-            )
+            near = (left is None or k >= p - left) and (right is None or k <= p + right)
+            local = near and p // chunk == k // chunk
+            everyone = k < first or (p < first and not mask.causal)
+            allowed = (local or everyone) and (not mask.causal or k <= p)
+            table[begin + p, begin + k] = (p < prefix and k < prefix) or allowed
     return table
 
 
@@ -56,8 +57,8 @@ def blocks(
 
 def masks(seq_len: int) -> list[Mask]:
     """A mask of each kind for a length, and intersections of them."""
-    cuts = sorted({0, seq_len // 5, seq_len // 2, seq_len // 2, (3 * seq_len) // 4, seq_len})
-    packed = (0, 0, *cuts[1:], seq_len)
+    ends = sorted({0, seq_len // 5, seq_len // 2, seq_len // 2, (3 * seq_len) // 4, seq_len})
+    packed = (0, 0, *ends[1:], seq_len)
     found = [Mask(seq_len, causal=False), Mask(seq_len), Mask(seq_len, False, None, packed)]
     for window in (0, 1, 3, seq_len // 2, seq_len + 5):
         found += [Mask(seq_len, True, window), Mask(seq_len, True, window, packed)]
@@ -71,6 +72,13 @@ def masks(seq_len: int) -> list[Mask]:
             Mask(seq_len, True, None, None, chunk, one),
             Mask(seq_len, True, 2, packed, chunk, each),
         ]
+    for tokens, window, chunk in ((1, 2, None), (3, 1, 4), (2, None, 5), (seq_len + 1, 3, None)):
+        sides = window if window is None else (window, seq_len // 4)
+        for cuts in (None, packed):
+            found += [
+                Mask(seq_len, True, window, cuts, chunk, None, tokens),
+                Mask(seq_len, False, sides, cuts, chunk, None, tokens),
+            ]
     return [*found, Mask(seq_len, True, None, packed)]
 
 
@@ -100,4 +108,7 @@ def any_mask(draw: st.DrawFn, seq_len: int) -> Mask:
             lengths, min_size=count, max_size=count
         )
         prefix = draw(st.none() | lists.map(tuple))
-    return Mask(seq_len, causal, window, documents, chunk, prefix)
+    one = Mask(seq_len, causal, window, documents, chunk, prefix)
+    local = (one.window is not None or one.chunk is not None) and one.prefix is None
+    tokens = draw(st.none() | st.integers(1, seq_len + 5)) if local else None
+    return replace(one, global_tokens=tokens)

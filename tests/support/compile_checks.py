@@ -24,7 +24,9 @@ TRANSPORTS = (
     "ring", "bidirectional", "allgather", "ulysses", "hybrid:2", "double-ring:2", "staged",
 )  # fmt: skip
 BACKWARDS = ("planned", "reverse", "query-side")
-MASKS: tuple[dict[str, Any], ...] = ({"window": 9}, {"cu": (0, 1, 33, 61), "prefix": (1, 9, 3)})
+MASKS: tuple[dict[str, Any], ...] = (
+    {"window": 9}, {"cu": (0, 1, 33, 61), "prefix": (1, 9, 3)}, {"window": 5, "global_tokens": 4},
+)  # fmt: skip
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

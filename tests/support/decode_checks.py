@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 def _exact(
     q: Tensor, k: Tensor, v: Tensor, got: Tensor, window: int | None, scale: float | None,
-    **more: Any,
+    global_tokens: int | None = None, **more: Any,
 ) -> None:  # fmt: skip
     """Compares ``got``, of the last tokens, with the oracle."""
     factor = q.shape[3] ** -0.5 if scale is None else scale
-    seen = testing.visible(k.shape[2], causal=True, window=window)[-q.shape[2] :]
+    mask = {"window": window, "global_tokens": global_tokens}
+    seen = testing.visible(k.shape[2], causal=True, **mask)[-q.shape[2] :]
     want = testing.oracle(q, k, v, None, seen, scale=factor, **more).out
     flash = testing.yardstick(q, k, v, None, seen, scale=factor, causal=False, **more).out
     assert testing.budget_share(got, want, flash, want) <= 1
@@ -40,6 +41,7 @@ def chunks_of_tokens(
     kv_heads: int = 2, head_dim: int = 16, partition: str = "zigzag", window: int | None = None,
     dtype: torch.dtype = torch.float32, scale: float | None = None, backend: str = "auto",
     value_dim: int | None = None, softcap: float | None = None, with_sinks: bool = False,
+    global_tokens: int | None = None,
 ) -> None:  # fmt: skip
     """A prefill dealt by a partition, then chunks of new tokens: each is exact, on all ranks."""
     length = dealt + sum(chunks)
@@ -65,10 +67,11 @@ def chunks_of_tokens(
         cache.append(k[:, :, new], v[:, :, new], position=cache.length)
         out, lse = ringray.ring_decode(
             q[:, :, new], cache, window=window, scale=scale, backend=backend, return_lse=True,
-            **more,
+            global_tokens=global_tokens, **more,
         )  # fmt: skip
         whole = slice(cache.length)
-        _exact(q[:, :, new], k[:, :, whole], v[:, :, whole], out, window, scale, **more)
+        seen = (window, scale, global_tokens)
+        _exact(q[:, :, new], k[:, :, whole], v[:, :, whole], out, *seen, **more)
         assert (out.dtype, lse.dtype, lse.shape) == (dtype, torch.float32, out.shape[:3])
         assert lse.isfinite().all()
         for x in (out.contiguous(), lse.contiguous()):
@@ -89,6 +92,8 @@ def exact(rank: int, size: int) -> None:
     check(1, (1,))
     check(41, (1, 9, 1), window=6, heads=6)
     check(53, (1, 2), window=0)
+    check(41, (1, 9, 1), window=6, global_tokens=3, heads=6)
+    check(0, (2, 5, 1), window=1, global_tokens=4, with_sinks=True)
     check(61, (3, 1), dtype=torch.bfloat16, scale=0.5, heads=2)
     check(19, (1, 2), backend="reference", batch=1)
     check(29, (1, 4), value_dim=24, softcap=2.0, with_sinks=True, heads=6)
@@ -104,7 +109,11 @@ def random_problems(rank: int, size: int) -> None:
         chunks_of_tokens(
             draw.choice((0, 5, 300, 1201)), chunks, rank, size, batch=draw.choice((1, 2)),
             heads=kv_heads * draw.choice((1, 4)), kv_heads=kv_heads, head_dim=draw.choice((8, 40)),
-            partition=draw.choice(list(PARTITIONS)), window=draw.choice((None, None, 3, 200)),
+            partition=draw.choice(list(PARTITIONS)),
+            **draw.choice((
+                {}, {"window": 3}, {"window": 200, "global_tokens": 4},
+                {"window": 3, "global_tokens": 250},
+            )),
         )  # fmt: skip
 
 
@@ -169,6 +178,12 @@ def refused(rank: int, size: int) -> None:
         "3 query heads and 2 key/value heads": lambda: ringray.ring_decode(q[:, :3], cache),
         "q: got a tensor that requires a gradient": lambda: ringray.ring_decode(gradient, cache),
         "window: got -1, expected None or an": lambda: ringray.ring_decode(q, cache, window=-1),
+        "global_tokens: got 4 without window": lambda: ringray.ring_decode(
+            q, cache, global_tokens=4
+        ),
+        "global_tokens: got 0, expected": lambda: ringray.ring_decode(
+            q, cache, window=1, global_tokens=0
+        ),
         "scale: got nan": lambda: ringray.ring_decode(q, cache, scale=float("nan")),
         "softcap: got 0": lambda: ringray.ring_decode(q, cache, softcap=0),
         "sinks: got .* of shape .3,.": lambda: ringray.ring_decode(q, cache, sinks=q[0, 0, 0, :3]),
@@ -213,6 +228,7 @@ def compared(rank: int, size: int) -> None:
         "heads: 4 here .*2 there": lambda: ringray.ring_decode(q[:, :2], _full(size)),
         "scale: ": lambda: ringray.ring_decode(q, _full(size), scale=2.0),
         "window: ": lambda: ringray.ring_decode(q, _full(size), window=3),
+        "global_tokens: ": lambda: ringray.ring_decode(q, _full(size), window=3, global_tokens=2),
         "backend: ": lambda: ringray.ring_decode(q, _full(size), backend="reference"),
         "ring_decode.*ring_attention": lambda: ringray.ring_attention(
             x, x, x, partition="contiguous"

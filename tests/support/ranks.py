@@ -183,6 +183,7 @@ class Case:
     with_sinks: bool = False
     softcap: float | None = None
     value_dim: int | None = None
+    global_tokens: int | None = None
 
     @property
     def factor(self) -> float:
@@ -215,7 +216,7 @@ class Case:
     def mask(self) -> dict[str, Any]:
         return {
             "causal": self.causal, "window": self.window, "chunk": self.chunk,
-            "prefix": self.prefix,
+            "prefix": self.prefix, "global_tokens": self.global_tokens,
             "cu_seqlens": None if self.cu is None else torch.tensor(self.cu),
         }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,6 +37,9 @@ MASKS: tuple[dict[str, Any], ...] = (
     {"causal": False, "window": (3, 9), "cu": (0, 30, 61)},
     {"chunk": 7, "window": 4, "prefix": 11},
     {"prefix": (4, 0, 17), "cu": (0, 1, 33, 61)},
+    {"global_tokens": 5, "window": 6},
+    {"global_tokens": 3, "chunk": 9, "cu": (0, 1, 33, 61)},
+    {"global_tokens": 7, "window": (4, 2), "causal": False},
 )
 
 
@@ -130,6 +134,7 @@ def random_problems(rank: int, size: int) -> None:
             rng.choice([1, 2]), at, chunk=rng.choice([None, 5, 50]),
             prefix=rng.choice([None, 0, 9]) if causal else None,
         )  # fmt: skip
+        case = _with_global_tokens(case, rng)
         got = case.run()
         alone = _alone(case)
         for name, x in got.items():
@@ -159,6 +164,7 @@ def random_rings(rank: int, size: int, seed: int, count: int) -> None:
             rng.choice([None, None, 9]) if causal else None, rng.random() < 0.3,
             rng.choice([None, None, 1.5]), rng.choice([None, None, 24]),
         )  # fmt: skip
+        case = _with_global_tokens(case, rng)
         try:
             within_budget(case, rank, size, truth(case))
             done += 1
@@ -166,20 +172,34 @@ def random_rings(rank: int, size: int, seed: int, count: int) -> None:
             pass
 
 
+def _with_global_tokens(case: Case, rng: random.Random) -> Case:
+    """The case with global tokens or without, where they go with its mask."""
+    tokens = rng.choice([None, 1, 6, 80])
+    local = (case.window is not None or case.chunk is not None) and not case.prefix
+    return replace(case, global_tokens=tokens) if local else case
+
+
 def _alone(case: Case) -> dict[str, Tensor]:
     """The same problem by the reference, in one process."""
     from ringray_kernels import backward, forward
-    from ringray_kernels.intervals import intervals, visible_range
+    from ringray_kernels.intervals import intervals, visible_ranges
 
     q, k, v, dout = case.inputs
     positions = torch.arange(case.seq_len)
-    low, high = visible_range(positions, case.seq_len, **case.mask)
-    start, end = (x[None] for x in intervals(low, high, positions))
+    ranges = [
+        [x[None] for x in intervals(low, high, positions)]
+        for low, high in visible_ranges(positions, case.seq_len, **case.mask)
+    ]
     more: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "backend": "reference"}
-    out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
+    state = None
+    for one in ranges:
+        state = forward(q, k, v, *one, state=state, **more)
+    assert state is not None
+    out, lse = state.out.to(q.dtype), state.lse
     delta = (dout.float() * out.float()).sum(-1)
     dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
-    backward(dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, **more)
+    for one in ranges:
+        backward(dout, q, k, v, lse, delta, *one, dq=dq, dk=dk, dv=dv, **more)
     grads = {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
     return {"out": out, "lse": lse, **grads}
 
@@ -219,12 +239,17 @@ def repeatable(rank: int, size: int) -> None:
 def traffic(rank: int, size: int) -> None:
     """The walk's rows are sent: K and V in their dtype, dK and dV in fp32."""
     for partition, mask, dtype in itertools.product(
-        PARTITIONS, ({}, {"causal": False}, {"window": 7}, {"chunk": 16, "prefix": 20}), DTYPES[:2]
-    ):
+        PARTITIONS,
+        ({}, {"causal": False}, {"window": 7}, {"chunk": 16, "prefix": 20},
+         {"window": 7, "global_tokens": 5}),
+        DTYPES[:2],
+    ):  # fmt: skip
         case = Case(partition, dtype, 64 if size != 3 else 66, **mask)
         padded = padded_length(partition, case.seq_len, size)
         prefix = None if case.prefix is None else (case.prefix,)
-        described = Mask(case.seq_len, case.causal, case.window, None, case.chunk, prefix)  # type: ignore[arg-type]
+        described = Mask(
+            case.seq_len, case.causal, case.window, None, case.chunk, prefix, case.global_tokens  # type: ignore[arg-type]
+        )  # fmt: skip
         q, k, v, dout = case.shards()
         for x in (q, k, v):
             x.requires_grad_()

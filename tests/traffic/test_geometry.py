@@ -17,7 +17,7 @@ from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask, document_boundaries
-from ringray_kernels.intervals import intervals, visible_range
+from ringray_kernels.intervals import intervals, visible_ranges
 from tests.support.brute_force import blocks, masks, problems, rows, seen
 from tests.support.point import point
 
@@ -73,14 +73,17 @@ def test_intervals_cover_each_visible_pair_exactly_once(
     dealt = [torch.from_numpy(one) for one in rows(name, padded, ranks)]
     covered = torch.zeros(padded, padded, dtype=torch.int64)
     for query in range(ranks):
-        low, high = visible_range(dealt[query], mask.seq_len, **keywords(mask, "cpu"))
+        ranges = visible_ranges(dealt[query], mask.seq_len, **keywords(mask, "cpu"))
         for key in range(ranks):
-            start, end = intervals(low, high, dealt[key])
-            assert (start.diff() >= 0).all()
-            assert (end.diff() >= 0).all()
-            assert int((end - start).clamp(min=0).sum()) == found.visible[query, key]
-            for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-                covered[dealt[query][i], dealt[key][a:b]] += 1
+            count = 0
+            for low, high in ranges:
+                start, end = intervals(low, high, dealt[key])
+                assert (start.diff() >= 0).all()
+                assert (end.diff() >= 0).all()
+                count += int((end - start).clamp(min=0).sum())
+                for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+                    covered[dealt[query][i], dealt[key][a:b]] += 1
+            assert count == found.visible[query, key]
     assert np.array_equal(covered.numpy(), seen(mask, padded).astype(np.int64))
 
 
@@ -123,6 +126,11 @@ def test_balance_of_causal_work() -> None:
         {"seq_len": 8, "prefix": (1, 2)},
         {"seq_len": 8, "prefix": (1, 2, 3), "documents": (0, 4, 8)},
         {"seq_len": 8, "prefix": (3,), "causal": False},
+        {"seq_len": 8, "global_tokens": 0, "window": 2},
+        {"seq_len": 8, "global_tokens": 2},
+        {"seq_len": 8, "global_tokens": 2, "window": (None, None), "causal": False},
+        {"seq_len": 8, "global_tokens": 2, "window": 2, "prefix": (3,)},
+        {"seq_len": 8, "global_tokens": 2, "documents": ((0, 8), (0, 3, 8))},
         {"seq_len": 8, "documents": (0, 4)},
         {"seq_len": 8, "documents": (1, 8)},
         {"seq_len": 8, "documents": (0, 5, 3, 8)},

@@ -67,6 +67,9 @@ def test_shapes_of_one_bucket_share_a_choice() -> None:
     assert bucket(window=20000) == bucket()  # reaches over everything
     assert bucket(window=100) == bucket(window=127) == bucket(window=(100, 0))
     assert bucket(chunk=16000) == bucket(prefix=(0, 0)) == bucket()
+    assert bucket(window=20000, global_tokens=4) == bucket()
+    assert bucket(window=100, global_tokens=4) == bucket(window=100, global_tokens=3)
+    assert bucket(window=100, global_tokens=4) != bucket(window=100)
     assert bucket(causal=False, window=(20000, None)) == bucket(causal=False)
     for other in (
         {"seq_len": 16385}, {"seq_len": 8192}, {"ring_size": 8}, {"heads": 16}, {"kv_heads": 8},
@@ -305,9 +308,9 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     tuned.add([entry(place=tuned.here(), bucket=here, choice=choice)])
     q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
     options = Options(
-        partition="auto", causal=True, window=None, chunk=None, prefix=None, seq_len=None,
-        scale=None, softcap=None, transport="auto", backward="auto", backend="auto",
-        return_lse=False, blocks=None,
+        partition="auto", causal=True, window=None, chunk=None, prefix=None,
+        global_tokens=None, seq_len=None, scale=None, softcap=None, transport="auto",
+        backward="auto", backend="auto", return_lse=False, blocks=None,
     )  # fmt: skip
     with caplog.at_level("INFO", logger="ringray"):
         job, _ = resolve(q, k, v, None, None, options, connect(None), needs_grad=False)
@@ -335,9 +338,9 @@ def test_the_op_takes_the_tuned_backend_where_it_can(
 
     def backend(**other: Any) -> str:
         options = Options(
-            partition="zigzag", causal=True, window=None, chunk=None, prefix=None, seq_len=None,
-            scale=None, softcap=None, transport="ring", backward="auto", backend="auto",
-            return_lse=False, blocks=None,
+            partition="zigzag", causal=True, window=None, chunk=None, prefix=None,
+            global_tokens=None, seq_len=None, scale=None, softcap=None, transport="ring",
+            backward="auto", backend="auto", return_lse=False, blocks=None,
         )._replace(**other)  # fmt: skip
         job, _ = resolve(q, q, q, None, None, options, connect(None), needs_grad=False)
         return job.backend

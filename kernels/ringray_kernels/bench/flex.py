@@ -43,7 +43,7 @@ def block_mask(point: Point, device: torch.device) -> BlockMask | None:
     """Returns the partly and the wholly visible blocks, or None if all pairs are visible."""
     if point.mask == "full":
         return None
-    return in_blocks(*point.visible(device), _mask_mod(point, device))
+    return in_blocks([point.visible(device)], _mask_mod(point, device))
 
 
 @lru_cache(maxsize=1)

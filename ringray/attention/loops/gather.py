@@ -24,7 +24,7 @@ from ringray_kernels.merge import merge_sinks_, sink_gradients
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringray.attention.problem import RankProblem
+    from ringray.attention.problem import Ranges, RankProblem
     from ringray.comm.ring import Comm
 
 
@@ -33,8 +33,8 @@ class _Plan:
     """Rows that one rank gathers and gives, and their places in the order of positions.
 
     ``wanted``: rows of each owner, this rank's own among them. ``given``: own rows by the rank that
-    wants them. ``place``: by owner, the places of its rows. ``start``, ``end``: int32 (B or 1, S),
-    the gathered rows that a query sees.
+    wants them. ``place``: by owner, the places of its rows. ``ranges``: of the gathered rows that a
+    query sees.
     """
 
     rank: int
@@ -42,8 +42,7 @@ class _Plan:
     wanted: dict[int, Rows]
     given: dict[int, Rows]
     place: dict[int, Tensor]
-    start: Tensor
-    end: Tensor
+    ranges: Ranges
 
     @property
     def rows(self) -> int:
@@ -64,7 +63,7 @@ def _planned(problem: RankProblem, device: torch.device) -> _Plan:
     }
     order = torch.cat(list(at.values())).sort().values
     place = {owner: torch.searchsorted(order, positions) for owner, positions in at.items()}
-    return _Plan(rank, own, wanted, given, place, *problem.intervals_of(rank, own, order))
+    return _Plan(rank, own, wanted, given, place, problem.intervals_of(rank, own, order))
 
 
 class _Group(NamedTuple):
@@ -161,10 +160,7 @@ def forward(
         if at + 1 < len(groups):
             coming = _gather(k, v, groups[at + 1], plan, comm)
         with comm.computing(at, group.label):
-            state = ringray_kernels.forward(
-                q[:, group.heads], keys, values, plan.start, plan.end, out_dtype=q.dtype,
-                **problem.kernel,
-            )  # fmt: skip
+            state = problem.attend(q[:, group.heads], keys, values, plan.ranges, out_dtype=q.dtype)
         out[:, group.heads], lse[:, group.heads] = state
         del keys, values, state
     if sinks is not None:
@@ -190,11 +186,13 @@ def backward(
             coming = _gather(k, v, groups[at + 1], plan, comm)
         sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
         with comm.computing(at, group.label):
-            ringray_kernels.backward(
-                dout[:, group.heads], q[:, group.heads], keys, values, lse[:, group.heads],
-                delta[:, group.heads], plan.start, plan.end, dq=dq[:, group.heads], dk=sums[0],
-                dv=sums[1], out=out[:, group.heads] if dlse is None else None, **problem.kernel,
-            )  # fmt: skip
+            for start, end in plan.ranges:
+                ringray_kernels.backward(
+                    dout[:, group.heads], q[:, group.heads], keys, values, lse[:, group.heads],
+                    delta[:, group.heads], start, end, dq=dq[:, group.heads], dk=sums[0],
+                    dv=sums[1], out=out[:, group.heads] if dlse is None else None,
+                    **problem.kernel,
+                )  # fmt: skip
         del keys, values
         if going is not None:
             going()

@@ -111,11 +111,9 @@ def _attend(
     out_dtype: torch.dtype | None,
 ) -> State:
     rows = visit.need or visit.held
-    start, end = problem.intervals(problem.rank, problem.own, visit.owner, rows, q.device)
+    ranges = problem.intervals(problem.rank, problem.own, visit.owner, rows, q.device)
     k, v = held.cut(rows)
-    return ringray_kernels.forward(
-        q, k, v, start, end, state=state, out_dtype=out_dtype, **problem.kernel
-    )
+    return problem.attend(q, k, v, ranges, state, out_dtype)
 
 
 class Side(NamedTuple):
@@ -151,15 +149,16 @@ def _differentiate(
     rowsum with dout."""
     queries, keys = (stay, visiting) if keys_walk else (visiting, stay)
     device = keys.operands[0].device
-    start, end = problem.intervals(queries.rank, queries.rows, keys.rank, keys.rows, device)
+    ranges = problem.intervals(queries.rank, queries.rows, keys.rank, keys.rows, device)
     q, dout, lse, delta, dq = _of(share.heads, *queries.operands, *queries.gradients)
     k, v, dk, dv = _of(share.kv_heads, *keys.operands, *keys.gradients)
     ours = None
     if out is not None and queries.rank == problem.rank:
         (ours,) = _of(share.heads, *Chunk((out,), problem.own).cut(queries.rows))
-    ringray_kernels.backward(
-        dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours, **problem.kernel
-    )
+    for start, end in ranges:
+        ringray_kernels.backward(
+            dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours, **problem.kernel
+        )
 
 
 def _halves(q: Tensor, k: Tensor) -> tuple[Heads, ...]:

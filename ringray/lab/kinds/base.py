@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringray.attention import ring_attention
-from ringray.attention.problem import keywords
+from ringray.attention.problem import Ranges, keywords
 from ringray.base.errors import PeerError
 from ringray.instruments.progress import HERE
 from ringray.lab.trial import faults
 from ringray.lab.trial.config import TrialConfig
 from ringray_kernels import testing
 from ringray_kernels.dtypes import torch_dtype
-from ringray_kernels.intervals import visible_range
+from ringray_kernels.intervals import visible_ranges
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,10 @@ def _sinks(heads: int, seed: int, device: torch.device) -> Tensor:
     return testing.make_sinks(heads, seed=seed, device=device)
 
 
-def visible_keys(config: TrialConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns the half-open range of keys that each query sees; int64 (S,), non-decreasing."""
+def visible_keys(config: TrialConfig, device: torch.device) -> Ranges:
+    """Returns the half-open ranges of keys that each query sees; int64 (S,), non-decreasing."""
     positions = torch.arange(config.seq_len, device=device)
-    return visible_range(positions, config.seq_len, **keywords(config.mask, device))
+    return visible_ranges(positions, config.seq_len, **keywords(config.mask, device))
 
 
 def visible(config: TrialConfig, device: torch.device) -> Tensor:

@@ -82,8 +82,9 @@ def _areas(config: TrialConfig) -> int:
     """Counts the parts of the mask that ``traffic.geometry`` counts one by one, at most."""
     given = config.documents
     documents = len(given) if isinstance(given, tuple) else given or 0
-    prefixes = 0 if config.prefix is None else max(documents, 1)
-    return documents + prefixes + (config.seq_len // config.chunk if config.chunk else 0)
+    firsts = (config.prefix is not None) + 2 * (config.global_tokens is not None)
+    chunks = config.seq_len // config.chunk if config.chunk else 0
+    return documents + firsts * max(documents, 1) + chunks
 
 
 def _dividing(spec: Spec) -> tuple[str, str]:

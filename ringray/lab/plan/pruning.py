@@ -83,12 +83,28 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
             "problem.prefix",
             f"prefix {config.prefix} is seen before causal positions, which needs causal: true",
         )
+    if reason := _unseen_globals(config):
+        return reason
     if isinstance(config.documents, tuple) and sum(config.documents) != config.seq_len:
         return Reason(
             "problem.documents",
             f"lengths sum to {sum(config.documents)}, expected seq_len {config.seq_len}",
         )
     return _too_large(config) or _unsendable(config) or unfit(config, config.device)
+
+
+def _unseen_globals(config: TrialConfig) -> Reason | None:
+    """Prunes global tokens that a mask has no use for."""
+    if config.global_tokens is None:
+        return None
+    given = f"{config.global_tokens} global tokens"
+    if config.window is None and config.chunk is None:
+        text = f"{given} are seen beside a window or a chunk, and there is none"
+    elif config.prefix is not None:
+        text = f"{given} with prefix {config.prefix}, expected one or the other"
+    else:
+        return None
+    return Reason("problem.global_tokens", text)
 
 
 def _undecodable(kind: str, config: TrialConfig) -> Reason | None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap", "sinks",
-    "dtype", "causal", "window", "chunk", "prefix", "documents", "direction", "new_tokens",
+    "dtype", "causal", "window", "chunk", "prefix", "global_tokens", "documents", "direction",
+    "new_tokens",
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", *PROBLEM, "backward", "backend", "blocks", "threads",
@@ -34,7 +35,8 @@ TEXTS = ("partition", "transport", "dtype", "causal", "direction", "backward", "
 # In a trial's name these need no heading; the others have one ("window17").
 _PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend", "device")
 _SHORT_HEADS = {"ring_size": "ring", "kv_heads": "kv", "head_dim": "dim", "documents": "docs"}
-_SHORT_HEADS |= {"value_head_dim": "vdim"}
+_SHORT_HEADS |= {"value_head_dim": "vdim", "global_tokens": "global"}
+_OF_MASKS = ("window", "chunk", "prefix", "global_tokens", "documents")
 _FIRST = ("partition", "ring_size", "seq_len", "direction", "dtype")  # in a trial's name
 _SHORT = {
     **{name: dtype.short for name, dtype in DTYPES.items()},
@@ -57,7 +59,7 @@ def varying(
 def value(name: str, given: Any) -> str:
     """Writes a config value as a table shows it."""
     if given is None:
-        return "no" if name in ("window", "chunk", "prefix", "documents") else ABSENT
+        return "no" if name in _OF_MASKS else ABSENT
     if isinstance(given, bool):
         return "yes" if given else "no"
     if isinstance(given, list | tuple):
@@ -139,6 +141,7 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
         "window": named("window"),
         "chunk": named("chunk"),
         "prefix": named("prefix"),
+        "global_tokens": named("global_tokens"),
         "documents": named("documents"),
         "direction": first["direction"],
         "new_tokens": named("new_tokens"),

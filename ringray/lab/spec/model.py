@@ -35,14 +35,7 @@ from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.kinds import KINDS, baselines
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
-from ringray.lab.spec.domain_fields import (
-    BLOCKS,
-    DOCUMENTS,
-    TRANSPORT,
-    WINDOW,
-    Documents,
-    Window,
-)
+from ringray.lab.spec.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, WINDOW, Documents, Window
 from ringray.lab.spec.explain import explain
 from ringray.lab.spec.fields import (
     CAP,
@@ -129,6 +122,9 @@ class ProblemSection(_Section):
     """Positions of a chunk; chunks begin with documents, a query sees its own. null: no chunks."""
     prefix: Annotated[IntsOrNull, Several(or_null(whole(0, 2**31 - 1), "no prefix"))] = None
     """First positions of each document that see each other both ways; needs causal. null: none."""
+    global_tokens: Annotated[IntsOrNull, Several(or_null(whole(1, 2**31 - 1), "none"))] = None
+    """First positions of each document that queries see beside their window or chunk, and that
+    see all of it without causal. null: none."""
     documents: Annotated[DocumentsOrNull, Several(DOCUMENTS)] = None
     """Packed documents that do not see each other: their number (of fixed, uneven lengths), or
     their lengths in tokens. null: one document."""
@@ -324,7 +320,9 @@ class Spec(_Section):
         """sha256, in hex, of all but tracking, limits and later fields that are not given."""
         measured = self.canonical()
         del measured["tracking"], measured["limits"]
-        later = ("chunk", "prefix", "new_tokens", "value_head_dim", "softcap", "sinks")
+        later = (
+            "chunk", "prefix", "new_tokens", "value_head_dim", "softcap", "sinks", "global_tokens",
+        )  # fmt: skip
         for section, options in (("search", ("budget", "seed")), ("problem", later)):
             for option in options:
                 if measured[section][option] is None or measured[section][option] is False:

@@ -54,6 +54,7 @@ class TrialConfig:
     value_head_dim: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    global_tokens: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
@@ -76,7 +77,8 @@ class TrialConfig:
         """The mask of the problem; ValueError for an invalid one."""
         prefix = None if self.prefix is None else (self.prefix,)
         bounds = _boundaries(self.seq_len, self.documents)
-        return Mask(self.seq_len, self.causal, self.window, bounds, self.chunk, prefix)
+        given = (self.seq_len, self.causal, self.window, bounds, self.chunk, prefix)
+        return Mask(*given, self.global_tokens)
 
     @cached_property
     def visible(self) -> int:
@@ -115,6 +117,7 @@ class TrialConfig:
             backward=self.has_backward,
             chunk=self.chunk,
             prefix=None if self.prefix is None else (self.prefix,),
+            global_tokens=self.global_tokens,
         )
 
     @property

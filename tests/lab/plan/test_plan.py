@@ -90,7 +90,8 @@ def test_a_config_is_what_its_dict_says() -> None:
         text = f"problem: {{seq_len: 64, documents: {documents}}}\nstrategy: {{blocks: {blocks}}}\n"
         config = build(text).trials[0].config
         assert TrialConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
-        assert not {"chunk", "prefix"} & set(config.as_dict())  # digests of earlier versions hold
+        later = {"chunk", "prefix", "global_tokens"}
+        assert not later & set(config.as_dict())  # digests of earlier versions hold
     masks = "causal: false, window: [{left: 3, right: 5}, {right: 5}], chunk: 9"
     for trial in build(f"problem: {{seq_len: 64, {masks}}}\n").trials:
         assert TrialConfig.from_dict(json.loads(json.dumps(trial.config.as_dict()))) == trial.config
@@ -157,6 +158,11 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
         ("causal: false\n  window: 5", 7, "problem.window", "window 5 .*needs causal: true"),
         ("window: {left: 5, right: 1}", 6, "problem.window", "right 1 .*needs causal: false"),
         ("causal: false\n  prefix: 5", 7, "problem.prefix", "prefix 5 .*needs causal: true"),
+        ("global_tokens: 5", 6, "problem.global_tokens", "5 global tokens are seen beside a"),
+        (
+            "window: 3\n  prefix: 9\n  global_tokens: 5", 8, "problem.global_tokens",
+            "5 global tokens with prefix 9, expected one or the other",
+        ),
         (
             "heads: 8\n  documents: {lengths: [10, 20]}", 7, "problem.documents",
             "sum to 30, expected seq_len 64",
@@ -197,7 +203,14 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
         "documents: [null, 3]}\n" + EVERY_PARTITION
     )
     assert len(more.runnable) == 2 * 2 * (2 * 2 + 3) * 4
-    for trial in (*made.runnable, *more.runnable):
+    some = build(
+        "ring: {size: [3]}\n"
+        "problem: {seq_len: 37, heads: 2, head_dim: 24, causal: [true, false], chunk: [null, 7], "
+        "window: [null, {left: 4, right: 2}, {left: 4, right: 0}], prefix: [null, 9], "
+        "documents: [null, 3], global_tokens: 5}\n" + EVERY_PARTITION
+    )
+    assert len(some.runnable) == (3 + 5) * 2 * 4  # causal or not, with a window or a chunk
+    for trial in (*made.runnable, *more.runnable, *some.runnable):
         c = trial.config
         pairs = int(brute_force.seen(c.mask, c.seq_len).sum())
         keys, values = (2 * pairs * dim * c.heads * c.batch for dim in (24, c.value_dim))

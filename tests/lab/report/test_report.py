@@ -48,6 +48,9 @@ def test_a_label_names_what_does_not_explain_itself() -> None:
     )
     sides = config | {"window": [3, None], "chunk": 64}
     assert words.label(sides, ("window", "chunk", "prefix")) == "window-3: chunk64 no-prefix"
+    some = sides | {"global_tokens": 4}
+    assert words.label(some, ("chunk", "global_tokens")) == "chunk64 global4"
+    assert words.label(sides, ("chunk", "global_tokens")) == "chunk64 no-global"
     assert (words.value("window", [3, 5]), words.value("chunk", None)) == ("3:5", "no")
 
 

@@ -28,14 +28,17 @@ def prepare(
 
 
 def _block_mask(config: TrialConfig, device: torch.device) -> BlockMask | None:
-    low, high = visible_keys(config, device)
+    ranges = visible_keys(config, device)
 
     def causal(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key >= low[query]) & (key < high[query])
+        found = query < 0
+        for low, high in ranges:
+            found = found | (key >= low[query]) & (key < high[query])
+        return found
 
     if config.mask.plain:
-        return in_blocks(low, high, causal) if config.causal else None
-    return in_blocks(low, high, seen)
+        return in_blocks(ranges, causal) if config.causal else None
+    return in_blocks(ranges, seen)
