@@ -56,7 +56,8 @@ METER = Meter()  # this process: one rank
 
 
 class waiting:
-    """A wait for other ranks; its error names ``hop``, this rank and a way out."""
+    """A wait for other ranks, marked in this one's progress; its error names ``hop``, this rank and
+    a way out."""
 
     __slots__ = ("_hop",)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,13 +28,6 @@ class Progress:
     def enter(self, phase: str) -> None:
         """Begins a part of the trial; an empty ``phase`` ends the trial."""
         self.phase, self.hop, self.waiting = phase, "", False
-
-    @contextmanager
-    def idle(self) -> Iterator[None]:
-        """Marks a wait for other ranks; the mark stays if the wait fails."""
-        self.waiting = True
-        yield
-        self.waiting = False
 
     def now(self) -> Progress:
         """Returns a copy."""

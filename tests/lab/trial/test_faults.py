@@ -7,7 +7,8 @@ import json
 import pytest
 
 from ringray.base.errors import PeerError
-from ringray.instruments.progress import Progress, stacks, tail_of
+from ringray.comm.batch import waiting
+from ringray.instruments.progress import HERE, Progress, stacks, tail_of
 from ringray.lab.plan import plan
 from ringray.lab.ring.memory_limit import in_use
 from ringray.lab.spec import model as spec
@@ -190,15 +191,21 @@ def test_a_rank_tells_how_far_it_is() -> None:
     here.enter("repeat 3")
     here.hop = "forward, step 1"
     copy = here.now()
-    with here.idle():
-        assert here.waiting
-        assert not copy.waiting
-    assert not here.waiting
     here.enter("repeat 4")
     assert (str(copy), str(here)) == ("repeat 3, forward, step 1", "repeat 4")
-    with pytest.raises(ZeroDivisionError), here.idle():
+
+
+def test_a_rank_tells_that_it_waits() -> None:
+    HERE.enter("inputs")
+    copy = HERE.now()
+    with waiting("a hop"):
+        assert HERE.waiting
+        assert not copy.waiting
+    assert not HERE.waiting
+    with pytest.raises(ZeroDivisionError), waiting("a hop"):
         _ = 1 / 0
-    assert here.waiting, "what failed while waiting still shows"
+    assert HERE.waiting, "what failed while waiting still shows"
+    HERE.enter("")
 
 
 def test_stacks_are_those_of_the_others() -> None:
