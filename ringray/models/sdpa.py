@@ -35,8 +35,6 @@ from ringray.comm.ring import Comm, connect
 from ringray.models.attention_kernels import kernels_refuse, other_attention
 from ringray_kernels.config import Blocks
 
-__all__ = ["context_parallel"]
-
 _ROUTED = {
     F.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention,

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from ringray.base.errors import unknown
 from ringray.partition import contiguous, striped, zigzag, zigzag_token
 
-__all__ = ["DEFAULT", "PARTITIONS", "Partition", "get", "padded_length", "true_length"]
-
 
 @dataclass(frozen=True)
 class Partition:

@@ -76,7 +76,7 @@ def _print(plan: Plan, everything: bool) -> None:
 
 
 def _counted(plan: Plan) -> str:
-    """``16 trials; predicted 4.1 s of measuring, up to 12 MiB per rank, 30 GFLOP, ...``."""
+    """Writes ``16 trials; predicted: 4.1 s of measuring, up to 12 MiB per rank, 30 GFLOP ...``."""
     pruned = len(plan.trials) - len(plan.runnable)
     said = units.plural(len(plan.runnable), "trial") + (f" and {pruned:,} pruned" if pruned else "")
     totals = _totals(plan)

@@ -11,16 +11,7 @@ from pathlib import Path
 from ringray.base import leftovers, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
-from ringray.lab.cli.options import (
-    ALL,
-    JSON,
-    ON_HEAD,
-    STORE,
-    SWEEP,
-    Option,
-    append,
-    options,
-)
+from ringray.lab.cli.options import ALL, JSON, ON_HEAD, STORE, SWEEP, Option, append, options
 from ringray.lab.cli.results import (
     ROWS,
     print_answer,

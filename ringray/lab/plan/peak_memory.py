@@ -81,15 +81,15 @@ class Sizes:
         return (self.query_row + 2 * self.key_row) * self.rows * FP32
 
     def backward(self, during: float) -> float:
-        """Bytes of a backward pass that needs ``during`` beside inputs, out, dO, lse, delta and
-        fp32 gradients; or these in the dtype of the inputs beside them, if that is narrower; or
+        """Returns bytes of a backward pass that needs ``during`` beside inputs, out, dO, lse, delta
+        and fp32 gradients; or these in the dtype of the inputs beside them, if that is narrower; or
         delta's product in fp32 and both its factors if they are narrower."""
         product = self.query_row * self.rows * FP32 * (3 if self.narrow else 1)
         beside = max(self.lse + during, self.inputs if self.narrow else 0)
         return self.inputs + 2 * self.out + self.lse + max(product, self.gradients + beside)
 
     def share(self, queries: Floats, keys: Floats, most: float = 1.0) -> Floats:
-        """Share of all heads that one fused call takes, at most ``most``."""
+        """Returns the share of all heads that one fused call takes, at most ``most``."""
         if not self.fused_on_cpu:
             return np.full_like(queries, most)
         entries = self.batch * self.kv_heads
@@ -98,7 +98,7 @@ class Sizes:
         return np.minimum(most, np.maximum(1, CALL_ELEMENTS // per_entry) / entries)
 
     def scratch(self, queries: Floats, keys: Floats, buffers: int) -> Floats:
-        """Bytes that ATen's CPU kernel allocates for its threads, with ``buffers`` of scores."""
+        """Returns bytes that ATen's CPU kernel takes for its threads, ``buffers`` of scores each."""
         if not self.fused_on_cpu:
             return np.zeros_like(queries)
         block = np.where(queries >= 768, 256, np.where(queries >= 192, 64, 32))
@@ -126,7 +126,7 @@ def peak(sizes: Sizes, exchange: Exchange, walks: Walks, tables: Sequence[Walked
 def _forward_call(
     sizes: Sizes, queries: Floats, keys: Floats, merges: bool | NDArray[np.bool_] = True
 ) -> Floats:
-    """Bytes of a forward call's temporaries: the output, and that in fp32 if it is merged."""
+    """Returns bytes of a forward call's temporaries: the output, and that in fp32 if merged."""
     part = sizes.share(queries, keys) * sizes.query_row * queries
     merging = FP32 * part * merges if sizes.narrow else 0
     called = part * sizes.itemsize + np.maximum(merging, sizes.scratch(queries, keys, 1))
@@ -134,7 +134,7 @@ def _forward_call(
 
 
 def _backward_call(sizes: Sizes, queries: Floats, keys: Floats, most: float = 1.0) -> Floats:
-    """Bytes of a backward call's temporaries: the gradients, those of K and V per query head; and a
+    """Returns bytes of a backward call's temporaries: gradients, those of K and V per query head; a
     copy of dO if heads share keys, or afterwards one gradient in fp32 that is added."""
     share = sizes.share(queries, keys, most)
     part = share * sizes.query_row
@@ -150,13 +150,13 @@ def _backward_call(sizes: Sizes, queries: Floats, keys: Floats, most: float = 1.
 
 
 def _needed(moved: Traffic) -> Floats:
-    """Rows that each visit computes with, ``[rank, visit]``."""
+    """Returns the rows that each visit computes with, ``[rank, visit]``."""
     rows = np.maximum(moved.need[1] - moved.need[0], 0)
     return moved.route.by_rank(rows).astype(np.float64)
 
 
 def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Floats, Floats]:
-    """Query and key rows of the largest fused call of each visit, ``[rank, visit]``.
+    """Returns query and key rows of the largest fused call of each visit, ``[rank, visit]``.
 
     Two blocks of neighbouring positions see each other wholly or not at all, so visible pairs over
     the needed rows of one side are the rows of the other.
@@ -173,14 +173,14 @@ def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Float
 
 
 def _largest(values: Floats, route: Route) -> Floats:
-    """``[rank, visit]`` to ``[rank, step]``: visits of one step are computed one after another."""
+    """Returns the largest of each step, ``[rank, step]``, whose visits come one after another."""
     placed = np.zeros((len(values), max(route.step) + 2))
     np.maximum.at(placed.T, list(route.step), values.T)
     return placed
 
 
 def _walked_forward(sizes: Sizes, moved: Traffic, table: Walked) -> float:
-    """Peak of the forward pass of chunks that walk."""
+    """Returns the peak of the forward pass of chunks that walk."""
     route = moved.route
     later = np.arange(len(route.step)) > 0  # the own chunk comes first and is not merged
     calls = _calls(sizes, moved, queries_travel=False)
@@ -197,7 +197,7 @@ def _walked_forward(sizes: Sizes, moved: Traffic, table: Walked) -> float:
 
 
 def _walked_backward(sizes: Sizes, walks: Walks, table: Walked) -> float:
-    """Peak of the backward pass of chunks that walk."""
+    """Returns the peak of the backward pass of chunks that walk."""
     queries_travel = walks.travelling == "queries"
     queries, keys = _calls(sizes, walks.backward, queries_travel=queries_travel)
     called = _backward_call(sizes, queries, keys)
@@ -218,7 +218,7 @@ def _walked_backward(sizes: Sizes, walks: Walks, table: Walked) -> float:
 
 
 def _kept_rows(walks: Walks) -> int:
-    """Rows of K/V that a rank keeps between the passes: the last that it received."""
+    """Returns the rows of K/V that a rank keeps between the passes: the last that it received."""
     if not any(lane.source == KEPT for lane in walks.backward.route.lanes):
         return 0
     last = [lane.stop - 1 for lane in walks.forward.route.lanes]
@@ -227,7 +227,7 @@ def _kept_rows(walks: Walks) -> int:
 
 
 def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, float]:
-    """Peaks of both passes of an exchange that gathers a few K/V heads from all ranks at once."""
+    """Returns the peaks of both passes where a few K/V heads of all ranks are gathered at once."""
     rows = sizes.rows
     given = moved.chunk_rows
     received = moved.route.by_rank(given).sum(1)
@@ -256,8 +256,8 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, 
 
 
 def _folded(sizes: Sizes, forward: float, backward: float, fold: int) -> tuple[float, float]:
-    """Peaks of both passes with an exchange of heads for rows around those that are given, whose
-    tensors are as large as this rank's own before."""
+    """Returns the peaks of both passes with an exchange of heads for rows around the given ones,
+    whose tensors are as large as this rank's own before."""
     inputs, out = sizes.inputs, sizes.out
     away = (fold - 1) / fold
     packed = away if sizes.batch > 1 else 0.0  # one batch entry's heads lie together

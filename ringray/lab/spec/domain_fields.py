@@ -19,7 +19,7 @@ _MOST = 65_536  # documents of a sequence; the planner makes tables of them
 
 
 def _blocks() -> Kind:
-    """Query rows per fused call, or ``Blocks`` in their normal form."""
+    """Returns the kind of query rows per fused call, or ``Blocks`` in their normal form."""
     rows = whole(16, 65536)
     text = Field(
         pattern="^ *(forward|dq|dkv|atomic_dq|ordered_dq)", max_length=_LONGEST, examples=[*_BLOCKS]
@@ -40,7 +40,7 @@ def _blocks() -> Kind:
 
 
 def _transport() -> Kind:
-    """``auto``, ``ring``, ``hybrid``, ``hybrid:2``, ..."""
+    """Returns the kind of ``auto``, ``ring``, ``hybrid``, ``hybrid:2``, ..."""
     names = ("auto", *TRANSPORTS)
     numbered = [name for name, one in TRANSPORTS.items() if one.parameter]
     written = [f"{name}(:[1-9][0-9]{{0,4}})?" if name in numbered else name for name in names]
@@ -87,7 +87,7 @@ class Window(BaseModel):
 
 
 def _window() -> Kind:
-    """null, a number of positions, or ``{left: ..., right: ...}``."""
+    """Returns the kind of null, a number of positions, or ``{left: ..., right: ...}``."""
     one = _LENGTH
     fields = _mapping(Window, lambda at: f"{one.expected}, null")
     return Kind(
@@ -109,7 +109,7 @@ class Documents(BaseModel):
 
 
 def _documents() -> Kind:
-    """null, a number of documents, or ``{lengths: [...]}``."""
+    """Returns the kind of null, a number of documents, or ``{lengths: [...]}``."""
     count = whole(1, _MOST)
     listed = f"a list of lengths in tokens, at most {_MOST}"
     fields = _mapping(Documents, lambda at: listed if len(at) == 1 else _LENGTH.expected)

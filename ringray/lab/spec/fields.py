@@ -149,7 +149,8 @@ def size(low: int, high: int) -> Kind:
 def _quantity(
     number: Callable[[float], float], low: int, high: int, digits: str, table: Mapping[str, float]
 ) -> Any:
-    """A ``number`` of base units, or a text of ``digits`` and a unit of ``table``.
+    """Returns the type of a ``number`` of base units, or a text of ``digits`` and a unit of
+    ``table``.
 
     Ours, because pydantic's ``timedelta`` and ``ByteSize`` read other texts than these.
     """

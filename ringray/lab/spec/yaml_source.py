@@ -161,7 +161,7 @@ class Source:
         return SpecError(message, path=self.path, line=line, field=".".join(names) or None)
 
     def _nearest(self, where: Where) -> Mark | None:
-        """The mark of ``where``, or of the innermost written value around it."""
+        """Returns the mark of ``where``, or of the innermost written value around it."""
         ways = (where[:end] for end in range(len(where), -1, -1))
         return next((self.marks[way] for way in ways if way in self.marks), None)
 

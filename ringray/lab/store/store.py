@@ -158,7 +158,7 @@ class Store:
         self, sweep: SweepInfo, created: float, trials: Sequence[Kept], earlier: Sequence[Kept] = ()
     ) -> tuple[int, int]:
         """Adds trials and earlier recordings from elsewhere that are missing here; returns the
-        number of each. What a trial has here stays current.
+        number of each. The measurement that a trial has here stays current.
 
         A sweep that is new here has the status interrupted until it is begun.
         """

@@ -35,13 +35,7 @@ from ringray.models.huggingface.mixing import (
     refuse_mixing,
     unlike_sizes,
 )
-from ringray.models.huggingface.ring import (
-    IGNORED,
-    NAME,
-    Ring,
-    padding_token,
-    transformers_model,
-)
+from ringray.models.huggingface.ring import IGNORED, NAME, Ring, padding_token, transformers_model
 from ringray.partition import padded_length
 
 
