@@ -98,7 +98,7 @@ class Sizes:
         return np.minimum(most, np.maximum(1, CALL_ELEMENTS // per_entry) / entries)
 
     def scratch(self, queries: Floats, keys: Floats, buffers: int) -> Floats:
-        """Returns bytes that ATen's CPU kernel takes for its threads, ``buffers`` of scores each."""
+        """Returns the bytes ATen's CPU kernel takes for its threads: ``buffers`` of scores each."""
         if not self.fused_on_cpu:
             return np.zeros_like(queries)
         block = np.where(queries >= 768, 256, np.where(queries >= 192, 64, 32))
