@@ -132,7 +132,8 @@ def outcome_of(
         tuple(trial.key for trial in trials if trial.key not in results),
         sum(runs_of(results[trial.key]) for trial in trials if trial.key in results),
         default,
-        len(scores) > 1
+        best is not None
+        and len(scores) > 1
         and (default is None or _beats(results[best], results[default], objectives)),
     )
 

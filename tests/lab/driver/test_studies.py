@@ -165,6 +165,12 @@ CUT = (
 )
 
 
+def test_a_point_that_was_compared_with_no_other_is_not_kept() -> None:
+    made = plan.build(spec.parse(CUT))
+    ended = rows(made, lambda t: 7.0 if t.config.blocks == 64 else None)
+    assert result.entries(made, ended) == []
+
+
 @pytest.mark.parametrize(
     ("ms", "said"),
     [
