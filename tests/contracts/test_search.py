@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.lab.search import METHODS, Candidate, SearchSettings, Told
-from ringray.lab.search.base import LEAST, layers
+from ringray.lab.search import METHODS
+from ringray.lab.search.base import LEAST, Candidate, SearchSettings, Told, layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,9 +19,7 @@ HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 _COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4} {:>9} {:>8}  {}"
 
 
-def default_cases(
-    targets: Sequence[str] = TARGETS, head_dims: Sequence[int] = HEAD_DIMS
-) -> list[Case]:
+def default_cases(targets: Sequence[str], head_dims: Sequence[int]) -> list[Case]:
     """Returns all defaults in 16 bits, and those of head dims 64 and 256 in 32."""
     cases = [Case(t, k, d) for t, k, d in product(targets, KERNELS, head_dims)]
     wide = [d for d in head_dims if d in (64, 256)]
@@ -54,11 +52,7 @@ def record(case: Case, result: Compiled | str) -> dict[str, Any]:
     return {**line, **found, "status": "ok", "config": str(result.config)}
 
 
-def main(
-    targets: Sequence[str] = TARGETS,
-    head_dims: Sequence[int] = HEAD_DIMS,
-    json_path: Path | None = None,
-) -> int:
+def main(targets: Sequence[str], head_dims: Sequence[int], json_path: Path | None) -> int:
     """Prints the table and returns 1 if a case did not compile.
 
     Units: registers per thread; spilled bytes per thread, in all and in the inner loops; shared

@@ -15,7 +15,7 @@ needs a library imports it when it is asked to search.
 from __future__ import annotations
 
 from ringray.lab.search import grid, halving, optuna, random
-from ringray.lab.search.base import Candidate, Method, SearchSettings, Told
+from ringray.lab.search.base import Method
 
 METHODS: dict[str, Method] = {
     "grid": grid.METHOD,
@@ -23,5 +23,3 @@ METHODS: dict[str, Method] = {
     "halving": halving.METHOD,
     "optuna": optuna.METHOD,
 }
-
-__all__ = ["METHODS", "Candidate", "Method", "SearchSettings", "Told"]
