@@ -9,21 +9,17 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from ringray_kernels import dtypes
 from ringray_kernels.backends import BACKENDS, PREFERRED
+from ringray_kernels.bias import Bias
+from ringray_kernels.checks import check_qkv, expect, unusable_scale, unusable_softcap
 from ringray_kernels.config import Blocks
-
-DTYPES = tuple(map(dtypes.torch_dtype, dtypes.DTYPES))
-MAX_HEAD_DIM = 512
-LARGEST_SCALE = torch.finfo(torch.float32).max
-LEAST_SOFTCAP = 1e-30  # what divides by it stays far from the end of fp32
 
 
 class State(NamedTuple):
@@ -49,22 +45,24 @@ class Operands(NamedTuple):
     scale: float
     blocks: Any
     softcap: float | None = None
+    bias: Bias | None = None
 
 
 class Features(NamedTuple):
     """What a problem asks of a backend beyond plain scores and one head dim. ``value_dim``: head
-    dim of v, None if it is that of q."""
+    dim of v, None if it is that of q; ``biased``: scores have a bias."""
 
     value_dim: int | None = None
     softcap: float | None = None
+    biased: bool = False
 
 
 PLAIN = Features()
 
 
-def features(v: Tensor, softcap: float | None = None) -> Features:
+def features(v: Tensor, softcap: float | None = None, *, biased: bool = False) -> Features:
     """Returns what a problem with values ``v`` asks of a backend."""
-    return Features(v.shape[-1], softcap)
+    return Features(v.shape[-1], softcap, biased)
 
 
 class BackwardOperands(NamedTuple):
@@ -143,69 +141,6 @@ def _imported(module: str) -> Backend:
     return cast("Backend", importlib.import_module(module))  # which takes microseconds to find it
 
 
-def _expect(
-    name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> None:
-    if tensor.shape != shape:
-        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if tensor.dtype != dtype:
-        raise ValueError(f"{name}: got {tensor.dtype}, expected {dtype}")
-    if tensor.device != device:
-        raise ValueError(f"{name}: got a tensor on {tensor.device}, expected {device}")
-
-
-def not_plain(x: Tensor) -> str | None:
-    """Returns what ``x`` is instead of a plain, dense tensor, whose elements can be sent, or
-    None."""
-    dispatches = type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
-    waits = hasattr(x, "trigger_wait")  # the result of a collective: plain, but not yet there
-    if (dispatches and not waits) or x.is_nested or x.layout != torch.strided or x.is_quantized:
-        return (
-            f"a {type(x).__name__} of layout {x.layout}, expected a plain, dense tensor "
-            "(to_local() of a DTensor, to_dense() of a sparse one)"
-        )
-    return None
-
-
-def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Checks shapes, dtypes, devices and head counts of one attention problem.
-
-    Raises:
-        ValueError: with the given and the expected value.
-    """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name}: got {type(tensor).__name__}, expected a tensor")
-        if reason := not_plain(tensor):
-            raise ValueError(f"{name}: got {reason}")
-        if tensor.dim() != 4:
-            raise ValueError(
-                f"{name}: got shape {tuple(tensor.shape)}, expected 4 dimensions (B, H, S, D)"
-            )
-        if tensor.dtype not in DTYPES:
-            raise ValueError(
-                f"{name}: got {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}"
-            )
-        if tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(
-                f"{name}: got {tensor.dtype} on {tensor.device}, "
-                f"expected q's {q.dtype} on {q.device}"
-            )
-        if 0 in tensor.shape:
-            raise ValueError(f"{name}: got an empty tensor of shape {tuple(tensor.shape)}")
-    batch, heads, _, head_dim = q.shape
-    kv_heads, key_rows = k.shape[1], k.shape[2]
-    _expect("k", k, (batch, kv_heads, key_rows, head_dim), q.dtype, q.device)
-    _expect("v", v, (batch, kv_heads, key_rows, v.shape[3]), q.dtype, q.device)
-    if heads % kv_heads:
-        raise ValueError(
-            f"heads: got {heads} query heads and {kv_heads} key/value heads, "
-            "expected query heads to be a multiple of key/value heads"
-        )
-    if (widest := max(head_dim, v.shape[3])) > MAX_HEAD_DIM:
-        raise ValueError(f"head dim: got {widest}, expected at most {MAX_HEAD_DIM}")
-
-
 def check_blocks(blocks: object, backend: str) -> None:
     """Raises ValueError unless ``blocks`` is None or of the type of the resolved backend."""
     kind = load_backend(backend).BLOCKS
@@ -217,25 +152,9 @@ def check_blocks(blocks: object, backend: str) -> None:
     raise ValueError(f"blocks: got {blocks!r}, backend {backend!r} takes None or {expected}")
 
 
-def unusable_scale(scale: object) -> str | None:
-    """Returns why scores, which are fp32, cannot be multiplied by ``scale``, or None."""
-    number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if number and abs(cast("float", scale)) <= LARGEST_SCALE:  # not so for NaN
-        return None
-    return f"scale: got {scale!r}, expected None or a finite number that fp32 holds"
-
-
-def unusable_softcap(softcap: object) -> str | None:
-    """Returns why scores cannot be capped at ``softcap``, or None."""
-    number = isinstance(softcap, int | float) and not isinstance(softcap, bool)
-    if softcap is None or (number and LEAST_SOFTCAP <= cast("float", softcap) <= LARGEST_SCALE):
-        return None
-    return f"softcap: got {softcap!r}, expected None or a finite number of at least {LEAST_SOFTCAP}"
-
-
 def _checked(operands: Operands, backend: str) -> Backend:
     """Checks the problem and returns its backend."""
-    q, k, v, start, end, scale, blocks, softcap = operands
+    q, k, v, start, end, scale, blocks, softcap, bias = operands
     check_qkv(q, k, v)
     if wrong := unusable_scale(scale) or unusable_softcap(softcap):
         raise ValueError(wrong)
@@ -243,9 +162,14 @@ def _checked(operands: Operands, backend: str) -> Backend:
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
         q.shape[2],
     )
-    _expect("start", start, rows, torch.int32, q.device)
-    _expect("end", end, rows, torch.int32, q.device)
-    backend = resolve_backend(backend, q, features(v, softcap))
+    expect("start", start, rows, torch.int32, q.device)
+    expect("end", end, rows, torch.int32, q.device)
+    if bias is not None:
+        entries = len(bias.slopes) if len(bias.slopes) in (1, q.shape[0]) else 1
+        expect("bias.queries", bias.queries, q.shape[2:3], torch.int32, q.device)
+        expect("bias.keys", bias.keys, k.shape[2:3], torch.int32, q.device)
+        expect("bias.slopes", bias.slopes, (entries, q.shape[1]), torch.float32, q.device)
+    backend = resolve_backend(backend, q, features(v, softcap, biased=bias is not None))
     check_blocks(blocks, backend)
     return load_backend(backend)
 
@@ -259,6 +183,7 @@ def forward(
     *,
     scale: float,
     softcap: float | None = None,
+    bias: Bias | None = None,
     state: State | None = None,
     out_dtype: torch.dtype | None = None,
     blocks: Blocks | int | None = None,
@@ -273,6 +198,7 @@ def forward(
             non-decreasing along the rows.
         scale: factor on q . k before the softmax: any finite number that fp32 holds.
         softcap: scores s become softcap * tanh(s / softcap), after the scale; None: they stay.
+        bias: is added to the scores, after the softcap.
         state: the result of earlier hops, fp32; it is consumed (its tensors may be reused).
         out_dtype: dtype of the returned ``out``; None means fp32. Set it on the last hop.
         blocks: the partition of the work: query rows per fused call for ``aten``, a ``Blocks`` for
@@ -285,11 +211,11 @@ def forward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    operands = Operands(q, k, v, start, end, scale, blocks, softcap)
+    operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias)
     module = _checked(operands, backend)
     if state is not None:
-        _expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32, q.device)
-        _expect("state.lse", state.lse, q.shape[:3], torch.float32, q.device)
+        expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32, q.device)
+        expect("state.lse", state.lse, q.shape[:3], torch.float32, q.device)
     return module.forward(operands, state, out_dtype or torch.float32)
 
 
@@ -305,6 +231,7 @@ def backward(
     *,
     scale: float,
     softcap: float | None = None,
+    bias: Bias | None = None,
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
@@ -316,7 +243,7 @@ def backward(
 
     Args:
         dout: (B, Hq, Sq, Dv), the gradient of the *global* output.
-        q, k, v, start, end, scale, softcap, blocks, backend: as in ``forward``.
+        q, k, v, start, end, scale, softcap, bias, blocks, backend: as in ``forward``.
         lse, delta: fp32 (B, Hq, Sq), *global*: lse over all keys of the sequence, and
             what ``delta`` returns. Rows with lse = -inf must have empty intervals.
         dq: fp32 (B, Hq, Sq, D); ``dk``, ``dv``: fp32, shaped as k and v.
@@ -326,7 +253,7 @@ def backward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    operands = Operands(q, k, v, start, end, scale, blocks, softcap)
+    operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias)
     module = _checked(operands, backend)
     of_rows, results = q.shape[:3], (*q.shape[:3], v.shape[3])
     for name, tensor, shape, dtype in (
@@ -336,7 +263,7 @@ def backward(
         ("dv", dv, v.shape, torch.float32),
     ):  # fmt: skip
         if tensor is not None:
-            _expect(name, tensor, shape, dtype, q.device)
+            expect(name, tensor, shape, dtype, q.device)
     module.backward(operands, BackwardOperands(dout, out, lse, delta, dq, dk, dv))
 
 
@@ -356,10 +283,10 @@ def delta(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    _expect("dout", dout, out.shape, out.dtype, out.device)
-    _expect("lse", lse, out.shape[:3], torch.float32, out.device)
+    expect("dout", dout, out.shape, out.dtype, out.device)
+    expect("lse", lse, out.shape[:3], torch.float32, out.device)
     found = load_backend(resolve_backend(backend, out)).delta(dout, out, lse)
     if dlse is None:
         return found
-    _expect("dlse", dlse, out.shape[:3], torch.float32, out.device)
+    expect("dlse", dlse, out.shape[:3], torch.float32, out.device)
     return found.sub_(dlse.masked_fill(lse == -torch.inf, 0.0))

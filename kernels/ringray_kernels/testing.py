@@ -57,6 +57,11 @@ def make_sinks(heads: int, *, seed: int, device: str | torch.device = "cpu") -> 
     return (1.0 + torch.randn(heads, generator=torch.Generator().manual_seed(seed))).to(device)
 
 
+def make_slopes(heads: int) -> Tensor:
+    """Returns ALiBi's slopes, fp32 (heads,): 2 ** (-8 h / heads) of head h from 1 on."""
+    return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1))
+
+
 def visible(
     seq_len: int, *, causal: bool, device: str | torch.device = "cpu", **mask: Any
 ) -> Tensor:
@@ -73,12 +78,18 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
+def _distances(q: Tensor) -> Tensor:
+    """Returns the distances of all pairs of rows (S, S)."""
+    positions = torch.arange(q.shape[2], device=q.device)
+    return (positions - positions[:, None]).abs()
+
+
 def oracle(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
-    softcap: float | None = None, sinks: Tensor | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
     """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``.
-    ``softcap``, ``sinks``: as in ``ringray.ring_attention``."""
+    ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``): as in ``ringray.ring_attention``."""
     given = [q, k, v]
     if sinks is not None:
         given.append(sinks[:, None].expand(q.shape[:3]))
@@ -87,6 +98,8 @@ def oracle(
     scores = leaves[0] @ wide_k.transpose(-1, -2) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        scores = scores - _distances(q) * slopes.to(q.device).double()[..., None, None]
     scores = scores.masked_fill(~seen, -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, leaves[3].unsqueeze(-1)], -1)
@@ -110,11 +123,13 @@ def yardstick(
     causal: bool,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Gradients:
     """Computes single-process *flash* SDPA on the same inputs in the same dtype, never its math
     path; and what that does not compute by the same arithmetic, see ``_like_flash``."""
-    if softcap is not None or sinks is not None or q.shape[-1] != v.shape[-1]:
-        return _like_flash(q, k, v, dout, seen, scale=scale, softcap=softcap, sinks=sinks)
+    more: dict[str, Any] = {"softcap": softcap, "sinks": sinks, "slopes": slopes}
+    if q.shape[-1] != v.shape[-1] or any(x is not None for x in more.values()):
+        return _like_flash(q, k, v, dout, seen, scale=scale, **more)
     leaves = [
         x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(dout is not None)
         for x in (q, k, v)
@@ -138,7 +153,7 @@ def yardstick(
 
 def _like_flash(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
-    softcap: float | None, sinks: Tensor | None,
+    softcap: float | None, sinks: Tensor | None, slopes: Tensor | None,
 ) -> Gradients:  # fmt: skip
     """Computes attention with the roundings of a flash kernel: scores and sums in fp32, operands of
     products and results in the dtype of the inputs."""
@@ -149,6 +164,8 @@ def _like_flash(
     if softcap is not None:
         scores = torch.tanh(scores / softcap)
         slope, scores = 1 - scores**2, scores * softcap
+    if slopes is not None:
+        scores = scores - _distances(q) * slopes.to(q.device).float()[..., None, None]
     lse = torch.logsumexp(scores.masked_fill(~seen, -math.inf), -1, keepdim=True)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.float()[:, None, None])

@@ -3,6 +3,7 @@
 op         ``ring_attention``, the public function
 arguments  validated arguments of one call
 open_options options that a call leaves open: the tuned choice
+per_head   tensor arguments beside q, k and v
 other_names keywords of other libraries, answered with ours
 agreement  exchange in which ranks compare their arguments
 problem    one rank's part of a call: layout, mask, script

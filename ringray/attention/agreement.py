@@ -45,6 +45,7 @@ class Signature(NamedTuple):
     scale: float
     softcap: float | None
     sinks: bool
+    alibi_slopes: tuple[tuple[float, ...], ...] | None
     transport: str
     backward: str
     backend: str

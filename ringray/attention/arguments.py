@@ -18,6 +18,14 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import Signature, agree, fingerprint, refusing
 from ringray.attention.open_options import filled
+from ringray.attention.per_head import (
+    Besides,
+    Slopes,
+    check_sinks,
+    check_slopes,
+    head_slopes,
+    share,
+)
 from ringray.attention.problem import RankProblem
 from ringray.base.provenance import version
 from ringray.base.units import plain
@@ -25,16 +33,8 @@ from ringray.comm.ring import Comm
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
-from ringray_kernels.api import (
-    DTYPES,
-    check_blocks,
-    check_qkv,
-    features,
-    not_plain,
-    resolve_backend,
-    unusable_scale,
-    unusable_softcap,
-)
+from ringray_kernels.api import Features, check_blocks, features, resolve_backend
+from ringray_kernels.checks import DTYPES, check_qkv, unusable_scale, unusable_softcap
 from ringray_kernels.config import Blocks
 from ringray_kernels.intervals import derived
 
@@ -77,8 +77,7 @@ def resolve(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor | None,
-    sinks: Tensor | None,
+    besides: Besides,
     options: Options,
     comm: Comm,
     *,
@@ -95,25 +94,26 @@ def resolve(
     with refusing(comm):
         if refused is not None:
             raise ValueError(refused)
-        found = prepare(q, k, v, cu_seqlens, sinks, options, comm, needs_grad=needs_grad)
+        found = prepare(q, k, v, besides, options, comm, needs_grad=needs_grad)
     return found.problem, agree(comm, found.signature, found.mark)
 
 
 def prepare(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    options: Options, comm: Comm, *, needs_grad: bool,
+    q: Tensor, k: Tensor, v: Tensor, besides: Besides, options: Options, comm: Comm, *,
+    needs_grad: bool,
 ) -> Prepared:  # fmt: skip
     """Returns what follows from the arguments, found again if a call before had equal ones."""
     dense = isinstance(q, Tensor) and not q.is_nested and q.dim()
-    documents = document_boundaries(cu_seqlens, len(q) if dense else 1)
+    documents = document_boundaries(besides.cu_seqlens, len(q) if dense else 1)
+    slopes, sinks = head_slopes(besides.alibi_slopes), besides.sinks
     key: tuple[object, ...] | None = None
     found: Prepared | None = None
     try:
         tensors = (q, k, v) if sinks is None else (q, k, v, sinks)
         kinds = [(type(x), x.shape, x.dtype, x.device, x.layout) for x in tensors]
         key = (
-            *kinds, documents, comm.rank, comm.world_size, needs_grad, torch.get_num_threads(),
-            options, *map(type, options),  # True is no 1
+            *kinds, documents, slopes, comm.rank, comm.world_size, needs_grad,
+            torch.get_num_threads(), options, *map(type, options),  # True is no 1
         )  # fmt: skip
         found = _prepared.pop(key, None)
     except (AttributeError, RuntimeError, TypeError):
@@ -121,11 +121,13 @@ def prepare(
     if found is None:
         check_qkv(q, k, v)
         check_sinks(sinks, q)
+        check_slopes(slopes, len(q), q.shape[1], q.shape[2] * comm.world_size)
         if wrong := mistake(options, types_only=True):
             raise ValueError(wrong)
-        options = filled(q, k, v, documents, options, comm, needs_grad=needs_grad)
-        problem = _describe(q, k, v, documents, options, comm)
-        signature = _signature(problem, q, k, v, sinks, options.transport, needs_grad)
+        asked = features(v, options.softcap, biased=slopes is not None)
+        options = filled(q, k, asked, documents, options, comm, needs_grad=needs_grad)
+        problem = _describe(q, k, v, asked, documents, slopes, options, comm)
+        signature = _signature(problem, q, k, v, sinks, slopes, options.transport, needs_grad)
         found = Prepared(problem, signature, fingerprint(signature))
         _forget()
     _prepared[key] = found
@@ -144,8 +146,9 @@ def _forget() -> None:
 
 
 def _describe(
-    q: Tensor, k: Tensor, v: Tensor, documents: Documents, options: Options, comm: Comm
-) -> RankProblem:
+    q: Tensor, k: Tensor, v: Tensor, asked: Features, documents: Documents,
+    slopes: Slopes | None, options: Options, comm: Comm,
+) -> RankProblem:  # fmt: skip
     """Returns the problem of tensors like ``q`` (B, Hq, S, D), ``k`` (B, Hkv, S, D) and ``v`` (B,
     Hkv, S, Dv).
 
@@ -161,7 +164,7 @@ def _describe(
     partition, scale, transport = options.partition, options.scale, options.transport
     blocks, softcap = options.blocks, options.softcap
     length = partitions.true_length(partition, options.seq_len, rows, ranks)
-    backend = resolve_backend(options.backend, q, features(v, softcap))
+    backend = resolve_backend(options.backend, q, asked)
     check_blocks(blocks, backend)
     exchange = transports.plan(transport, ranks, heads, kv_heads)
     fold = exchange.fold
@@ -183,6 +186,7 @@ def _describe(
         blocks=blocks,
         return_lse=options.return_lse,
         softcap=None if softcap is None else float(softcap),
+        slopes=share(slopes, fold, comm.rank % fold),
     )
     _ = problem.walks  # raises where the backward walk is impossible
     return problem
@@ -207,21 +211,6 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
             return f"{name}: got {getattr(options, name)!r}, expected True or False"
     scale = None if options.scale is None else unusable_scale(options.scale)
     return scale or unusable_softcap(options.softcap)
-
-
-def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
-    """Raises ValueError unless ``sinks`` is None or a logit per head of ``q`` (B, Hq, S, D)."""
-    if sinks is None:
-        return
-    expected = f"expected None or a tensor ({q.shape[1]},) of float32 or q's {q.dtype}, {q.device}"
-    if not isinstance(sinks, Tensor):
-        raise ValueError(f"sinks: got {type(sinks).__name__}, {expected}")
-    if reason := not_plain(sinks):
-        raise ValueError(f"sinks: got {reason}")
-    wrong_type = sinks.dtype not in (torch.float32, q.dtype) or sinks.device != q.device
-    if tuple(sinks.shape) != (q.shape[1],) or wrong_type:
-        given = f"{sinks.dtype} of shape {tuple(sinks.shape)} on {sinks.device}"
-        raise ValueError(f"sinks: got {given}, {expected}")
 
 
 def whole(value: object, least: int | None) -> bool:
@@ -287,8 +276,8 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _signature(
-    problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, transport: str,
-    needs_grad: bool,
+    problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None,
+    slopes: Slopes | None, transport: str, needs_grad: bool,
 ) -> Signature:  # fmt: skip
     blocks = problem.blocks
     # Blocks that configure nothing are the default.
@@ -312,6 +301,7 @@ def _signature(
         scale=problem.scale,
         softcap=problem.softcap,
         sinks=sinks is not None,
+        alibi_slopes=slopes,
         transport=transport,
         backward=problem.backward,
         backend=problem.backend,

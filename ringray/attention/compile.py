@@ -26,6 +26,7 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import loops
 from ringray.attention.arguments import Options, mistake, on_host, prepare, resolve
+from ringray.attention.per_head import Besides, mistaken_slopes
 from ringray.comm.ring import connect_named, name_of, place_in
 from ringray.traffic import walk
 from ringray.traffic.routes import back
@@ -105,38 +106,42 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor | None,
-    sinks: Tensor | None,
+    besides: Besides,
     group: dist.ProcessGroup | None,
     options: Options,
     *,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
-    refused = _refused(options, cu_seqlens, sinks)
+    refused = _refused(options, besides)
+    cu_seqlens, sinks, slopes = besides
     if refused is not None:  # the operator raises it: other ranks may run theirs already
         options = _ACCEPTED
-        cu_seqlens = sinks = None
-    elif cu_seqlens is not None:
-        # Not in the operators, so that all layers and both passes share one copy.
-        cu_seqlens = on_host_op(cu_seqlens)
+        cu_seqlens = sinks = slopes = None
+    # Not in the operators, so that all layers and both passes share one copy.
+    cu_seqlens, slopes = (x if x is None else on_host_op(x) for x in (cu_seqlens, slopes))
     _, ranks = place_in(group)
     out, lse, *_ = _attention(
-        q, k, v, cu_seqlens, sinks, needs_grad, refused, name_of(group), ranks, *_flat(options),
+        q, k, v, cu_seqlens, sinks, slopes, needs_grad, refused, name_of(group), ranks,
+        *_flat(options),
     )  # fmt: skip
     return out, lse
 
 
-def _refused(options: Options, cu_seqlens: object, sinks: object) -> str | None:
+def _refused(options: Options, besides: Besides) -> str | None:
     """Returns the mistake in arguments whose types no operator takes, or None."""
     wrong = mistake(options, types_only=True)
     blocks: object = options.blocks
+    given: tuple[object, ...] = besides
+    cu_seqlens, sinks, slopes = given
     if blocks is not None and (not isinstance(blocks, int | Blocks) or isinstance(blocks, bool)):
         wrong = f"blocks: got {blocks!r}, expected None, an integer or a ringray.Blocks"
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
         wrong = f"cu_seqlens: got {cu_seqlens!r}, expected integers in a tensor or a list"
     if sinks is not None and not isinstance(sinks, Tensor):
         wrong = f"sinks: got {type(sinks).__name__}, expected None or a tensor"
+    if slopes is not None:
+        wrong = mistaken_slopes(slopes) or wrong
     for name in ("partition", "transport", "backward", "backend"):
         if not isinstance(getattr(options, name), str):
             wrong = f"{name}: got {getattr(options, name)!r}, expected a name"
@@ -147,7 +152,7 @@ def _refused(options: Options, cu_seqlens: object, sinks: object) -> str | None:
     "on_host(Tensor x) -> Tensor", fake=lambda x: torch.empty(x.shape, dtype=x.dtype, device="cpu")
 )
 def on_host_op(x: Tensor) -> Tensor:
-    """Returns a copy of document boundaries in host memory, which synchronises once per tensor."""
+    """Returns a copy of boundaries or slopes in host memory, which synchronises once per tensor."""
     return on_host(x).clone()
 
 
@@ -161,7 +166,7 @@ _text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _like_inputs(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    needs_grad: bool, refused: str | None, *settings: Any,
+    alibi_slopes: Tensor | None, needs_grad: bool, refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
@@ -227,18 +232,20 @@ def _unpack(saved: list[Tensor], problem: RankProblem) -> tuple[Tensor, ...]:
 
 
 @operator(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? sinks, bool needs_grad, "
-    f"str? refused, {_SETTINGS}) -> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? sinks, "
+    "Tensor? alibi_slopes, bool needs_grad, str? refused, "
+    f"{_SETTINGS}) -> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
     fake=_like_inputs,
 )
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    needs_grad: bool, refused: str | None, *settings: Any,
+    alibi_slopes: Tensor | None, needs_grad: bool, refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
+    besides = Besides(cu_seqlens, sinks, alibi_slopes)
     problem, call = resolve(
-        q, k, v, cu_seqlens, sinks, options, comm, needs_grad=needs_grad, refused=refused
-    )
+        q, k, v, besides, options, comm, needs_grad=needs_grad, refused=refused
+    )  # fmt: skip
     out, lse, saved = loops.forward(q, k, v, problem, comm, sinks)
     kept = _pack(saved, problem) if needs_grad else []
     kept = [x.contiguous() for x in kept]
@@ -247,7 +254,7 @@ def _attention(
 
 def _like_gradients(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
-    cu_seqlens: Tensor | None, sinks: Tensor | None, *_: Any,
+    cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None, *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dsinks = dout.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
     dq, dk, dv = (dout.new_empty(shape) for shape in _shapes(dout, saved))
@@ -262,17 +269,18 @@ def _shapes(dout: Tensor, saved: list[Tensor]) -> list[tuple[int, ...]]:
 
 @operator(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor[] saved, Tensor call, "
-    "Tensor? cu_seqlens, Tensor? sinks, "
+    "Tensor? cu_seqlens, Tensor? sinks, Tensor? alibi_slopes, "
     f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
     fake=_like_gradients,
 )
 def _attention_backward(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
-    cu_seqlens: Tensor | None, sinks: Tensor | None, *settings: Any,
+    cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
     q, k, v = (dout.new_empty(1).expand(shape) for shape in _shapes(dout, saved))
-    found = prepare(q, k, v, cu_seqlens, sinks, options, comm, needs_grad=True)
+    besides = Besides(cu_seqlens, sinks, alibi_slopes)
+    found = prepare(q, k, v, besides, options, comm, needs_grad=True)
     problem = found.problem
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
@@ -285,10 +293,10 @@ def _attention_backward(
 def _setup(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]
 ) -> None:
-    q, k, v, cu_seqlens, sinks, _, _, *ctx.settings = inputs
+    q, k, v, cu_seqlens, sinks, slopes, _, _, *ctx.settings = inputs
     out, lse, call, kept = output
     saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
-    ctx.save_for_backward(cu_seqlens, sinks, call, *saved)
+    ctx.save_for_backward(cu_seqlens, sinks, slopes, call, *saved)
     ctx.mark_non_differentiable(call, *kept)
     ctx.set_materialize_grads(False)
 
@@ -296,15 +304,15 @@ def _setup(
 def _backward(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    cu_seqlens, sinks, call, *saved = ctx.saved_tensors
+    cu_seqlens, sinks, slopes, call, *saved = ctx.saved_tensors
     if dout is None:  # only lse was used
         assert dlse is not None
         dout = saved[2].new_zeros((*dlse.shape, saved[2].shape[3]))
     *gradients, dsinks = _attention_backward(
-        dout, dlse, saved, call, cu_seqlens, sinks, *ctx.settings
+        dout, dlse, saved, call, cu_seqlens, sinks, slopes, *ctx.settings
     )
     dsinks = None if sinks is None else dsinks
-    return (*gradients, None, dsinks, *[None] * (2 + len(ctx.settings)))
+    return (*gradients, None, dsinks, *[None] * (3 + len(ctx.settings)))
 
 
 _attention.register_autograd(_backward, setup_context=_setup)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray.attention.agreement import Decoding, agree, refusing
-from ringray.attention.arguments import autocast, check_sinks, whole
+from ringray.attention.arguments import autocast, whole
 from ringray.attention.loops import exactly
 from ringray.attention.other_names import answering_other_names
+from ringray.attention.per_head import check_sinks
 from ringray.attention.sharded_kv import ShardedKV
 from ringray.base.provenance import version
 from ringray.base.units import plain
@@ -31,13 +32,8 @@ from ringray.comm.ring import connect
 from ringray.traffic.mask import Mask
 from ringray.traffic.tree import meetings
 from ringray_kernels import State
-from ringray_kernels.api import (
-    check_qkv,
-    features,
-    resolve_backend,
-    unusable_scale,
-    unusable_softcap,
-)
+from ringray_kernels.api import features, resolve_backend
+from ringray_kernels.checks import check_qkv, unusable_scale, unusable_softcap
 from ringray_kernels.merge import merge_, merge_sinks_, merged
 
 if TYPE_CHECKING:

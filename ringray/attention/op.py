@@ -24,6 +24,7 @@ from ringray.attention.arguments import (
     several,
 )
 from ringray.attention.other_names import answering_other_names
+from ringray.attention.per_head import Besides, numbers
 from ringray.attention.sharding import remember, remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect
@@ -56,6 +57,7 @@ def ring_attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alibi_slopes: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
     transport: str = transports.DEFAULT,
     backward: str = "auto",
     backend: str = "auto",
@@ -106,6 +108,9 @@ def ring_attention(
             part in the softmax without a value (attention sinks); None is none. The gradient of
             each rank is a share, and the sum over the ranks is the gradient, as for every parameter
             that all of them hold.
+        alibi_slopes: (Hq,) or (B, Hq), numbers without gradient, the same on every rank: a head of
+            slope m adds -m * |i - j| to the score of positions i and j, after the softcap (ALiBi);
+            None is none.
         transport: way in which K/V reach the other ranks, a name of
         ``ringray.transport.TRANSPORTS``,
             or one with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``; or
@@ -138,7 +143,7 @@ def ring_attention(
         partition, causal, window, chunk, prefixes, global_tokens, seq_len, scale, softcap,
         transport, backward, backend, return_lse, blocks,
     )  # fmt: skip
-    documents: Tensor | None = boundaries(cu_seqlens)
+    besides = Besides(boundaries(cu_seqlens), sinks, numbers(alibi_slopes))
     needs_grad = torch.is_grad_enabled() and any(
         getattr(x, "requires_grad", False) for x in (q, k, v, sinks)
     )
@@ -149,15 +154,13 @@ def ring_attention(
                 "graph depends on them; ringray.tuned_strategy returns them beforehand"
             )
         q, k, v = autocast(q, k, v)
-        out, lse = compiled.attention(
-            q, k, v, documents, sinks, group, options, needs_grad=needs_grad
-        )
+        out, lse = compiled.attention(q, k, v, besides, group, options, needs_grad=needs_grad)
     else:
         comm = connect(group)
         with refusing(comm):
             options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
         q, k, v = autocast(q, k, v)
-        problem, call = resolve(q, k, v, documents, sinks, options, comm, needs_grad=needs_grad)
+        problem, call = resolve(q, k, v, besides, options, comm, needs_grad=needs_grad)
         results = _RingAttention.apply(q, k, v, sinks, problem, comm, call)
         out, lse = cast("tuple[Tensor, Tensor]", results)
         for x in (out, lse):

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
     from ringray.attention.arguments import Documents, Options
     from ringray.comm.ring import Comm
+    from ringray_kernels.api import Features
 
 
 def filled(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    asked: Features,
     documents: Documents,
     options: Options,
     comm: Comm,
@@ -32,7 +33,6 @@ def filled(
     strategy_open = "auto" in (options.partition, options.transport)
     if not strategy_open and (options.blocks is not None or not lookup.anything_tuned()):
         return options
-    asked = features(v, options.softcap)
     backend = resolve_backend(options.backend, q, asked)
     name = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else "cpu"
     found = lookup.for_process(

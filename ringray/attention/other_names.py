@@ -35,6 +35,8 @@ _OTHER_NAMES = {
     "max_seqlen_k": "nothing: leave it out",
     "s_aux": "sinks", "learnable_sink": "sinks", "attn_sink": "sinks",
     "logits_soft_cap": "softcap", "logit_softcapping": "softcap",
+    "alibi_slopes": "nothing: no scores are biased here; decode in one process",
+    "attn_bias": "alibi_slopes: a bias is a function of distances",
     "heads_k_stride": "transport (allgather:N for N heads at once)",
 }  # fmt: skip
 

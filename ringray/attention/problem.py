@@ -25,6 +25,7 @@ from ringray.traffic.script import Script
 from ringray.traffic.walk import Backward, Costs, Pass, Rows, Walks
 from ringray.transport import Exchange
 from ringray_kernels import State
+from ringray_kernels.bias import Bias
 from ringray_kernels.config import Blocks
 from ringray_kernels.intervals import capturing, intervals, visible_ranges
 
@@ -37,7 +38,8 @@ class RankProblem:
     """The problem of one rank; equal on all ranks except for ``rank``.
 
     ``layout``: positions on the ring in which chunks walk. ``rank``: of that ring. ``costs``: bytes
-    of a travelling row.
+    of a travelling row. ``slopes``: of ALiBi, for the heads that this rank computes, for all batch
+    rows or for each.
     """
 
     layout: Layout
@@ -51,6 +53,7 @@ class RankProblem:
     blocks: Blocks | int | None
     return_lse: bool = False
     softcap: float | None = None
+    slopes: tuple[tuple[float, ...], ...] | None = None
 
     @cached_property
     def kernel(self) -> dict[str, Any]:
@@ -109,6 +112,28 @@ class RankProblem:
         """Returns the global positions of a rank of the ring, int64, strictly increasing."""
         return positions(self.layout, rank, device)
 
+    def bias(
+        self, queries: int, rows: Rows, owner: int, keys: Rows, heads: slice, device: torch.device
+    ) -> Bias | None:
+        """Returns what is added to the scores of some heads of the rows ``rows`` of the rank
+        ``queries`` and ``owner``'s rows ``keys``."""
+        if self.slopes is None:
+            return None
+        at = self._positions_32(owner, device)[keys.start : keys.stop]
+        return self.bias_at(queries, rows, at, heads)
+
+    def bias_at(self, queries: int, rows: Rows, keys: Tensor, heads: slice) -> Bias | None:
+        """Returns the same as ``bias`` for keys at any positions, int32."""
+        if self.slopes is None:
+            return None
+        device, made = keys.device, self.slopes
+        slopes = self.once("slopes", device, lambda: torch.tensor(made).to(device))
+        at = self._positions_32(queries, device)[rows.start : rows.stop]
+        return Bias(at, keys, slopes[:, heads])
+
+    def _positions_32(self, rank: int, device: torch.device) -> Tensor:
+        return self.once(("int32", rank), device, lambda: self.positions(rank, device).int())
+
     def intervals(
         self, queries: int, rows: Rows, owner: int, keys: Rows, device: torch.device
     ) -> Ranges:
@@ -135,15 +160,15 @@ class RankProblem:
         return tuple([one for one in found if bool((one[0] < one[1]).any())]) or found[:1]
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, ranges: Ranges, state: State | None = None,
-        out_dtype: torch.dtype | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, ranges: Ranges, bias: Bias | None,
+        state: State | None = None, out_dtype: torch.dtype | None = None,
     ) -> State:  # fmt: skip
         """Returns attention of ``q`` over ``ranges`` of the keys, merged into ``state``; in
         ``out_dtype`` after the last of all."""
         for one in ranges:
             dtype = out_dtype if one is ranges[-1] else None
             state = ringray_kernels.forward(
-                q, k, v, *one, state=state, out_dtype=dtype, **self.kernel
+                q, k, v, *one, state=state, out_dtype=dtype, bias=bias, **self.kernel
             )
         assert state is not None
         return state

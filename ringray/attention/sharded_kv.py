@@ -19,7 +19,7 @@ from ringray.attention.sharding import remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect
 from ringray.traffic.geometry import Layout
-from ringray_kernels.api import check_qkv, not_plain
+from ringray_kernels.checks import check_qkv, not_plain
 
 if TYPE_CHECKING:
     import torch.distributed as dist

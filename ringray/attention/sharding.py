@@ -19,7 +19,7 @@ from ringray.attention.problem import positions
 from ringray.base.units import plain
 from ringray.comm.ring import connect, connect_named, name_of, place_in
 from ringray.traffic.geometry import Layout
-from ringray_kernels.api import not_plain
+from ringray_kernels.checks import not_plain
 
 
 def local_positions(partition: str, seq_len: int, world_size: int, rank: int) -> Tensor:

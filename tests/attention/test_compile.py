@@ -75,6 +75,7 @@ def test_it_is_one_graph_of_one_operator() -> None:
         ({}, True), ({}, False), ({"cu_seqlens": torch.tensor([0, 3, 8])}, True),
         ({"backward": "reverse"}, True), ({"window": [2], "blocks": 4, "scale": 0.3}, True),
         ({"sinks": torch.randn(4), "softcap": 3.0}, True),
+        ({"alibi_slopes": torch.rand(4)}, True),
         ({"partition": "striped", "causal": False, "transport": "allgather"}, True),
         ({"causal": False, "window": [-1, 3], "chunk": 5}, True), ({"prefix": [3]}, True),
         ({"chunk": 3, "global_tokens": 2}, True),
@@ -89,17 +90,17 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool
         "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
         "blocks": None, **arguments,
     }  # fmt: skip
-    cu_seqlens, sinks = more.pop("cu_seqlens", None), more.pop("sinks", None)
+    besides = [more.pop(name, None) for name in ("cu_seqlens", "sinks", "alibi_slopes")]
     blocks = more.pop("blocks")
     settings = (None, 1, *more.values(), blocks, None)
     op = torch.ops.ringray.attention.default
-    opcheck(op, (q, k, v, cu_seqlens, sinks, needs_grad, None, *settings))
-    out, lse, call, kept = op(q, k, v, cu_seqlens, sinks, needs_grad, None, *settings)
+    opcheck(op, (q, k, v, *besides, needs_grad, None, *settings))
+    out, lse, call, kept = op(q, k, v, *besides, needs_grad, None, *settings)
     saved = [x.detach() for x in (q, k, v, out, lse, *kept)]
     for dlse in (None, torch.randn(lse.shape)):
         opcheck(
             torch.ops.ringray.attention_backward.default,
-            (dout, dlse, saved, call, cu_seqlens, sinks, *settings),
+            (dout, dlse, saved, call, *besides, *settings),
         )
 
 
@@ -138,6 +139,10 @@ def test_the_other_operators_are_well_formed() -> None:
         ({"softcap": 0}, "softcap: got 0, expected None or a finite number of at least"),
         ({"sinks": 0.5}, "sinks: got float, expected None or a tensor"),
         ({"sinks": torch.zeros(2)}, r"sinks: got torch.float32 of shape \(2,\).* tensor \(4,\)"),
+        ({"alibi_slopes": [0.5, 1.0]}, r"alibi_slopes: got shape \(2,\), expected \(4,\)"),
+        ({"alibi_slopes": 0.5}, "alibi_slopes: got 0.5, expected None, or finite numbers"),
+        ({"alibi_slopes": torch.rand(1, 4, 8, 8)}, r"\(1, 4, 8, 8\), .* function of the distance"),
+        ({"alibi_slopes": torch.rand(4).requires_grad_()}, "requires a gradient, expected const"),
         ({"seq_len": 9}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 9 tokens as 10"),
         ({"cu_seqlens": [0, 8.0]}, r"cu_seqlens: got \[0, 8.0\], expected integers in a tensor or"),
         ({"cu_seqlens": torch.tensor([0, 7])}, "cu_seqlens: expected boundaries from 0 to"),
@@ -184,7 +189,7 @@ def test_a_graph_of_another_ring_is_refused() -> None:
     mask = (True, None, None, None)
     settings = ("zigzag", *mask, None, None, None, "ring", "auto", "auto", False, None, None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
-        torch.ops.ringray.attention(q, k, v, None, None, False, None, None, 2, *settings)
+        torch.ops.ringray.attention(q, k, v, None, None, None, False, None, None, 2, *settings)
 
 
 def test_lengths_and_documents_are_data() -> None:

@@ -294,3 +294,41 @@ def test_the_namespace_is_lazy_and_complete() -> None:
     assert set(ringray.__all__) <= set(dir(ringray))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ringray.nothing  # noqa: B018
+
+
+def test_slopes_are_values_of_a_call() -> None:
+    """In a tensor, of which values may change, or a list; zeros are none."""
+    q, k, v, _ = testing.make_inputs(2, 4, 2, 62, 16, torch.float32, seed=0)
+    slopes = testing.make_slopes(4)
+    seen = testing.visible(62, causal=True)
+    plain = ringray.ring_attention(q, k, v)
+    for factor in (1, 2, 0):
+        given = (slopes * factor, (slopes * factor).tolist(), (slopes * factor).half().expand(2, 4))
+        want = testing.oracle(q, k, v, None, seen, scale=0.25, slopes=given[0]).out.float()
+        for one in given:
+            got = ringray.ring_attention(q, k, v, alibi_slopes=one)
+            torch.testing.assert_close(got, want)
+    torch.testing.assert_close(plain, want)
+    slopes.zero_()
+    torch.testing.assert_close(ringray.ring_attention(q, k, v, alibi_slopes=slopes), want)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "says"),
+    [
+        ([0.5] * 3, r"got shape \(3,\), expected \(4,\) or \(2, 4\)"),
+        (torch.ones(3, 4), r"got shape \(3, 4\), expected \(4,\) or \(2, 4\)"),
+        (torch.ones(2, 4, 8, 8), r"got torch.float32 of shape \(2, 4, 8, 8\), .* of the distance"),
+        (torch.ones(4, dtype=torch.int32), "got torch.int32 of shape"),
+        (torch.ones(4).to_sparse(), "got a Tensor of layout torch.sparse"),
+        (0.5, "got 0.5, expected None, or finite numbers"),
+        ([0.5, [0.5]], "got .0.5, .0.5.., expected None"),
+        ([1.0, float("nan"), 2.0, 3.0], "got nan, expected None, or finite numbers"),
+        ([1.0, 2.0, 2e12, 3.0], "expected None, or finite numbers of at most 1e.12"),
+        (torch.ones(4).requires_grad_(), "requires a gradient, expected constants"),
+    ],
+)
+def test_slopes_that_are_refused(slopes: Any, says: str) -> None:
+    q, k, v = (torch.randn(2, heads, 8, 16) for heads in (4, 2, 2))
+    with pytest.raises(ValueError, match=f"alibi_slopes: .*{says}"):
+        ringray.ring_attention(q, k, v, alibi_slopes=slopes)

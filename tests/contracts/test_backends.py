@@ -15,8 +15,9 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray_kernels import Blocks, State
-from ringray_kernels.api import DTYPES, backward, features, forward, load_backend
+from ringray_kernels.api import backward, features, forward, load_backend
 from ringray_kernels.backends import BACKENDS, composed
+from ringray_kernels.checks import DTYPES
 from tests.support.backend_problems import Problem, check, compute, interpreted, shared_heads
 
 NAN = float("nan")
@@ -114,14 +115,47 @@ def test_sinks_are_one_more_logit(backend: str, mask: str) -> None:
             check(problem, compute(backend, problem, problem.inputs, parts), f"{len(parts)} parts")
 
 
+SLOPES = torch.tensor([[0.3, -0.02, 1.5, 0.0], [0.0, 0.7, -0.1, 4.0]])
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "window 17", "documents"])
+def test_scores_with_a_bias_of_distances(backend: str, mask: str) -> None:
+    """Slopes of each head, and of each batch entry and head, with and without a softcap."""
+    everyone, heads = torch.arange(61), shared_heads(backend)
+    for dtype, entries in itertools.product(DTYPES, (False, True)):
+        slopes = SLOPES[: heads["batch"], : heads["heads"]]
+        problem = Problem(
+            slopes=slopes if entries else slopes[0], softcap=1.5 if entries else None, dtype=dtype,
+            factor=None if entries else -0.4, **heads, **MASKS[mask],
+        )  # fmt: skip
+        if not able(backend, problem):
+            continue
+        # Of keys in another order than that of positions, hops tell positions from rows.
+        for parts in ([everyone], [everyone[40:], everyone[1:40:2], everyone[:40:2]]):
+            result = compute(backend, problem, problem.inputs, parts, with_out=len(parts) == 1)
+            check(problem, result, f"{len(parts)} parts")
+
+
+def test_biased_scores_of_many_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composed, "SCORES_AT_ONCE", 1 << 12)
+    heads = shared_heads(backend)
+    problem = Problem(rows=177, head_dim=16, slopes=SLOPES[0, : heads["heads"]], **heads)
+    if able(backend, problem):
+        check(problem, compute(backend, problem, problem.inputs))
+
+
 def able(backend: str, problem: Problem) -> bool:
     """Tells whether ``backend`` computes ``problem``; otherwise it names those that do."""
     q, k, v, _ = problem.inputs
-    if load_backend(backend).unsupported(q, features(v, problem.softcap)) is None:
+    everyone = torch.arange(problem.rows)
+    bias = problem.bias(everyone)
+    asked = features(v, problem.softcap, biased=bias is not None)
+    if load_backend(backend).unsupported(q, asked) is None:
         return True
-    start, end = problem.intervals(torch.arange(problem.rows))
+    start, end = problem.intervals(everyone)
+    more: dict[str, Any] = {"scale": problem.scale, "softcap": problem.softcap, "bias": bias}
     with pytest.raises(ValueError, match=f"backend '{backend}': .*(aten|reference).* can"):
-        forward(q, k, v, start, end, scale=problem.scale, softcap=problem.softcap, backend=backend)
+        forward(q, k, v, start, end, backend=backend, **more)
     return False
 
 

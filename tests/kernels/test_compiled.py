@@ -221,6 +221,7 @@ from ringray_kernels.inspect.compiled import Case, compile_case
 for target in ("sm_90", "gfx942"):
     for asked in (
         {"head_dim": 192, "value_dim": 128}, {"head_dim": 128, "softcap": 50.0}, {"head_dim": 512},
+        {"head_dim": 128, "biased": True},
     ):
         for kernel in ("forward", "dq", "dkv"):
             made = compile_case(Case(target, kernel, **asked))
@@ -232,9 +233,9 @@ for target in ("sm_90", "gfx942"):
 
 @pytest.mark.slow
 def test_what_models_ask_for_compiles_without_spills_in_loops(tmp_path: Path) -> None:
-    """MLA's head dims, a soft cap, and a head dim beyond 256."""
+    """MLA's head dims, a soft cap, a head dim beyond 256, and ALiBi."""
     lines = compiled(tmp_path, "import json\n" + MODELS)
-    assert len(lines) == 2 * 3 * 3
+    assert len(lines) == 2 * 4 * 3
     for line in lines:
         assert line[-1] == 0, line
 

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from ringray_kernels import Blocks, State, backward, delta, forward, testing
-from ringray_kernels.api import DTYPES, load_backend
+from ringray_kernels.api import load_backend
 from ringray_kernels.backends import GPU_ONLY
 from ringray_kernels.bench.watchdog import Watchdog
+from ringray_kernels.checks import DTYPES
 from ringray_kernels.defaults import SPECIALISED
 from ringray_kernels.intervals import intervals, visible_range
 

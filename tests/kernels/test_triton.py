@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ringray_kernels import Blocks, State, backward, delta, forward, testing
-from ringray_kernels.api import DTYPES, load_backend
+from ringray_kernels.api import load_backend
 from ringray_kernels.backends.triton import arguments, plan
+from ringray_kernels.checks import DTYPES
 from ringray_kernels.config import TARGETS, BlockConfig
 from ringray_kernels.config import Problem as KernelProblem
 from ringray_kernels.intervals import intervals, inverse, visible_range

@@ -148,6 +148,10 @@ def disagreement(rank: int, size: int) -> None:
         "wrong softcap": ([q, k, v], {**more, "softcap": 0}, "softcap: got 0, expected None or"),
         "sinks": ([q, k, v], {**more, "sinks": torch.zeros(HEADS)}, "sinks: "),
         "wrong sinks": ([q, k, v], {**more, "sinks": torch.zeros(1)}, "sinks: got"),
+        "slopes": ([q, k, v], {**more, "alibi_slopes": [0.5] * HEADS}, "alibi_slopes: "),
+        "wrong slopes": (
+            [q, k, v], {**more, "alibi_slopes": [float("nan")] * HEADS}, "alibi_slopes: got nan",
+        ),
         "window": ([q, k, v], {**more, "window": 3}, "window: "),
         "chunk": ([q, k, v], {**more, "chunk": 3}, "chunk: "),
         "prefix": ([q, k, v], {**more, "prefix": 3}, "prefix: "),

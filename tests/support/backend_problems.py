@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ringray_kernels import Blocks, State, testing
 from ringray_kernels.api import backward, forward
+from ringray_kernels.bias import Bias
 from ringray_kernels.intervals import intervals, visible_ranges
 from ringray_kernels.merge import merge_sinks_, sink_gradients
 
@@ -47,6 +48,7 @@ class Problem:
     value_dim: int | None = None
     with_sinks: bool = False
     global_tokens: int | None = None
+    slopes: Tensor | None = None
 
     @property
     def sinks(self) -> Tensor | None:
@@ -73,6 +75,12 @@ class Problem:
             self.rows, causal=self.causal, window=self.window, cu_seqlens=self.boundaries,
             global_tokens=self.global_tokens,
         )  # fmt: skip
+
+    def bias(self, keys: Tensor) -> Bias | None:
+        if self.slopes is None:
+            return None
+        slopes = self.slopes if self.slopes.dim() == 2 else self.slopes[None]
+        return Bias(torch.arange(self.rows).int(), keys.int(), slopes)
 
     def intervals(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Of a mask of one range."""
@@ -116,7 +124,7 @@ def compute(
         last = i == len(hops) - 1
         state = forward(
             q, k[:, :, part], v[:, :, part], start, end, state=state,
-            out_dtype=q.dtype if last else None, **more,
+            out_dtype=q.dtype if last else None, bias=problem.bias(part), **more,
         )  # fmt: skip
         assert state.out.dtype == (q.dtype if last else torch.float32)
         assert state.lse.dtype == torch.float32
@@ -130,7 +138,8 @@ def compute(
         dk_part, dv_part = torch.zeros_like(dk[:, :, part]), torch.zeros_like(dv[:, :, part])
         backward(
             dout, q, k[:, :, part], v[:, :, part], state.lse, delta, start, end, dq=dq,
-            dk=dk_part, dv=dv_part, out=state.out if with_out else None, **more,
+            dk=dk_part, dv=dv_part, out=state.out if with_out else None,
+            bias=problem.bias(part), **more,
         )  # fmt: skip
         dk[:, :, part] += dk_part
         dv[:, :, part] += dv_part
@@ -144,7 +153,9 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     """Within the error budget, in all four tensors; lse too."""
     q, k, v, dout = problem.inputs
     seen, scale = problem.seen, problem.scale
-    scoring: dict[str, Any] = {"softcap": problem.softcap, "sinks": problem.sinks}
+    scoring: dict[str, Any] = {
+        "softcap": problem.softcap, "sinks": problem.sinks, "slopes": problem.slopes,
+    }  # fmt: skip
     want = testing.oracle(q, k, v, dout, seen, scale=scale, **scoring)
     # SDPA scales after masking: what it gives for -q is right, and as exact.
     sign = -1 if scale <= 0 else 1
@@ -165,6 +176,9 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     scores = q.double() @ wide.transpose(-1, -2) * scale
     if problem.softcap is not None:
         scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    if problem.slopes is not None:
+        distance = torch.arange(problem.rows) - torch.arange(problem.rows)[:, None]
+        scores = scores - problem.slopes[..., None, None] * distance.abs()
     lse = torch.logsumexp(scores.masked_fill(~seen, -torch.inf), -1)
     if problem.sinks is not None:
         lse = torch.logaddexp(lse, problem.sinks.double()[:, None])

@@ -83,7 +83,7 @@ def models(rank: int, size: int) -> None:
     """What models ask for beyond plain attention, with every gradient."""
     asked: tuple[dict[str, Any], ...] = (
         {"with_sinks": True},
-        {"softcap": 2, "value_dim": 24, "with_sinks": True},
+        {"softcap": 2, "value_dim": 24, "with_sinks": True, "alibi": True},
         {"value_dim": 8, "backward": "reverse"},
     )
     for more, transport in itertools.product(asked, ("ring", "hybrid:2")):

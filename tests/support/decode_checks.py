@@ -192,6 +192,11 @@ def refused(rank: int, size: int) -> None:
         ),
         "cache: got Tensor, expected a ShardedKV": lambda: ringray.ring_decode(q, q),  # type: ignore[arg-type]
         "keyword 'is_causal'": lambda: ringray.ring_decode(q, cache, is_causal=True),  # type: ignore[call-arg]
+        "keyword 'alibi_slopes'; .* no scores are biased": lambda: ringray.ring_decode(
+            q,
+            cache,
+            alibi_slopes=[1.0],  # type: ignore[call-arg]
+        ),
         "capacity: got 0, expected": lambda: _full(size, capacity=0),
         "capacity: got 2, expected .* at least": lambda: ringray.ShardedKV.of_shards(
             x, x, capacity=2, partition="contiguous"

@@ -184,6 +184,7 @@ class Case:
     softcap: float | None = None
     value_dim: int | None = None
     global_tokens: int | None = None
+    alibi: bool = False
 
     @property
     def factor(self) -> float:
@@ -203,7 +204,11 @@ class Case:
     @property
     def scoring(self) -> dict[str, Any]:
         """What takes part in the softmax, beside products of q and k."""
-        return {"softcap": self.softcap, "sinks": self.sinks}
+        return {"softcap": self.softcap, "sinks": self.sinks, "slopes": self.slopes}
+
+    @property
+    def slopes(self) -> Tensor | None:
+        return testing.make_slopes(self.heads) if self.alibi else None
 
     @property
     def sizes(self) -> Tensor:
@@ -226,6 +231,7 @@ class Case:
             "partition": self.partition, **self.mask, "seq_len": self.seq_len,
             "backend": self.backend, "blocks": self.blocks, "transport": self.transport,
             "backward": self.backward, "scale": self.scale, "softcap": self.softcap,
+            "alibi_slopes": self.slopes,
         }  # fmt: skip
 
     @property

@@ -19,7 +19,7 @@ from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from ringray_kernels import testing
-from ringray_kernels.api import DTYPES
+from ringray_kernels.checks import DTYPES
 from tests.support.ranks import HEAD_DIM, HEADS, KV_HEADS, NAN, Case
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ def _lse(q: Tensor, k: Tensor, seen: Tensor, case: Case) -> tuple[Tensor, dict[s
     scores = leaves["dq"] @ wide.transpose(-1, -2) * case.factor
     if (cap := case.softcap) is not None:
         scores = cap * torch.tanh(scores / cap)
+    if case.slopes is not None:
+        distance = torch.arange(q.shape[2]) - torch.arange(q.shape[2])[:, None]
+        scores = scores - distance.abs() * case.slopes.to(q.dtype)[:, None, None]
     lse = torch.logsumexp(scores.masked_fill(~seen, -torch.inf), -1)
     if case.with_sinks:
         lse = torch.logaddexp(lse, leaves["dsinks"])
@@ -162,7 +165,8 @@ def random_rings(rank: int, size: int, seed: int, count: int) -> None:
             rng.choice([None, None, 0.0, -0.3, 1e-45, 2.0]), rng.random() < 0.5,
             rng.random() < 0.5, rng.choice([None, None, 5, 50]),
             rng.choice([None, None, 9]) if causal else None, rng.random() < 0.3,
-            rng.choice([None, None, 1.5]), rng.choice([None, None, 24]),
+            rng.choice([None, None, 1.5]), rng.choice([None, None, 24]), None,
+            rng.random() < 0.3,
         )  # fmt: skip
         case = _with_global_tokens(case, rng)
         try:
@@ -358,13 +362,15 @@ def models(rank: int, size: int) -> None:
         {"with_sinks": True},
         {"softcap": 1.5, "value_dim": 8},
         {"with_sinks": True, "softcap": 0.7, "value_dim": 24},
+        {"alibi": True},
+        {"alibi": True, "softcap": 1.5, "causal": False, "cu": (0, 30, 61), "batch": 2},
     )
     ways = itertools.product(transport.TRANSPORTS, walk.BACKWARDS, asked)
     for at, (transport_, backward, more) in enumerate(ways):
+        more = {"window": (None, 17)[at % 2] if more.get("causal", True) else None, **more}
         case = Case(
             list(PARTITIONS)[at % 4], DTYPES[at % 3], transport=transport_, backward=backward,
-            with_dlse=bool(at // 3 % 2), heads=2 * heads, kv_heads=heads, window=(None, 17)[at % 2],
-            **more,
+            with_dlse=bool(at // 3 % 2), heads=2 * heads, kv_heads=heads, **more,
         )  # fmt: skip
         with contextlib.suppress(walk.Unwalkable):
             within_budget(case, rank, size, truth(case))

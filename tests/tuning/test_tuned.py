@@ -15,6 +15,7 @@ import torch
 
 import ringray
 from ringray.attention.arguments import Options, resolve
+from ringray.attention.per_head import Besides
 from ringray.base.errors import UserError
 from ringray.comm.ring import connect
 from ringray.tuning import lookup
@@ -313,13 +314,13 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
         backward="auto", backend="auto", return_lse=False, blocks=None,
     )  # fmt: skip
     with caplog.at_level("INFO", logger="ringray"):
-        job, _ = resolve(q, k, v, None, None, options, connect(None), needs_grad=False)
+        job, _ = resolve(q, k, v, Besides(), options, connect(None), needs_grad=False)
     assert (job.layout.partition, job.blocks) == ("striped", 32)
     assert "abcdef01" in caplog.text
     out = ringray.ring_attention(q, k, v, partition="auto", transport="auto")
     assert torch.equal(out, ringray.ring_attention(q, k, v, blocks=32))
     q, k, v = (x.repeat(1, 1, 2, 1) for x in (q, k, v))
-    longer, _ = resolve(q, k, v, None, None, options, connect(None), needs_grad=False)
+    longer, _ = resolve(q, k, v, Besides(), options, connect(None), needs_grad=False)
     assert (longer.layout.partition, longer.blocks) == ("zigzag", None)
 
 
@@ -342,7 +343,7 @@ def test_the_op_takes_the_tuned_backend_where_it_can(
             global_tokens=None, seq_len=None, scale=None, softcap=None, transport="ring",
             backward="auto", backend="auto", return_lse=False, blocks=None,
         )._replace(**other)  # fmt: skip
-        job, _ = resolve(q, q, q, None, None, options, connect(None), needs_grad=False)
+        job, _ = resolve(q, q, q, Besides(), options, connect(None), needs_grad=False)
         return job.backend
 
     assert backend() == taken

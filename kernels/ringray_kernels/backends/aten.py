@@ -4,7 +4,8 @@ The fast default on CPU (``aten::_scaled_dot_product_flash_attention_for_cpu``) 
 CUDA (``fused.py`` holds both). K/V heads are shared by a stride of 0, never copied. Pieces of the
 same rows are merged in fp32. Heads are computed a few at a time, which bounds the allocations of
 the fused calls (packing, output) to a fraction of one tensor. Head dims that differ are padded
-with zeros in each call. Soft-capped scores, which no fused call computes, are ``composed``.
+with zeros in each call. Soft-capped and biased scores, which no fused call computes, are
+``composed``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import composed, fused
+from ringray_kernels.bias import Bias
 from ringray_kernels.cover import Call, cover
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import merge_
@@ -121,6 +123,11 @@ def _head_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
         yield slice(at, min(at + step, q.shape[0]))
 
 
+def _bias(operands: Operands, batch: slice) -> Bias | None:
+    """Returns the bias of some batch entries, with an entry per K/V head."""
+    return operands.bias and operands.bias.by_group(batch, operands.k.shape[1])
+
+
 class Vendor(Protocol):
     """A vendor's kernels for pieces without a mask, in 16 bits: shapes of SDPA, K/V heads shared by
     a stride of 0, one head dim."""
@@ -163,6 +170,7 @@ def forward(
             for entry in _batch_slices(batch, q, k, v, out, lse):
                 ours = [_part(x, 0, entry) for x in (q, k, v, out, lse)]
                 part = operands._replace(q=ours[0], k=ours[1], v=ours[2])
+                part = part._replace(bias=_bias(operands, entry))
                 fresh = state is None and call.first
                 _forward_call(call, part, State(*ours[3:]), mask, vendor, fresh=fresh)
     return State(out.to(out_dtype), lse)
@@ -177,7 +185,7 @@ def _forward_call(
     *,
     fresh: bool,
 ) -> None:
-    q, k, v, _, _, scale, _, softcap = operands
+    q, k, v, _, _, scale, _, softcap, bias = operands
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
@@ -186,7 +194,7 @@ def _forward_call(
     how: dict[str, Any] = {"causal": call.mode == "causal", "scale": scale}
     for heads in _head_slices(queries, keys_):
         own, *shared = (_part(x, 0, heads) for x in (queries, keys_, values))
-        if softcap is None:
+        if softcap is None and bias is None:
             own, *shared = _one_width(own, *shared)
             shared = [x.expand(-1, group, -1, -1) for x in shared]
             if vendor is not None and _takes(own, mask):
@@ -195,7 +203,8 @@ def _forward_call(
                 part, part_lse = fused.forward(own, *shared, mask=mask, **how)
             part = _part(part, 3, slice(0, v.shape[3]))
         else:
-            part, part_lse = composed.forward(own, *shared, softcap=softcap, mask=mask, **how)
+            how |= {"softcap": softcap, "bias": bias and bias.part(heads, rows, keys)}
+            part, part_lse = composed.forward(own, *shared, mask=mask, **how)
         if fresh:
             _part(out, 0, heads).copy_(part)
             _part(lse, 0, heads).copy_(part_lse)
@@ -211,7 +220,7 @@ def backward(operands: Operands, given: BackwardOperands, vendor: Vendor | None 
     if positive.scale != operands.scale:
         dq = torch.zeros_like(dq)  # of the other queries
     q, k, v = positive[:3]
-    if operands.softcap is not None:
+    if operands.softcap is not None or operands.bias is not None:
         out = dout  # composed calls take delta in its place
     elif out is None:
         # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
@@ -224,6 +233,7 @@ def backward(operands: Operands, given: BackwardOperands, vendor: Vendor | None 
             for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
                 ours = [_part(x, 0, entry) for x in (q, k, v, dout, out, lse, delta, dq, dk, dv)]
                 part = positive._replace(q=ours[0], k=ours[1], v=ours[2])
+                part = part._replace(bias=_bias(operands, entry))
                 _backward_call(call, part, BackwardOperands(*ours[3:]), mask, vendor)
     if positive.scale == -operands.scale:
         given.dq.sub_(dq)
@@ -247,7 +257,7 @@ def _backward_call(
     mask: Tensor | None,
     vendor: Vendor | None,
 ) -> None:
-    q, k, v, _, _, scale, _, softcap = operands
+    q, k, v, _, _, scale, _, softcap, bias = operands
     dout, out, lse, delta, dq, dk, dv = given
     assert out is not None, "backward has a stand-in"
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
@@ -260,7 +270,7 @@ def _backward_call(
     for heads in _head_slices(queries, k):
         grad_out, own_q, own_k, own_v = (_part(x, 0, heads) for x in (dout, queries, k, v))
         lse_rows = _part(lse, 0, heads)
-        if softcap is None:
+        if softcap is None and bias is None:
             grad_out, own_q, own_k, own_v, result = _one_width(
                 grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
@@ -272,11 +282,10 @@ def _backward_call(
                 parts = fused.backward(*tensors, mask=mask, **how)
             del result, tensors
         else:
-            delta_rows = _part(delta, 0, heads)
-            parts = composed.backward(
-                grad_out, own_q, own_k, own_v, lse_rows, delta_rows, softcap=softcap, mask=mask,
-                **how,
-            )  # fmt: skip
+            how |= {"softcap": softcap, "bias": bias and bias.part(heads, rows, keys)}
+            tensors = (grad_out, own_q, own_k, own_v, lse_rows, _part(delta, 0, heads))
+            parts = composed.backward(*tensors, mask=mask, **how)
+            del tensors
         del grad_out, own_q, own_k, own_v  # padded ones are copies
         part_q = _part(parts[0], 3, slice(0, dq.shape[3]))
         _part(dq, 0, heads).add_(part_q)

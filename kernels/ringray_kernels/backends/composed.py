@@ -1,4 +1,4 @@
-"""Attention of soft-capped scores by plain operators, with the arguments of ``fused``.
+"""Attention of soft-capped or biased scores by plain operators, with the arguments of ``fused``.
 
 In fp32, some query rows at a time, which bounds the memory of the scores. Backward takes delta in
 place of the output, and returns dK and dV summed over the query heads that share them.
@@ -14,32 +14,39 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ringray_kernels.bias import Bias
+
 SCORES_AT_ONCE = 1 << 22  # elements
 
 
 class _Block(NamedTuple):
     """Some query rows and the keys that they may see. ``ratio``: scores / softcap (E, G * rows,
-    keys); ``scores``: the same times softcap, -inf where a key is hidden."""
+    keys), None without one; ``scores``: behind softcap and bias, -inf where a key is hidden."""
 
     rows: slice
     keys: slice
     queries: Tensor
-    ratio: Tensor
+    ratio: Tensor | None
     scores: Tensor
 
 
 def _blocks(
-    q: Tensor, k: Tensor, *, causal: bool, mask: Tensor | None, scale: float, softcap: float
-) -> Iterator[_Block]:
+    q: Tensor, k: Tensor, *, causal: bool, mask: Tensor | None, scale: float,
+    softcap: float | None, bias: Bias | None,
+) -> Iterator[_Block]:  # fmt: skip
     entries, group, count, _ = q.shape
     step = max(1, SCORES_AT_ONCE // (entries * group * k.shape[1]))
     for at in range(0, count, step):
         rows = slice(at, min(at + step, count))
         keys = slice(0, rows.stop if causal else k.shape[1])
         queries = _together(q, rows)
-        ratio = (queries @ k[:, keys].mT).mul_(scale).div_(softcap).tanh_()
-        scores = ratio * softcap
+        scores, ratio = (queries @ k[:, keys].mT).mul_(scale), None
+        if softcap is not None:
+            ratio = scores.div_(softcap).tanh_()
+            scores = ratio * softcap
         by_row = scores.unflatten(1, (group, -1))
+        if bias is not None:
+            by_row += bias.part(slice(None), rows, keys).scores()
         if causal:
             later = torch.ones(by_row.shape[2:], dtype=torch.bool, device=q.device).triu_(at + 1)
             by_row.masked_fill_(later, -torch.inf)
@@ -55,14 +62,14 @@ def _together(x: Tensor, rows: slice) -> Tensor:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float,
-    softcap: float,
+    softcap: float | None, bias: Bias | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns out (E, G, S, Dv) and lse (E, G, S), fp32, of q (E, G, S, D), k and v (E, 1, S, ...).
     Every row must see a key."""
     k, v = (x[:, 0].float() for x in (k, v))
     out = torch.empty((*q.shape[:3], v.shape[2]), dtype=torch.float32, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    blocks = _blocks(q, k, causal=causal, mask=mask, scale=scale, softcap=softcap)
+    blocks = _blocks(q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias)
     for rows, keys, _, _, scores in blocks:
         found = torch.logsumexp(scores, -1, keepdim=True)
         weights = scores.sub_(found).exp_()
@@ -73,20 +80,23 @@ def forward(
 
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, *, causal: bool,
-    mask: Tensor | None, scale: float, softcap: float,
+    mask: Tensor | None, scale: float, softcap: float | None, bias: Bias | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns dq like q, dk and dv (E, 1, S, ...), fp32. ``lse``, ``delta`` (E, G, S) may be
     global."""
     k, v = (x[:, 0].float() for x in (k, v))
     dq = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    blocks = _blocks(q, k, causal=causal, mask=mask, scale=scale, softcap=softcap)
+    blocks = _blocks(q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias)
     for rows, keys, queries, ratio, scores in blocks:
         upstream = _together(dout, rows)
         weights = scores.sub_(lse[:, :, rows].flatten(1).unsqueeze(-1)).exp_()
         dv[:, keys] += weights.mT @ upstream
         ds = (upstream @ v[:, keys].mT).sub_(delta[:, :, rows].flatten(1).unsqueeze(-1))
-        ds.mul_(weights).mul_(ratio.square_().neg_().add_(1.0)).mul_(scale)
+        ds.mul_(weights)
+        if ratio is not None:
+            ds.mul_(ratio.square_().neg_().add_(1.0))
+        ds.mul_(scale)
         dq[:, :, rows] = (ds @ k[:, keys]).unflatten(1, (q.shape[1], -1))
         dk[:, keys] += ds.mT @ queries
     return dq, dk.unsqueeze(1), dv.unsqueeze(1)

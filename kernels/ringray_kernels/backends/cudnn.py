@@ -36,6 +36,8 @@ def limits(q: Tensor, asked: Features) -> str | None:
         return f"got {q.dtype}, expected bfloat16 or float16"
     if asked.softcap is not None:
         return f"got softcap {asked.softcap}, expected None"
+    if asked.biased:
+        return "got a bias of scores, expected none"
     widest = max(q.shape[-1], asked.value_dim or 0)
     if widest > MAX_HEAD_DIM or widest % HEAD_DIM_ALIGNMENT:
         return (

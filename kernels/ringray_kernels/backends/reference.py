@@ -3,14 +3,14 @@
 For query row i and key rows j in ``[start_i, end_i)`` (Dao, FlashAttention-2, 2023, with the
 interval in place of the causal test)::
 
-    s_ij = cap(scale * q_i . k_j)     lse_i = log sum_j exp(s_ij)
+    s_ij = cap(scale * q_i . k_j) + b_ij    lse_i = log sum_j exp(s_ij)
     p_ij = exp(s_ij - lse_i)          out_i = sum_j p_ij v_j
 
     dv_j = sum_i p_ij dout_i          ds_ij = p_ij (dout_i . v_j - delta_i)
     dq_i = scale sum_j ds_ij k_j      dk_j  = scale sum_i ds_ij q_i
 
 where cap(x) = softcap tanh(x / softcap), which gives ds_ij the factor 1 - (s_ij / softcap) ** 2; or
-x without a softcap.
+x without a softcap; b_ij is the bias, if there is one.
 
 It materialises all scores, so it is for small sizes and for tests.
 """
@@ -27,7 +27,7 @@ BLOCKS = int  # accepted and not used
 
 
 def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
-    """Returns None: all tensors that pass ``api.check_qkv`` are supported."""
+    """Returns None: all tensors that pass ``checks.check_qkv`` are supported."""
     return None
 
 
@@ -46,20 +46,22 @@ def _per_query_head(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def _capped(scores: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | float]:
-    """Returns scores behind the softcap, and their derivative by those before it."""
-    if softcap is None:
-        return scores, 1.0
-    ratio = torch.tanh(scores / softcap)
-    return softcap * ratio, 1.0 - ratio**2
+def _scored(products: Tensor, operands: Operands) -> tuple[Tensor, Tensor | float]:
+    """Returns scores behind softcap and bias, and their derivative by those before."""
+    scores = products * operands.scale
+    bias = 0.0 if operands.bias is None else operands.bias.scores()
+    if operands.softcap is None:
+        return scores + bias, 1.0
+    ratio = torch.tanh(scores / operands.softcap)
+    return operands.softcap * ratio + bias, 1.0 - ratio**2
 
 
 def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
-    q, k, v, start, end, scale, _, softcap = operands
+    q, k, v, start, end = operands[:5]
     visible = _visible(start, end, k.shape[2])
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
-    scores, _ = _capped(q.float() @ k_wide.transpose(-1, -2) * scale, softcap)
+    scores, _ = _scored(q.float() @ k_wide.transpose(-1, -2), operands)
     scores = scores.masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, -1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
@@ -72,14 +74,14 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
 
 def backward(operands: Operands, given: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
-    q, k, v, start, end, scale, _, softcap = operands
+    q, k, v, start, end, scale = operands[:6]
     dout, _, lse, delta, dq, dk, dv = given
     visible = _visible(start, end, k.shape[2])
     blind = ~visible.any(-1).unsqueeze(-1)
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))
     q_wide, dout_wide = (x.float().masked_fill(blind, 0.0) for x in (q, dout))
     delta = delta.masked_fill(blind.squeeze(-1), 0.0)
-    scores, slope = _capped(q_wide @ k_wide.transpose(-1, -2) * scale, softcap)
+    scores, slope = _scored(q_wide @ k_wide.transpose(-1, -2), operands)
     scores = scores.masked_fill(~visible, -torch.inf)
     p = torch.exp(scores - lse.masked_fill(blind.squeeze(-1), 0.0).unsqueeze(-1))
     ds = p * (dout_wide @ v_wide.transpose(-1, -2) - delta.unsqueeze(-1)) * slope * scale

@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends.triton import launch as launches
 from ringray_kernels.backends.triton.arguments import Launch, compile_launch, configured
+from ringray_kernels.bias import Bias
 from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
 from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.inspect.hazards import live_operand_writes, unsynchronised_writes
@@ -55,7 +56,7 @@ _AS_LONG = 1.2
 class Case:
     """One kernel to compile; ``config`` None is the default. ``group`` query heads share a
     key/value head; forward is a middle hop, with the state in and out. ``value_dim``: head dim of
-    V, 0 if it is that of Q."""
+    V, 0 if it is that of Q; ``biased``: by ``Bias.slopes``."""
 
     target: str
     kernel: Kernel
@@ -67,6 +68,7 @@ class Case:
     ordered_dq: bool = False
     value_dim: int = 0
     softcap: float | None = None
+    biased: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     start, end = (tensor(1, rows, dtype=torch.int32) for _ in range(2))
     named: dict[str, Any] = {case.kernel: case.config}
     blocks = Blocks(**named, atomic_dq=case.atomic_dq, ordered_dq=case.ordered_dq)
-    operands = Operands(q, k, v, start, end, 0.1, blocks, case.softcap)
+    bias = Bias(start[0], end[0], tensor(1, heads)) if case.biased else None
+    operands = Operands(q, k, v, start, end, 0.1, blocks, case.softcap, bias)
     given = BackwardOperands(dout, None, lse, delta, dq, dk, dv)
     if case.kernel == "forward":
         launch = launches.forward_launch(operands, State(out, lse), State(out, lse), target, dtype)
@@ -163,7 +166,7 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
         *_, launch = launches.dkv_launches(operands, given, start, end, target, dtype)
     problem = Problem(
         case.kernel, case.head_dim, dtype.itemsize, case.group, True, values,
-        case.softcap is not None,
+        case.softcap is not None or case.biased,
     )  # fmt: skip
     config = configured(case.config, problem, target)
     return launch, config

@@ -34,7 +34,7 @@ class _Plan:
 
     ``wanted``: rows of each owner, this rank's own among them. ``given``: own rows by the rank that
     wants them. ``place``: by owner, the places of its rows. ``ranges``: of the gathered rows that a
-    query sees.
+    query sees. ``order``: positions of the gathered rows, int32.
     """
 
     rank: int
@@ -43,6 +43,7 @@ class _Plan:
     given: dict[int, Rows]
     place: dict[int, Tensor]
     ranges: Ranges
+    order: Tensor
 
     @property
     def rows(self) -> int:
@@ -63,7 +64,8 @@ def _planned(problem: RankProblem, device: torch.device) -> _Plan:
     }
     order = torch.cat(list(at.values())).sort().values
     place = {owner: torch.searchsorted(order, positions) for owner, positions in at.items()}
-    return _Plan(rank, own, wanted, given, place, problem.intervals_of(rank, own, order))
+    seen = problem.intervals_of(rank, own, order)
+    return _Plan(rank, own, wanted, given, place, seen, order.int())
 
 
 class _Group(NamedTuple):
@@ -160,7 +162,10 @@ def forward(
         if at + 1 < len(groups):
             coming = _gather(k, v, groups[at + 1], plan, comm)
         with comm.computing(at, group.label):
-            state = problem.attend(q[:, group.heads], keys, values, plan.ranges, out_dtype=q.dtype)
+            bias = problem.bias_at(problem.rank, plan.own, plan.order, group.heads)
+            state = problem.attend(
+                q[:, group.heads], keys, values, plan.ranges, bias, out_dtype=q.dtype
+            )
         out[:, group.heads], lse[:, group.heads] = state
         del keys, values, state
     if sinks is not None:
@@ -186,11 +191,12 @@ def backward(
             coming = _gather(k, v, groups[at + 1], plan, comm)
         sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
         with comm.computing(at, group.label):
+            bias = problem.bias_at(problem.rank, plan.own, plan.order, group.heads)
             for start, end in plan.ranges:
                 ringray_kernels.backward(
                     dout[:, group.heads], q[:, group.heads], keys, values, lse[:, group.heads],
                     delta[:, group.heads], start, end, dq=dq[:, group.heads], dk=sums[0],
-                    dv=sums[1], out=out[:, group.heads] if dlse is None else None,
+                    dv=sums[1], out=out[:, group.heads] if dlse is None else None, bias=bias,
                     **problem.kernel,
                 )  # fmt: skip
         del keys, values

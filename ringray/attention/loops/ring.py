@@ -113,7 +113,8 @@ def _attend(
     rows = visit.need or visit.held
     ranges = problem.intervals(problem.rank, problem.own, visit.owner, rows, q.device)
     k, v = held.cut(rows)
-    return problem.attend(q, k, v, ranges, state, out_dtype)
+    bias = problem.bias(problem.rank, problem.own, visit.owner, rows, slice(None), q.device)
+    return problem.attend(q, k, v, ranges, bias, state, out_dtype)
 
 
 class Side(NamedTuple):
@@ -149,7 +150,8 @@ def _differentiate(
     rowsum with dout."""
     queries, keys = (stay, visiting) if keys_walk else (visiting, stay)
     device = keys.operands[0].device
-    ranges = problem.intervals(queries.rank, queries.rows, keys.rank, keys.rows, device)
+    hop = (queries.rank, queries.rows, keys.rank, keys.rows)
+    ranges, bias = problem.intervals(*hop, device), problem.bias(*hop, share.heads, device)
     q, dout, lse, delta, dq = _of(share.heads, *queries.operands, *queries.gradients)
     k, v, dk, dv = _of(share.kv_heads, *keys.operands, *keys.gradients)
     ours = None
@@ -157,8 +159,9 @@ def _differentiate(
         (ours,) = _of(share.heads, *Chunk((out,), problem.own).cut(queries.rows))
     for start, end in ranges:
         ringray_kernels.backward(
-            dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours, **problem.kernel
-        )
+            dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours, bias=bias,
+            **problem.kernel,
+        )  # fmt: skip
 
 
 def _halves(q: Tensor, k: Tensor) -> tuple[Heads, ...]:

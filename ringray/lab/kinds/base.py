@@ -92,7 +92,7 @@ def ring_pass(
             q, k, v, group=context.group, partition=config.partition, seq_len=config.seq_len,
             transport=config.transport, backward=config.backward, backend=config.backend,
             blocks=config.cut, softcap=config.softcap, sinks=learned[0] if learned else None,
-            **mask,
+            alibi_slopes=slopes(config), **mask,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return out
@@ -119,6 +119,11 @@ def sinks(config: TrialConfig, device: torch.device) -> Tensor:
 @lru_cache(maxsize=4)
 def _sinks(heads: int, seed: int, device: torch.device) -> Tensor:
     return testing.make_sinks(heads, seed=seed, device=device)
+
+
+def slopes(config: TrialConfig) -> Tensor | None:
+    """Returns the slopes of ALiBi of the trial, if it has them."""
+    return testing.make_slopes(config.heads) if config.alibi else None
 
 
 def visible_keys(config: TrialConfig, device: torch.device) -> Ranges:

@@ -18,7 +18,7 @@ from ringray.attention.sharding import local_positions, shard, unshard
 from ringray.comm.batch import METER
 from ringray.comm.ring import connect
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds.base import RankContext, ring_pass, sinks, visible
+from ringray.lab.kinds.base import RankContext, ring_pass, sinks, slopes, visible
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
@@ -103,6 +103,7 @@ def _truth(
     upstream = dout if problem.has_backward else None
     learned = sinks(problem, device) if problem.sinks else None
     more: dict[str, Any] = {"scale": scale, "softcap": problem.softcap, "sinks": learned}
+    more["slopes"] = slopes(problem)
     return (
         testing.oracle(q, k, v, upstream, seen, **more),
         testing.yardstick(q, k, v, upstream, seen, causal=problem.causal, **more),

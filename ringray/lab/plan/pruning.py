@@ -215,7 +215,7 @@ def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
     for kernel, given in blocks.given.items():
         problem = Problem(
             kernel, config.head_dim, itemsize, group, True, config.value_dim,
-            config.softcap is not None,
+            config.rescored,
         )  # fmt: skip
         reasons = {name: supports(given, problem, target) for name, target in TARGETS.items()}
         if all(reasons.values()):

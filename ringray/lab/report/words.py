@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap", "sinks",
-    "dtype", "causal", "window", "chunk", "prefix", "global_tokens", "documents", "direction",
-    "new_tokens",
+    "alibi", "dtype", "causal", "window", "chunk", "prefix", "global_tokens", "documents",
+    "direction", "new_tokens",
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", *PROBLEM, "backward", "backend", "blocks", "threads",
@@ -135,7 +135,7 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
         "kv_heads": f"{first['kv_heads']} K/V heads" * (first["kv_heads"] != first["heads"]),
         "value_head_dim": named("value_head_dim"),
         "softcap": named("softcap"),
-        "sinks": "sinks" * bool(first.get("sinks")),
+        **{name: name * bool(first.get(name)) for name in ("sinks", "alibi")},
         "dtype": first["dtype"],
         "causal": "causal" if first["causal"] else "not causal",
         "window": named("window"),

@@ -111,13 +111,14 @@ class ProblemSection(_Section):
     """Scores s become softcap x tanh(s / softcap). null: they stay."""
     sinks: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = False
     """true: a logit per query head, drawn by the seed, is in the softmax without a value."""
+    alibi: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = False
+    """true: scores are biased by ALiBi, with slopes 2 ** (-8 h / heads) of heads h from 1 on."""
     dtype: Annotated[Names, Several(one_of(DTYPES, DTYPE_ALIASES))] = "bfloat16"
     """Type of q, k, v and the result; accumulators are always float32."""
     causal: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = True
     """true: a query sees no later position."""
     window: Annotated[int | Window | tuple[int | Window | None, ...] | None, Several(WINDOW)] = None
-    """Positions before itself that a causal query sees, beside itself; or {left: ..., right: ...},
-    also without causal. null: all."""
+    """Positions before its own that a causal query sees; or {left: ..., right: ...}. null: all."""
     chunk: Annotated[IntsOrNull, Several(or_null(whole(1, 2**31 - 1), "no chunks"))] = None
     """Positions of a chunk; chunks begin with documents, a query sees its own. null: no chunks."""
     prefix: Annotated[IntsOrNull, Several(or_null(whole(0, 2**31 - 1), "no prefix"))] = None
@@ -126,8 +127,7 @@ class ProblemSection(_Section):
     """First positions of each document that queries see beside their window or chunk, and that
     see all of it without causal. null: none."""
     documents: Annotated[DocumentsOrNull, Several(DOCUMENTS)] = None
-    """Packed documents that do not see each other: their number (of fixed, uneven lengths), or
-    their lengths in tokens. null: one document."""
+    """Packed documents: their number (of fixed, uneven lengths), or lengths (tokens). null: one."""
     direction: Annotated[Names, Several(one_of(DIRECTIONS))] = "forward+backward"
     """Passes to compute and time."""
     new_tokens: Annotated[IntsOrNull, Several(or_null(whole(1, 1 << 20), "1 to decode"))] = None
@@ -322,6 +322,7 @@ class Spec(_Section):
         del measured["tracking"], measured["limits"]
         later = (
             "chunk", "prefix", "new_tokens", "value_head_dim", "softcap", "sinks", "global_tokens",
+            "alibi",
         )  # fmt: skip
         for section, options in (("search", ("budget", "seed")), ("problem", later)):
             for option in options:

@@ -55,6 +55,7 @@ class TrialConfig:
     softcap: float | None = None
     sinks: bool = False
     global_tokens: int | None = None
+    alibi: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
@@ -128,7 +129,12 @@ class TrialConfig:
     @property
     def plain(self) -> bool:
         """True for attention as choices are tuned for it: one head dim and plain scores."""
-        return self.value_dim == self.head_dim and self.softcap is None
+        return self.value_dim == self.head_dim and not self.rescored
+
+    @property
+    def rescored(self) -> bool:
+        """True if scores change between the products."""
+        return self.softcap is not None or self.alibi
 
     @property
     def has_backward(self) -> bool:

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -111,20 +112,31 @@ def test_what_models_ask_for_is_part_of_a_point_only_where_it_is_asked_for() -> 
     body = "measure: {baseline: null}\nproblem: {seq_len: 64, "
     plain, said, asked = (
         build(body + more)
-        for more in ("}\n", "sinks: false, softcap: null}\n", "sinks: true, softcap: 50}\n")
+        for more in (
+            "}\n",
+            "sinks: false, softcap: null, alibi: false}\n",
+            "sinks: true, softcap: 50, alibi: true}\n",
+        )
     )
     assert plain.digest == said.digest != asked.digest
     assert plain.trials[0].key == said.trials[0].key != asked.trials[0].key
-    assert not {"sinks", "softcap", "value_head_dim"} & plain.trials[0].config.as_dict().keys()
+    assert (
+        not {"sinks", "softcap", "alibi", "value_head_dim"}
+        & plain.trials[0].config.as_dict().keys()
+    )
     config = asked.trials[0].config
-    assert (config.sinks, config.softcap, config.plain) == (True, 50.0, False)
+    assert (config.sinks, config.softcap, config.alibi, config.plain) == (True, 50.0, True, False)
+    assert not replace(config, softcap=None).plain
     assert TrialConfig.from_dict(config.as_dict()) == config
 
 
 def test_sdpa_is_no_baseline_for_what_it_does_not_compute() -> None:
     made = build("problem: {seq_len: 64, softcap: [null, 50], sinks: [false, true]}\n")
     said = [str(trial.pruned) if trial.pruned else "" for trial in made.trials]
-    assert said == ["", *["measure.baseline: SDPA takes neither softcap nor sinks here"] * 3]
+    assert said == [
+        "",
+        *["measure.baseline: SDPA takes neither softcap nor sinks nor alibi here"] * 3,
+    ]
 
 
 def test_impossible_points_are_pruned_with_their_field() -> None:

@@ -48,6 +48,7 @@ def test_defaults() -> None:
             "value_head_dim": None,
             "softcap": None,
             "sinks": False,
+            "alibi": False,
             "dtype": "bfloat16",
             "causal": True,
             "window": None,

@@ -11,7 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ringray_kernels.api import LARGEST_SCALE, Operands
+from ringray_kernels.api import Operands
+from ringray_kernels.checks import LARGEST_SCALE
 from ringray_kernels.config import BlockConfig, Kernel, Problem, Target, supports
 from ringray_kernels.defaults import default
 
@@ -115,7 +116,7 @@ def problem_of(
     q, k, v = operands[:3]
     return Problem(
         kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed),
-        v.shape[3], operands.softcap is not None,
+        v.shape[3], operands.softcap is not None or operands.bias is not None,
     )  # fmt: skip
 
 
@@ -124,6 +125,16 @@ def inside_cap(operands: Operands) -> float:
     if operands.softcap is None:
         return 1.0
     return min(max(operands.scale / operands.softcap, -LARGEST_SCALE), LARGEST_SCALE)
+
+
+def biases(operands: Operands, *, keys_walk: bool) -> tuple[Any, Tensor | None]:
+    """Returns the arguments ``bias``, see ``tiles.bias_of``, with the positions of the rows that
+    stay, and the positions of those that walk past them."""
+    if operands.bias is None:
+        return None, None
+    queries, keys, slopes = operands.bias
+    stay, walk = (queries, keys) if keys_walk else (keys, queries)
+    return (slopes, slopes.stride(0) if len(slopes) > 1 else 0, stay), walk
 
 
 def bounds_of(x: Tensor) -> tuple[Tensor, int]:

@@ -7,6 +7,7 @@ without the other hops (Dao, FlashAttention-2, 2023, algorithm 2)::
     p = exp(scale q·k - lse)      ds = p (dout·v - delta)
     dv += pᵀ dout                 dk += scale dsᵀ q             dq += scale ds k
 
+With a bias, ``- slope |i - j|`` is added to the score, for query and key at positions i and j.
 With SOFTCAP the score is ``log2_scale`` times t = tanh(``cap`` q·k), in units of log2, and ds has
 the factor 1 - t².
 
@@ -22,6 +23,8 @@ import triton.language as tl
 from ringray_kernels.backends.triton.tiles import (
     LOG2_E,
     await_value,
+    bias_of,
+    biased,
     edge_tile,
     load_tile,
     narrow,
@@ -51,7 +54,7 @@ def _add_dq(dq, rows, present, part, FIRST: tl.constexpr, WIDTH: tl.constexpr,
 def _dkv_step(
     dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, dq, counters, before, ended,
     low, high, first, last, tile,
-    batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
+    batch, head, scale, log2_scale, cap, bias, stride_qs, stride_qd, stride_os, stride_od,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
@@ -93,7 +96,10 @@ def _dkv_step(
     s = product(k0, q0, k1, q1, D1, PRECISION)
     if SOFTCAP:
         s = tanh(s * cap)
-    p = tl.exp2(s * log2_scale - (row_lse * LOG2_E)[None, :])
+    scores = s * log2_scale
+    if bias is not None:
+        scores = biased(s, log2_scale, *bias, begin + columns, present, MASKED)
+    p = tl.exp2(scores - (row_lse * LOG2_E)[None, :])
     if MASKED:
         rows = (begin + columns)[None, :]
         seen = (rows >= first[:, None]) & (rows < last[:, None])
@@ -133,7 +139,7 @@ def _dkv_step(
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group"])
 def dkv_kernel(
     dout, q, k, v, lse, delta, start, end, dq, dk, dv, counters, before, ended,
-    scale, log2_scale, cap,
+    scale, log2_scale, cap, bias, query_positions,
     stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
@@ -211,6 +217,10 @@ def dkv_kernel(
         if not DESCRIPTORS:
             q_head = q + (batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh)
             o_head = dout + (batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh)
+        away = bias
+        if bias is not None:
+            slopes, at = bias_of(bias, batch, head, key)
+            away = (slopes, at, query_positions)
         turns = counters
         edges = count - whole
         if counters is not None:
@@ -221,7 +231,8 @@ def dkv_kernel(
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, turns, before, ended, low, high, first, last, tile,
-                batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
+                batch, head, scale, log2_scale, cap, away, stride_qs, stride_qd, stride_os,
+                stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                 EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
             )  # fmt: skip
@@ -229,7 +240,8 @@ def dkv_kernel(
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, turns, before, ended, low, high, first, last, tile,
-                batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
+                batch, head, scale, log2_scale, cap, away, stride_qs, stride_qd, stride_os,
+                stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                 EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, False,
             )  # fmt: skip
@@ -238,7 +250,8 @@ def dkv_kernel(
                 dk0, dk1, dv0, dv1 = _dkv_step(
                     dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                     dq_head, turns, before, ended, low, high, first, last, tile,
-                    batch, head, scale, log2_scale, cap, stride_qs, stride_qd, stride_os, stride_od,
+                    batch, head, scale, log2_scale, cap, away, stride_qs, stride_qd, stride_os,
+                    stride_od,
                     HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                     EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
                 )  # fmt: skip

@@ -5,6 +5,8 @@ import triton.language as tl
 
 from ringray_kernels.backends.triton.tiles import (
     LOG2_E,
+    bias_of,
+    biased,
     edge_tile,
     has_gaps,
     load_tile,
@@ -20,7 +22,7 @@ from ringray_kernels.backends.triton.tiles import (
 @triton.jit
 def _dq_step(
     dq0, dq1, q0, q1, do0, do1, k, v, lse, delta, low, high, first, last, gaps, start, end,
-    rows, tile, batch, kv_head, scale, cap, stride_kn, stride_kd, stride_vn, stride_vd,
+    rows, tile, batch, kv_head, scale, cap, bias, stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -54,8 +56,11 @@ def _dq_step(
     s = product(q0, k0, q1, k1, D1, PRECISION)
     if SOFTCAP:
         s = tanh(s * cap)
+    scores = s * scale
+    if bias is not None:
+        scores = biased(s, scale, *bias, begin + columns, present, MASKED)
     dp = product(do0, v0, do1, v1, V1, PRECISION)
-    p = tl.exp2(s * scale - lse[:, None])
+    p = tl.exp2(scores - lse[:, None])
     ds = p * (dp - delta[:, None])
     if SOFTCAP:
         ds = ds * (1.0 - s * s)
@@ -71,7 +76,7 @@ def _dq_step(
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
 def dq_kernel(
-    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap,
+    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias, key_positions,
     stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
@@ -119,6 +124,9 @@ def dq_kernel(
     do0 = load_tile(dout, o_rows, inside, 1, stride_od, 0, V0, VALUE_DIM, True)
     q1 = q0
     do1 = do0
+    if bias is not None:
+        slopes, at = bias_of(bias, batch, head, row)
+        bias = (slopes[:, None], at, key_positions)
     dq0 = tl.zeros([BLOCK_M, D0], tl.float32)
     dq1 = dq0
     if D1 > 0:
@@ -133,7 +141,7 @@ def dq_kernel(
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            edge_tile(index, leading, whole), batch, kv_head, log2_scale, cap,
+            edge_tile(index, leading, whole), batch, kv_head, log2_scale, cap, bias,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
@@ -141,7 +149,7 @@ def dq_kernel(
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, log2_scale, cap,
+            tile, batch, kv_head, log2_scale, cap, bias,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip

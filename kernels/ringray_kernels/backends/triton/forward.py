@@ -12,6 +12,8 @@ from ringray_kernels.backends.triton.tiles import (
     FLOOR,
     LN_2,
     LOG2_E,
+    bias_of,
+    biased,
     edge_tile,
     has_gaps,
     load_tile,
@@ -27,7 +29,7 @@ from ringray_kernels.backends.triton.tiles import (
 @triton.jit
 def _step(
     acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps, start, end, rows,
-    tile, batch, kv_head, scale, cap, stride_kn, stride_kd, stride_vn, stride_vd,
+    tile, batch, kv_head, scale, cap, bias, stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -52,6 +54,9 @@ def _step(
     s = product(q0, k0, q1, k1, D1, PRECISION)
     if SOFTCAP:
         s = tanh(s * cap)
+    if bias is not None:
+        s = biased(s, scale, *bias, begin + columns, present, MASKED)
+        scale = 1.0
     if MASKED:
         keys = (begin + columns)[None, :]
         s = tl.where((keys >= first[:, None]) & (keys < last[:, None]), s, float("-inf"))
@@ -79,7 +84,7 @@ def _step(
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
 def forward_kernel(
-    q, k, v, start, end, out, lse, state_out, state_lse, scale, cap,
+    q, k, v, start, end, out, lse, state_out, state_lse, scale, cap, bias, key_positions,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd,
@@ -95,7 +100,8 @@ def forward_kernel(
 
     A block is BLOCK_M / PACK query rows of PACK heads that share a key/value head. ``out``, ``lse``
     and the state are contiguous; ``scale`` is positive and holds log2(e); NEGATE flips its sign.
-    With SOFTCAP a score is ``scale`` times tanh(``cap`` q·k). With DESCRIPTORS ``k`` and ``v`` are
+    With SOFTCAP a score is ``scale`` times tanh(``cap`` q·k). ``bias``: None, or see ``bias_of``.
+    With DESCRIPTORS ``k`` and ``v`` are
     tensor descriptors of (1, 1, BLOCK_N, D0) and (1, 1, BLOCK_N, V0) blocks.
     """
     ROWS: tl.constexpr = BLOCK_M // PACK
@@ -130,6 +136,9 @@ def forward_kernel(
     q1 = q0
     if D1 > 0:
         q1 = load_tile(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
+    if bias is not None:
+        slopes, at = bias_of(bias, batch, head, row)
+        bias = (slopes[:, None], at, key_positions)
     acc0 = tl.zeros([BLOCK_M, V0], tl.float32)
     acc1 = acc0
     if V1 > 0:
@@ -143,7 +152,7 @@ def forward_kernel(
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            edge_tile(index, leading, whole), batch, kv_head, scale, cap,
+            edge_tile(index, leading, whole), batch, kv_head, scale, cap, bias,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
@@ -151,7 +160,7 @@ def forward_kernel(
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, scale, cap,
+            tile, batch, kv_head, scale, cap, bias,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip

@@ -19,6 +19,7 @@ from ringray_kernels.backends.triton.arguments import (
     LEAST_SCALE,
     LOG2_E,
     Launch,
+    biases,
     bounds_of,
     configured,
     inside_cap,
@@ -75,7 +76,7 @@ def forward_launch(
 ) -> Launch:
     """Returns the launch of forward into ``result``, contiguous as the state's tensors; see
     forward_kernel."""
-    q, k, v, start, end, scale, blocks, softcap = operands
+    q, k, v, start, end, scale, blocks, softcap, _ = operands
     problem = problem_of("forward", operands, dtype, q, k, v)
     config = configured(blocks.forward, problem, target)
     if config.path == "specialised" and not INTERPRETED:
@@ -94,7 +95,7 @@ def forward_launch(
             _described(v, config.block_n) if described else v,
             start, end, *result, *(state or result),
             (max(abs(scale), LEAST_SCALE) if softcap is None else softcap) * LOG2_E,
-            inside_cap(operands),
+            inside_cap(operands), *biases(operands, keys_walk=True),
             *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
@@ -112,7 +113,7 @@ def dq_launch(
 ) -> Launch:
     """Returns the launch that adds to ``dq``; it, ``lse`` and ``delta`` are contiguous; see
     dq_kernel."""
-    q, k, v, start, end, scale, blocks, softcap = operands
+    q, k, v, start, end, scale, blocks, softcap, _ = operands
     dout, _, lse, delta, dq, _, _ = given
     streamed = (q, dout, k, v) if blocks.dq and blocks.dq.path == "specialised" else (k, v)
     problem = problem_of("dq", operands, dtype, *streamed)
@@ -132,7 +133,7 @@ def dq_launch(
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
             lse, delta, start, end, dq, float(scale), (softcap or scale) * LOG2_E,
-            inside_cap(operands),
+            inside_cap(operands), *biases(operands, keys_walk=True),
             *dout.stride(), *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
@@ -150,7 +151,7 @@ def dkv_launches(
 ) -> list[Launch]:
     """Returns the launches that add to ``dk`` and ``dv``, of contiguous rows; ``first``, ``stop``
     (B or 1, Sk) are the query rows that see each key row; see dkv_kernel."""
-    q, k, v, _, _, scale, blocks, softcap = operands
+    q, k, v, _, _, scale, blocks, softcap, _ = operands
     dout, _, lse, delta, dq, dk, dv = given
     problem = problem_of("dkv", operands, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
@@ -185,6 +186,7 @@ def dkv_launches(
                 _described(q, config.block_m) if described else q,
                 k, v, lse, delta, first, stop, dq, dk, dv, *turns,
                 float(scale), (softcap or scale) * LOG2_E, inside_cap(operands),
+                *biases(operands, keys_walk=False),
                 *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
                 *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
             ),

@@ -152,6 +152,25 @@ def tanh(x):
 
 
 @triton.jit
+def bias_of(bias, batch, head, rows):
+    """Returns the slope of each ``head``, in units of log2, and the positions of ``rows``, of a
+    ``bias`` (slopes, their stride between batch entries, positions of queries or keys)."""
+    slopes, stride, positions = bias
+    return tl.load(slopes + batch * stride + head) * LOG2_E, tl.load(positions + rows)
+
+
+@triton.jit
+def biased(s, scale, slopes, at, positions, columns, present, MASKED: tl.constexpr):
+    """Returns ``scale`` times scores ``s`` (rows, columns) with the bias of their distances, for
+    rows at ``at`` and ``columns`` of ``positions``."""
+    if MASKED:
+        across = tl.load(positions + columns, mask=present, other=0)
+    else:
+        across = tl.load(positions + columns)
+    return s * scale - slopes * tl.abs(at[:, None] - across[None, :]).to(tl.float32)
+
+
+@triton.jit
 def product(a0, b0, a1, b1, D1: tl.constexpr, PRECISION: tl.constexpr):
     """Returns a · bᵀ over a head dim in one or two parts."""
     s = tl.dot(a0, tl.trans(b0), input_precision=PRECISION)

@@ -1,0 +1,120 @@
+"""Tensor arguments beside q, k and v; those that hold a number for each head: sinks and slopes.
+
+Shape legend: B batch, Hq query heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ringray.base.units import plain
+from ringray_kernels.checks import not_plain
+from ringray_kernels.intervals import derived
+
+Slopes = tuple[tuple[float, ...], ...]  # of each head, for all batch rows or for each
+MOST_SLOPE = 1e12  # in size: its product with any distance stays far from the end of fp32
+MOST_POSITIONS = 1 << 31  # of one sequence: kernels take 32 bits for a position
+_EXPECTED = (
+    f"expected None, or finite numbers of at most {MOST_SLOPE:g} in size: one for each query head, "
+    "or a row of them for each batch row; a bias is a function of the distance of two positions"
+)
+
+
+class Besides(NamedTuple):
+    """The tensor arguments of ``ringray.ring_attention`` beside q, k and v, as given."""
+
+    cu_seqlens: Tensor | None = None
+    sinks: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+
+
+def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+    """Raises ValueError unless ``sinks`` is None or a logit per head of ``q`` (B, Hq, S, D)."""
+    if sinks is None:
+        return
+    expected = f"expected None or a tensor ({q.shape[1]},) of float32 or q's {q.dtype}, {q.device}"
+    if not isinstance(sinks, Tensor):
+        raise ValueError(f"sinks: got {type(sinks).__name__}, {expected}")
+    if reason := not_plain(sinks):
+        raise ValueError(f"sinks: got {reason}")
+    wrong_type = sinks.dtype not in (torch.float32, q.dtype) or sinks.device != q.device
+    if tuple(sinks.shape) != (q.shape[1],) or wrong_type:
+        given = f"{sinks.dtype} of shape {tuple(sinks.shape)} on {sinks.device}"
+        raise ValueError(f"sinks: got {given}, {expected}")
+
+
+def numbers(given: Any) -> Any:
+    """Returns a list or an array of numbers as a tensor, fp32, and anything else as it is."""
+    if given is None or isinstance(given, Tensor):
+        return given
+    try:
+        rows = [[float(plain(x)) for x in row] if isinstance(row, list | tuple) else row
+                for row in given]  # fmt: skip
+        return torch.tensor(rows, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        return given
+
+
+def mistaken_slopes(given: Any) -> str | None:
+    """Returns why ``given`` holds no slopes, whatever their values, or None."""
+    if not isinstance(given, Tensor):
+        return f"alibi_slopes: got {given!r}, {_EXPECTED}"
+    if reason := not_plain(given):
+        return f"alibi_slopes: got {reason}"
+    if given.dim() not in (1, 2) or not given.is_floating_point():
+        return f"alibi_slopes: got {given.dtype} of shape {tuple(given.shape)}, {_EXPECTED}"
+    if given.requires_grad and torch.is_grad_enabled():
+        return (
+            "alibi_slopes: got a tensor that requires a gradient, expected constants: slopes have "
+            "none; give slopes.detach()"
+        )
+    return None
+
+
+def head_slopes(given: Tensor | None) -> Slopes | None:
+    """Returns the values of slopes (Hq,) or (B, Hq), rounded to fp32. A tensor on a device is read
+    once, and again after it has changed.
+
+    Raises:
+        ValueError: they are no slopes; what was given and what is expected.
+    """
+    if given is None:
+        return None
+    if wrong := mistaken_slopes(given):
+        raise ValueError(wrong)
+
+    def values() -> Slopes:
+        return tuple(map(tuple, given.detach().float().reshape(-1, given.shape[-1]).tolist()))
+
+    found = values() if given.device.type == "cpu" else derived(given, given, "values", values)
+    for slope in (x for row in found for x in row):
+        if not abs(slope) <= MOST_SLOPE:  # nor NaN
+            raise ValueError(f"alibi_slopes: got {slope}, {_EXPECTED}")
+    return found
+
+
+def check_slopes(slopes: Slopes | None, batch: int, heads: int, positions: int) -> None:
+    """Raises ValueError unless ``slopes`` fit ``heads`` query heads and the ``batch``."""
+    if slopes is None:
+        return
+    if len(slopes) not in (1, batch) or len(slopes[0]) != heads:
+        shape = f"({len(slopes[0])},)" if len(slopes) == 1 else f"({len(slopes)}, {len(slopes[0])})"
+        raise ValueError(
+            f"alibi_slopes: got shape {shape}, expected ({heads},) or ({batch}, {heads}): a slope "
+            "for each query head, or a row of them for each batch row"
+        )
+    if positions > MOST_POSITIONS:
+        raise ValueError(
+            f"alibi_slopes: got {positions} positions, expected at most {MOST_POSITIONS}"
+        )
+
+
+def share(slopes: Slopes | None, fold: int, place: int) -> Slopes | None:
+    """Returns the slopes of the heads that a rank computes, the ``place``-th of ``fold`` parts."""
+    if slopes is None or fold == 1:
+        return slopes
+    count = len(slopes[0]) // fold
+    return tuple(row[place * count : (place + 1) * count] for row in slopes)
