@@ -17,6 +17,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.place import Place
+
 TURN = os.environ.get("RINGRAY_TURN")
 
 # Before anything imports triton: without a GPU its kernels run in the interpreter.
@@ -67,6 +69,14 @@ def ringray_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.delenv(name, raising=False)
         yield home
     assert os.environ.get("RINGRAY_HOME") != str(home)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A home in which a test runs the command."""
+    from tests.support import place as drive  # with what a machine for the kernels lacks
+
+    yield from drive.place(tmp_path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,9 +12,6 @@ from tests.support import place as drive
 from tests.support import ray_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from tests.support.place import Place
 
 pytestmark = pytest.mark.chaos
@@ -22,11 +19,6 @@ pytestmark = pytest.mark.chaos
 END_S = 60.0
 # Titles of processes; Ray's agents name themselves.
 PARTS = ("/gcs_server", "/raylet", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from drive.place(tmp_path)
 
 
 def kill(place: Place, part: str) -> None:

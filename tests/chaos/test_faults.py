@@ -17,14 +17,9 @@ from tests.support import ray_heads
 from tests.support.place import Place, tiny
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 pytestmark = pytest.mark.chaos
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from drive.place(tmp_path)
 
 
 def test_a_frozen_rank_is_replaced(place: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.chaos
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from drive.place(tmp_path)
 
 
 @pytest.fixture

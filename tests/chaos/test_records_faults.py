@@ -22,11 +22,6 @@ REPLICAS = 30
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from drive.place(tmp_path)
-
-
-@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()

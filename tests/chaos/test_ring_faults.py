@@ -15,17 +15,12 @@ from tests.support.place import Place, tiny
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.chaos
 
 REPLICAS = 30
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from drive.place(tmp_path)
 
 
 def in_its_middle(place: Place, json: Path, **changes: object) -> subprocess.Popen[str]:

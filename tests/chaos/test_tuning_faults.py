@@ -11,9 +11,6 @@ from ringray.tuning import table as tuned
 from tests.support import place as drive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from ringray.lab.trial.outcome import TrialRow
     from tests.support.place import Place
 
@@ -27,11 +24,6 @@ ring: {size: 2, device: cpu, threads: [1, 2]}
 problem: {seq_len: 2048, heads: 2, head_dim: 32, dtype: float32, direction: forward}
 measure: {warmup: 1, repeats: 40, baseline: null}
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from drive.place(tmp_path)
 
 
 def measured(place: Place) -> dict[str, TrialRow]:

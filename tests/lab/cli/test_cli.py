@@ -24,19 +24,6 @@ PATHS = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
 QUICKSTART = str(ROOT / "experiments" / "quickstart.yaml")
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> str:
-    path = tmp_path / "small.yaml"
-    path.write_text(SMALL)
-    return str(path)
-
-
 def shell(*arguments: str, code: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, or ``code`` there."""
     command = ["-c", code] if code else ["-m", "ringray"]

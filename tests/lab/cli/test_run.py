@@ -19,19 +19,6 @@ from tests.support.small_spec import SMALL, fill
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> str:
-    path = tmp_path / "small.yaml"
-    path.write_text(SMALL)
-    return str(path)
-
-
-@pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A stand-in for ``driver.run``: every waiting trial is ok; what it was given is kept."""
     given: list[Any] = []

@@ -9,10 +9,8 @@ import pytest
 
 from ringray.lab.trial.config import TrialConfig
 from ringray.tuning import table as tuned
-from tests.support import place as drive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.place import Place
@@ -51,11 +49,6 @@ ring: {size: [2, 3], device: cpu}
 problem: {seq_len: 64, heads: 2, head_dim: 16, dtype: float32, direction: forward}
 strategy: {partition: auto, transport: auto}
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from drive.place(tmp_path)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

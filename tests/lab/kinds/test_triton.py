@@ -23,9 +23,6 @@ from tests.support import ring_checks
 from tests.support.ranks import Case, on_ring
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from tests.support.place import Place
 
 interpreter = pytest.mark.skipif(
@@ -182,11 +179,6 @@ def test_a_cluster_decides_what_auto_leaves_open() -> None:
 
 
 # A sweep
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from drive.place(tmp_path)
 
 
 def test_actors_run_both_backends_in_turn(place: Place) -> None:
