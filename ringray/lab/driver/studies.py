@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringray.lab.kinds import KINDS
+from ringray.lab.plan.expand import STRATEGY
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.search.base import Told, layers, score
@@ -32,7 +33,6 @@ from ringray.traffic import geometry
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import PREFERRED, on_device
 
-_STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 _USUAL = {"auto", *(names[0] for names in PREFERRED.values())}  # backends that compute untuned
 
 
@@ -57,7 +57,7 @@ class StudyResult:
 
 def searched(kind: str) -> tuple[str, ...]:
     """Returns the config fields that are searched, not part of the problem."""
-    return (*_STRATEGY, "threads") if KINDS[kind].tunes else _STRATEGY
+    return (*STRATEGY, "threads") if KINDS[kind].tunes else STRATEGY
 
 
 def studies(trials: Sequence[Trial]) -> list[list[Trial]]:

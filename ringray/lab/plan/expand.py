@@ -11,21 +11,18 @@ from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import kernel_cuts, limits
 from ringray.lab.spec.domain_fields import Window
-from ringray.lab.spec.model import Spec
+from ringray.lab.spec.model import ProblemSection, Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.partition import PARTITIONS
 from ringray.traffic import walk
 from ringray.tuning import table as tuned
 
+STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 _SWEPT = {
     "ring": ("size", "threads"),
-    "problem": (
-        "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
-        "sinks", "alibi", "causal", "window", "chunk", "prefix", "global_tokens", "documents",
-        "direction", "new_tokens",
-    ),
-    "strategy": ("transport", "backward", "backend", "blocks", "partition"),
-}  # fmt: skip
+    "problem": sorted(ProblemSection.model_fields, key=lambda name: name != "dtype"),
+    "strategy": STRATEGY,
+}
 # Section, field and config field, slowest first: trials that share a ring follow each other.
 AXES = tuple(
     (section, field, "ring_size" if field == "size" else field)

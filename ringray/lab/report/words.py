@@ -119,10 +119,11 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
     from ringray import transport  # with numpy, which `ringray list` does not need
 
     together = not {"heads", "head_dim"} & set(fields)
+    usual = {"batch": 1, "transport": transport.DEFAULT, "backward": "auto", "backend": "auto"}
 
-    def named(name: str, usual: Any = None) -> str:
+    def named(name: str) -> str:
         given = first.get(name)
-        return "" if given == usual else f"{HEADS[name]} {value(name, given)}"
+        return "" if given == usual.get(name) else f"{HEADS[name]} {value(name, given)}"
 
     phrases = {
         "ring_size": f"ring of {first['ring_size']}",
@@ -131,27 +132,17 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
         "seq_len": f"{first['seq_len']} tokens",
         "heads": f"{first['heads']} heads × {first['head_dim']}" if together else named("heads"),
         "head_dim": "" if together else named("head_dim"),
-        "batch": named("batch", 1),
         "kv_heads": f"{first['kv_heads']} K/V heads" * (first["kv_heads"] != first["heads"]),
-        "value_head_dim": named("value_head_dim"),
-        "softcap": named("softcap"),
         **{name: name * bool(first.get(name)) for name in ("sinks", "alibi")},
         "dtype": first["dtype"],
         "causal": "causal" if first["causal"] else "not causal",
-        "window": named("window"),
-        "chunk": named("chunk"),
-        "prefix": named("prefix"),
-        "global_tokens": named("global_tokens"),
-        "documents": named("documents"),
         "direction": first["direction"],
-        "new_tokens": named("new_tokens"),
         "partition": first["partition"],
-        "transport": named("transport", transport.DEFAULT),
-        "backward": named("backward", "auto"),
-        "backend": named("backend", "auto"),
-        "blocks": named("blocks"),
     }
-    return ", ".join(text for name, text in phrases.items() if text and name not in fields)
+    leading = ("ring_size", "device", "threads", "seq_len", "heads", "head_dim")
+    names = [name for name in dict.fromkeys((*leading, *PROBLEM, *STRATEGY)) if name not in fields]
+    texts = (phrases[name] if name in phrases else named(name) for name in names)
+    return ", ".join(filter(None, texts))
 
 
 def measured(config: Mapping[str, Any]) -> str:

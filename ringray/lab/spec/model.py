@@ -52,6 +52,7 @@ from ringray.lab.spec.fields import (
     whole,
 )
 from ringray.lab.spec.yaml_source import Source, read_text
+from ringray.lab.trial.config import LATER
 from ringray.lab.trial.metrics import METRICS
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
@@ -320,11 +321,7 @@ class Spec(_Section):
         """sha256, in hex, of all but tracking, limits and later fields that are not given."""
         measured = self.canonical()
         del measured["tracking"], measured["limits"]
-        later = (
-            "chunk", "prefix", "new_tokens", "value_head_dim", "softcap", "sinks", "global_tokens",
-            "alibi",
-        )  # fmt: skip
-        for section, options in (("search", ("budget", "seed")), ("problem", later)):
+        for section, options in (("search", ("budget", "seed")), ("problem", LATER)):
             for option in options:
                 if measured[section][option] is None or measured[section][option] is False:
                     del measured[section][option]
