@@ -14,8 +14,7 @@ from ringray.lab.kinds import correctness, latency
 from ringray.lab.kinds.base import RankContext
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
-from ringray_kernels.config import Blocks, Problem, supports, target_named
-from ringray_kernels.dtypes import DTYPES
+from ringray_kernels.config import Blocks, supports, target_named
 
 CHECKED = 1021  # tokens: odd, and several tiles of the largest block
 
@@ -52,12 +51,14 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
 
     target = target_named(architecture(device))
     group = config.heads // config.kv_heads
-    itemsize = DTYPES[config.dtype].itemsize
     for kernel, given in blocks.given.items():
-        reason = supports(given, Problem(kernel, config.head_dim, itemsize, group), target)
+        reason = supports(given, config.kernel_problem(kernel), target)
         if reason is not None:
             return f"{kernel}={given}: {reason}"
-        case = Case(target.name, kernel, config.head_dim, config.dtype, group, given)
+        case = Case(
+            target.name, kernel, config.head_dim, config.dtype, group, given,
+            value_dim=config.value_dim, softcap=config.softcap, biased=config.alibi,
+        )  # fmt: skip
         try:
             spilled = sum(loop.spilled for loop in compile_case(case).whole)
         except Exception as error:  # of Triton or ptxas, of many types

@@ -16,7 +16,7 @@ from ringray.lab.plan.cost_model import choose_walks
 from ringray.lab.trial.config import LATER, TrialConfig
 from ringray.traffic import walk
 from ringray_kernels.backends import BLOCKS, GPU_ONLY, INTERPRETED, on_device
-from ringray_kernels.config import TARGETS, Blocks, Problem, supports
+from ringray_kernels.config import TARGETS, Blocks, supports
 from ringray_kernels.dtypes import DTYPES
 
 RANK_BYTES = 1 << 46  # q, k and v of one rank: 64 TiB, more than any device or host has
@@ -211,12 +211,8 @@ def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
 
 
 def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
-    group, itemsize = config.heads // config.kv_heads, DTYPES[config.dtype].itemsize
     for kernel, given in blocks.given.items():
-        problem = Problem(
-            kernel, config.head_dim, itemsize, group, True, config.value_dim,
-            config.rescored,
-        )  # fmt: skip
+        problem = config.kernel_problem(kernel)
         reasons = {name: supports(given, problem, target) for name, target in TARGETS.items()}
         if all(reasons.values()):
             text = f"{kernel}={given} fits no known GPU: {reasons['sm_90']}"

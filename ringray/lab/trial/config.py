@@ -16,7 +16,8 @@ from ringray.traffic.mask import Mask, document_boundaries
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import on_device
-from ringray_kernels.config import Blocks
+from ringray_kernels.config import Blocks, Kernel, Problem
+from ringray_kernels.dtypes import DTYPES
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class TrialConfig:
     def padded(self) -> int:
         """Length that the ranks share, padding included, in tokens."""
         return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
+
+    def kernel_problem(self, kernel: Kernel) -> Problem:
+        """Returns the problem that the blocks of a kernel must fit."""
+        group, itemsize = self.heads // self.kv_heads, DTYPES[self.dtype].itemsize
+        return Problem(kernel, self.head_dim, itemsize, group, True, self.value_dim, self.rescored)
 
     def buckets(self, device: str) -> tuned.Buckets:
         """Returns the buckets of tuned choices of this point on ``device`` (cpu, cuda)."""

@@ -18,13 +18,7 @@ from ringray.attention.arguments import document_boundaries, several
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal, positions_in_documents
 from ringray.models.huggingface.probe import check
-from ringray.models.huggingface.ring import (
-    IGNORED,
-    Ring,
-    digest,
-    said,
-    transformers_model,
-)
+from ringray.models.huggingface.ring import IGNORED, Ring, digest, said, transformers_model
 from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
 

@@ -12,14 +12,17 @@ import ringray
 from ringray.base.errors import SpecError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
+from ringray.lab.kinds import kernel_tune
 from ringray.lab.plan import plan
 from ringray.lab.report import words
 from ringray.lab.spec import model as spec
 from ringray_kernels import Blocks, testing
 from ringray_kernels.api import load_backend
 from ringray_kernels.backends import BACKENDS, BLOCKS
+from ringray_kernels.backends.triton import arguments
 from tests.support import place as drive
 from tests.support import ring_checks
+from tests.support.point import point
 from tests.support.ranks import Case, on_ring
 
 if TYPE_CHECKING:
@@ -176,6 +179,15 @@ def test_a_cluster_decides_what_auto_leaves_open() -> None:
             refusal = cluster.refusal(trial.config)
             assert (refusal is None) == (says is None), (strategy, refusal)
             assert says is None or says in str(refusal)
+
+
+def test_a_rank_tries_blocks_for_the_scores_of_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "architecture", lambda _: "sm_90")
+    blocks = "forward=128x128/8/2/specialised"
+    capped = point(head_dim=128, dtype="bfloat16", backend="triton", blocks=blocks, softcap=30.0)
+    why = kernel_tune.unfit(capped, Blocks.parse(blocks), torch.device("cuda"))
+    assert why is not None
+    assert "neither softcap nor bias" in why
 
 
 # A sweep
