@@ -363,6 +363,7 @@ def models(rank: int, size: int) -> None:
         {"softcap": 1.5, "value_dim": 8},
         {"with_sinks": True, "softcap": 0.7, "value_dim": 24},
         {"alibi": True},
+        {"alibi": True, "window": 7, "global_tokens": 4},
         {"alibi": True, "softcap": 1.5, "causal": False, "cu": (0, 30, 61), "batch": 2},
     )
     ways = itertools.product(transport.TRANSPORTS, walk.BACKWARDS, asked)
