@@ -20,6 +20,8 @@ from ringray_kernels.backends import BACKENDS, PREFERRED
 from ringray_kernels.bias import Bias
 from ringray_kernels.checks import check_qkv, expect, unusable_scale, unusable_softcap
 from ringray_kernels.config import Blocks
+from ringray_kernels.dropout import Dropout, unusable_dropout
+from ringray_kernels.intervals import Positions
 
 
 class State(NamedTuple):
@@ -46,23 +48,39 @@ class Operands(NamedTuple):
     blocks: Any
     softcap: float | None = None
     bias: Bias | None = None
+    dropout: Dropout | None = None
+    at: Positions | None = None
+
+    @property
+    def extended(self) -> bool:
+        """Returns whether a weight is more than the exponential of a scaled product."""
+        return any(x is not None for x in (self.softcap, self.bias, self.dropout))
 
 
 class Features(NamedTuple):
     """What a problem asks of a backend beyond plain scores and one head dim. ``value_dim``: head
-    dim of v, None if it is that of q; ``biased``: scores have a bias."""
+    dim of v, None if it is that of q; ``biased``: scores have a bias; ``dropout``: weights are
+    dropped."""
 
     value_dim: int | None = None
     softcap: float | None = None
     biased: bool = False
+    dropout: bool = False
+
+    @property
+    def extended(self) -> bool:
+        """See ``Operands.extended``."""
+        return self.softcap is not None or self.biased or self.dropout
 
 
 PLAIN = Features()
 
 
-def features(v: Tensor, softcap: float | None = None, *, biased: bool = False) -> Features:
+def features(
+    v: Tensor, softcap: float | None = None, *, biased: bool = False, dropout: bool = False
+) -> Features:
     """Returns what a problem with values ``v`` asks of a backend."""
-    return Features(v.shape[-1], softcap, biased)
+    return Features(v.shape[-1], softcap, biased, dropout)
 
 
 class BackwardOperands(NamedTuple):
@@ -154,10 +172,18 @@ def check_blocks(blocks: object, backend: str) -> None:
 
 def _checked(operands: Operands, backend: str) -> Backend:
     """Checks the problem and returns its backend."""
-    q, k, v, start, end, scale, blocks, softcap, bias = operands
+    q, k, v, start, end, scale, blocks, softcap, bias, dropout, at = operands
     check_qkv(q, k, v)
     if wrong := unusable_scale(scale) or unusable_softcap(softcap):
         raise ValueError(wrong)
+    if dropout is not None:
+        if wrong := unusable_dropout(dropout.p, dropout.seed):
+            raise ValueError(wrong)
+        if at is None:
+            raise ValueError("at: got None with dropout, expected the Positions of rows and keys")
+    if at is not None:
+        expect("at.rows", at.rows, (q.shape[2],), torch.int32, q.device)
+        expect("at.keys", at.keys, (k.shape[2],), torch.int32, q.device)
     rows = (
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
         q.shape[2],
@@ -169,7 +195,8 @@ def _checked(operands: Operands, backend: str) -> Backend:
         expect("bias.queries", bias.queries, q.shape[2:3], torch.int32, q.device)
         expect("bias.keys", bias.keys, k.shape[2:3], torch.int32, q.device)
         expect("bias.slopes", bias.slopes, (entries, q.shape[1]), torch.float32, q.device)
-    backend = resolve_backend(backend, q, features(v, softcap, biased=bias is not None))
+    asked = features(v, softcap, biased=bias is not None, dropout=dropout is not None)
+    backend = resolve_backend(backend, q, asked)
     check_blocks(blocks, backend)
     return load_backend(backend)
 
@@ -184,6 +211,8 @@ def forward(
     scale: float,
     softcap: float | None = None,
     bias: Bias | None = None,
+    dropout: Dropout | None = None,
+    at: Positions | None = None,
     state: State | None = None,
     out_dtype: torch.dtype | None = None,
     blocks: Blocks | int | None = None,
@@ -199,6 +228,8 @@ def forward(
         scale: factor on q . k before the softmax: any finite number that fp32 holds.
         softcap: scores s become softcap * tanh(s / softcap), after the scale; None: they stay.
         bias: is added to the scores, after the softcap.
+        dropout: weights that are dropped, see ``ringray_kernels.dropout``; None: all stay.
+        at: global positions of rows and keys, on which dropout depends.
         state: the result of earlier hops, fp32; it is consumed (its tensors may be reused).
         out_dtype: dtype of the returned ``out``; None means fp32. Set it on the last hop.
         blocks: the partition of the work: query rows per fused call for ``aten``, a ``Blocks`` for
@@ -211,7 +242,7 @@ def forward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias)
+    operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias, dropout, at)
     module = _checked(operands, backend)
     if state is not None:
         expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32, q.device)
@@ -232,6 +263,8 @@ def backward(
     scale: float,
     softcap: float | None = None,
     bias: Bias | None = None,
+    dropout: Dropout | None = None,
+    at: Positions | None = None,
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
@@ -243,7 +276,8 @@ def backward(
 
     Args:
         dout: (B, Hq, Sq, Dv), the gradient of the *global* output.
-        q, k, v, start, end, scale, softcap, bias, blocks, backend: as in ``forward``.
+        q, k, v, start, end, scale, softcap, bias, dropout, at, blocks, backend: as in
+            ``forward``.
         lse, delta: fp32 (B, Hq, Sq), *global*: lse over all keys of the sequence, and
             what ``delta`` returns. Rows with lse = -inf must have empty intervals.
         dq: fp32 (B, Hq, Sq, D); ``dk``, ``dv``: fp32, shaped as k and v.
@@ -253,7 +287,7 @@ def backward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias)
+    operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias, dropout, at)
     module = _checked(operands, backend)
     of_rows, results = q.shape[:3], (*q.shape[:3], v.shape[3])
     for name, tensor, shape, dtype in (

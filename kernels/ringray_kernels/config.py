@@ -186,8 +186,7 @@ class Blocks:
 class Problem:
     """A problem that a configuration must fit. ``group``: query heads per key/value head;
     ``aligned``: the streamed tensors have unit stride along D and 16-byte aligned rows;
-    ``value_dim``: head dim of V, 0 if it is that of Q; ``capped``: its scores have a
-    softcap or a bias."""
+    ``value_dim``: head dim of V, 0 if it is that of Q; ``extended``: see ``api.Operands``."""
 
     kernel: Kernel
     head_dim: int
@@ -195,7 +194,7 @@ class Problem:
     group: int = 1
     aligned: bool = True
     value_dim: int = 0
-    capped: bool = False
+    extended: bool = False
 
     @property
     def head_dims(self) -> tuple[int, int]:
@@ -278,8 +277,11 @@ def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> 
             return f"specialised is for Hopper, got {target.name}"
         if problem.itemsize != 2 or problem.head_dim != problem.width:
             return "specialised is for 16-bit elements and powers of two as head dim"
-        if len({*problem.head_dims}) > 1 or problem.capped:
-            return "specialised is for one head dim of q, k and v, and neither softcap nor bias"
+        if len({*problem.head_dims}) > 1 or problem.extended:
+            return (
+                "specialised is for one head dim of q, k and v, and neither softcap, bias nor "
+                "dropout"
+            )
         if problem.kernel == "dq" and config.stages < 3:
             return f"specialised dq frees a tile late: got {config.stages} stages, expected 3"
         own = config.block_n if problem.kernel == "dkv" else config.block_m

@@ -158,8 +158,8 @@ def default(problem: Problem, target: Target) -> BlockConfig:
             config = BlockConfig.parse(text)
             reason = supports(config, problem, target)
             if reason is None:
-                # The factor of a softcap takes registers too: half the rows pass by at once.
-                crowded = problem.capped and problem.kernel == "dkv" and problem.width > 64
+                # What extends a weight takes registers too: half the rows pass by at once.
+                crowded = problem.extended and problem.kernel == "dkv" and problem.width > 64
                 if crowded and target.descriptors:
                     return replace(config, block_m=max(16, config.block_m // 2))
                 return config

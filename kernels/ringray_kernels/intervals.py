@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+
+class Positions(NamedTuple):
+    """Global positions of query rows, int32 (Sq,), and of key rows, int32 (Sk,)."""
+
+    rows: Tensor
+    keys: Tensor
 
 
 def visible_range(

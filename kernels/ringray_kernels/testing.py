@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ringray_kernels.dropout import Dropout
+from ringray_kernels.dropout import factors as dropped
 from ringray_kernels.intervals import visible_ranges
 
 BUDGET_FACTOR = 2.0
@@ -62,6 +64,15 @@ def make_slopes(heads: int) -> Tensor:
     return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1))
 
 
+def dropout_factors(q: Tensor, p: float, seed: int) -> Tensor | None:
+    """Returns the factors of the weights of ``q`` (B, Hq, S, D) of a whole sequence, fp32 (B, Hq,
+    S, S); None without dropout."""
+    if not p:
+        return None
+    batch, heads, at = (torch.arange(size, device=q.device) for size in q.shape[:3])
+    return dropped(Dropout(p, seed), batch[:, None], heads, at, at)
+
+
 def visible(
     seq_len: int, *, causal: bool, device: str | torch.device = "cpu", **mask: Any
 ) -> Tensor:
@@ -87,9 +98,11 @@ def _distances(q: Tensor) -> Tensor:
 def oracle(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
     softcap: float | None = None, sinks: Tensor | None = None, slopes: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
     """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``.
-    ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``): as in ``ringray.ring_attention``."""
+    ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``): as in ``ringray.ring_attention``;
+    ``factors``: of weights, (B, Hq, S, S), by dropout, see ``dropout_factors``."""
     given = [q, k, v]
     if sinks is not None:
         given.append(sinks[:, None].expand(q.shape[:3]))
@@ -106,6 +119,8 @@ def oracle(
     blind = ~seen.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
     weights = weights[..., : k.shape[2]]
+    if factors is not None:
+        weights = weights * factors
     out = weights @ wide_v
     if dout is None:
         return Gradients(out.detach(), None, None, None)
@@ -124,10 +139,13 @@ def yardstick(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> Gradients:
     """Computes single-process *flash* SDPA on the same inputs in the same dtype, never its math
     path; and what that does not compute by the same arithmetic, see ``_like_flash``."""
-    more: dict[str, Any] = {"softcap": softcap, "sinks": sinks, "slopes": slopes}
+    more: dict[str, Any] = {
+        "softcap": softcap, "sinks": sinks, "slopes": slopes, "factors": factors,
+    }  # fmt: skip
     if q.shape[-1] != v.shape[-1] or any(x is not None for x in more.values()):
         return _like_flash(q, k, v, dout, seen, scale=scale, **more)
     leaves = [
@@ -153,7 +171,7 @@ def yardstick(
 
 def _like_flash(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
-    softcap: float | None, sinks: Tensor | None, slopes: Tensor | None,
+    softcap: float | None, sinks: Tensor | None, slopes: Tensor | None, factors: Tensor | None,
 ) -> Gradients:  # fmt: skip
     """Computes attention with the roundings of a flash kernel: scores and sums in fp32, operands of
     products and results in the dtype of the inputs."""
@@ -170,15 +188,16 @@ def _like_flash(
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.float()[:, None, None])
     weights = torch.exp(scores - lse).masked_fill(~seen, 0.0)
-    out = (weights.to(dtype).float() @ wide_v).to(dtype)
+    stays = torch.ones(()) if factors is None else factors
+    out = ((weights * stays).to(dtype).float() @ wide_v).to(dtype)
     if dout is None:
         return Gradients(out, None, None, None)
     upstream = dout.float()
     delta = (upstream * out.float()).sum(-1, keepdim=True).masked_fill(blind, 0.0)
-    ds = (weights * (upstream @ wide_v.mT - delta) * slope).to(dtype).float()
+    ds = (weights * (upstream @ wide_v.mT * stays - delta) * slope).to(dtype).float()
     dk, dv = (
         (x.mT @ y).to(dtype).unflatten(1, (k.shape[1], -1)).sum(2)  # as of expanded heads
-        for x, y in ((ds * scale, wide_q), (weights.to(dtype).float(), upstream))
+        for x, y in ((ds * scale, wide_q), ((weights * stays).to(dtype).float(), upstream))
     )
     dsinks = None
     if sinks is not None:

@@ -44,6 +44,8 @@ class Signature(NamedTuple):
     cu_seqlens: tuple[Any, ...] | None
     scale: float
     softcap: float | None
+    dropout_p: float
+    dropout_seed: int | None
     sinks: bool
     alibi_slopes: tuple[tuple[float, ...], ...] | None
     transport: str
@@ -138,6 +140,10 @@ _OPERATIONS = {
 }  # fmt: skip
 _WIDTH = 1 + len(Signature._fields)  # operation, values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"
+_SEEDS = (
+    "give the same dropout_seed on every rank, or the same torch.manual_seed before: its generator "
+    "on the CPU draws the seeds"
+)
 _latest = [0]  # number of this process's last call, in any ring
 
 
@@ -229,6 +235,8 @@ def _compare(rank: int, signature: Agreed, everyone: list[list[int]]) -> None:
             )
     if differing:
         hint = f"; {_ORDER}" if isinstance(signature, BackwardPass) else ""
+        if differing[0].startswith("dropout_seed"):
+            hint = f"; {_SEEDS}"
         raise ValueError(
             f"{name}: ranks disagree about the problem: " + "; ".join(differing) + hint
         )

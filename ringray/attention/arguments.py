@@ -36,7 +36,8 @@ from ringray.traffic.mask import Mask
 from ringray_kernels.api import Features, check_blocks, features, resolve_backend
 from ringray_kernels.checks import DTYPES, check_qkv, unusable_scale, unusable_softcap
 from ringray_kernels.config import Blocks
-from ringray_kernels.intervals import derived
+from ringray_kernels.dropout import SEEDS, unusable_dropout
+from ringray_kernels.intervals import capturing, derived
 
 Documents = tuple[int, ...] | tuple[tuple[int, ...], ...] | None  # of all batch rows, or of each
 
@@ -53,6 +54,7 @@ class Options(NamedTuple):
     seq_len: int | None
     scale: float | None
     softcap: float | None
+    dropout_p: float
     transport: str
     backward: str
     backend: str
@@ -83,10 +85,12 @@ def resolve(
     *,
     needs_grad: bool,
     refused: str | None = None,
+    seed: int | None = None,
 ) -> tuple[RankProblem, int]:
     """Returns the problem of one forward pass, on which all ranks agree, and the call's number.
 
-    ``refused``: a mistake that the caller has found already.
+    ``refused``: a mistake that the caller has found already. ``seed``: of dropout; None is one from
+    torch's generator on the CPU.
 
     Raises:
         ValueError: on every rank, if the problem is wrong on one or not the same on all.
@@ -95,7 +99,18 @@ def resolve(
         if refused is not None:
             raise ValueError(refused)
         found = prepare(q, k, v, besides, options, comm, needs_grad=needs_grad)
-    return found.problem, agree(comm, found.signature, found.mark)
+        if wrong := unusable_dropout(options.dropout_p, seed):
+            raise ValueError(wrong)
+        if found.problem.dropout_p and capturing(q.device):
+            raise RuntimeError(
+                "ring_attention: got dropout while a CUDA graph is captured, expected none: each "
+                "replay would drop the same weights"
+            )
+    if not found.problem.dropout_p:
+        return found.problem, agree(comm, found.signature, found.mark)
+    seed = int(torch.randint(SEEDS, (), device="cpu")) if seed is None else seed
+    signature = found.signature._replace(dropout_seed=seed)
+    return found.problem.seeded(seed), agree(comm, signature)
 
 
 def prepare(
@@ -124,7 +139,9 @@ def prepare(
         check_slopes(slopes, len(q), q.shape[1], q.shape[2] * comm.world_size)
         if wrong := mistake(options, types_only=True):
             raise ValueError(wrong)
-        asked = features(v, options.softcap, biased=slopes is not None)
+        asked = features(
+            v, options.softcap, biased=slopes is not None, dropout=options.dropout_p > 0
+        )
         options = filled(q, k, asked, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, asked, documents, slopes, options, comm)
         signature = _signature(problem, q, k, v, sinks, slopes, options.transport, needs_grad)
@@ -162,7 +179,7 @@ def _describe(
     if wrong := mistake(options):
         raise ValueError(wrong)
     partition, scale, transport = options.partition, options.scale, options.transport
-    blocks, softcap = options.blocks, options.softcap
+    blocks, softcap, dropout_p = options.blocks, options.softcap, float(options.dropout_p)
     length = partitions.true_length(partition, options.seq_len, rows, ranks)
     backend = resolve_backend(options.backend, q, asked)
     check_blocks(blocks, backend)
@@ -187,6 +204,8 @@ def _describe(
         return_lse=options.return_lse,
         softcap=None if softcap is None else float(softcap),
         slopes=share(slopes, fold, comm.rank % fold),
+        dropout_p=dropout_p,
+        first_head=comm.rank % fold * (heads // fold),
     )
     _ = problem.walks  # raises where the backward walk is impossible
     return problem
@@ -210,7 +229,7 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
         if not isinstance(getattr(options, name), bool):
             return f"{name}: got {getattr(options, name)!r}, expected True or False"
     scale = None if options.scale is None else unusable_scale(options.scale)
-    return scale or unusable_softcap(options.softcap)
+    return scale or unusable_softcap(options.softcap) or unusable_dropout(options.dropout_p, None)
 
 
 def whole(value: object, least: int | None) -> bool:
@@ -300,6 +319,8 @@ def _signature(
         cu_seqlens=problem.mask.documents,
         scale=problem.scale,
         softcap=problem.softcap,
+        dropout_p=problem.dropout_p,
+        dropout_seed=None,
         sinks=sinks is not None,
         alibi_slopes=slopes,
         transport=transport,

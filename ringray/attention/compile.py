@@ -31,6 +31,7 @@ from ringray.comm.ring import connect_named, name_of, place_in
 from ringray.traffic import walk
 from ringray.traffic.routes import back
 from ringray_kernels.config import Blocks
+from ringray_kernels.dropout import SEEDS, unusable_dropout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
 # Options in place of those that the operator is to refuse.
 _ACCEPTED = Options(
-    partitions.DEFAULT, True, None, None, None, None, None, None, None, transports.DEFAULT,
+    partitions.DEFAULT, True, None, None, None, None, None, None, None, 0.0, transports.DEFAULT,
     "auto", "auto", False, None,
 )  # fmt: skip
 
@@ -54,6 +55,7 @@ _ACCEPTED = Options(
 _SETTINGS = (
     "str? group, int ranks, str partition, bool causal, SymInt[]? window, SymInt? chunk, "
     "SymInt[]? prefix, SymInt? global_tokens, SymInt? seq_len, float? scale, float? softcap, "
+    "float dropout_p, "
     "str transport, str backward, str backend, bool return_lse, SymInt? rows, str? blocks"
 )
 
@@ -109,20 +111,25 @@ def attention(
     besides: Besides,
     group: dist.ProcessGroup | None,
     options: Options,
+    seed: int | None,
     *,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
-    refused = _refused(options, besides)
+    refused = _refused(options, besides) or unusable_dropout(options.dropout_p, seed)
     cu_seqlens, sinks, slopes = besides
     if refused is not None:  # the operator raises it: other ranks may run theirs already
         options = _ACCEPTED
         cu_seqlens = sinks = slopes = None
     # Not in the operators, so that all layers and both passes share one copy.
     cu_seqlens, slopes = (x if x is None else on_host_op(x) for x in (cu_seqlens, slopes))
+    seeds = None
+    if options.dropout_p:  # an operator of torch's, which compilers know to be random
+        given: Any = {"dtype": torch.int64, "device": "cpu"}
+        seeds = torch.randint(SEEDS, (), **given) if seed is None else torch.full((), seed, **given)
     _, ranks = place_in(group)
     out, lse, *_ = _attention(
-        q, k, v, cu_seqlens, sinks, slopes, needs_grad, refused, name_of(group), ranks,
+        q, k, v, cu_seqlens, sinks, slopes, seeds, needs_grad, refused, name_of(group), ranks,
         *_flat(options),
     )  # fmt: skip
     return out, lse
@@ -166,7 +173,8 @@ _text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _like_inputs(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    alibi_slopes: Tensor | None, needs_grad: bool, refused: str | None, *settings: Any,
+    alibi_slopes: Tensor | None, seed: Tensor | None, needs_grad: bool, refused: str | None,
+    *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
@@ -233,18 +241,20 @@ def _unpack(saved: list[Tensor], problem: RankProblem) -> tuple[Tensor, ...]:
 
 @operator(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? sinks, "
-    "Tensor? alibi_slopes, bool needs_grad, str? refused, "
+    "Tensor? alibi_slopes, Tensor? seed, bool needs_grad, str? refused, "
     f"{_SETTINGS}) -> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
     fake=_like_inputs,
 )
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    alibi_slopes: Tensor | None, needs_grad: bool, refused: str | None, *settings: Any,
+    alibi_slopes: Tensor | None, seed: Tensor | None, needs_grad: bool, refused: str | None,
+    *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
     besides = Besides(cu_seqlens, sinks, alibi_slopes)
     problem, call = resolve(
-        q, k, v, besides, options, comm, needs_grad=needs_grad, refused=refused
+        q, k, v, besides, options, comm, needs_grad=needs_grad, refused=refused,
+        seed=None if seed is None else int(seed),
     )  # fmt: skip
     out, lse, saved = loops.forward(q, k, v, problem, comm, sinks)
     kept = _pack(saved, problem) if needs_grad else []
@@ -254,7 +264,8 @@ def _attention(
 
 def _like_gradients(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
-    cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None, *_: Any,
+    cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
+    seed: Tensor | None, *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dsinks = dout.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
     dq, dk, dv = (dout.new_empty(shape) for shape in _shapes(dout, saved))
@@ -269,19 +280,20 @@ def _shapes(dout: Tensor, saved: list[Tensor]) -> list[tuple[int, ...]]:
 
 @operator(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor[] saved, Tensor call, "
-    "Tensor? cu_seqlens, Tensor? sinks, Tensor? alibi_slopes, "
+    "Tensor? cu_seqlens, Tensor? sinks, Tensor? alibi_slopes, Tensor? seed, "
     f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
     fake=_like_gradients,
 )
 def _attention_backward(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
-    cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None, *settings: Any,
+    cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
+    seed: Tensor | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
     q, k, v = (dout.new_empty(1).expand(shape) for shape in _shapes(dout, saved))
     besides = Besides(cu_seqlens, sinks, alibi_slopes)
     found = prepare(q, k, v, besides, options, comm, needs_grad=True)
-    problem = found.problem
+    problem = found.problem if seed is None else found.problem.seeded(int(seed))
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
     gradients = loops.backward(dout, dlse, _unpack(saved, problem), problem, comm, int(call), sinks)
@@ -293,10 +305,10 @@ def _attention_backward(
 def _setup(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]
 ) -> None:
-    q, k, v, cu_seqlens, sinks, slopes, _, _, *ctx.settings = inputs
+    q, k, v, cu_seqlens, sinks, slopes, seed, _, _, *ctx.settings = inputs
     out, lse, call, kept = output
     saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
-    ctx.save_for_backward(cu_seqlens, sinks, slopes, call, *saved)
+    ctx.save_for_backward(cu_seqlens, sinks, slopes, seed, call, *saved)
     ctx.mark_non_differentiable(call, *kept)
     ctx.set_materialize_grads(False)
 
@@ -304,15 +316,15 @@ def _setup(
 def _backward(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    cu_seqlens, sinks, slopes, call, *saved = ctx.saved_tensors
+    cu_seqlens, sinks, slopes, seed, call, *saved = ctx.saved_tensors
     if dout is None:  # only lse was used
         assert dlse is not None
         dout = saved[2].new_zeros((*dlse.shape, saved[2].shape[3]))
     *gradients, dsinks = _attention_backward(
-        dout, dlse, saved, call, cu_seqlens, sinks, slopes, *ctx.settings
+        dout, dlse, saved, call, cu_seqlens, sinks, slopes, seed, *ctx.settings
     )
     dsinks = None if sinks is None else dsinks
-    return (*gradients, None, dsinks, *[None] * (3 + len(ctx.settings)))
+    return (*gradients, None, dsinks, *[None] * (4 + len(ctx.settings)))
 
 
 _attention.register_autograd(_backward, setup_context=_setup)

@@ -56,6 +56,8 @@ def ring_attention(
     seq_len: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
     transport: str = transports.DEFAULT,
@@ -104,6 +106,11 @@ def ring_attention(
         scale: factor on q . k before the softmax, any number that fp32 holds; None is 1 / sqrt(D).
         softcap: scores s become softcap * tanh(s / softcap), after the scale and before the mask;
             None leaves them as they are.
+        dropout_p: share of the weights that are dropped, at least 0, below 1: which ones, follows
+            from the seed and their batch row, head and positions alone. The others are divided by
+            1 - dropout_p; lse is that of all.
+        dropout_seed: integer, the same on every rank; None is one that torch's generator on the CPU
+            draws for each call, so ``torch.manual_seed`` governs it and has to be the same, too.
         sinks: (Hq,), fp32 or q's dtype, the same on every rank: a learned logit per head that takes
             part in the softmax without a value (attention sinks); None is none. The gradient of
             each rank is a share, and the sum over the ranks is the gradient, as for every parameter
@@ -135,13 +142,13 @@ def ring_attention(
         ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on
             every rank, before anything is sent.
     """
-    given = (causal, chunk, global_tokens, seq_len, scale, softcap, blocks)
-    causal, chunk, global_tokens, seq_len, scale, softcap, blocks = map(plain, given)
-    window, prefix = several(window), several(prefix)
+    given = (causal, chunk, global_tokens, seq_len, scale, softcap, dropout_p, blocks)
+    causal, chunk, global_tokens, seq_len, scale, softcap, dropout_p, blocks = map(plain, given)
+    window, prefix, seed = several(window), several(prefix), plain(dropout_seed)
     prefixes = cast("Any", (prefix,) if isinstance(prefix, int) else prefix)
     options = Options(
         partition, causal, window, chunk, prefixes, global_tokens, seq_len, scale, softcap,
-        transport, backward, backend, return_lse, blocks,
+        dropout_p, transport, backward, backend, return_lse, blocks,
     )  # fmt: skip
     besides = Besides(boundaries(cu_seqlens), sinks, numbers(alibi_slopes))
     needs_grad = torch.is_grad_enabled() and any(
@@ -154,13 +161,13 @@ def ring_attention(
                 "graph depends on them; ringray.tuned_strategy returns them beforehand"
             )
         q, k, v = autocast(q, k, v)
-        out, lse = compiled.attention(q, k, v, besides, group, options, needs_grad=needs_grad)
+        out, lse = compiled.attention(q, k, v, besides, group, options, seed, needs_grad=needs_grad)
     else:
         comm = connect(group)
         with refusing(comm):
             options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
         q, k, v = autocast(q, k, v)
-        problem, call = resolve(q, k, v, besides, options, comm, needs_grad=needs_grad)
+        problem, call = resolve(q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed)
         results = _RingAttention.apply(q, k, v, sinks, problem, comm, call)
         out, lse = cast("tuple[Tensor, Tensor]", results)
         for x in (out, lse):

@@ -28,8 +28,7 @@ _OTHER_NAMES = {
     "attn_mask": "causal, window, chunk, prefix, global_tokens, cu_seqlens or seq_len: there are "
     "no other masks", "global_attention_mask": "global_tokens (the first positions)",
     "enable_gqa": "nothing: K/V heads are shared wherever there are fewer; leave it out",
-    "dropout_p": "nothing: there is no dropout; leave it out",
-    "dropout": "nothing: there is no dropout; leave it out",
+    "dropout": "dropout_p", "dropout_rate": "dropout_p", "attention_dropout": "dropout_p",
     "deterministic": "nothing: results are always bitwise repeatable; leave it out",
     "max_seqlen": "nothing: leave it out", "max_seqlen_q": "nothing: leave it out",
     "max_seqlen_k": "nothing: leave it out",

@@ -10,6 +10,7 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar, cast
@@ -27,7 +28,8 @@ from ringray.transport import Exchange
 from ringray_kernels import State
 from ringray_kernels.bias import Bias
 from ringray_kernels.config import Blocks
-from ringray_kernels.intervals import capturing, intervals, visible_ranges
+from ringray_kernels.dropout import Dropout
+from ringray_kernels.intervals import Positions, capturing, intervals, visible_ranges
 
 T = TypeVar("T")
 Ranges = tuple[tuple[Tensor, Tensor], ...]
@@ -39,7 +41,8 @@ class RankProblem:
 
     ``layout``: positions on the ring in which chunks walk. ``rank``: of that ring. ``costs``: bytes
     of a travelling row. ``slopes``: of ALiBi, for the heads that this rank computes, for all batch
-    rows or for each.
+    rows or for each. ``first_head``: of those heads, among all; both differ from rank to rank, too.
+    ``seed``: of dropout in this call, see ``seeded``.
     """
 
     layout: Layout
@@ -54,6 +57,17 @@ class RankProblem:
     return_lse: bool = False
     softcap: float | None = None
     slopes: tuple[tuple[float, ...], ...] | None = None
+    dropout_p: float = 0.0
+    first_head: int = 0
+    seed: int = 0
+
+    def seeded(self, seed: int) -> RankProblem:
+        """Returns the problem of a call with this seed of dropout, which shares all that is kept
+        with this one."""
+        _ = self.kernel, self.own, self._scripts, self._kept
+        call = copy(self)
+        call.__dict__["seed"] = seed
+        return call
 
     @cached_property
     def kernel(self) -> dict[str, Any]:
@@ -112,24 +126,34 @@ class RankProblem:
         """Returns the global positions of a rank of the ring, int64, strictly increasing."""
         return positions(self.layout, rank, device)
 
-    def bias(
+    def by_position(
         self, queries: int, rows: Rows, owner: int, keys: Rows, heads: slice, device: torch.device
-    ) -> Bias | None:
-        """Returns what is added to the scores of some heads of the rows ``rows`` of the rank
-        ``queries`` and ``owner``'s rows ``keys``."""
-        if self.slopes is None:
-            return None
+    ) -> dict[str, Any]:
+        """Returns the keywords of ``ringray_kernels`` that depend on positions, bias and dropout,
+        for some heads of the rows ``rows`` of the rank ``queries`` and ``owner``'s rows
+        ``keys``."""
+        if self.slopes is None and not self.dropout_p:
+            return {}
         at = self._positions_32(owner, device)[keys.start : keys.stop]
-        return self.bias_at(queries, rows, at, heads)
+        return self.by_position_at(queries, rows, at, heads)
 
-    def bias_at(self, queries: int, rows: Rows, keys: Tensor, heads: slice) -> Bias | None:
-        """Returns the same as ``bias`` for keys at any positions, int32."""
-        if self.slopes is None:
-            return None
+    def by_position_at(
+        self, queries: int, rows: Rows, keys: Tensor, heads: slice
+    ) -> dict[str, Any]:
+        """Returns the same as ``by_position`` for keys at any positions, int32."""
+        found: dict[str, Any] = {}
+        if self.slopes is None and not self.dropout_p:
+            return found
         device, made = keys.device, self.slopes
-        slopes = self.once("slopes", device, lambda: torch.tensor(made).to(device))
         at = self._positions_32(queries, device)[rows.start : rows.stop]
-        return Bias(at, keys, slopes[:, heads])
+        if made is not None:
+            slopes = self.once("slopes", device, lambda: torch.tensor(made).to(device))
+            found["bias"] = Bias(at, keys, slopes[:, heads])
+        if self.dropout_p:
+            first = self.first_head + (heads.start or 0)
+            found["dropout"] = Dropout(self.dropout_p, self.seed, first)
+            found["at"] = Positions(at, keys)
+        return found
 
     def _positions_32(self, rank: int, device: torch.device) -> Tensor:
         return self.once(("int32", rank), device, lambda: self.positions(rank, device).int())
@@ -160,15 +184,16 @@ class RankProblem:
         return tuple([one for one in found if bool((one[0] < one[1]).any())]) or found[:1]
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, ranges: Ranges, bias: Bias | None,
-        state: State | None = None, out_dtype: torch.dtype | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, ranges: Ranges, state: State | None = None,
+        out_dtype: torch.dtype | None = None, **more: Any,
     ) -> State:  # fmt: skip
         """Returns attention of ``q`` over ``ranges`` of the keys, merged into ``state``; in
-        ``out_dtype`` after the last of all."""
-        for one in ranges:
-            dtype = out_dtype if one is ranges[-1] else None
+        ``out_dtype`` after the last of all. ``more``: see
+        ``by_position``."""
+        for start, end in ranges:
+            dtype = out_dtype if start is ranges[-1][0] else None
             state = ringray_kernels.forward(
-                q, k, v, *one, state=state, out_dtype=dtype, bias=bias, **self.kernel
+                q, k, v, start, end, state=state, out_dtype=dtype, **self.kernel, **more
             )
         assert state is not None
         return state

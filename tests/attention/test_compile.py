@@ -76,6 +76,7 @@ def test_it_is_one_graph_of_one_operator() -> None:
         ({"backward": "reverse"}, True), ({"window": [2], "blocks": 4, "scale": 0.3}, True),
         ({"sinks": torch.randn(4), "softcap": 3.0}, True),
         ({"alibi_slopes": torch.rand(4)}, True),
+        ({"dropout_p": 0.5, "seed": torch.tensor(3)}, True),
         ({"partition": "striped", "causal": False, "transport": "allgather"}, True),
         ({"causal": False, "window": [-1, 3], "chunk": 5}, True), ({"prefix": [3]}, True),
         ({"chunk": 3, "global_tokens": 2}, True),
@@ -86,21 +87,22 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool
     q, k, v = (x.requires_grad_(needs_grad) for x in (q, k, v))
     more = {
         "partition": "zigzag", "causal": True, "window": None, "chunk": None, "prefix": None,
-        "global_tokens": None, "seq_len": None, "scale": None, "softcap": None,
+        "global_tokens": None, "seq_len": None, "scale": None, "softcap": None, "dropout_p": 0.0,
         "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
         "blocks": None, **arguments,
     }  # fmt: skip
-    besides = [more.pop(name, None) for name in ("cu_seqlens", "sinks", "alibi_slopes")]
+    names = ("cu_seqlens", "sinks", "alibi_slopes", "seed")
+    tensors = [more.pop(name, None) for name in names]
     blocks = more.pop("blocks")
     settings = (None, 1, *more.values(), blocks, None)
     op = torch.ops.ringray.attention.default
-    opcheck(op, (q, k, v, *besides, needs_grad, None, *settings))
-    out, lse, call, kept = op(q, k, v, *besides, needs_grad, None, *settings)
+    opcheck(op, (q, k, v, *tensors, needs_grad, None, *settings))
+    out, lse, call, kept = op(q, k, v, *tensors, needs_grad, None, *settings)
     saved = [x.detach() for x in (q, k, v, out, lse, *kept)]
     for dlse in (None, torch.randn(lse.shape)):
         opcheck(
             torch.ops.ringray.attention_backward.default,
-            (dout, dlse, saved, call, *besides, *settings),
+            (dout, dlse, saved, call, *tensors, *settings),
         )
 
 
@@ -137,6 +139,8 @@ def test_the_other_operators_are_well_formed() -> None:
         ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
         ({"softcap": 0}, "softcap: got 0, expected None or a finite number of at least"),
+        ({"dropout_p": 1.0}, "dropout_p: got 1.0, expected a number of at least 0 and below 1"),
+        ({"dropout_p": 0.1, "dropout_seed": -1}, "dropout_seed: got -1, expected None or"),
         ({"sinks": 0.5}, "sinks: got float, expected None or a tensor"),
         ({"sinks": torch.zeros(2)}, r"sinks: got torch.float32 of shape \(2,\).* tensor \(4,\)"),
         ({"alibi_slopes": [0.5, 1.0]}, r"alibi_slopes: got shape \(2,\), expected \(4,\)"),
@@ -186,10 +190,10 @@ def test_blocks_are_seen() -> None:
 
 def test_a_graph_of_another_ring_is_refused() -> None:
     q, k, v, _ = problem()
-    mask = (True, None, None, None)
-    settings = ("zigzag", *mask, None, None, None, "ring", "auto", "auto", False, None, None)
+    numbers = (True, *[None] * 7, 0.0)  # from causal to dropout_p
+    settings = ("zigzag", *numbers, "ring", "auto", "auto", False, None, None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
-        torch.ops.ringray.attention(q, k, v, None, None, None, False, None, None, 2, *settings)
+        torch.ops.ringray.attention(q, k, v, *[None] * 4, False, None, None, 2, *settings)
 
 
 def test_lengths_and_documents_are_data() -> None:

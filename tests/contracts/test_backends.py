@@ -7,6 +7,7 @@ less, the yardstick's own error is a matter of luck.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,18 @@ from torch import Tensor
 import ringray_kernels
 from ringray_kernels import Blocks, State
 from ringray_kernels.api import backward, features, forward, load_backend
-from ringray_kernels.backends import BACKENDS, composed
+from ringray_kernels.backends import BACKENDS, aten, composed
 from ringray_kernels.checks import DTYPES
-from tests.support.backend_problems import Problem, check, compute, interpreted, shared_heads
+from ringray_kernels.dropout import Dropout, factors
+from ringray_kernels.intervals import Positions
+from tests.support.backend_problems import (
+    DROPOUT_SEED,
+    Problem,
+    check,
+    compute,
+    interpreted,
+    shared_heads,
+)
 
 NAN = float("nan")
 
@@ -144,16 +154,55 @@ def test_biased_scores_of_many_blocks(backend: str, monkeypatch: pytest.MonkeyPa
         check(problem, compute(backend, problem, problem.inputs))
 
 
+@pytest.mark.parametrize("mask", ["full", "causal", "window and documents"])
+def test_dropped_weights(backend: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights for any order of hops, of rows and of keys, and any blocks."""
+    monkeypatch.setattr(composed, "SCORES_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(aten, "ELEMENTS_PER_CALL", 3 * 61 * 32)  # slices across batch rows
+    everyone = torch.arange(61)
+    parts = {"one": [everyone], "striped": [everyone[1::3], everyone[::3], everyone[2::3]]}
+    for dtype, (name, keys) in itertools.product(DTYPES, parts.items()):
+        problem = Problem(
+            dropout_p=0.3, dtype=dtype, with_sinks=dtype == torch.float16,
+            softcap=2.0 if name == "one" else None, **shared_heads(backend), **MASKS[mask],
+        )  # fmt: skip
+        if able(backend, problem):
+            result = compute(backend, problem, problem.inputs, keys, with_out=name == "one")
+            check(problem, result, name)
+
+
+def test_dropped_weights_are_the_same_for_all_backends(backend: str) -> None:
+    """At any heads and positions: values of one row each show which weights stay."""
+    problem = Problem(rows=64, heads=3, kv_heads=3, causal=False, head_dim=64)
+    if not able(backend, replace(problem, dropout_p=0.5)):
+        return
+    q, k, v = torch.zeros(3, 2, 3, 64, 64)
+    v[:] = torch.eye(64)
+    at = torch.arange(7, 135, 2, dtype=torch.int32)
+    dropout = Dropout(0.5, DROPOUT_SEED, head=5)
+    out, _ = forward(
+        q, k, v, torch.zeros(1, 64, dtype=torch.int32), torch.full((1, 64), 64, dtype=torch.int32),
+        scale=1.0, dropout=dropout, at=Positions(at, at + 1), backend=backend,
+    )  # fmt: skip
+    every = torch.arange(140)
+    want = factors(
+        dropout._replace(head=0), torch.arange(2)[:, None], torch.arange(8), every, every
+    )
+    assert torch.equal(out > 0, want[:, 5:, 7:135:2, 8:136:2] > 0)
+
+
 def able(backend: str, problem: Problem) -> bool:
     """Tells whether ``backend`` computes ``problem``; otherwise it names those that do."""
     q, k, v, _ = problem.inputs
     everyone = torch.arange(problem.rows)
     bias = problem.bias(everyone)
-    asked = features(v, problem.softcap, biased=bias is not None)
+    dropout = Dropout(problem.dropout_p, DROPOUT_SEED) if problem.dropout_p else None
+    asked = features(v, problem.softcap, biased=bias is not None, dropout=dropout is not None)
     if load_backend(backend).unsupported(q, asked) is None:
         return True
     start, end = problem.intervals(everyone)
     more: dict[str, Any] = {"scale": problem.scale, "softcap": problem.softcap, "bias": bias}
+    more |= {"dropout": dropout, "at": Positions(everyone.int(), everyone.int())}
     with pytest.raises(ValueError, match=f"backend '{backend}': .*(aten|reference).* can"):
         forward(q, k, v, start, end, backend=backend, **more)
     return False

@@ -12,8 +12,11 @@ from torch import Tensor
 from ringray_kernels import Blocks, State, testing
 from ringray_kernels.api import backward, forward
 from ringray_kernels.bias import Bias
-from ringray_kernels.intervals import intervals, visible_ranges
+from ringray_kernels.dropout import Dropout
+from ringray_kernels.intervals import Positions, intervals, visible_ranges
 from ringray_kernels.merge import merge_sinks_, sink_gradients
+
+DROPOUT_SEED = 0x2000000190000001  # two words, and the sign of one
 
 
 def interpreted(backend: str) -> bool:
@@ -49,6 +52,7 @@ class Problem:
     with_sinks: bool = False
     global_tokens: int | None = None
     slopes: Tensor | None = None
+    dropout_p: float = 0.0
 
     @property
     def sinks(self) -> Tensor | None:
@@ -118,13 +122,17 @@ def compute(
     parts = parts or [torch.arange(problem.rows)]
     more: dict[str, Any] = {"scale": problem.scale, "blocks": problem.blocks, "backend": backend}
     more |= {"softcap": problem.softcap}
+    if problem.dropout_p:
+        more |= {"dropout": Dropout(problem.dropout_p, DROPOUT_SEED)}
+    rows = torch.arange(problem.rows, dtype=torch.int32)
     state: State | None = None
     hops = [(part, *one) for part in parts for one in problem.ranges(part)]
     for i, (part, start, end) in enumerate(hops):
         last = i == len(hops) - 1
         state = forward(
             q, k[:, :, part], v[:, :, part], start, end, state=state,
-            out_dtype=q.dtype if last else None, bias=problem.bias(part), **more,
+            out_dtype=q.dtype if last else None, bias=problem.bias(part),
+            at=Positions(rows, part.int()), **more,
         )  # fmt: skip
         assert state.out.dtype == (q.dtype if last else torch.float32)
         assert state.lse.dtype == torch.float32
@@ -139,7 +147,7 @@ def compute(
         backward(
             dout, q, k[:, :, part], v[:, :, part], state.lse, delta, start, end, dq=dq,
             dk=dk_part, dv=dv_part, out=state.out if with_out else None,
-            bias=problem.bias(part), **more,
+            bias=problem.bias(part), at=Positions(rows, part.int()), **more,
         )  # fmt: skip
         dk[:, :, part] += dk_part
         dv[:, :, part] += dv_part
@@ -155,6 +163,7 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     seen, scale = problem.seen, problem.scale
     scoring: dict[str, Any] = {
         "softcap": problem.softcap, "sinks": problem.sinks, "slopes": problem.slopes,
+        "factors": testing.dropout_factors(q, problem.dropout_p, DROPOUT_SEED),
     }  # fmt: skip
     want = testing.oracle(q, k, v, dout, seen, scale=scale, **scoring)
     # SDPA scales after masking: what it gives for -q is right, and as exact.

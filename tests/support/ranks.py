@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 import ringray
 from ringray_kernels import testing
+from tests.support.backend_problems import DROPOUT_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,6 +186,7 @@ class Case:
     value_dim: int | None = None
     global_tokens: int | None = None
     alibi: bool = False
+    dropout_p: float = 0.0
 
     @property
     def factor(self) -> float:
@@ -204,7 +206,11 @@ class Case:
     @property
     def scoring(self) -> dict[str, Any]:
         """What takes part in the softmax, beside products of q and k."""
-        return {"softcap": self.softcap, "sinks": self.sinks, "slopes": self.slopes}
+        dropped = testing.dropout_factors(self.inputs[0], self.dropout_p, DROPOUT_SEED)
+        return {
+            "softcap": self.softcap, "sinks": self.sinks, "slopes": self.slopes,
+            "factors": dropped,
+        }  # fmt: skip
 
     @property
     def slopes(self) -> Tensor | None:
@@ -232,6 +238,8 @@ class Case:
             "backend": self.backend, "blocks": self.blocks, "transport": self.transport,
             "backward": self.backward, "scale": self.scale, "softcap": self.softcap,
             "alibi_slopes": self.slopes,
+            "dropout_p": self.dropout_p,
+            "dropout_seed": DROPOUT_SEED if self.dropout_p else None,
         }  # fmt: skip
 
     @property

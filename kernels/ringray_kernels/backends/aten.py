@@ -4,8 +4,8 @@ The fast default on CPU (``aten::_scaled_dot_product_flash_attention_for_cpu``) 
 CUDA (``fused.py`` holds both). K/V heads are shared by a stride of 0, never copied. Pieces of the
 same rows are merged in fp32. Heads are computed a few at a time, which bounds the allocations of
 the fused calls (packing, output) to a fraction of one tensor. Head dims that differ are padded
-with zeros in each call. Soft-capped and biased scores, which no fused call computes, are
-``composed``.
+with zeros in each call. Soft-capped and biased scores, and dropout, which no fused call computes,
+are ``composed``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch.nn.functional import pad
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import composed, fused
-from ringray_kernels.bias import Bias
+from ringray_kernels.backends.composed import Dropped
 from ringray_kernels.cover import Call, cover
+from ringray_kernels.dropout import factors
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import merge_
 
@@ -123,9 +124,37 @@ def _head_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
         yield slice(at, min(at + step, q.shape[0]))
 
 
-def _bias(operands: Operands, batch: slice) -> Bias | None:
-    """Returns the bias of some batch entries, with an entry per K/V head."""
-    return operands.bias and operands.bias.by_group(batch, operands.k.shape[1])
+def _of_entry(operands: Operands, entry: slice, q: Tensor, k: Tensor, v: Tensor) -> Operands:
+    """Returns the operands of some batch entries, the bias with an entry per K/V head."""
+    bias, dropout = operands.bias, operands.dropout
+    if dropout is not None:
+        dropout = dropout._replace(batch=dropout.batch + entry.start)
+    bias = bias and bias.by_group(entry, k.shape[1])
+    return operands._replace(q=q, k=k, v=v, bias=bias, dropout=dropout)
+
+
+def _dropped(operands: Operands, call: Call, heads: slice) -> Dropped | None:
+    """Returns the factors of a call's weights for some grouped heads, None without dropout."""
+    dropout, at, kv_heads = operands.dropout, operands.at, operands.k.shape[1]
+    if dropout is None or at is None:
+        return None
+    group, device = operands.q.shape[1] // kv_heads, operands.q.device
+    entries = torch.arange(heads.start, heads.stop, device=device)[:, None]
+    members = entries % kv_heads * group + torch.arange(group, device=device)
+    rows, keys = at.rows[call.row : call.row_stop], at.keys[call.key : call.key_stop]
+    return lambda some, others: factors(
+        dropout, entries // kv_heads, members, rows[some], keys[others]
+    )
+
+
+def _extending(operands: Operands, call: Call, heads: slice) -> dict[str, Any]:
+    """Returns what ``composed`` takes for a call and some grouped heads and ``fused`` does not."""
+    rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
+    return {
+        "softcap": operands.softcap,
+        "bias": operands.bias and operands.bias.part(heads, rows, keys),
+        "dropped": _dropped(operands, call, heads),
+    }
 
 
 class Vendor(Protocol):
@@ -169,8 +198,7 @@ def forward(
             mask = _additive_mask(call, starts, ends, q.dtype)
             for entry in _batch_slices(batch, q, k, v, out, lse):
                 ours = [_part(x, 0, entry) for x in (q, k, v, out, lse)]
-                part = operands._replace(q=ours[0], k=ours[1], v=ours[2])
-                part = part._replace(bias=_bias(operands, entry))
+                part = _of_entry(operands, entry, *ours[:3])
                 fresh = state is None and call.first
                 _forward_call(call, part, State(*ours[3:]), mask, vendor, fresh=fresh)
     return State(out.to(out_dtype), lse)
@@ -185,7 +213,7 @@ def _forward_call(
     *,
     fresh: bool,
 ) -> None:
-    q, k, v, _, _, scale, _, softcap, bias = operands
+    q, k, v, _, _, scale, *_ = operands
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
@@ -194,7 +222,7 @@ def _forward_call(
     how: dict[str, Any] = {"causal": call.mode == "causal", "scale": scale}
     for heads in _head_slices(queries, keys_):
         own, *shared = (_part(x, 0, heads) for x in (queries, keys_, values))
-        if softcap is None and bias is None:
+        if not operands.extended:
             own, *shared = _one_width(own, *shared)
             shared = [x.expand(-1, group, -1, -1) for x in shared]
             if vendor is not None and _takes(own, mask):
@@ -203,7 +231,7 @@ def _forward_call(
                 part, part_lse = fused.forward(own, *shared, mask=mask, **how)
             part = _part(part, 3, slice(0, v.shape[3]))
         else:
-            how |= {"softcap": softcap, "bias": bias and bias.part(heads, rows, keys)}
+            how |= _extending(operands, call, heads)
             part, part_lse = composed.forward(own, *shared, mask=mask, **how)
         if fresh:
             _part(out, 0, heads).copy_(part)
@@ -220,7 +248,7 @@ def backward(operands: Operands, given: BackwardOperands, vendor: Vendor | None 
     if positive.scale != operands.scale:
         dq = torch.zeros_like(dq)  # of the other queries
     q, k, v = positive[:3]
-    if operands.softcap is not None or operands.bias is not None:
+    if operands.extended:
         out = dout  # composed calls take delta in its place
     elif out is None:
         # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
@@ -232,8 +260,7 @@ def backward(operands: Operands, given: BackwardOperands, vendor: Vendor | None 
             mask = _additive_mask(call, starts, ends, q.dtype)
             for entry in _batch_slices(batch, q, k, v, dout, out, lse, dq, dk, dv):
                 ours = [_part(x, 0, entry) for x in (q, k, v, dout, out, lse, delta, dq, dk, dv)]
-                part = positive._replace(q=ours[0], k=ours[1], v=ours[2])
-                part = part._replace(bias=_bias(operands, entry))
+                part = _of_entry(positive, entry, *ours[:3])
                 _backward_call(call, part, BackwardOperands(*ours[3:]), mask, vendor)
     if positive.scale == -operands.scale:
         given.dq.sub_(dq)
@@ -257,7 +284,7 @@ def _backward_call(
     mask: Tensor | None,
     vendor: Vendor | None,
 ) -> None:
-    q, k, v, _, _, scale, _, softcap, bias = operands
+    q, k, v, _, _, scale, *_ = operands
     dout, out, lse, delta, dq, dk, dv = given
     assert out is not None, "backward has a stand-in"
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
@@ -270,7 +297,7 @@ def _backward_call(
     for heads in _head_slices(queries, k):
         grad_out, own_q, own_k, own_v = (_part(x, 0, heads) for x in (dout, queries, k, v))
         lse_rows = _part(lse, 0, heads)
-        if softcap is None and bias is None:
+        if not operands.extended:
             grad_out, own_q, own_k, own_v, result = _one_width(
                 grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
@@ -282,7 +309,7 @@ def _backward_call(
                 parts = fused.backward(*tensors, mask=mask, **how)
             del result, tensors
         else:
-            how |= {"softcap": softcap, "bias": bias and bias.part(heads, rows, keys)}
+            how |= _extending(operands, call, heads)
             tensors = (grad_out, own_q, own_k, own_v, lse_rows, _part(delta, 0, heads))
             parts = composed.backward(*tensors, mask=mask, **how)
             del tensors

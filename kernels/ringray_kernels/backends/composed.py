@@ -1,4 +1,5 @@
-"""Attention of soft-capped or biased scores by plain operators, with the arguments of ``fused``.
+"""Attention of soft-capped or biased scores, or with dropout, by plain operators, with the
+arguments of ``fused``.
 
 In fp32, some query rows at a time, which bounds the memory of the scores. Backward takes delta in
 place of the output, and returns dK and dV summed over the query heads that share them.
@@ -8,7 +9,7 @@ Shape legend: E K/V heads of all batch entries, G query heads of each, S rows, D
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -17,22 +18,26 @@ from torch import Tensor
 from ringray_kernels.bias import Bias
 
 SCORES_AT_ONCE = 1 << 22  # elements
+# Returns the factors of weights, (E, G, rows, keys), of some query rows and keys.
+Dropped = Callable[[slice, slice], Tensor]
 
 
 class _Block(NamedTuple):
     """Some query rows and the keys that they may see. ``ratio``: scores / softcap (E, G * rows,
-    keys), None without one; ``scores``: behind softcap and bias, -inf where a key is hidden."""
+    keys), None without one; ``scores``: behind softcap and bias, -inf where a key is hidden;
+    ``factors``: of weights by dropout, None without."""
 
     rows: slice
     keys: slice
     queries: Tensor
     ratio: Tensor | None
     scores: Tensor
+    factors: Tensor | None
 
 
 def _blocks(
     q: Tensor, k: Tensor, *, causal: bool, mask: Tensor | None, scale: float,
-    softcap: float | None, bias: Bias | None,
+    softcap: float | None, bias: Bias | None, dropped: Dropped | None,
 ) -> Iterator[_Block]:  # fmt: skip
     entries, group, count, _ = q.shape
     step = max(1, SCORES_AT_ONCE // (entries * group * k.shape[1]))
@@ -52,7 +57,8 @@ def _blocks(
             by_row.masked_fill_(later, -torch.inf)
         elif mask is not None:
             by_row += mask[rows]
-        yield _Block(rows, keys, queries, ratio, scores)
+        factors = None if dropped is None else dropped(rows, keys).flatten(1, 2)
+        yield _Block(rows, keys, queries, ratio, scores, factors)
 
 
 def _together(x: Tensor, rows: slice) -> Tensor:
@@ -62,17 +68,21 @@ def _together(x: Tensor, rows: slice) -> Tensor:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float,
-    softcap: float | None, bias: Bias | None,
+    softcap: float | None, bias: Bias | None, dropped: Dropped | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns out (E, G, S, Dv) and lse (E, G, S), fp32, of q (E, G, S, D), k and v (E, 1, S, ...).
     Every row must see a key."""
     k, v = (x[:, 0].float() for x in (k, v))
     out = torch.empty((*q.shape[:3], v.shape[2]), dtype=torch.float32, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    blocks = _blocks(q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias)
-    for rows, keys, _, _, scores in blocks:
+    blocks = _blocks(
+        q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias, dropped=dropped
+    )
+    for rows, keys, _, _, scores, factors in blocks:
         found = torch.logsumexp(scores, -1, keepdim=True)
         weights = scores.sub_(found).exp_()
+        if factors is not None:
+            weights *= factors
         out[:, :, rows] = (weights @ v[:, keys]).unflatten(1, (q.shape[1], -1))
         lse[:, :, rows] = found.squeeze(-1).unflatten(1, (q.shape[1], -1))
     return out, lse
@@ -81,19 +91,25 @@ def forward(
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, *, causal: bool,
     mask: Tensor | None, scale: float, softcap: float | None, bias: Bias | None,
+    dropped: Dropped | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns dq like q, dk and dv (E, 1, S, ...), fp32. ``lse``, ``delta`` (E, G, S) may be
     global."""
     k, v = (x[:, 0].float() for x in (k, v))
     dq = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    blocks = _blocks(q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias)
-    for rows, keys, queries, ratio, scores in blocks:
+    blocks = _blocks(
+        q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias, dropped=dropped
+    )
+    for rows, keys, queries, ratio, scores, factors in blocks:
         upstream = _together(dout, rows)
         weights = scores.sub_(lse[:, :, rows].flatten(1).unsqueeze(-1)).exp_()
-        dv[:, keys] += weights.mT @ upstream
-        ds = (upstream @ v[:, keys].mT).sub_(delta[:, :, rows].flatten(1).unsqueeze(-1))
-        ds.mul_(weights)
+        ds = upstream @ v[:, keys].mT
+        if factors is not None:
+            ds *= factors
+            factors *= weights
+        dv[:, keys] += (weights if factors is None else factors).mT @ upstream
+        ds.sub_(delta[:, :, rows].flatten(1).unsqueeze(-1)).mul_(weights)
         if ratio is not None:
             ds.mul_(ratio.square_().neg_().add_(1.0))
         ds.mul_(scale)

@@ -38,6 +38,8 @@ def limits(q: Tensor, asked: Features) -> str | None:
         return f"got softcap {asked.softcap}, expected None"
     if asked.biased:
         return "got a bias of scores, expected none"
+    if asked.dropout:
+        return "got dropout, expected none: its own would differ from ring to ring"
     widest = max(q.shape[-1], asked.value_dim or 0)
     if widest > MAX_HEAD_DIM or widest % HEAD_DIM_ALIGNMENT:
         return (

@@ -10,7 +10,8 @@ interval in place of the causal test)::
     dq_i = scale sum_j ds_ij k_j      dk_j  = scale sum_i ds_ij q_i
 
 where cap(x) = softcap tanh(x / softcap), which gives ds_ij the factor 1 - (s_ij / softcap) ** 2; or
-x without a softcap; b_ij is the bias, if there is one.
+x without a softcap; b_ij is the bias, if there is one. Dropout gives p_ij in out_i and dv_j, and
+dout_i . v_j, a factor of its own.
 
 It materialises all scores, so it is for small sizes and for tests.
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
+from ringray_kernels.dropout import factors
 from ringray_kernels.merge import merge_
 
 BLOCKS = int  # accepted and not used
@@ -56,6 +58,15 @@ def _scored(products: Tensor, operands: Operands) -> tuple[Tensor, Tensor | floa
     return operands.softcap * ratio + bias, 1.0 - ratio**2
 
 
+def _factors(operands: Operands) -> Tensor | float:
+    """Returns the factors of weights by dropout."""
+    if operands.dropout is None:
+        return 1.0
+    assert operands.at is not None, "api checks it"
+    batch, heads = (torch.arange(size, device=operands.q.device) for size in operands.q.shape[:2])
+    return factors(operands.dropout, batch[:, None], heads, *operands.at)
+
+
 def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
     q, k, v, start, end = operands[:5]
@@ -65,7 +76,7 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
     scores = scores.masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, -1)
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
-    out = (weights @ v_wide).masked_fill(~visible.any(-1).unsqueeze(-1), 0.0)
+    out = (weights * _factors(operands) @ v_wide).masked_fill(~visible.any(-1).unsqueeze(-1), 0.0)
     if state is not None:
         merge_(state.out, state.lse, out, lse)
         out, lse = state
@@ -84,14 +95,16 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     scores, slope = _scored(q_wide @ k_wide.transpose(-1, -2), operands)
     scores = scores.masked_fill(~visible, -torch.inf)
     p = torch.exp(scores - lse.masked_fill(blind.squeeze(-1), 0.0).unsqueeze(-1))
-    ds = p * (dout_wide @ v_wide.transpose(-1, -2) - delta.unsqueeze(-1)) * slope * scale
+    stays = _factors(operands)
+    dp = dout_wide @ v_wide.transpose(-1, -2) * stays
+    ds = p * (dp - delta.unsqueeze(-1)) * slope * scale
 
     def over_group(grad: Tensor, like: Tensor) -> Tensor:
         return grad.unflatten(1, (like.shape[1], -1)).sum(2)
 
     dq += ds @ k_wide
     dk += over_group(ds.transpose(-1, -2) @ q_wide, dk)
-    dv += over_group(p.transpose(-1, -2) @ dout_wide, dv)
+    dv += over_group((p * stays).transpose(-1, -2) @ dout_wide, dv)
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from ringray_kernels.backends.triton import launch as launches
 from ringray_kernels.backends.triton.arguments import Launch, compile_launch, configured
 from ringray_kernels.bias import Bias
 from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
+from ringray_kernels.dropout import Dropout
 from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.inspect.hazards import live_operand_writes, unsynchronised_writes
 from ringray_kernels.inspect.listing import (
@@ -41,6 +42,7 @@ from ringray_kernels.inspect.listing import (
     sass_instructions,
     spilled_bytes,
 )
+from ringray_kernels.intervals import Positions
 
 _THREADS_PER_SM = 2048
 _REGISTERS_PER_SM = 65536
@@ -69,6 +71,7 @@ class Case:
     value_dim: int = 0
     softcap: float | None = None
     biased: bool = False
+    dropout_p: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,9 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     blocks = Blocks(**named, atomic_dq=case.atomic_dq, ordered_dq=case.ordered_dq)
     bias = Bias(start[0], end[0], tensor(1, heads)) if case.biased else None
     operands = Operands(q, k, v, start, end, 0.1, blocks, case.softcap, bias)
+    if case.dropout_p:
+        at = Positions(start[0], start[0])
+        operands = operands._replace(dropout=Dropout(case.dropout_p, 1 << 40), at=at)
     given = BackwardOperands(dout, None, lse, delta, dq, dk, dv)
     if case.kernel == "forward":
         launch = launches.forward_launch(operands, State(out, lse), State(out, lse), target, dtype)
@@ -166,7 +172,7 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
         *_, launch = launches.dkv_launches(operands, given, start, end, target, dtype)
     problem = Problem(
         case.kernel, case.head_dim, dtype.itemsize, case.group, True, values,
-        case.softcap is not None or case.biased,
+        operands.extended,
     )  # fmt: skip
     config = configured(case.config, problem, target)
     return launch, config

@@ -162,9 +162,9 @@ def forward(
         if at + 1 < len(groups):
             coming = _gather(k, v, groups[at + 1], plan, comm)
         with comm.computing(at, group.label):
-            bias = problem.bias_at(problem.rank, plan.own, plan.order, group.heads)
+            positional = problem.by_position_at(problem.rank, plan.own, plan.order, group.heads)
             state = problem.attend(
-                q[:, group.heads], keys, values, plan.ranges, bias, out_dtype=q.dtype
+                q[:, group.heads], keys, values, plan.ranges, out_dtype=q.dtype, **positional
             )
         out[:, group.heads], lse[:, group.heads] = state
         del keys, values, state
@@ -191,13 +191,13 @@ def backward(
             coming = _gather(k, v, groups[at + 1], plan, comm)
         sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
         with comm.computing(at, group.label):
-            bias = problem.bias_at(problem.rank, plan.own, plan.order, group.heads)
+            positional = problem.by_position_at(problem.rank, plan.own, plan.order, group.heads)
             for start, end in plan.ranges:
                 ringray_kernels.backward(
                     dout[:, group.heads], q[:, group.heads], keys, values, lse[:, group.heads],
                     delta[:, group.heads], start, end, dq=dq[:, group.heads], dk=sums[0],
-                    dv=sums[1], out=out[:, group.heads] if dlse is None else None, bias=bias,
-                    **problem.kernel,
+                    dv=sums[1], out=out[:, group.heads] if dlse is None else None,
+                    **problem.kernel, **positional,
                 )  # fmt: skip
         del keys, values
         if going is not None:

@@ -111,10 +111,12 @@ def _attend(
     out_dtype: torch.dtype | None,
 ) -> State:
     rows = visit.need or visit.held
-    ranges = problem.intervals(problem.rank, problem.own, visit.owner, rows, q.device)
+    hop = (problem.rank, problem.own, visit.owner, rows)
     k, v = held.cut(rows)
-    bias = problem.bias(problem.rank, problem.own, visit.owner, rows, slice(None), q.device)
-    return problem.attend(q, k, v, ranges, bias, state, out_dtype)
+    return problem.attend(
+        q, k, v, problem.intervals(*hop, q.device), state, out_dtype,
+        **problem.by_position(*hop, slice(None), q.device),
+    )  # fmt: skip
 
 
 class Side(NamedTuple):
@@ -151,16 +153,16 @@ def _differentiate(
     queries, keys = (stay, visiting) if keys_walk else (visiting, stay)
     device = keys.operands[0].device
     hop = (queries.rank, queries.rows, keys.rank, keys.rows)
-    ranges, bias = problem.intervals(*hop, device), problem.bias(*hop, share.heads, device)
     q, dout, lse, delta, dq = _of(share.heads, *queries.operands, *queries.gradients)
     k, v, dk, dv = _of(share.kv_heads, *keys.operands, *keys.gradients)
     ours = None
     if out is not None and queries.rank == problem.rank:
         (ours,) = _of(share.heads, *Chunk((out,), problem.own).cut(queries.rows))
-    for start, end in ranges:
+    positional = problem.by_position(*hop, share.heads, device)
+    for start, end in problem.intervals(*hop, device):
         ringray_kernels.backward(
-            dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours, bias=bias,
-            **problem.kernel,
+            dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours,
+            **problem.kernel, **positional,
         )  # fmt: skip
 
 

@@ -40,12 +40,9 @@ def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
         return f"got device {q.device.type!r}, expected 'cuda'"
     try:
         target = target_named(architecture(q.device))
-        dims, capped = (
-            (q.shape[-1], asked.value_dim or 0),
-            asked.softcap is not None or asked.biased,
-        )
+        dims, extended = (q.shape[-1], asked.value_dim or 0), asked.extended
         for kernel in KERNELS:
-            default(Problem(kernel, dims[0], q.dtype.itemsize, 1, True, dims[1], capped), target)
+            default(Problem(kernel, dims[0], q.dtype.itemsize, 1, True, dims[1], extended), target)
     except (ValueError, RuntimeError) as error:  # RuntimeError: no driver is active
         return str(error)
     return None

@@ -116,7 +116,7 @@ def problem_of(
     q, k, v = operands[:3]
     return Problem(
         kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed),
-        v.shape[3], operands.softcap is not None or operands.bias is not None,
+        v.shape[3], operands.extended,
     )  # fmt: skip
 
 

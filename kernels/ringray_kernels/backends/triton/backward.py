@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ringray_kernels.backends.triton.tiles import (
+    DROPS,
     LOG2_E,
     await_value,
     bias_of,
@@ -31,6 +32,7 @@ from ringray_kernels.backends.triton.tiles import (
     plan_tiles,
     product,
     publish_value,
+    staying,
     store_tile,
     tanh,
 )
@@ -54,7 +56,8 @@ def _add_dq(dq, rows, present, part, FIRST: tl.constexpr, WIDTH: tl.constexpr,
 def _dkv_step(
     dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, dq, counters, before, ended,
     low, high, first, last, tile,
-    batch, head, scale, log2_scale, cap, bias, stride_qs, stride_qd, stride_os, stride_od,
+    batch, head, rows_at, at, drop, scale, log2_scale, cap, bias,
+    stride_qs, stride_qd, stride_os, stride_od,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
@@ -106,14 +109,21 @@ def _dkv_step(
         p = tl.where(seen, p, 0.0)
     if DP_FIRST:  # then the tensor cores have work during p, at the price of registers
         dp = product(v0, do0, v1, do1, V1, PRECISION)
+    weights = p
+    if drop is not None:
+        row_at = tl.load(rows_at + begin + columns, mask=present, other=0)
+        stays = staying(drop, row_at[None, :], at[:, None], head, batch)
+        weights = tl.where(stays, p, 0.0)
     if DV:
-        weights = narrow(p, do0.dtype, EMULATE_BF16)
+        weights = narrow(weights, do0.dtype, EMULATE_BF16)
         dv0 = tl.dot(weights, do0, dv0, input_precision=PRECISION)
         if V1 > 0:
             dv1 = tl.dot(weights, do1, dv1, input_precision=PRECISION)
     if DK:
         if not DP_FIRST:
             dp = product(v0, do0, v1, do1, V1, PRECISION)
+        if drop is not None:
+            dp = tl.where(stays, dp * drop[4], 0.0)
         ds = p * (dp - row_delta[None, :])
         if SOFTCAP:
             ds = ds * (1.0 - s * s)
@@ -136,7 +146,7 @@ def _dkv_step(
     return dk0, dk1, dv0, dv1
 
 
-@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group"])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group", *DROPS])
 def dkv_kernel(
     dout, q, k, v, lse, delta, start, end, dq, dk, dv, counters, before, ended,
     scale, log2_scale, cap, bias, query_positions,
@@ -151,7 +161,8 @@ def dkv_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
-    PTX: tl.constexpr, DP_FIRST: tl.constexpr,
+    PTX: tl.constexpr, DP_FIRST: tl.constexpr, rows_at=None, keys_at=None, seed_low=None,
+    seed_high=None, heads_before=None, least=None, amplify=None,
 ):  # fmt: skip
     """Program (block, key/value head, batch entry) adds to ``dk`` and ``dv`` of BLOCK_N key rows,
     over all query heads that share them (DK and DV select one or both). ``start`` and ``end`` are
@@ -172,11 +183,17 @@ def dkv_kernel(
         before = tl.load(before + entry * tl.num_programs(0) + block)
         ended += entry * tl.cdiv(query_rows, BLOCK_M)
     heads = tl.num_programs(1) * group
+    drop = None
+    if least is not None:
+        drop = (seed_low, seed_high, heads_before, least, amplify)
 
     lanes = tl.arange(0, BLOCK_N)
     key = block * BLOCK_N + lanes
     inside = key < key_rows
     key = tl.minimum(key, key_rows - 1)
+    at = key
+    if least is not None:
+        at = tl.load(keys_at + key)
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + key)
     last = tl.load(end + bounds + key)
@@ -231,8 +248,8 @@ def dkv_kernel(
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, turns, before, ended, low, high, first, last, tile,
-                batch, head, scale, log2_scale, cap, away, stride_qs, stride_qd, stride_os,
-                stride_od,
+                batch, head, rows_at, at, drop, scale, log2_scale, cap, away,
+                stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                 EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
             )  # fmt: skip
@@ -240,8 +257,8 @@ def dkv_kernel(
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, turns, before, ended, low, high, first, last, tile,
-                batch, head, scale, log2_scale, cap, away, stride_qs, stride_qd, stride_os,
-                stride_od,
+                batch, head, rows_at, at, drop, scale, log2_scale, cap, away,
+                stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                 EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, False,
             )  # fmt: skip
@@ -250,8 +267,8 @@ def dkv_kernel(
                 dk0, dk1, dv0, dv1 = _dkv_step(
                     dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                     dq_head, turns, before, ended, low, high, first, last, tile,
-                    batch, head, scale, log2_scale, cap, away, stride_qs, stride_qd, stride_os,
-                    stride_od,
+                    batch, head, rows_at, at, drop, scale, log2_scale, cap, away,
+                    stride_qs, stride_qd, stride_os, stride_od,
                     HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                     EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
                 )  # fmt: skip
@@ -266,6 +283,9 @@ def dkv_kernel(
             dk1 = dk1 * scale + load_tile(dk, dk_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
             store_tile(dk, dk_rows, seen, 1, dk1, D0, D1, HEAD_DIM)
     if DV:
+        if drop is not None:
+            dv0 = dv0 * amplify
+            dv1 = dv1 * amplify
         dv0 += load_tile(dv, dv_rows, seen, 1, 1, 0, V0, VALUE_DIM, True)
         store_tile(dv, dv_rows, seen, 1, dv0, 0, V0, VALUE_DIM)
         if V1 > 0:

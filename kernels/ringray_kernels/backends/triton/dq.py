@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ringray_kernels.backends.triton.tiles import (
+    DROPS,
     LOG2_E,
     bias_of,
     biased,
@@ -14,6 +15,7 @@ from ringray_kernels.backends.triton.tiles import (
     plan_tiles,
     product,
     seen_by_any,
+    staying,
     store_tile,
     tanh,
 )
@@ -22,7 +24,8 @@ from ringray_kernels.backends.triton.tiles import (
 @triton.jit
 def _dq_step(
     dq0, dq1, q0, q1, do0, do1, k, v, lse, delta, low, high, first, last, gaps, start, end,
-    rows, tile, batch, kv_head, scale, cap, bias, stride_kn, stride_kd, stride_vn, stride_vd,
+    rows, tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
+    stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -60,6 +63,10 @@ def _dq_step(
     if bias is not None:
         scores = biased(s, scale, *bias, begin + columns, present, MASKED)
     dp = product(do0, v0, do1, v1, V1, PRECISION)
+    if drop is not None:
+        key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
+        stays = staying(drop, at[:, None], key_at[None, :], head[:, None], batch)
+        dp = tl.where(stays, dp * drop[4], 0.0)
     p = tl.exp2(scores - lse[:, None])
     ds = p * (dp - delta[:, None])
     if SOFTCAP:
@@ -74,7 +81,7 @@ def _dq_step(
     return dq0, dq1
 
 
-@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *DROPS])
 def dq_kernel(
     dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias, key_positions,
     stride_ob, stride_oh, stride_os, stride_od,
@@ -86,7 +93,8 @@ def dq_kernel(
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PACK: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    SOFTCAP: tl.constexpr, rows_at=None, keys_at=None, seed_low=None, seed_high=None,
+    heads_before=None, least=None, amplify=None,
 ):  # fmt: skip
     """Program (block, head block, batch entry) adds to ``dq`` of one block; see forward_kernel.
 
@@ -114,6 +122,11 @@ def dq_kernel(
         return
 
     head = first_head + lanes // ROWS
+    drop = None
+    at = row
+    if least is not None:
+        drop = (seed_low, seed_high, heads_before, least, amplify)
+        at = tl.load(rows_at + row)
     if not DESCRIPTORS:
         k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
         v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
@@ -141,7 +154,8 @@ def dq_kernel(
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            edge_tile(index, leading, whole), batch, kv_head, log2_scale, cap, bias,
+            edge_tile(index, leading, whole), batch, kv_head, head, at, keys_at, drop, log2_scale,
+            cap, bias,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
@@ -149,7 +163,7 @@ def dq_kernel(
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, log2_scale, cap, bias,
+            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ringray_kernels.backends.triton.tiles import (
+    DROPS,
     FLOOR,
     LN_2,
     LOG2_E,
@@ -21,6 +22,7 @@ from ringray_kernels.backends.triton.tiles import (
     plan_tiles,
     product,
     seen_by_any,
+    staying,
     store_tile,
     tanh,
 )
@@ -29,7 +31,8 @@ from ringray_kernels.backends.triton.tiles import (
 @triton.jit
 def _step(
     acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps, start, end, rows,
-    tile, batch, kv_head, scale, cap, bias, stride_kn, stride_kd, stride_vn, stride_vd,
+    tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
+    stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -64,6 +67,9 @@ def _step(
     p = tl.exp2(s * scale - new_top[:, None])
     decay = tl.exp2(top - new_top)
     total = total * decay + tl.sum(p, 1)
+    if drop is not None:
+        key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
+        p = tl.where(staying(drop, at[:, None], key_at[None, :], head[:, None], batch), p, 0.0)
     if DESCRIPTORS:
         v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
         if MASKED:  # keys that no query here sees may hold NaN, and 0 * NaN is NaN
@@ -82,7 +88,7 @@ def _step(
     return acc0, acc1, new_top, total
 
 
-@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group"])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *DROPS])
 def forward_kernel(
     q, k, v, start, end, out, lse, state_out, state_lse, scale, cap, bias, key_positions,
     stride_qb, stride_qh, stride_qs, stride_qd,
@@ -94,15 +100,17 @@ def forward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PACK: tl.constexpr,
     HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, NEGATE: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    SOFTCAP: tl.constexpr, rows_at=None, keys_at=None, seed_low=None, seed_high=None,
+    heads_before=None, least=None, amplify=None,
 ):  # fmt: skip
     """Program (block, head block, batch entry) computes ``out`` and ``lse`` of one block.
 
     A block is BLOCK_M / PACK query rows of PACK heads that share a key/value head. ``out``, ``lse``
     and the state are contiguous; ``scale`` is positive and holds log2(e); NEGATE flips its sign.
     With SOFTCAP a score is ``scale`` times tanh(``cap`` q·k). ``bias``: None, or see ``bias_of``.
-    With DESCRIPTORS ``k`` and ``v`` are
-    tensor descriptors of (1, 1, BLOCK_N, D0) and (1, 1, BLOCK_N, V0) blocks.
+    With DESCRIPTORS ``k`` and ``v`` are tensor descriptors of (1, 1, BLOCK_N, D0) and (1, 1,
+    BLOCK_N, V0) blocks. Dropout, by the global positions ``rows_at`` and ``keys_at``, is
+    ``tiles.staying``.
     """
     ROWS: tl.constexpr = BLOCK_M // PACK
     # Under a causal mask later rows see most keys and take longest: they go first.
@@ -127,6 +135,11 @@ def forward_kernel(
         return
 
     head = first_head + lanes // ROWS
+    drop = None
+    at = row
+    if least is not None:
+        drop = (seed_low, seed_high, heads_before, least, amplify)
+        at = tl.load(rows_at + row)
     if not DESCRIPTORS:
         k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
         v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
@@ -152,7 +165,8 @@ def forward_kernel(
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            edge_tile(index, leading, whole), batch, kv_head, scale, cap, bias,
+            edge_tile(index, leading, whole), batch, kv_head, head, at, keys_at, drop, scale, cap,
+            bias,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
@@ -160,13 +174,16 @@ def forward_kernel(
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, scale, cap, bias,
+            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip
 
     out_row = (batch.to(tl.int64) * heads + head) * query_rows + row
     out_base = out_row * VALUE_DIM
+    if drop is not None:
+        acc0 = acc0 * amplify
+        acc1 = acc1 * amplify
     if HAS_STATE:
         state_top = tl.load(state_lse + out_row) * LOG2_E
         new_top = tl.maximum(top, state_top)

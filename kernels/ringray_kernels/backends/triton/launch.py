@@ -65,9 +65,27 @@ def _options(
         "DESCRIPTORS": config.path == "descriptors",
         "PRECISION": "tf32x3" if dtype == torch.float32 and not target.is_amd else "ieee",
         "EMULATE_BF16": dtype == torch.bfloat16 and q.dtype == torch.float32,
+        **_dropped(operands),
         "num_warps": config.warps,
         "num_stages": config.stages,
         "enable_fp_fusion": True,
+    }
+
+
+def _dropped(operands: Operands) -> dict[str, Any]:
+    """Returns the arguments of kernels that drop weights; none without dropout."""
+    dropout, at = operands.dropout, operands.at
+    if dropout is None or at is None:
+        return {}
+    low, high = (word - (word >> 31 << 32) for word in dropout.words)  # signed
+    return {
+        "rows_at": at.rows,
+        "keys_at": at.keys,
+        "seed_low": low,
+        "seed_high": high,
+        "heads_before": dropout.head,
+        "least": dropout.least,
+        "amplify": 1 / (1 - dropout.p),
     }
 
 
@@ -76,7 +94,7 @@ def forward_launch(
 ) -> Launch:
     """Returns the launch of forward into ``result``, contiguous as the state's tensors; see
     forward_kernel."""
-    q, k, v, start, end, scale, blocks, softcap, _ = operands
+    q, k, v, start, end, scale, blocks, softcap, *_ = operands
     problem = problem_of("forward", operands, dtype, q, k, v)
     config = configured(blocks.forward, problem, target)
     if config.path == "specialised" and not INTERPRETED:
@@ -113,7 +131,7 @@ def dq_launch(
 ) -> Launch:
     """Returns the launch that adds to ``dq``; it, ``lse`` and ``delta`` are contiguous; see
     dq_kernel."""
-    q, k, v, start, end, scale, blocks, softcap, _ = operands
+    q, k, v, start, end, scale, blocks, softcap, *_ = operands
     dout, _, lse, delta, dq, _, _ = given
     streamed = (q, dout, k, v) if blocks.dq and blocks.dq.path == "specialised" else (k, v)
     problem = problem_of("dq", operands, dtype, *streamed)
@@ -151,7 +169,7 @@ def dkv_launches(
 ) -> list[Launch]:
     """Returns the launches that add to ``dk`` and ``dv``, of contiguous rows; ``first``, ``stop``
     (B or 1, Sk) are the query rows that see each key row; see dkv_kernel."""
-    q, k, v, _, _, scale, blocks, softcap, _ = operands
+    q, k, v, _, _, scale, blocks, softcap, *_ = operands
     dout, _, lse, delta, dq, dk, dv = given
     problem = problem_of("dkv", operands, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)

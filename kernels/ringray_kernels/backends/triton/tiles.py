@@ -14,11 +14,17 @@ Edge tiles are visited first (both edges in one loop), then the whole ones in a 
 
 import triton
 import triton.language as tl
+from triton.language.random import philox_impl
+
+from ringray_kernels import dropout
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 # Below every score in units of log2, and finite: no row ever computes inf - inf.
 FLOOR = tl.constexpr(-1.0e30)
+# Arguments of kernels that change from call to call, or are None.
+DROPS = ("rows_at", "keys_at", "seed_low", "seed_high", "heads_before", "least")
+_ROUNDS = tl.constexpr(dropout.ROUNDS)
 
 
 @triton.jit
@@ -140,6 +146,22 @@ def narrow(x, DTYPE: tl.constexpr, EMULATE_BF16: tl.constexpr):
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         return bits.to(tl.float32, bitcast=True)
     return x.to(DTYPE)
+
+
+@triton.jit
+def staying(drop, rows, keys, head, batch):
+    """Returns which weights stay at the global positions ``rows`` and ``keys``, which broadcast;
+    see ``ringray_kernels.dropout``. ``drop``: words of the seed, heads before the first, least
+    number that stays, factor of the weights that do."""
+    seed_low, seed_high, heads_before, least, _ = drop
+    head = (head + heads_before).to(tl.uint32)
+    n0, n1, n2, n3 = philox_impl(
+        (keys >> 2).to(tl.uint32), rows.to(tl.uint32), head, batch.to(tl.uint32),
+        seed_low.to(tl.uint32, bitcast=True), seed_high.to(tl.uint32, bitcast=True), _ROUNDS,
+    )  # fmt: skip
+    lane = keys & 3
+    number = tl.where(lane < 2, tl.where(lane == 0, n0, n1), tl.where(lane == 2, n2, n3))
+    return (number >> 1).to(tl.int32) >= least
 
 
 @triton.jit
