@@ -212,7 +212,8 @@ class _Router(TorchFunctionMode):
             return self._backward(func, *args, **kwargs)
         if getattr(func, "__name__", None) in _OPAQUE or other_attention(func):
             raise ValueError(
-                f"context_parallel: got a call of {_name(func)}, which cannot be routed, "
+                f"context_parallel: got a call of "
+                f"{getattr(func, '__name__', func)}, which cannot be routed, "
                 "expected scaled_dot_product_attention (ringray.ContextParallelAttention is a "
                 "module that can replace it)"
             )
@@ -253,10 +254,6 @@ class _Router(TorchFunctionMode):
             ring_attention(query, key, value, causal=is_causal, scale=scale, **self.arguments),
         )
         return cast("Tensor", _Marked.apply(out)) if out.requires_grad else out
-
-
-def _name(func: Callable[..., Any]) -> str:
-    return getattr(func, "__name__", str(func))
 
 
 def _check(

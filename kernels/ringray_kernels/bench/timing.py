@@ -67,15 +67,11 @@ def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
     return clock.milliseconds()[0] / count
 
 
-def unmarked(doing: str) -> None:
-    """Ignores the present step."""
-
-
 def interleaved(
     contenders: Mapping[str, Calls],
     device: torch.device,
     effort: Effort,
-    mark: Callable[[str], None] = unmarked,
+    mark: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Timing | Exception]:
     """Returns the timing of each contender, or its error; a failed one skips later rounds.
 

@@ -85,7 +85,7 @@ def ring_pass(
     """Returns (out,) or (out, dq, dk, dv) of this rank's shard, through the public op; with sinks
     also this rank's share of their gradient."""
     mask = keywords(config.mask, context.device)
-    learned = [] if not config.sinks else [sinks(config, context.device).requires_grad_()]
+    learned = [] if not config.sinks else [sinks(config, context.device).detach().requires_grad_()]
 
     def attend() -> Tensor:
         out = ring_attention(
@@ -111,14 +111,10 @@ def drawn(config: TrialConfig, context: RankContext, shape: tuple[int, ...], sal
     return x.normal_(generator=generator)
 
 
+@lru_cache(maxsize=4)
 def sinks(config: TrialConfig, device: torch.device) -> Tensor:
     """Returns the attention sinks of the trial, fp32 (heads,), the same on every rank."""
-    return _sinks(config.heads, config.seed, device).detach()
-
-
-@lru_cache(maxsize=4)
-def _sinks(heads: int, seed: int, device: torch.device) -> Tensor:
-    return testing.make_sinks(heads, seed=seed, device=device)
+    return testing.make_sinks(config.heads, seed=config.seed, device=device)
 
 
 def slopes(config: TrialConfig) -> Tensor | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from ringray.lab.spec.fields import Kind, Mismatch, known, unquoted, whole
+from ringray.lab.spec.fields import Fields, Kind, Mismatch, known, unquoted, whole
 from ringray.lab.spec.yaml_source import Where
 from ringray.transport import TRANSPORTS
 from ringray_kernels.config import Blocks
@@ -75,10 +75,8 @@ def _mapping(model: type[BaseModel], expected: Callable[[Where], str]) -> Before
     return BeforeValidator(given)
 
 
-class Window(BaseModel):
+class Window(Fields):
     """Positions before and after itself that a query sees."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     left: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
     """Positions before it. null: all."""
@@ -96,10 +94,8 @@ def _window() -> Kind:
     )
 
 
-class Documents(BaseModel):
+class Documents(Fields):
     """Packed documents of given lengths; together they fill the sequence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     lengths: Annotated[
         tuple[Annotated[int, Field(strict=True, ge=0, lt=2**31)], ...],

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -30,6 +31,12 @@ TOKENS = {"k": 1 << 10, "K": 1 << 10, "M": 1 << 20}
 _TOKEN_UNITS = "64k or 1M (k is 1024, M is 1024k)"
 _SIZES = {unit: units.BYTES[unit] for unit in ("MiB", "GiB", "TiB")}
 _DECIMAL = r"[0-9]{1,9}(?:\.[0-9]{1,9})? ?"
+
+
+class Fields(BaseModel):
+    """Fields that do not change, and the texts under them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Mismatch(ValueError):

@@ -18,15 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from ringray import partition as partitions
 from ringray import transport as transports
@@ -41,6 +33,7 @@ from ringray.lab.spec.fields import (
     CAP,
     SHARE,
     TRUTH,
+    Fields,
     Kind,
     Several,
     duration,
@@ -73,11 +66,7 @@ Names = str | tuple[str, ...]
 Cut = int | str | None
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class RingSection(_Section):
+class RingSection(Fields):
     """The ranks of one ring and their place."""
 
     size: Annotated[Ints, Several(whole(1, 1024))] = 2
@@ -93,7 +82,7 @@ class RingSection(_Section):
     before a trial that needs other ranks, the ring is released at once."""
 
 
-class ProblemSection(_Section):
+class ProblemSection(Fields):
     """The attention to compute."""
 
     seq_len: Annotated[Ints, Several(tokens(1, 2**31 - 1))]
@@ -135,7 +124,7 @@ class ProblemSection(_Section):
     """New tokens of a step of kind decode, the last of seq_len. null: 1, none in other kinds."""
 
 
-class StrategySection(_Section):
+class StrategySection(Fields):
     """The way in which the ring computes the attention."""
 
     partition: Annotated[Names, Several(one_of(["auto", *partitions.PARTITIONS]))] = (
@@ -160,7 +149,7 @@ class StrategySection(_Section):
     tuned choice, or the default."""
 
 
-class Baseline(_Section):
+class Baseline(Fields):
     """The computation that the ring is compared with, measured in turns with it."""
 
     name: Annotated[str, one_of(BASELINES)] = baselines.DEFAULT
@@ -170,7 +159,7 @@ class Baseline(_Section):
     """CPU threads of a baseline in one process."""
 
 
-class MeasureSection(_Section):
+class MeasureSection(Fields):
     """The measurement of each point."""
 
     warmup: Annotated[int, whole(0, 100)] = 1
@@ -191,7 +180,7 @@ class MeasureSection(_Section):
     """Baseline to compare with; the name alone is enough. null: none."""
 
 
-class SearchSection(_Section):
+class SearchSection(Fields):
     """The points of the sweep to measure, and their order. Each problem on each ring size is
     searched by itself."""
 
@@ -218,7 +207,7 @@ class SearchSection(_Section):
         return 0.25 if self.budget is None else self.budget
 
 
-class LimitsSection(_Section):
+class LimitsSection(Fields):
     """Limits at which a trial is given up. They do not change the identity of a sweep."""
 
     trial_timeout: Annotated[
@@ -241,7 +230,7 @@ class LimitsSection(_Section):
     nodes start."""
 
 
-class TrackingSection(_Section):
+class TrackingSection(Fields):
     """The MLflow store of the results. Does not change the identity of a sweep."""
 
     experiment: Annotated[str, or_null(_EXPERIMENT, "the name")] = Field(
@@ -257,7 +246,7 @@ class TrackingSection(_Section):
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
-class Spec(_Section):
+class Spec(Fields):
     """A sweep: each combination of the listed values is one point."""
 
     version: Annotated[int, Kind(whole(1, 1).type, "1")]

@@ -249,9 +249,7 @@ class Store:
     def history(self, digest: str) -> list[Kept]:
         """Returns the earlier recordings of all trials, which :meth:`trials` does not, in the order
         of recording."""
-        with self._read() as db:
-            order = "ORDER BY seq, key"
-            return rows.trial_rows(db, self._environments, order, digest, table="history")
+        return self._trials("ORDER BY seq, key", digest, table="history")
 
     def changed_since(self, digest: str, cursor: int) -> tuple[list[Kept], int]:
         """Returns all recordings after ``cursor`` (0 at first), the earlier ones of a trial
@@ -259,9 +257,7 @@ class Store:
         found: dict[tuple[str, int], Kept] = {}
         # In this order: between the two queries a recording may become an earlier one.
         for table in rows.TABLES:
-            with self._read() as db:
-                later = ("AND seq > ?", digest, cursor)
-                more = rows.trial_rows(db, self._environments, *later, table=table)
+            more = self._trials("AND seq > ?", digest, cursor, table=table)
             found |= {(kept.trial.key, kept.seq): kept for kept in more}
         changes = sorted(found.values(), key=lambda kept: kept.seq)
         return changes, changes[-1].seq if changes else cursor
@@ -333,9 +329,12 @@ class Store:
             found = rows.sweep_rows(db, self._environments, condition, *values)
             return [rows.counted(db, sweep) for sweep in found]
 
-    def _trials(self, condition: str, digest: str, *values: int) -> list[Kept]:
+    def _trials(
+        self, condition: str, digest: str, *values: int, table: rows.Table = "trials"
+    ) -> list[Kept]:
         with self._read() as db:
-            return rows.trial_rows(db, self._environments, condition, digest, *values)
+            known = self._environments
+            return rows.trial_rows(db, known, condition, digest, *values, table=table)
 
 
 def _known(names: list[str], selector: str) -> str:

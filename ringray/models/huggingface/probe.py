@@ -160,7 +160,7 @@ class Probe:
         with eager(self.model):
             want = self._call(ids)
             logits = want.get("logits")
-            if logits is None or not _takes_labels(self.inner):
+            if logits is None or "labels" not in inspect.signature(self.inner.forward).parameters:
                 return want, None
             labels = self._labels(ids, logits)
             one = self._call(ids, labels=labels)
@@ -277,7 +277,3 @@ class Probe:
             "positions by position_ids, scores by the arguments of its attention layers, and the "
             "same weights on all ranks"
         )
-
-
-def _takes_labels(model: nn.Module) -> bool:
-    return "labels" in inspect.signature(model.forward).parameters
