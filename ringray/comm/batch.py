@@ -104,15 +104,9 @@ class Batch:
             found.setdefault((is_send, peer), []).append(tensor)
         return found
 
-    @property
-    def sent_bytes(self) -> int:
-        """Returns the payload that this rank sends."""
-        return sum(x.numel() * x.element_size() for is_send, x, _ in self.operations if is_send)
-
-    @property
-    def received_bytes(self) -> int:
-        """Returns the payload that this rank receives."""
-        return sum(x.numel() * x.element_size() for is_send, x, _ in self.operations if not is_send)
+    def payload(self, *, sent: bool) -> int:
+        """Returns the bytes that this rank sends, or receives."""
+        return sum(x.nbytes for is_send, x, _ in self.operations if is_send == sent)
 
 
 class Packed:
@@ -155,7 +149,8 @@ class Pending:
             batch = self._batch
             about = batch.hop, batch.label
             timeline.end("wait", *about, stall)
-            timeline.end("transfer", *about, self._flight, batch.sent_bytes, batch.received_bytes)
+            moved = batch.payload(sent=True), batch.payload(sent=False)
+            timeline.end("transfer", *about, self._flight, *moved)
         self._batch = Batch()
 
     def _join(self) -> None:

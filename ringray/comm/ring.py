@@ -108,7 +108,7 @@ class Comm:
             return Pending((), batch)
         assert self._group is not None, "a null ring has no peers"
         HERE.hop = batch.hop
-        self.meter.sent_bytes += batch.sent_bytes
+        self.meter.sent_bytes += batch.payload(sent=True)
         self.meter.messages += sum(is_send for is_send, _, _ in batch.operations)
         if self._through_host:
             pending = host_staging.post(batch, self._start)

@@ -13,7 +13,7 @@ SEARCHED: Searched = "divisors"
 def exchange(ranks: int, parameter: int | None) -> Exchange:
     """Returns a ring of groups of ``parameter`` ranks; the default is the largest divisor up to the
     square root."""
-    fold = parameter or _near_square(ranks)
+    fold = parameter or max(d for d in range(1, ranks + 1) if ranks % d == 0 and d * d <= ranks)
     if ranks % fold:
         raise ValueError(
             f"transport 'hybrid:{fold}': {fold} (Ulysses) x {ranks / fold:.4g} (ring) = {ranks} "
@@ -21,8 +21,3 @@ def exchange(ranks: int, parameter: int | None) -> Exchange:
         )
     around_ring = ranks // fold
     return Exchange((around(around_ring, +1), around(around_ring, -1)), fold=fold)
-
-
-def _near_square(ranks: int) -> int:
-    """Returns the largest divisor of ``ranks`` that is at most its square root."""
-    return max(d for d in range(1, ranks + 1) if ranks % d == 0 and d * d <= ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from itertools import product
@@ -33,9 +33,8 @@ def _attempt(case: Case) -> Compiled | str:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def compile_all(cases: Iterable[Case]) -> Iterator[tuple[Case, Compiled | str]]:
+def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, Compiled | str]]:
     """Yields each case with its code or the reason for none, in order; one process per core."""
-    cases = list(cases)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         yield from zip(cases, pool.map(_attempt, cases), strict=True)
 
