@@ -109,7 +109,7 @@ def context_parallel(
 
     Raises:
         ValueError: buffers that do not fit, an unknown partition; in the block, on every rank of
-            the ring, a call that cannot be routed (a mask, dropout, other lengths of queries and
+            the ring, a call that cannot be routed (a mask, other lengths of queries and
             keys, reentrant checkpointing), or that hides its attention (``nn.MultiheadAttention``;
             FlexAttention, whose compiler wraps the error); at the end, a block without any call:
             the model attends by other means, and to this rank's rows only.
@@ -248,17 +248,13 @@ class _Router(TorchFunctionMode):
     ) -> Tensor:
         comm: Comm = connect(self.arguments["group"])
         with refusing(comm):
-            _check(query, key, attn_mask, dropout_p, enable_gqa)
-        out = cast(
-            "Tensor",
-            ring_attention(query, key, value, causal=is_causal, scale=scale, **self.arguments),
-        )
+            _check(query, key, attn_mask, enable_gqa)
+        more = self.arguments | {"causal": is_causal, "scale": scale, "dropout_p": dropout_p}
+        out = cast("Tensor", ring_attention(query, key, value, **more))
         return cast("Tensor", _Marked.apply(out)) if out.requires_grad else out
 
 
-def _check(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float, enable_gqa: bool
-) -> None:
+def _check(query: Tensor, key: Tensor, attn_mask: Tensor | None, enable_gqa: bool) -> None:
     """Raises ValueError for calls that a ring cannot route; ``ring_attention`` checks the rest."""
     says = "context_parallel: scaled_dot_product_attention got "
     if attn_mask is not None:
@@ -266,8 +262,6 @@ def _check(
             f"{says}attn_mask, expected none: is_causal, or window, cu_seqlens and seq_len of "
             "context_parallel, define the keys that a query sees"
         )
-    if dropout_p:
-        raise ValueError(f"{says}dropout_p={dropout_p}, expected 0 (model.eval() or the config)")
     if query.is_nested or query.dim() != 4:
         shape = "a nested tensor" if query.is_nested else tuple(query.shape)
         raise ValueError(f"{says}query {shape}, expected (B, H, S, D)")

@@ -228,6 +228,32 @@ def checkpointing(rank: int, size: int) -> None:
         assert all(torch.equal(got[name], x) for name, x in want.items())
 
 
+def dropout(rank: int, size: int) -> None:
+    """In training each layer drops the weights that it drops in one process."""
+    model = tiny("ringray").train()
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.3
+    ids, labels = tokens()
+    alone = [dist.new_group([one]) for one in range(size)][rank] if size > 1 else None
+    found = []
+    for group in (alone, None):
+        batch = hf.shard_batch(model, ids, labels=labels, group=group)
+        model.zero_grad()
+        torch.manual_seed(1)
+        out = model(**batch)
+        out.loss.backward()
+        logits = ringray.unshard(out.logits.detach(), dim=1, group=group, seq_len=SEQ_LEN)
+        total = out.loss.detach()
+        if group is None:
+            sum_gradients(model)
+            total = ring_sum(total)
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        found.append({"logits": logits, "loss": total} | gradients)
+    agrees(found[1], found[0])
+    assert error(model.eval()(**batch).logits.detach(), out.logits.detach()) > 0.01
+
+
 def count_calls(module: nn.Module) -> list[None]:
     calls: list[None] = []
     module.register_forward_pre_hook(lambda *_: calls.append(None))

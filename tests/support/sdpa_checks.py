@@ -175,7 +175,7 @@ def nobody_waits_for_a_refused_rank(rank: int, size: int) -> None:
     mask = torch.ones(8, 8).bool()
     wrong: tuple[tuple[Callable[[], Any], str], ...] = (
         (lambda: F.scaled_dot_product_attention(q, q, q, mask), "got attn_mask, expected none"),
-        (lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=0.1), "got dropout_p=0.1"),
+        (lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=1.0), "dropout_p: got 1.0"),
         (lambda: F.scaled_dot_product_attention(q, q[:, :, :4], q[:, :, :4]), "8 query rows and 4"),
         (lambda: F.scaled_dot_product_attention(q, q[:, :2], q[:, :2]), "4 query heads and 2 key"),
         (lambda: F.scaled_dot_product_attention(q[0], q[0], q[0]), r"query \(4, 8, 16\), expected"),

@@ -58,7 +58,7 @@ def attend(
     forward = None if torch.compiler.is_compiling() else Running.forward
     if ring is None and forward is not None:  # the model does not pass it on
         ring = forward.ring
-    _check(module, query, key, ring, dropout, more)
+    _check(module, query, key, ring, more)
     assert ring is not None
     if forward is not None:
         forward.calls += 1
@@ -79,6 +79,8 @@ def attend(
                 "this returns, in chunks or not causally; expected them as they are, with "
                 "causality and a sliding window only"
             )
+        if dropout:
+            raise ValueError(f"dropout: got {dropout} with a cache, expected 0: call model.eval()")
         new = ring_decode(
             query, held, group=ring.group, scale=scaling, softcap=softcap, sinks=s_aux,
             window=window, backend=ring.backend,
@@ -103,6 +105,7 @@ def attend(
         seq_len=ring.seq_len,
         scale=scaling,
         softcap=softcap,
+        dropout_p=dropout,
         sinks=s_aux,
         transport=ring.transport,
         backend=ring.backend,
@@ -146,7 +149,6 @@ def _check(
     query: Tensor,
     key: Tensor,
     ring: Ring | None,
-    dropout: float,
     more: dict[str, Any],
 ) -> None:
     """Raises ValueError for a layer's arguments that a ring cannot compute."""
@@ -161,10 +163,6 @@ def _check(
         raise ValueError(
             f"ring: {type(module).__name__} is not of a checked model; call check(model, ring) "
             "once on every rank, as shard_batch does, before a forward with a Ring of your own"
-        )
-    if dropout:
-        raise ValueError(
-            f"dropout: got {dropout}, expected 0: set the attention dropout of the model's config"
         )
     for name, why in REFUSED.items():
         given = more.get(name)

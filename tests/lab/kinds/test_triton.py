@@ -187,7 +187,7 @@ def test_a_rank_tries_blocks_for_the_scores_of_its_trial(monkeypatch: pytest.Mon
     capped = point(head_dim=128, dtype="bfloat16", backend="triton", blocks=blocks, softcap=30.0)
     why = kernel_tune.unfit(capped, Blocks.parse(blocks), torch.device("cuda"))
     assert why is not None
-    assert "neither softcap nor bias" in why
+    assert "neither softcap, bias nor dropout" in why
 
 
 # A sweep
