@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import ringray
+from ringray.lab.kinds import correctness
+from ringray.lab.kinds.base import RankContext
 from ringray_kernels import dropout, testing
 from ringray_kernels.dropout import Dropout, factors
 from tests.support import dropout_checks as checks
+from tests.support.point import point
 from tests.support.ranks import on_ring
 
 
@@ -106,3 +111,16 @@ def test_wrong_dropout(more: dict[str, object], says: str) -> None:
     q, k, v, _ = testing.make_inputs(1, 2, 2, 8, 16, torch.float32, seed=0)
     with pytest.raises(ValueError, match=says):
         ringray.ring_attention(q, k, v, **more)  # type: ignore[arg-type]
+
+
+def test_the_correctness_kind_knows_what_is_dropped() -> None:
+    given = {"heads": 4, "seq_len": 61, "head_dim": 16, "partition": "striped"}
+    context = RankContext(0, torch.device("cpu"), None)
+    found = correctness.run(point(dropout_p=0.3, seed=3, **given), context)
+    assert not found.failure
+    assert max(found.errors.values()) <= 1
+    config = point(seed=3, **given)
+    whole = correctness._inputs(config, context.device)[0]
+    assert testing.dropout_factors(whole, 0.0, 3) is None
+    wrong = correctness._shares(replace(config, dropout_p=0.3), context.device, [whole] * 4)
+    assert min(wrong.values()) > 1

@@ -24,8 +24,8 @@ AXES = {
     "ring": ("size", "threads"),
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
-        "sinks", "alibi", "causal", "window", "chunk", "prefix", "global_tokens", "documents",
-        "direction", "new_tokens",
+        "sinks", "alibi", "dropout_p", "causal", "window", "chunk", "prefix", "global_tokens",
+        "documents", "direction", "new_tokens",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip

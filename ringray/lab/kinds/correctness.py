@@ -104,6 +104,7 @@ def _truth(
     learned = sinks(problem, device) if problem.sinks else None
     more: dict[str, Any] = {"scale": scale, "softcap": problem.softcap, "sinks": learned}
     more["slopes"] = slopes(problem)
+    more["factors"] = testing.dropout_factors(q, problem.dropout_p or 0.0, problem.seed)
     return (
         testing.oracle(q, k, v, upstream, seen, **more),
         testing.yardstick(q, k, v, upstream, seen, causal=problem.causal, **more),

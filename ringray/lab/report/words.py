@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap", "sinks",
-    "alibi", "dtype", "causal", "window", "chunk", "prefix", "global_tokens", "documents",
-    "direction", "new_tokens",
+    "alibi", "dropout_p", "dtype", "causal", "window", "chunk", "prefix", "global_tokens",
+    "documents", "direction", "new_tokens",
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", *PROBLEM, "backward", "backend", "blocks", "threads",

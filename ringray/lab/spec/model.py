@@ -31,6 +31,7 @@ from ringray.lab.spec.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, WINDOW,
 from ringray.lab.spec.explain import explain
 from ringray.lab.spec.fields import (
     CAP,
+    RATE,
     SHARE,
     TRUTH,
     Fields,
@@ -103,6 +104,8 @@ class ProblemSection(Fields):
     """true: a logit per query head, drawn by the seed, is in the softmax without a value."""
     alibi: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = False
     """true: scores are biased by ALiBi, with slopes 2 ** (-8 h / heads) of heads h from 1 on."""
+    dropout_p: Annotated[FloatsOrNull, Several(or_null(RATE, "none is dropped"))] = None
+    """Share of weights that are dropped, by the seed and their positions. null: none is dropped."""
     dtype: Annotated[Names, Several(one_of(DTYPES, DTYPE_ALIASES))] = "bfloat16"
     """Type of q, k, v and the result; accumulators are always float32."""
     causal: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = True

@@ -57,6 +57,7 @@ class TrialConfig:
     sinks: bool = False
     global_tokens: int | None = None
     alibi: bool = False
+    dropout_p: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
@@ -139,8 +140,8 @@ class TrialConfig:
 
     @property
     def rescored(self) -> bool:
-        """True if scores change between the products."""
-        return self.softcap is not None or self.alibi
+        """True if scores or weights change between the products."""
+        return self.softcap is not None or self.alibi or self.dropout_p is not None
 
     @property
     def has_backward(self) -> bool:

@@ -114,19 +114,21 @@ def test_what_models_ask_for_is_part_of_a_point_only_where_it_is_asked_for() -> 
         build(body + more)
         for more in (
             "}\n",
-            "sinks: false, softcap: null, alibi: false}\n",
-            "sinks: true, softcap: 50, alibi: true}\n",
+            "sinks: false, softcap: null, alibi: false, dropout_p: null}\n",
+            "sinks: true, softcap: 50, alibi: true, dropout_p: 0.1}\n",
         )
     )
     assert plain.digest == said.digest != asked.digest
     assert plain.trials[0].key == said.trials[0].key != asked.trials[0].key
     assert (
-        not {"sinks", "softcap", "alibi", "value_head_dim"}
+        not {"sinks", "softcap", "alibi", "dropout_p", "value_head_dim"}
         & plain.trials[0].config.as_dict().keys()
     )
     config = asked.trials[0].config
     assert (config.sinks, config.softcap, config.alibi, config.plain) == (True, 50.0, True, False)
     assert not replace(config, softcap=None).plain
+    assert not replace(config, softcap=None, alibi=False).plain
+    assert config.dropout_p == 0.1
     assert TrialConfig.from_dict(config.as_dict()) == config
 
 
@@ -135,7 +137,7 @@ def test_sdpa_is_no_baseline_for_what_it_does_not_compute() -> None:
     said = [str(trial.pruned) if trial.pruned else "" for trial in made.trials]
     assert said == [
         "",
-        *["measure.baseline: SDPA takes neither softcap nor sinks nor alibi here"] * 3,
+        *["measure.baseline: SDPA takes neither softcap, sinks, alibi nor dropout here"] * 3,
     ]
 
 

@@ -49,6 +49,7 @@ def test_defaults() -> None:
             "softcap": None,
             "sinks": False,
             "alibi": False,
+            "dropout_p": None,
             "dtype": "bfloat16",
             "causal": True,
             "window": None,

@@ -60,7 +60,7 @@ class BaselineKind:
         if self.half_only and DTYPES[config.dtype].itemsize != 2:
             return f"{self.words} takes elements of 16 bits, got {config.dtype}"
         if config.rescored or config.sinks:
-            return f"{self.words} takes neither softcap nor sinks nor alibi here"
+            return f"{self.words} takes neither softcap, sinks, alibi nor dropout here"
         if self.on_ring and config.value_dim != config.head_dim:
             return f"{self.words} takes one head dim, got {config.head_dim} and {config.value_dim}"
         if self.causal_only and not (config.causal and config.mask.plain):
