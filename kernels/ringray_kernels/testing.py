@@ -21,13 +21,15 @@ BUDGET_FLOOR = 1e-6
 
 class Gradients(NamedTuple):
     """Output and gradients of one attention: out (B, Hq, S, Dv), dq (B, Hq, S, D), dk (B, Hkv, S,
-    D), dv (B, Hkv, S, Dv), dsinks (B, Hq, S): the share of each row in the gradient of a sink."""
+    D), dv (B, Hkv, S, Dv); dsinks (B, Hq, S), dtable (B, Hq, S, 2 R + 1): the share of each row in
+    the gradient of a sink and of a table of biases."""
 
     out: Tensor
     dq: Tensor | None
     dk: Tensor | None
     dv: Tensor | None
     dsinks: Tensor | None = None
+    dtable: Tensor | None = None
 
 
 def make_inputs(
@@ -57,6 +59,12 @@ def make_inputs(
 def make_sinks(heads: int, *, seed: int, device: str | torch.device = "cpu") -> Tensor:
     """Returns a sink per head, fp32 (heads,), of normal values, equal on all ranks by seed."""
     return (1.0 + torch.randn(heads, generator=torch.Generator().manual_seed(seed))).to(device)
+
+
+def make_table(heads: int, reach: int, *, seed: int) -> Tensor:
+    """Returns a bias of each distance, fp32 (heads, 2 * reach + 1), normal, equal by seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(heads, 2 * reach + 1, generator=generator)
 
 
 def make_slopes(heads: int) -> Tensor:
@@ -95,17 +103,26 @@ def _distances(q: Tensor) -> Tensor:
     return (positions - positions[:, None]).abs()
 
 
+def _places(q: Tensor, table: Tensor) -> Tensor:
+    """Returns the place in ``table`` (Hq, 2 R + 1) of each pair of rows (S, S)."""
+    positions, reach = torch.arange(q.shape[2], device=q.device), table.shape[1] // 2
+    return (positions - positions[:, None]).clamp(-reach, reach) + reach
+
+
 def oracle(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
     softcap: float | None = None, sinks: Tensor | None = None, slopes: Tensor | None = None,
-    factors: Tensor | None = None,
+    factors: Tensor | None = None, table: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
     """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``.
-    ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``): as in ``ringray.ring_attention``;
-    ``factors``: of weights, (B, Hq, S, S), by dropout, see ``dropout_factors``."""
+    ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``), ``table`` (``distance_bias``): as in
+    ``ringray.ring_attention``; ``factors``: of weights, (B, Hq, S, S), by dropout, see
+    ``dropout_factors``."""
     given = [q, k, v]
     if sinks is not None:
         given.append(sinks[:, None].expand(q.shape[:3]))
+    if table is not None:
+        given.append(table[:, None].expand(*q.shape[:3], -1))
     leaves = [x.detach().double().requires_grad_() for x in given]
     wide_k, wide_v = (_grouped(x, q.shape[1]) for x in leaves[1:3])
     scores = leaves[0] @ wide_k.transpose(-1, -2) * scale
@@ -113,6 +130,8 @@ def oracle(
         scores = softcap * torch.tanh(scores / softcap)
     if slopes is not None:
         scores = scores - _distances(q) * slopes.to(q.device).double()[..., None, None]
+    if table is not None:
+        scores = scores + leaves[-1].gather(-1, _places(q, table).expand_as(scores))
     scores = scores.masked_fill(~seen, -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, leaves[3].unsqueeze(-1)], -1)
@@ -124,7 +143,9 @@ def oracle(
     out = weights @ wide_v
     if dout is None:
         return Gradients(out.detach(), None, None, None)
-    return Gradients(out.detach(), *torch.autograd.grad(out, leaves, dout.double()))
+    found = torch.autograd.grad(out, leaves, dout.double())
+    names = ["dsinks"] * (sinks is not None) + ["dtable"] * (table is not None)
+    return Gradients(out.detach(), *found[:3], **dict(zip(names, found[3:], strict=True)))
 
 
 def yardstick(
@@ -140,11 +161,13 @@ def yardstick(
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
     factors: Tensor | None = None,
+    table: Tensor | None = None,
 ) -> Gradients:
     """Computes single-process *flash* SDPA on the same inputs in the same dtype, never its math
     path; and what that does not compute by the same arithmetic, see ``_like_flash``."""
     more: dict[str, Any] = {
         "softcap": softcap, "sinks": sinks, "slopes": slopes, "factors": factors,
+        "table": table,
     }  # fmt: skip
     if q.shape[-1] != v.shape[-1] or any(x is not None for x in more.values()):
         return _like_flash(q, k, v, dout, seen, scale=scale, **more)
@@ -172,6 +195,7 @@ def yardstick(
 def _like_flash(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
     softcap: float | None, sinks: Tensor | None, slopes: Tensor | None, factors: Tensor | None,
+    table: Tensor | None,
 ) -> Gradients:  # fmt: skip
     """Computes attention with the roundings of a flash kernel: scores and sums in fp32, operands of
     products and results in the dtype of the inputs."""
@@ -184,6 +208,9 @@ def _like_flash(
         slope, scores = 1 - scores**2, scores * softcap
     if slopes is not None:
         scores = scores - _distances(q) * slopes.to(q.device).float()[..., None, None]
+    if table is not None:
+        wide = table.float()[:, None].expand(*q.shape[:3], -1)
+        scores = scores + wide.gather(-1, _places(q, table).expand_as(scores))
     lse = torch.logsumexp(scores.masked_fill(~seen, -math.inf), -1, keepdim=True)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.float()[:, None, None])
@@ -194,7 +221,8 @@ def _like_flash(
         return Gradients(out, None, None, None)
     upstream = dout.float()
     delta = (upstream * out.float()).sum(-1, keepdim=True).masked_fill(blind, 0.0)
-    ds = (weights * (upstream @ wide_v.mT * stays - delta) * slope).to(dtype).float()
+    plain = weights * (upstream @ wide_v.mT * stays - delta)
+    ds = (plain * slope).to(dtype).float()
     dk, dv = (
         (x.mT @ y).to(dtype).unflatten(1, (k.shape[1], -1)).sum(2)  # as of expanded heads
         for x, y in ((ds * scale, wide_q), ((weights * stays).to(dtype).float(), upstream))
@@ -203,8 +231,12 @@ def _like_flash(
     if sinks is not None:
         share = torch.exp(sinks.float()[:, None, None] - lse).masked_fill(blind, 0.0)
         dsinks = -(share * delta).squeeze(-1)
+    dtable = None
+    if table is not None:
+        empty = torch.zeros((*q.shape[:3], table.shape[1]), device=q.device)
+        dtable = empty.scatter_add(-1, _places(q, table).expand_as(plain), plain)
     dq = ds @ wide_k * scale
-    return Gradients(out, dq.to(dtype), dk, dv, dsinks)
+    return Gradients(out, dq.to(dtype), dk, dv, dsinks, dtable)
 
 
 def budget_share(got: Tensor, want: Tensor, reference: Tensor, dout: Tensor) -> float:
@@ -222,10 +254,11 @@ def budget_share(got: Tensor, want: Tensor, reference: Tensor, dout: Tensor) -> 
 
 
 def sinks_share(got: Tensor, want: Tensor, reference: Tensor) -> float:
-    """Returns the error of a gradient of sinks (H,) over its budget, as ``budget_share``.
+    """Returns the error of a gradient of sinks (H,), or of a table (H, any), over its budget, as
+    ``budget_share``.
 
-    ``want``, ``reference``: of oracle and yardstick, (B, H, S) by row. The errors of rows have any
-    sign and may cancel in a sum, so the budget is four times their norm.
+    ``want``, ``reference``: of oracle and yardstick, (B, H, S, ...) by row. The errors of rows have
+    any sign and may cancel in a sum, so the budget is four times their norm.
     """
     rows = 2 * BUDGET_FACTOR * float((reference.double() - want).norm())
     error = float((got.double() - want.sum((0, 2))).norm())

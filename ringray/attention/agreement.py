@@ -48,6 +48,7 @@ class Signature(NamedTuple):
     dropout_seed: int | None
     sinks: bool
     alibi_slopes: tuple[tuple[float, ...], ...] | None
+    distance_bias: int | None
     transport: str
     backward: str
     backend: str

@@ -23,6 +23,7 @@ from ringray.attention.per_head import (
     Slopes,
     check_sinks,
     check_slopes,
+    check_table,
     head_slopes,
     share,
 )
@@ -121,10 +122,13 @@ def prepare(
     dense = isinstance(q, Tensor) and not q.is_nested and q.dim()
     documents = document_boundaries(besides.cu_seqlens, len(q) if dense else 1)
     slopes, sinks = head_slopes(besides.alibi_slopes), besides.sinks
+    if dense and q.dim() == 4:
+        check_table(besides, q)
     key: tuple[object, ...] | None = None
     found: Prepared | None = None
     try:
-        tensors = (q, k, v) if sinks is None else (q, k, v, sinks)
+        more = [x for x in (sinks, besides.distance_bias) if x is not None]
+        tensors = (q, k, v, *more)
         kinds = [(type(x), x.shape, x.dtype, x.device, x.layout) for x in tensors]
         key = (
             *kinds, documents, slopes, comm.rank, comm.world_size, needs_grad,
@@ -139,12 +143,11 @@ def prepare(
         check_slopes(slopes, len(q), q.shape[1], q.shape[2] * comm.world_size)
         if wrong := mistake(options, types_only=True):
             raise ValueError(wrong)
-        asked = features(
-            v, options.softcap, biased=slopes is not None, dropout=options.dropout_p > 0
-        )
+        biased = slopes is not None or besides.distance_bias is not None
+        asked = features(v, options.softcap, biased=biased, dropout=options.dropout_p > 0)
         options = filled(q, k, asked, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, asked, documents, slopes, options, comm)
-        signature = _signature(problem, q, k, v, sinks, slopes, options.transport, needs_grad)
+        signature = _signature(problem, q, k, v, besides, slopes, options.transport, needs_grad)
         found = Prepared(problem, signature, fingerprint(signature))
         _forget()
     _prepared[key] = found
@@ -295,7 +298,7 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _signature(
-    problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None,
+    problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, besides: Besides,
     slopes: Slopes | None, transport: str, needs_grad: bool,
 ) -> Signature:  # fmt: skip
     blocks = problem.blocks
@@ -321,8 +324,9 @@ def _signature(
         softcap=problem.softcap,
         dropout_p=problem.dropout_p,
         dropout_seed=None,
-        sinks=sinks is not None,
+        sinks=besides.sinks is not None,
         alibi_slopes=slopes,
+        distance_bias=None if besides.distance_bias is None else besides.distance_bias.shape[1],
         transport=transport,
         backward=problem.backward,
         backend=problem.backend,

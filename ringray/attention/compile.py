@@ -26,7 +26,7 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import loops
 from ringray.attention.arguments import Options, mistake, on_host, prepare, resolve
-from ringray.attention.per_head import Besides, mistaken_slopes
+from ringray.attention.per_head import Besides, Learned, mistaken_slopes
 from ringray.comm.ring import connect_named, name_of, place_in
 from ringray.traffic import walk
 from ringray.traffic.routes import back
@@ -117,10 +117,10 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
     refused = _refused(options, besides) or unusable_dropout(options.dropout_p, seed)
-    cu_seqlens, sinks, slopes = besides
+    cu_seqlens, sinks, slopes, table = besides
     if refused is not None:  # the operator raises it: other ranks may run theirs already
         options = _ACCEPTED
-        cu_seqlens = sinks = slopes = None
+        cu_seqlens = sinks = slopes = table = None
     # Not in the operators, so that all layers and both passes share one copy.
     cu_seqlens, slopes = (x if x is None else on_host_op(x) for x in (cu_seqlens, slopes))
     seeds = None
@@ -129,8 +129,8 @@ def attention(
         seeds = torch.randint(SEEDS, (), **given) if seed is None else torch.full((), seed, **given)
     _, ranks = place_in(group)
     out, lse, *_ = _attention(
-        q, k, v, cu_seqlens, sinks, slopes, seeds, needs_grad, refused, name_of(group), ranks,
-        *_flat(options),
+        q, k, v, cu_seqlens, sinks, slopes, table, seeds, needs_grad, refused, name_of(group),
+        ranks, *_flat(options),
     )  # fmt: skip
     return out, lse
 
@@ -140,13 +140,14 @@ def _refused(options: Options, besides: Besides) -> str | None:
     wrong = mistake(options, types_only=True)
     blocks: object = options.blocks
     given: tuple[object, ...] = besides
-    cu_seqlens, sinks, slopes = given
+    cu_seqlens, sinks, slopes, table = given
     if blocks is not None and (not isinstance(blocks, int | Blocks) or isinstance(blocks, bool)):
         wrong = f"blocks: got {blocks!r}, expected None, an integer or a ringray.Blocks"
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
         wrong = f"cu_seqlens: got {cu_seqlens!r}, expected integers in a tensor or a list"
-    if sinks is not None and not isinstance(sinks, Tensor):
-        wrong = f"sinks: got {type(sinks).__name__}, expected None or a tensor"
+    for name, x in (("sinks", sinks), ("distance_bias", table)):
+        if x is not None and not isinstance(x, Tensor):
+            wrong = f"{name}: got {type(x).__name__}, expected None or a tensor"
     if slopes is not None:
         wrong = mistaken_slopes(slopes) or wrong
     for name in ("partition", "transport", "backward", "backend"):
@@ -173,8 +174,8 @@ _text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _like_inputs(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    alibi_slopes: Tensor | None, seed: Tensor | None, needs_grad: bool, refused: str | None,
-    *settings: Any,
+    alibi_slopes: Tensor | None, distance_bias: Tensor | None, seed: Tensor | None,
+    needs_grad: bool, refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
@@ -241,22 +242,23 @@ def _unpack(saved: list[Tensor], problem: RankProblem) -> tuple[Tensor, ...]:
 
 @operator(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? sinks, "
-    "Tensor? alibi_slopes, Tensor? seed, bool needs_grad, str? refused, "
+    "Tensor? alibi_slopes, Tensor? distance_bias, Tensor? seed, bool needs_grad, str? refused, "
     f"{_SETTINGS}) -> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
     fake=_like_inputs,
 )
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    alibi_slopes: Tensor | None, seed: Tensor | None, needs_grad: bool, refused: str | None,
-    *settings: Any,
+    alibi_slopes: Tensor | None, distance_bias: Tensor | None, seed: Tensor | None,
+    needs_grad: bool, refused: str | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
-    besides = Besides(cu_seqlens, sinks, alibi_slopes)
+    besides = Besides(cu_seqlens, sinks, alibi_slopes, distance_bias)
     problem, call = resolve(
         q, k, v, besides, options, comm, needs_grad=needs_grad, refused=refused,
         seed=None if seed is None else int(seed),
     )  # fmt: skip
-    out, lse, saved = loops.forward(q, k, v, problem, comm, sinks)
+    learned = Learned(sinks, distance_bias)
+    out, lse, saved = loops.forward(q, k, v, problem, comm, learned)
     kept = _pack(saved, problem) if needs_grad else []
     kept = [x.contiguous() for x in kept]
     return out.contiguous(), lse.contiguous(), torch.tensor(call), kept
@@ -265,11 +267,11 @@ def _attention(
 def _like_gradients(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
     cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
-    seed: Tensor | None, *_: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dsinks = dout.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
-    dq, dk, dv = (dout.new_empty(shape) for shape in _shapes(dout, saved))
-    return dq, dk, dv, dsinks
+    distance_bias: Tensor | None, seed: Tensor | None, *_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    learned = (sinks, distance_bias)
+    more = [dout.new_empty(0) if x is None else x.new_empty(x.shape) for x in learned]
+    return (*(dout.new_empty(shape) for shape in _shapes(dout, saved)), *more)
 
 
 def _shapes(dout: Tensor, saved: list[Tensor]) -> list[tuple[int, ...]]:
@@ -280,35 +282,38 @@ def _shapes(dout: Tensor, saved: list[Tensor]) -> list[tuple[int, ...]]:
 
 @operator(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor[] saved, Tensor call, "
-    "Tensor? cu_seqlens, Tensor? sinks, Tensor? alibi_slopes, Tensor? seed, "
-    f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
+    "Tensor? cu_seqlens, Tensor? sinks, Tensor? alibi_slopes, Tensor? distance_bias, Tensor? seed, "
+    f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks, Tensor dtable)",
     fake=_like_gradients,
 )
 def _attention_backward(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
     cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
-    seed: Tensor | None, *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    distance_bias: Tensor | None, seed: Tensor | None, *settings: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
     q, k, v = (dout.new_empty(1).expand(shape) for shape in _shapes(dout, saved))
-    besides = Besides(cu_seqlens, sinks, alibi_slopes)
+    besides = Besides(cu_seqlens, sinks, alibi_slopes, distance_bias)
     found = prepare(q, k, v, besides, options, comm, needs_grad=True)
     problem = found.problem if seed is None else found.problem.seeded(int(seed))
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
-    gradients = loops.backward(dout, dlse, _unpack(saved, problem), problem, comm, int(call), sinks)
+    learned = Learned(sinks, distance_bias)
+    kept = _unpack(saved, problem)
+    gradients = loops.backward(dout, dlse, kept, problem, comm, int(call), learned)
     dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients[:3])
-    dsinks = dout.new_empty(0) if sinks is None else gradients[3].to(sinks.dtype)
-    return dq, dk, dv, dsinks
+    learnt = iter(gradients[3:])
+    more = [dout.new_empty(0) if x is None else next(learnt).to(x.dtype) for x in learned]
+    return dq, dk, dv, *more
 
 
 def _setup(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]
 ) -> None:
-    q, k, v, cu_seqlens, sinks, slopes, seed, _, _, *ctx.settings = inputs
+    q, k, v, cu_seqlens, sinks, slopes, table, seed, _, _, *ctx.settings = inputs
     out, lse, call, kept = output
     saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
-    ctx.save_for_backward(cu_seqlens, sinks, slopes, seed, call, *saved)
+    ctx.save_for_backward(cu_seqlens, sinks, slopes, table, seed, call, *saved)
     ctx.mark_non_differentiable(call, *kept)
     ctx.set_materialize_grads(False)
 
@@ -316,15 +321,16 @@ def _setup(
 def _backward(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    cu_seqlens, sinks, slopes, seed, call, *saved = ctx.saved_tensors
+    cu_seqlens, sinks, slopes, table, seed, call, *saved = ctx.saved_tensors
     if dout is None:  # only lse was used
         assert dlse is not None
         dout = saved[2].new_zeros((*dlse.shape, saved[2].shape[3]))
-    *gradients, dsinks = _attention_backward(
-        dout, dlse, saved, call, cu_seqlens, sinks, slopes, seed, *ctx.settings
+    *gradients, dsinks, dtable = _attention_backward(
+        dout, dlse, saved, call, cu_seqlens, sinks, slopes, table, seed, *ctx.settings
     )
     dsinks = None if sinks is None else dsinks
-    return (*gradients, None, dsinks, *[None] * (4 + len(ctx.settings)))
+    dtable = None if table is None else dtable
+    return (*gradients, None, dsinks, None, dtable, *[None] * (3 + len(ctx.settings)))
 
 
 _attention.register_autograd(_backward, setup_context=_setup)

@@ -24,7 +24,7 @@ from ringray.attention.arguments import (
     several,
 )
 from ringray.attention.other_names import answering_other_names
-from ringray.attention.per_head import Besides, numbers
+from ringray.attention.per_head import Besides, Learned, numbers
 from ringray.attention.sharding import remember, remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect
@@ -60,6 +60,7 @@ def ring_attention(
     dropout_seed: int | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
+    distance_bias: Tensor | None = None,
     transport: str = transports.DEFAULT,
     backward: str = "auto",
     backend: str = "auto",
@@ -118,6 +119,10 @@ def ring_attention(
         alibi_slopes: (Hq,) or (B, Hq), numbers without gradient, the same on every rank: a head of
             slope m adds -m * |i - j| to the score of positions i and j, after the softcap (ALiBi);
             None is none.
+        distance_bias: (Hq, 2 R + 1), fp32 or q's dtype, the same on every rank: a learned table of
+            which head h adds entry ``[h, clamp(j - i, -R, R) + R]`` to the score of a query at i
+            and a key at j, after the softcap; None is none. Not with alibi_slopes. Its gradient is
+            a share on each rank, as that of sinks.
         transport: way in which K/V reach the other ranks, a name of
         ``ringray.transport.TRANSPORTS``,
             or one with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``; or
@@ -150,9 +155,9 @@ def ring_attention(
         partition, causal, window, chunk, prefixes, global_tokens, seq_len, scale, softcap,
         dropout_p, transport, backward, backend, return_lse, blocks,
     )  # fmt: skip
-    besides = Besides(boundaries(cu_seqlens), sinks, numbers(alibi_slopes))
+    besides = Besides(boundaries(cu_seqlens), sinks, numbers(alibi_slopes), distance_bias)
     needs_grad = torch.is_grad_enabled() and any(
-        getattr(x, "requires_grad", False) for x in (q, k, v, sinks)
+        getattr(x, "requires_grad", False) for x in (q, k, v, sinks, distance_bias)
     )
     if torch.compiler.is_compiling():
         if "auto" in (partition, transport):
@@ -168,7 +173,7 @@ def ring_attention(
             options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
         q, k, v = autocast(q, k, v)
         problem, call = resolve(q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed)
-        results = _RingAttention.apply(q, k, v, sinks, problem, comm, call)
+        results = _RingAttention.apply(q, k, v, sinks, distance_bias, problem, comm, call)
         out, lse = cast("tuple[Tensor, Tensor]", results)
         for x in (out, lse):
             remember(x, problem.mask.seq_len, q.shape[2] * comm.world_size)
@@ -176,16 +181,16 @@ def ring_attention(
 
 
 class _RingAttention(torch.autograd.Function):
-    """Saves the sinks and the tensors of the transport's backward pass: this rank's inputs, output
-    and lse, and for some transports received chunks; see ``ringray.attention.loops``."""
+    """Saves what is learned and the tensors of the transport's backward pass: this rank's inputs,
+    output and lse, and for some transports received chunks; see ``ringray.attention.loops``."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: RankProblem,
-        comm: Comm, call: int,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, table: Tensor | None,
+        problem: RankProblem, comm: Comm, call: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        out, lse, saved = loops.forward(q, k, v, problem, comm, sinks)
-        ctx.save_for_backward(sinks, *saved)
+        out, lse, saved = loops.forward(q, k, v, problem, comm, Learned(sinks, table))
+        ctx.save_for_backward(sinks, table, *saved)
         ctx.problem, ctx.comm, ctx.call, ctx.dtype = problem, comm, call, q.dtype
         ctx.set_materialize_grads(False)
         ctx.shape = out.shape
@@ -193,7 +198,7 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        sinks, *saved = ctx.saved_tensors
+        sinks, table, *saved = ctx.saved_tensors
         if dout is None:  # only lse was used
             dout = torch.zeros(ctx.shape, dtype=ctx.dtype, device=saved[0].device)
         backward = loops.backward
@@ -201,13 +206,16 @@ class _RingAttention(torch.autograd.Function):
             backward = torch.compiler.disable(loops.backward)
         with torch.no_grad():
             found = backward(
-                dout.to(ctx.dtype), dlse, tuple(saved), ctx.problem, ctx.comm, ctx.call, sinks
-            )
-            dtypes = [ctx.dtype] * 3 + [x.dtype for x in (sinks,) if x is not None]
+                dout.to(ctx.dtype), dlse, tuple(saved), ctx.problem, ctx.comm, ctx.call,
+                Learned(sinks, table),
+            )  # fmt: skip
+            dtypes = [ctx.dtype] * 3 + [x.dtype for x in (sinks, table) if x is not None]
             gradients = tuple(x.to(dtype) for x, dtype in zip(found, dtypes, strict=True))
         if torch.is_grad_enabled():  # create_graph
             gradients = _Constant.apply(*(x.requires_grad_() for x in gradients))
-        return (*gradients, *[None] * (7 - len(gradients)))
+        learned = iter(gradients[3:])
+        more = [None if x is None else next(learned) for x in (sinks, table)]
+        return (*gradients[:3], *more, None, None, None)
 
 
 class _Constant(torch.autograd.Function):

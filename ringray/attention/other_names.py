@@ -35,7 +35,9 @@ _OTHER_NAMES = {
     "s_aux": "sinks", "learnable_sink": "sinks", "attn_sink": "sinks",
     "logits_soft_cap": "softcap", "logit_softcapping": "softcap",
     "alibi_slopes": "nothing: no scores are biased here; decode in one process",
-    "attn_bias": "alibi_slopes: a bias is a function of distances",
+    "distance_bias": "nothing: no scores are biased here; decode in one process",
+    "attn_bias": "alibi_slopes or distance_bias: a bias is a function of distances",
+    "position_bias": "distance_bias: a table of distances, from which T5's buckets are indexed",
     "heads_k_stride": "transport (allgather:N for N heads at once)",
 }  # fmt: skip
 

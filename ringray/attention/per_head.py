@@ -13,6 +13,7 @@ from torch import Tensor
 from ringray.base.units import plain
 from ringray_kernels.checks import not_plain
 from ringray_kernels.intervals import derived
+from ringray_kernels.merge import sink_gradients
 
 Slopes = tuple[tuple[float, ...], ...]  # of each head, for all batch rows or for each
 MOST_SLOPE = 1e12  # in size: its product with any distance stays far from the end of fp32
@@ -29,6 +30,31 @@ class Besides(NamedTuple):
     cu_seqlens: Tensor | None = None
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
+    distance_bias: Tensor | None = None
+
+
+class Learned(NamedTuple):
+    """Parameters of a call, on every rank: sinks (Hq,), and a table of biases (Hq, 2 R + 1)."""
+
+    sinks: Tensor | None = None
+    table: Tensor | None = None
+
+    def tables(self, *, with_gradient: bool = False) -> tuple[Tensor, ...]:
+        """Returns the table, in fp32, and zeros for its gradient; nothing without a table."""
+        if self.table is None:
+            return ()
+        table = self.table.float().contiguous()
+        return (table, torch.zeros_like(table)) if with_gradient else (table,)
+
+    def share(self, parts: int, at: int) -> Learned:
+        """Returns the values of one of some equal parts of the heads."""
+        return Learned(*(None if x is None else x.chunk(parts)[at] for x in self))
+
+    def gradients(self, lse: Tensor, delta: Tensor, tables: tuple[Tensor, ...]) -> list[Tensor]:
+        """Returns this rank's shares, fp32, of the gradients of what there is. ``tables``: with
+        gradient."""
+        sinks = [] if self.sinks is None else [sink_gradients(self.sinks, lse, delta)]
+        return [*sinks, *tables[1:]]
 
 
 def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
@@ -44,6 +70,30 @@ def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
     if tuple(sinks.shape) != (q.shape[1],) or wrong_type:
         given = f"{sinks.dtype} of shape {tuple(sinks.shape)} on {sinks.device}"
         raise ValueError(f"sinks: got {given}, {expected}")
+
+
+def check_table(besides: Besides, q: Tensor) -> None:
+    """Raises ValueError unless there is no table of biases, or one for ``q`` (B, Hq, S, D).
+    Values on a device are not read."""
+    table = besides.distance_bias
+    if table is None:
+        return
+    expected = (
+        f"expected None or a tensor ({q.shape[1]}, 2 R + 1) of float32 or q's {q.dtype}, {q.device}"
+        ": a bias for each head and distance from -R to R; it is a function of distances alone"
+    )
+    if not isinstance(table, Tensor):
+        raise ValueError(f"distance_bias: got {type(table).__name__}, {expected}")
+    if reason := not_plain(table):
+        raise ValueError(f"distance_bias: got {reason}")
+    wrong_type = table.dtype not in (torch.float32, q.dtype) or table.device != q.device
+    if table.dim() != 2 or len(table) != q.shape[1] or table.shape[1] % 2 == 0 or wrong_type:
+        given = f"{table.dtype} of shape {tuple(table.shape)} on {table.device}"
+        raise ValueError(f"distance_bias: got {given}, {expected}")
+    if table.device.type == "cpu" and not table.isfinite().all():
+        raise ValueError(f"distance_bias: got values that are not finite, {expected}")
+    if besides.alibi_slopes is not None:
+        raise ValueError("distance_bias: got alibi_slopes too, expected one bias of scores")
 
 
 def numbers(given: Any) -> Any:

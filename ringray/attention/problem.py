@@ -127,28 +127,32 @@ class RankProblem:
         return positions(self.layout, rank, device)
 
     def by_position(
-        self, queries: int, rows: Rows, owner: int, keys: Rows, heads: slice, device: torch.device
-    ) -> dict[str, Any]:
+        self, queries: int, rows: Rows, owner: int, keys: Rows, heads: slice, device: torch.device,
+        tables: tuple[Tensor, ...],
+    ) -> dict[str, Any]:  # fmt: skip
         """Returns the keywords of ``ringray_kernels`` that depend on positions, bias and dropout,
         for some heads of the rows ``rows`` of the rank ``queries`` and ``owner``'s rows
-        ``keys``."""
-        if self.slopes is None and not self.dropout_p:
+        ``keys``. ``tables``: see ``Learned``."""
+        if self.slopes is None and not tables and not self.dropout_p:
             return {}
         at = self._positions_32(owner, device)[keys.start : keys.stop]
-        return self.by_position_at(queries, rows, at, heads)
+        return self.by_position_at(queries, rows, at, heads, tables)
 
     def by_position_at(
-        self, queries: int, rows: Rows, keys: Tensor, heads: slice
+        self, queries: int, rows: Rows, keys: Tensor, heads: slice, tables: tuple[Tensor, ...]
     ) -> dict[str, Any]:
         """Returns the same as ``by_position`` for keys at any positions, int32."""
         found: dict[str, Any] = {}
-        if self.slopes is None and not self.dropout_p:
+        if self.slopes is None and not tables and not self.dropout_p:
             return found
         device, made = keys.device, self.slopes
         at = self._positions_32(queries, device)[rows.start : rows.stop]
         if made is not None:
             slopes = self.once("slopes", device, lambda: torch.tensor(made).to(device))
             found["bias"] = Bias(at, keys, slopes[:, heads])
+        if tables:
+            table, *grads = (x[heads] for x in tables)
+            found["bias"] = Bias(at, keys, table.unsqueeze(0), tuple(grads))
         if self.dropout_p:
             first = self.first_head + (heads.start or 0)
             found["dropout"] = Dropout(self.dropout_p, self.seed, first)

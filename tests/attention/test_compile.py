@@ -60,6 +60,9 @@ def problem(rows: int = 8, dtype: torch.dtype = torch.float32) -> tuple[torch.Te
     return testing.make_inputs(2, 4, 2, rows, 16, dtype, seed=0)
 
 
+BIASES = ("alibi_slopes", "distance_bias")
+
+
 def test_it_is_one_graph_of_one_operator() -> None:
     q, k, v, _ = problem()
     explained = torch._dynamo.explain(ringray.ring_attention)(q, k, v)
@@ -75,7 +78,7 @@ def test_it_is_one_graph_of_one_operator() -> None:
         ({}, True), ({}, False), ({"cu_seqlens": torch.tensor([0, 3, 8])}, True),
         ({"backward": "reverse"}, True), ({"window": [2], "blocks": 4, "scale": 0.3}, True),
         ({"sinks": torch.randn(4), "softcap": 3.0}, True),
-        ({"alibi_slopes": torch.rand(4)}, True),
+        ({"alibi_slopes": torch.rand(4)}, True), ({"distance_bias": torch.rand(4, 7)}, True),
         ({"dropout_p": 0.5, "seed": torch.tensor(3)}, True),
         ({"partition": "striped", "causal": False, "transport": "allgather"}, True),
         ({"causal": False, "window": [-1, 3], "chunk": 5}, True), ({"prefix": [3]}, True),
@@ -91,7 +94,7 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool
         "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
         "blocks": None, **arguments,
     }  # fmt: skip
-    names = ("cu_seqlens", "sinks", "alibi_slopes", "seed")
+    names = ("cu_seqlens", "sinks", *BIASES, "seed")
     tensors = [more.pop(name, None) for name in names]
     blocks = more.pop("blocks")
     settings = (None, 1, *more.values(), blocks, None)
@@ -144,6 +147,8 @@ def test_the_other_operators_are_well_formed() -> None:
         ({"sinks": 0.5}, "sinks: got float, expected None or a tensor"),
         ({"sinks": torch.zeros(2)}, r"sinks: got torch.float32 of shape \(2,\).* tensor \(4,\)"),
         ({"alibi_slopes": [0.5, 1.0]}, r"alibi_slopes: got shape \(2,\), expected \(4,\)"),
+        ({"distance_bias": 0.5}, "distance_bias: got float, expected None or a tensor"),
+        ({"distance_bias": torch.rand(4, 4)}, r"distance_bias: got .* shape \(4, 4\)"),
         ({"alibi_slopes": 0.5}, "alibi_slopes: got 0.5, expected None, or finite numbers"),
         ({"alibi_slopes": torch.rand(1, 4, 8, 8)}, r"\(1, 4, 8, 8\), .* function of the distance"),
         ({"alibi_slopes": torch.rand(4).requires_grad_()}, "requires a gradient, expected const"),
@@ -193,7 +198,7 @@ def test_a_graph_of_another_ring_is_refused() -> None:
     numbers = (True, *[None] * 7, 0.0)  # from causal to dropout_p
     settings = ("zigzag", *numbers, "ring", "auto", "auto", False, None, None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
-        torch.ops.ringray.attention(q, k, v, *[None] * 4, False, None, None, 2, *settings)
+        torch.ops.ringray.attention(q, k, v, *[None] * 5, False, None, None, 2, *settings)
 
 
 def test_lengths_and_documents_are_data() -> None:

@@ -332,3 +332,42 @@ def test_slopes_that_are_refused(slopes: Any, says: str) -> None:
     q, k, v = (torch.randn(2, heads, 8, 16) for heads in (4, 2, 2))
     with pytest.raises(ValueError, match=f"alibi_slopes: .*{says}"):
         ringray.ring_attention(q, k, v, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (torch.zeros(4, 6), r"got torch.float32 of shape \(4, 6\) on cpu, expected .* \(4, 2 R"),
+        (torch.zeros(3, 5), r"of shape \(3, 5\)"),
+        (torch.zeros(2, 4, 8, 8), r"of shape \(2, 4, 8, 8\) .* a function of distances alone"),
+        (torch.zeros(4, 5).half(), "got torch.float16"),
+        (torch.zeros(4, 5, device="meta"), "on meta"),
+        (torch.full((4, 5), float("inf")), "got values that are not finite"),
+        ([[0.0] * 5] * 4, "got list"),
+    ],
+)
+def test_tables_that_are_refused(table: Any, says: str) -> None:
+    q, k, v = (torch.randn(2, heads, 8, 16) for heads in (4, 2, 2))
+    with pytest.raises(ValueError, match=f"distance_bias: .*{says}"):
+        ringray.ring_attention(q, k, v, distance_bias=table)
+    with pytest.raises(ValueError, match="got alibi_slopes too, expected one bias"):
+        ringray.ring_attention(q, k, v, distance_bias=torch.zeros(4, 5), alibi_slopes=[0.5] * 4)
+
+
+def test_buckets_of_an_embedding_are_learned_through_a_table() -> None:
+    """T5: logarithmic buckets of an embedding, whose gradient is that of dense scores."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 40, 16) for _ in range(3))
+    embedding = torch.nn.Embedding(8, 4)
+    buckets = torch.arange(-12, 13).abs().add(1).log2().round().long()
+    rows = torch.arange(40)
+    places = (rows - rows[:, None]).clamp(-12, 12) + 12
+    dense = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=embedding(buckets[places]).permute(2, 0, 1)[None]
+    )
+    (want,) = torch.autograd.grad(dense.square().sum(), embedding.weight)
+    table = embedding(buckets).T
+    out = ringray.ring_attention(q, k, v, causal=False, distance_bias=table)
+    torch.testing.assert_close(out, dense)
+    (got,) = torch.autograd.grad(out.square().sum(), embedding.weight)  # type: ignore[union-attr]
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import ringray_kernels
-from ringray_kernels import Blocks, State
+from ringray_kernels import Blocks, State, testing
 from ringray_kernels.api import backward, features, forward, load_backend
 from ringray_kernels.backends import BACKENDS, aten, composed
 from ringray_kernels.checks import DTYPES
@@ -146,12 +146,32 @@ def test_scores_with_a_bias_of_distances(backend: str, mask: str) -> None:
             check(problem, result, f"{len(parts)} parts")
 
 
+@pytest.mark.parametrize("reach", [0, 3, 100])
+def test_learned_biases_of_distances(backend: str, reach: int) -> None:
+    """Tables that end before the keys do and beyond; with their gradients."""
+    everyone, heads = torch.arange(61), shared_heads(backend)
+    asked: tuple[dict[str, Any], ...] = (
+        {"causal": False}, {"softcap": 1.5, "factor": -0.4}, {"cu": (0, 20, 61)},
+    )  # fmt: skip
+    for dtype, more in itertools.product(DTYPES, asked):
+        table = testing.make_table(heads["heads"], reach, seed=1)
+        problem = Problem(table=table, dtype=dtype, **heads, **more)
+        if not able(backend, problem):
+            continue
+        for parts in ([everyone], [everyone[40:], everyone[1:40:2], everyone[:40:2]]):
+            result = compute(backend, problem, problem.inputs, parts, with_out=len(parts) == 1)
+            check(problem, result, f"{len(parts)} parts")
+
+
 def test_biased_scores_of_many_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composed, "SCORES_AT_ONCE", 1 << 12)
     heads = shared_heads(backend)
-    problem = Problem(rows=177, head_dim=16, slopes=SLOPES[0, : heads["heads"]], **heads)
-    if able(backend, problem):
-        check(problem, compute(backend, problem, problem.inputs))
+    biases = ({"slopes": SLOPES[0, : heads["heads"]]}, {"table": testing.make_table(4, 9, seed=2)})
+    for bias in biases:
+        of_heads = {name: x[: heads["heads"]] for name, x in bias.items()}
+        problem = Problem(rows=177, head_dim=16, **of_heads, **heads)
+        if able(backend, problem):
+            check(problem, compute(backend, problem, problem.inputs))
 
 
 @pytest.mark.parametrize("mask", ["full", "causal", "window and documents"])

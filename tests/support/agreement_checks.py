@@ -152,6 +152,10 @@ def disagreement(rank: int, size: int) -> None:
         "wrong slopes": (
             [q, k, v], {**more, "alibi_slopes": [float("nan")] * HEADS}, "alibi_slopes: got nan",
         ),
+        "table": ([q, k, v], {**more, "distance_bias": torch.zeros(HEADS, 3)}, "distance_bias: "),
+        "wrong table": (
+            [q, k, v], {**more, "distance_bias": torch.zeros(HEADS, 4)}, "distance_bias: got",
+        ),
         "window": ([q, k, v], {**more, "window": 3}, "window: "),
         "chunk": ([q, k, v], {**more, "chunk": 3}, "chunk: "),
         "prefix": ([q, k, v], {**more, "prefix": 3}, "prefix: "),

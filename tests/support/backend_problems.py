@@ -53,6 +53,7 @@ class Problem:
     global_tokens: int | None = None
     slopes: Tensor | None = None
     dropout_p: float = 0.0
+    table: Tensor | None = None
 
     @property
     def sinks(self) -> Tensor | None:
@@ -80,7 +81,10 @@ class Problem:
             global_tokens=self.global_tokens,
         )  # fmt: skip
 
-    def bias(self, keys: Tensor) -> Bias | None:
+    def bias(self, keys: Tensor, grad: Tensor | None = None) -> Bias | None:
+        grads = () if grad is None else (grad,)
+        if self.table is not None:
+            return Bias(torch.arange(self.rows).int(), keys.int(), self.table[None], grads)
         if self.slopes is None:
             return None
         slopes = self.slopes if self.slopes.dim() == 2 else self.slopes[None]
@@ -141,17 +145,20 @@ def compute(
         merge_sinks_(*state, problem.sinks)
     delta = (dout.float() * state.out.float()).sum(-1)
     dq = torch.zeros(q.shape)
+    dtable = None if problem.table is None else torch.zeros(problem.table.shape)
     dk, dv = torch.zeros(k.shape), torch.zeros(v.shape)
     for part, start, end in hops:
         dk_part, dv_part = torch.zeros_like(dk[:, :, part]), torch.zeros_like(dv[:, :, part])
         backward(
             dout, q, k[:, :, part], v[:, :, part], state.lse, delta, start, end, dq=dq,
             dk=dk_part, dv=dv_part, out=state.out if with_out else None,
-            bias=problem.bias(part), at=Positions(rows, part.int()), **more,
+            bias=problem.bias(part, dtable), at=Positions(rows, part.int()), **more,
         )  # fmt: skip
         dk[:, :, part] += dk_part
         dv[:, :, part] += dv_part
     grads = {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
+    if dtable is not None:
+        grads["dtable"] = dtable
     if problem.sinks is not None:
         grads["dsinks"] = sink_gradients(problem.sinks, state.lse, delta)
     return Result(state.out, state.lse, grads)
@@ -164,6 +171,7 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     scoring: dict[str, Any] = {
         "softcap": problem.softcap, "sinks": problem.sinks, "slopes": problem.slopes,
         "factors": testing.dropout_factors(q, problem.dropout_p, DROPOUT_SEED),
+        "table": problem.table,
     }  # fmt: skip
     want = testing.oracle(q, k, v, dout, seen, scale=scale, **scoring)
     # SDPA scales after masking: what it gives for -q is right, and as exact.
@@ -176,7 +184,7 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     yard = yard._replace(dq=sign * yard.dq)
     for name, got in (("out", result.out), *result.grads.items()):
         right, usual = getattr(want, name), getattr(yard, name)
-        if name == "dsinks":
+        if name in ("dsinks", "dtable"):
             share = testing.sinks_share(got, right, usual)
         else:
             share = testing.budget_share(got, right, usual, dout)
@@ -188,6 +196,10 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     if problem.slopes is not None:
         distance = torch.arange(problem.rows) - torch.arange(problem.rows)[:, None]
         scores = scores - problem.slopes[..., None, None] * distance.abs()
+    if problem.table is not None:
+        places = torch.arange(problem.rows) - torch.arange(problem.rows)[:, None]
+        reach = problem.table.shape[1] // 2
+        scores = scores + problem.table[:, places.clamp(-reach, reach) + reach]
     lse = torch.logsumexp(scores.masked_fill(~seen, -torch.inf), -1)
     if problem.sinks is not None:
         lse = torch.logaddexp(lse, problem.sinks.double()[:, None])

@@ -85,6 +85,7 @@ def models(rank: int, size: int) -> None:
         {"with_sinks": True},
         {"softcap": 2, "value_dim": 24, "with_sinks": True, "alibi": True},
         {"value_dim": 8, "backward": "reverse"},
+        {"with_sinks": True, "reach": 5},
     )
     for more, transport in itertools.product(asked, ("ring", "hybrid:2")):
         if transport != "ring" and size == 2:
@@ -93,9 +94,10 @@ def models(rank: int, size: int) -> None:
         found: list[list[Tensor]] = []
         for function in (ringray.ring_attention, compiled(ringray.ring_attention)):
             *qkv, dout = case.shards()
-            learned = [] if case.sinks is None else [case.sinks]
-            leaves = [x.requires_grad_() for x in (*qkv, *learned)]
-            arguments = case.arguments | {"sinks": leaves[3] if learned else None}
+            learned = {"sinks": case.sinks, "distance_bias": case.table}
+            learned = {name: x.requires_grad_() for name, x in learned.items() if x is not None}
+            leaves = [x.requires_grad_() for x in (*qkv, *learned.values())]
+            arguments = case.arguments | learned
             out, lse = function(*leaves[:3], return_lse=True, **arguments)
             torch.autograd.backward((out, lse), (dout, torch.ones_like(lse)))
             found.append([out, lse, *(x.grad for x in leaves)])  # type: ignore[list-item]

@@ -197,6 +197,11 @@ def refused(rank: int, size: int) -> None:
             cache,
             alibi_slopes=[1.0],  # type: ignore[call-arg]
         ),
+        "keyword 'distance_bias'; .* no scores are biased": lambda: ringray.ring_decode(
+            q,
+            cache,
+            distance_bias=q[0, :, 0],  # type: ignore[call-arg]
+        ),
         "capacity: got 0, expected": lambda: _full(size, capacity=0),
         "capacity: got 2, expected .* at least": lambda: ringray.ShardedKV.of_shards(
             x, x, capacity=2, partition="contiguous"

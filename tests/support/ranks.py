@@ -187,6 +187,7 @@ class Case:
     global_tokens: int | None = None
     alibi: bool = False
     dropout_p: float = 0.0
+    reach: int | None = None  # of learned biases
 
     @property
     def factor(self) -> float:
@@ -209,8 +210,14 @@ class Case:
         dropped = testing.dropout_factors(self.inputs[0], self.dropout_p, DROPOUT_SEED)
         return {
             "softcap": self.softcap, "sinks": self.sinks, "slopes": self.slopes,
-            "factors": dropped,
+            "factors": dropped, "table": self.table,
         }  # fmt: skip
+
+    @property
+    def table(self) -> Tensor | None:
+        if self.reach is None:
+            return None
+        return testing.make_table(self.heads, self.reach, seed=self.seed)
 
     @property
     def slopes(self) -> Tensor | None:
@@ -264,7 +271,8 @@ class Case:
         *qkv, dout = self.shards(pad_value)
         q, k, v = (x.requires_grad_() for x in qkv)
         sinks = None if self.sinks is None else self.sinks.requires_grad_()
-        more = self.arguments | {"sinks": sinks}
+        table = None if self.table is None else self.table.requires_grad_()
+        more = self.arguments | {"sinks": sinks, "distance_bias": table}
         out, lse = ringray.ring_attention(q, k, v, return_lse=True, **more)
         if self.with_dlse:
             dlse = ringray.shard(self.dlse, dim=2, partition=self.partition, pad_value=pad_value)
@@ -277,7 +285,8 @@ class Case:
         assert (out.dtype, q.grad.dtype, lse.dtype) == (self.dtype, self.dtype, torch.float32)
         found = {"out": out.detach(), "lse": lse.detach()}
         found |= {"dq": q.grad, "dk": k.grad, "dv": v.grad}
-        if sinks is not None:
-            assert sinks.grad is not None
-            found["dsinks"] = sinks.grad
+        for name, x in (("dsinks", sinks), ("dtable", table)):
+            if x is not None:
+                assert x.grad is not None
+                found[name] = x.grad
         return found

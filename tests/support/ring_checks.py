@@ -85,6 +85,8 @@ def _lse(q: Tensor, k: Tensor, seen: Tensor, case: Case) -> tuple[Tensor, dict[s
     leaves = {"dq": q, "dk": k}
     if case.sinks is not None:
         leaves["dsinks"] = case.sinks[:, None].expand(q.shape[:3])
+    if case.table is not None:
+        leaves["dtable"] = case.table[:, None].expand(*q.shape[:3], -1)
     leaves = {name: x.detach().to(q.dtype).requires_grad_() for name, x in leaves.items()}
     wide = leaves["dk"].repeat_interleave(case.heads // case.kv_heads, 1)
     scores = leaves["dq"] @ wide.transpose(-1, -2) * case.factor
@@ -93,6 +95,10 @@ def _lse(q: Tensor, k: Tensor, seen: Tensor, case: Case) -> tuple[Tensor, dict[s
     if case.slopes is not None:
         distance = torch.arange(q.shape[2]) - torch.arange(q.shape[2])[:, None]
         scores = scores - distance.abs() * case.slopes.to(q.dtype)[:, None, None]
+    if case.reach is not None:
+        away = torch.arange(q.shape[2]) - torch.arange(q.shape[2])[:, None]
+        places = away.clamp(-case.reach, case.reach) + case.reach
+        scores = scores + leaves["dtable"].gather(-1, places.expand_as(scores))
     lse = torch.logsumexp(scores.masked_fill(~seen, -torch.inf), -1)
     if case.with_sinks:
         lse = torch.logaddexp(lse, leaves["dsinks"])
@@ -106,11 +112,11 @@ def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
     want, yard, want_lse, dout = true
     padding = ringray.local_positions(case.partition, case.seq_len, size, rank) >= case.seq_len
     for name, x in got.items():
-        if name == "dsinks":
+        if name in ("dsinks", "dtable"):
             total = x.clone()
             if size > 1:
                 dist.all_reduce(total)
-            share = testing.sinks_share(total, want.dsinks, yard.dsinks)  # type: ignore[arg-type]
+            share = testing.sinks_share(total, getattr(want, name), getattr(yard, name))
             assert share <= 1, f"{case} on {size}: {name} takes {share:.3f} of its budget"
             continue
         full = ringray.unshard(x, dim=2, partition=case.partition, seq_len=case.seq_len)
@@ -364,6 +370,8 @@ def models(rank: int, size: int) -> None:
         {"with_sinks": True, "softcap": 0.7, "value_dim": 24},
         {"alibi": True},
         {"alibi": True, "window": 7, "global_tokens": 4},
+        {"reach": 7, "with_sinks": True},
+        {"reach": 20, "softcap": 1.5, "causal": False},
         {"alibi": True, "softcap": 1.5, "causal": False, "cu": (0, 30, 61), "batch": 2},
     )
     ways = itertools.product(transport.TRANSPORTS, walk.BACKWARDS, asked)

@@ -31,6 +31,7 @@ class _Block(NamedTuple):
     keys: slice
     queries: Tensor
     ratio: Tensor | None
+    bias: Bias | None
     scores: Tensor
     factors: Tensor | None
 
@@ -50,15 +51,16 @@ def _blocks(
             ratio = scores.div_(softcap).tanh_()
             scores = ratio * softcap
         by_row = scores.unflatten(1, (group, -1))
-        if bias is not None:
-            by_row += bias.part(slice(None), rows, keys).scores()
+        part = bias and bias.part(slice(None), rows, keys)
+        if part is not None:
+            by_row += part.scores()
         if causal:
             later = torch.ones(by_row.shape[2:], dtype=torch.bool, device=q.device).triu_(at + 1)
             by_row.masked_fill_(later, -torch.inf)
         elif mask is not None:
             by_row += mask[rows]
         factors = None if dropped is None else dropped(rows, keys).flatten(1, 2)
-        yield _Block(rows, keys, queries, ratio, scores, factors)
+        yield _Block(rows, keys, queries, ratio, part, scores, factors)
 
 
 def _together(x: Tensor, rows: slice) -> Tensor:
@@ -78,7 +80,7 @@ def forward(
     blocks = _blocks(
         q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias, dropped=dropped
     )
-    for rows, keys, _, _, scores, factors in blocks:
+    for rows, keys, _, _, _, scores, factors in blocks:
         found = torch.logsumexp(scores, -1, keepdim=True)
         weights = scores.sub_(found).exp_()
         if factors is not None:
@@ -101,7 +103,7 @@ def backward(
     blocks = _blocks(
         q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias, dropped=dropped
     )
-    for rows, keys, queries, ratio, scores, factors in blocks:
+    for rows, keys, queries, ratio, part, scores, factors in blocks:
         upstream = _together(dout, rows)
         weights = scores.sub_(lse[:, :, rows].flatten(1).unsqueeze(-1)).exp_()
         ds = upstream @ v[:, keys].mT
@@ -110,6 +112,8 @@ def backward(
             factors *= weights
         dv[:, keys] += (weights if factors is None else factors).mT @ upstream
         ds.sub_(delta[:, :, rows].flatten(1).unsqueeze(-1)).mul_(weights)
+        if part is not None:
+            part.add(ds.unflatten(1, (q.shape[1], -1)))
         if ratio is not None:
             ds.mul_(ratio.square_().neg_().add_(1.0))
         ds.mul_(scale)

@@ -97,7 +97,10 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     p = torch.exp(scores - lse.masked_fill(blind.squeeze(-1), 0.0).unsqueeze(-1))
     stays = _factors(operands)
     dp = dout_wide @ v_wide.transpose(-1, -2) * stays
-    ds = p * (dp - delta.unsqueeze(-1)) * slope * scale
+    ds = p * (dp - delta.unsqueeze(-1))
+    if operands.bias is not None:
+        operands.bias.add(ds)
+    ds = ds * slope * scale
 
     def over_group(grad: Tensor, like: Tensor) -> Tensor:
         return grad.unflatten(1, (like.shape[1], -1)).sum(2)

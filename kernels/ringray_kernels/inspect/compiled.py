@@ -58,7 +58,8 @@ _AS_LONG = 1.2
 class Case:
     """One kernel to compile; ``config`` None is the default. ``group`` query heads share a
     key/value head; forward is a middle hop, with the state in and out. ``value_dim``: head dim of
-    V, 0 if it is that of Q; ``biased``: by ``Bias.slopes``."""
+    V, 0 if it is that of Q; ``biased``: by slopes, or tables of
+    ``reach``, see ``Bias``."""
 
     target: str
     kernel: Kernel
@@ -72,6 +73,7 @@ class Case:
     softcap: float | None = None
     biased: bool = False
     dropout_p: float = 0.0
+    reach: int | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,9 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     named: dict[str, Any] = {case.kernel: case.config}
     blocks = Blocks(**named, atomic_dq=case.atomic_dq, ordered_dq=case.ordered_dq)
     bias = Bias(start[0], end[0], tensor(1, heads)) if case.biased else None
+    if bias is not None and case.reach is not None:
+        table = tensor(heads, 2 * case.reach + 1)
+        bias = bias._replace(values=table[None], grads=(table,))
     operands = Operands(q, k, v, start, end, 0.1, blocks, case.softcap, bias)
     if case.dropout_p:
         at = Positions(start[0], start[0])

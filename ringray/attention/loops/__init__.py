@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ringray.attention.loops.chunks import Result
+    from ringray.attention.per_head import Learned
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
 
@@ -35,21 +36,21 @@ __all__ = ["HERE", "backward", "exactly", "forward"]
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, sinks: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned
 ) -> Result:
     """Returns this rank's output, lse, and the tensors that its backward pass needs, besides
-    ``sinks``."""
+    what is ``learned``."""
     comm.meter.running = "forward"
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(q.device):
         if problem.exchange.fold > 1:
-            return heads.forward(q, k, v, problem, comm, _inner(problem), sinks)
-        return _inner(problem).forward(q, k, v, problem, comm, sinks)
+            return heads.forward(q, k, v, problem, comm, _inner(problem), learned)
+        return _inner(problem).forward(q, k, v, problem, comm, learned)
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    call: int, sinks: Tensor | None = None,
+    call: int, learned: Learned,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns dq, dk, dv of this rank's shard; ``saved`` is from ``forward``. With ``sinks`` also
     this rank's share of their gradient, fp32 (Hq,): the sum over all ranks is the gradient.
@@ -62,8 +63,8 @@ def backward(
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(dout.device):
         if problem.exchange.fold > 1:
-            return heads.backward(dout, dlse, saved, problem, comm, _inner(problem), sinks)
-        return _inner(problem).backward(dout, dlse, saved, problem, comm, sinks)
+            return heads.backward(dout, dlse, saved, problem, comm, _inner(problem), learned)
+        return _inner(problem).backward(dout, dlse, saved, problem, comm, learned)
 
 
 class _Here(threading.local):

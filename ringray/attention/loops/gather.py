@@ -19,11 +19,12 @@ import ringray_kernels
 from ringray.attention.loops.chunks import Chunk, ChunkShape, Result
 from ringray.comm.batch import Batch
 from ringray.traffic.walk import Rows
-from ringray_kernels.merge import merge_sinks_, sink_gradients
+from ringray_kernels.merge import merge_sinks_
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ringray.attention.per_head import Learned
     from ringray.attention.problem import Ranges, RankProblem
     from ringray.comm.ring import Comm
 
@@ -150,39 +151,42 @@ def _scatter(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, sinks: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned
 ) -> Result:
     """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse."""
     plan, groups = _plan(problem, q.device), _groups(q, k, problem)
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    coming = _gather(k, v, groups[0], plan, comm)
+    coming, tables = _gather(k, v, groups[0], plan, comm), learned.tables()
     for at, group in enumerate(groups):
         keys, values = coming()
         if at + 1 < len(groups):
             coming = _gather(k, v, groups[at + 1], plan, comm)
         with comm.computing(at, group.label):
-            positional = problem.by_position_at(problem.rank, plan.own, plan.order, group.heads)
+            positional = problem.by_position_at(
+                problem.rank, plan.own, plan.order, group.heads, tables
+            )
             state = problem.attend(
                 q[:, group.heads], keys, values, plan.ranges, out_dtype=q.dtype, **positional
             )
         out[:, group.heads], lse[:, group.heads] = state
         del keys, values, state
-    if sinks is not None:
-        merge_sinks_(out, lse, sinks)
+    if learned.sinks is not None:
+        merge_sinks_(out, lse, learned.sinks)
     return Result(out, lse, (q, k, v, out, lse))
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    sinks: Tensor | None = None,
+    learned: Learned,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
-    with ``sinks`` the part of their gradient that comes from this rank's rows."""
+    of what is ``learned`` the part of the gradient that comes from this rank's rows."""
     q, k, v, out, lse = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
     plan, groups = _plan(problem, q.device), _groups(q, k, problem)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+    tables = learned.tables(with_gradient=True)
     coming = _gather(k, v, groups[0], plan, comm)
     going: Callable[[], None] | None = None
     for at, group in enumerate(groups):
@@ -191,7 +195,9 @@ def backward(
             coming = _gather(k, v, groups[at + 1], plan, comm)
         sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
         with comm.computing(at, group.label):
-            positional = problem.by_position_at(problem.rank, plan.own, plan.order, group.heads)
+            positional = problem.by_position_at(
+                problem.rank, plan.own, plan.order, group.heads, tables
+            )
             for start, end in plan.ranges:
                 ringray_kernels.backward(
                     dout[:, group.heads], q[:, group.heads], keys, values, lse[:, group.heads],
@@ -207,4 +213,4 @@ def backward(
         del sums
     assert going is not None
     going()
-    return dq, dk, dv, *(() if sinks is None else (sink_gradients(sinks, lse, delta),))
+    return dq, dk, dv, *learned.gradients(lse, delta, tables)

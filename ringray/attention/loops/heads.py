@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
+    from ringray.attention.per_head import Learned
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
 
@@ -84,41 +85,40 @@ def _swap(direction: str, tensors: Sequence[Sequence[Tensor]], comm: Comm) -> li
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, inner: ModuleType,
-    sinks: Tensor | None = None,
+    learned: Learned,
 ) -> Result:  # fmt: skip
     """Computes this rank's output over the keys of all ranks; saves what ``inner`` saves."""
     near, far = comm.folded(problem.layout.fold)
     places = _places(problem.layout, problem.rank, q.device)
     q, k, v = _to_rows((q, k, v), near, places)
-    out, lse, saved = inner.forward(q, k, v, problem, far, _share(sinks, near))
+    out, lse, saved = inner.forward(q, k, v, problem, far, _share(learned, near))
     out, lse = _to_heads((out, lse), near, places)
     return Result(out, lse, saved)
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    inner: ModuleType, sinks: Tensor | None = None,
+    inner: ModuleType, learned: Learned,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Returns dq, dk, dv of this rank's shard; and with ``sinks`` their gradient from its share of
-    the heads, 0 for the others."""
+    """Returns dq, dk, dv of this rank's shard; and of what is ``learned`` the gradient from its
+    share of the heads, 0 for the others."""
     near, far = comm.folded(problem.layout.fold)
     places = _places(problem.layout, problem.rank, dout.device)
     if problem.return_lse and dlse is None:  # other ranks may have one
         dlse = torch.zeros(dout.shape[:3], dtype=torch.float32, device=dout.device)
     dout, *more = _to_rows((dout,) if dlse is None else (dout, dlse), near, places)
     gradients = inner.backward(
-        dout, more[0] if more else None, saved, problem, far, _share(sinks, near)
+        dout, more[0] if more else None, saved, problem, far, _share(learned, near)
     )
     dq, dk, dv = (x.to(dout.dtype) for x in gradients[:3])
-    more = []
-    if sinks is not None:
-        more = [torch.zeros(sinks.shape, dtype=torch.float32, device=dout.device)]
-        more[0].chunk(near.world_size)[near.rank].copy_(gradients[3])
+    more = [x.new_zeros(x.shape, dtype=torch.float32) for x in learned if x is not None]
+    for whole, part in zip(more, gradients[3:], strict=True):
+        whole.chunk(near.world_size)[near.rank].copy_(part)
     del gradients
     dq, dk, dv = _to_heads((dq, dk, dv), near, places)
     return dq, dk, dv, *more
 
 
-def _share(sinks: Tensor | None, near: Comm) -> Tensor | None:
-    """Returns the sinks of this rank's share of the heads."""
-    return None if sinks is None else sinks.chunk(near.world_size)[near.rank]
+def _share(learned: Learned, near: Comm) -> Learned:
+    """Returns what is learned for this rank's share of the heads."""
+    return learned.share(near.world_size, near.rank)

@@ -21,18 +21,19 @@ from ringray.attention.loops.chunks import Chunk, ChunkShape, Result
 from ringray.comm.batch import Batch, Pending
 from ringray.traffic.walk import Rows
 from ringray_kernels import State
-from ringray_kernels.merge import merge_sinks_, sink_gradients
+from ringray_kernels.merge import merge_sinks_
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ringray.attention.per_head import Learned
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
     from ringray.traffic.script import Message, Script, Step, Visit
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, sinks: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned
 ) -> Result:
     """Computes this rank's output over the keys of all ranks.
 
@@ -42,6 +43,7 @@ def forward(
     script, kept = problem.script("forward"), _kept(problem)
     ring = InFlight(comm, problem.rank, Chunk((k, v), problem.own))
     state: State | None = None
+    tables = learned.tables()
     left = sum(bool(visit.need) for visit in script.visits)
     for at, step in enumerate(script.steps):
         ring.post(at, step)
@@ -51,26 +53,29 @@ def forward(
                 out_dtype = None if left else q.dtype
                 with comm.computing(at, f"chunk {visit.owner}"):
                     # The chunk gets no name here, which would keep it until the next step.
-                    state = _attend(q, ring.held[visit.owner], visit, problem, state, out_dtype)
+                    state = _attend(
+                        q, ring.held[visit.owner], visit, problem, tables, state, out_dtype
+                    )
         ring.wait(at)
         ring.drop(visit.owner for visit in step.visits if visit.owner not in kept)
     ring.finish()
     assert state is not None
-    if sinks is not None:
-        merge_sinks_(*state, sinks)
+    if learned.sinks is not None:
+        merge_sinks_(*state, learned.sinks)
     extra = [x for owner, rows in kept.items() for x in ring.held[owner].cut(rows)]
     return Result(*state, (q, k, v, *state, *extra))
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    sinks: Tensor | None = None,
+    learned: Learned,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
-    with ``sinks`` the part of their gradient that comes from this rank's rows."""
+    of what is ``learned`` the part of the gradient that comes from the pairs computed here."""
     q, k, v, out, lse, *kept = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
     matching = out if dlse is None else None
+    tables = learned.tables(with_gradient=True)
     script, rank, own = problem.script("backward"), problem.rank, problem.own
     keys_walk = problem.walks.travelling == "keys"
     queries, keys = (q, dout, lse, delta), (k, v)
@@ -88,13 +93,15 @@ def backward(
                 ring.sums[visit.owner] = ring.zeros(visit.sums)
             if visit.need:
                 with comm.computing(at, f"chunk {visit.owner}"):
-                    _differentiate(stay, ring.side(visit), heads, matching, problem, keys_walk)
+                    _differentiate(
+                        stay, ring.side(visit), heads, matching, problem, tables, keys_walk
+                    )
         ring.wait(at)
         ring.drop(visit.owner for visit in step.visits)
     ring.finish()
     home = ring.sums[rank].tensors
     dq, dk, dv = (*stay.gradients, *home) if keys_walk else (*home, *stay.gradients)
-    return dq, dk, dv, *(() if sinks is None else (sink_gradients(sinks, lse, delta),))
+    return dq, dk, dv, *learned.gradients(lse, delta, tables)
 
 
 def _kept(problem: RankProblem) -> dict[int, Rows]:
@@ -107,6 +114,7 @@ def _attend(
     held: Chunk,
     visit: Visit,
     problem: RankProblem,
+    tables: tuple[Tensor, ...],
     state: State | None,
     out_dtype: torch.dtype | None,
 ) -> State:
@@ -115,7 +123,7 @@ def _attend(
     k, v = held.cut(rows)
     return problem.attend(
         q, k, v, problem.intervals(*hop, q.device), state, out_dtype,
-        **problem.by_position(*hop, slice(None), q.device),
+        **problem.by_position(*hop, slice(None), q.device, tables),
     )  # fmt: skip
 
 
@@ -146,7 +154,7 @@ def _of(heads: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _differentiate(
     stay: Side, visiting: Side, share: Heads, out: Tensor | None, problem: RankProblem,
-    keys_walk: bool,
+    tables: tuple[Tensor, ...], keys_walk: bool,
 ) -> None:  # fmt: skip
     """Adds the gradients of some heads of two ranks' rows. ``out``: of this rank, if delta is its
     rowsum with dout."""
@@ -158,7 +166,7 @@ def _differentiate(
     ours = None
     if out is not None and queries.rank == problem.rank:
         (ours,) = _of(share.heads, *Chunk((out,), problem.own).cut(queries.rows))
-    positional = problem.by_position(*hop, share.heads, device)
+    positional = problem.by_position(*hop, share.heads, device, tables)
     for start, end in problem.intervals(*hop, device):
         ringray_kernels.backward(
             dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -69,6 +70,10 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     dtype, device = operands.q.dtype, operands.q.device
     target, operands = target_named(architecture(device)), _launchable(operands)
     dout, out, lse, delta, dq, dk, dv = given
+    grads = operands.bias.grads if operands.bias else ()
+    if grads:  # which are the dQ kernel's
+        blocks = replace(operands.blocks, atomic_dq=False, ordered_dq=False)
+        operands = operands._replace(blocks=blocks)
     first, stop = _inverses(operands.start, operands.end, operands.k.shape[2])
     with contextlib.ExitStack() as stack:
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
@@ -82,6 +87,8 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
             launches.append(dq_launch(operands, given, target, dtype))
         for launch in launches:
             run(launch, device)
+    for grad, tables in zip(grads, launches[-1].tables, strict=True):
+        grad += tables.sum((0, 2))
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ _GRID_LIMIT = 65535
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch: ``kernel[grid](*arguments, **options)``. The grid is blocks of rows, heads
-    (or blocks of them), batch.
+    (or blocks of them), batch. ``tables``: gradients of biases by program, (B, Hq, blocks, ...).
 
     Raises:
         ValueError: more heads or a larger batch than a grid holds.
@@ -39,6 +39,7 @@ class Launch:
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+    tables: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         for name, size in zip(("heads", "batch"), self.grid[1:], strict=True):
@@ -132,9 +133,11 @@ def biases(operands: Operands, *, keys_walk: bool) -> tuple[Any, Tensor | None]:
     stay, and the positions of those that walk past them."""
     if operands.bias is None:
         return None, None
-    queries, keys, slopes = operands.bias
+    queries, keys, values, _ = operands.bias
+    reach = operands.bias.reach
     stay, walk = (queries, keys) if keys_walk else (keys, queries)
-    return (slopes, slopes.stride(0) if len(slopes) > 1 else 0, stay), walk
+    stride = values.stride(1) if reach is not None else values.stride(0) if len(values) > 1 else 0
+    return (values, stride, stay, reach), walk
 
 
 def bounds_of(x: Tensor) -> tuple[Tensor, int]:

@@ -7,7 +7,8 @@ without the other hops (Dao, FlashAttention-2, 2023, algorithm 2)::
     p = exp(scale q·k - lse)      ds = p (dout·v - delta)
     dv += pᵀ dout                 dk += scale dsᵀ q             dq += scale ds k
 
-With a bias, ``- slope |i - j|`` is added to the score, for query and key at positions i and j.
+With a bias, its term for the positions of query and key is added to the score; the gradient of a
+table is the sum of ds (before any factor) over the pairs that take from a place, by the dQ kernel.
 With SOFTCAP the score is ``log2_scale`` times t = tanh(``cap`` q·k), in units of log2, and ds has
 the factor 1 - t².
 
@@ -101,7 +102,7 @@ def _dkv_step(
         s = tanh(s * cap)
     scores = s * log2_scale
     if bias is not None:
-        scores = biased(s, log2_scale, *bias, begin + columns, present, MASKED)
+        scores, _ = biased(s, log2_scale, *bias, begin + columns, present, False, MASKED)
     p = tl.exp2(scores - (row_lse * LOG2_E)[None, :])
     if MASKED:
         rows = (begin + columns)[None, :]
@@ -236,8 +237,8 @@ def dkv_kernel(
             o_head = dout + (batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh)
         away = bias
         if bias is not None:
-            slopes, at = bias_of(bias, batch, head, key)
-            away = (slopes, at, query_positions)
+            values, at = bias_of(bias, batch, head, key)
+            away = (values, at, query_positions, bias[3])
         turns = counters
         edges = count - whole
         if counters is not None:

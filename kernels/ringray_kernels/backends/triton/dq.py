@@ -6,6 +6,7 @@ import triton.language as tl
 from ringray_kernels.backends.triton.tiles import (
     DROPS,
     LOG2_E,
+    add_by_place,
     bias_of,
     biased,
     edge_tile,
@@ -25,7 +26,7 @@ from ringray_kernels.backends.triton.tiles import (
 def _dq_step(
     dq0, dq1, q0, q1, do0, do1, k, v, lse, delta, low, high, first, last, gaps, start, end,
     rows, tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
-    stride_kn, stride_kd, stride_vn, stride_vd,
+    tables, stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -61,7 +62,7 @@ def _dq_step(
         s = tanh(s * cap)
     scores = s * scale
     if bias is not None:
-        scores = biased(s, scale, *bias, begin + columns, present, MASKED)
+        scores, places = biased(s, scale, *bias, begin + columns, present, True, MASKED)
     dp = product(do0, v0, do1, v1, V1, PRECISION)
     if drop is not None:
         key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
@@ -69,6 +70,9 @@ def _dq_step(
         dp = tl.where(stays, dp * drop[4], 0.0)
     p = tl.exp2(scores - lse[:, None])
     ds = p * (dp - delta[:, None])
+    if tables is not None:
+        keys = (begin + columns)[None, :]
+        add_by_place(tables, ds, places, (keys >= first[:, None]) & (keys < last[:, None]))
     if SOFTCAP:
         ds = ds * (1.0 - s * s)
     if MASKED:
@@ -83,7 +87,7 @@ def _dq_step(
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *DROPS])
 def dq_kernel(
-    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias, key_positions,
+    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias, key_positions, tables,
     stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
@@ -99,6 +103,7 @@ def dq_kernel(
     """Program (block, head block, batch entry) adds to ``dq`` of one block; see forward_kernel.
 
     ``lse``, ``delta`` and ``dq`` are contiguous; ``log2_scale`` is ``scale`` times log2(e).
+    ``tables``: None, or zeros to which each program adds the gradient of its own table; PACK is 1.
     """
     ROWS: tl.constexpr = BLOCK_M // PACK
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -138,8 +143,12 @@ def dq_kernel(
     q1 = q0
     do1 = do0
     if bias is not None:
-        slopes, at = bias_of(bias, batch, head, row)
-        bias = (slopes[:, None], at, key_positions)
+        values, at = bias_of(bias, batch, head, row)
+        bias = (values[:, None], at, key_positions, bias[3])
+    if tables is not None:
+        of_program = (batch * heads + first_head).to(tl.int64) * tl.num_programs(0) + block
+        tables += of_program * (2 * bias[3] + 1)
+        last = tl.where(inside, last, first)  # of rows beyond the end nothing is added
     dq0 = tl.zeros([BLOCK_M, D0], tl.float32)
     dq1 = dq0
     if D1 > 0:
@@ -155,7 +164,7 @@ def dq_kernel(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
             edge_tile(index, leading, whole), batch, kv_head, head, at, keys_at, drop, log2_scale,
-            cap, bias,
+            cap, bias, tables,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
@@ -163,7 +172,7 @@ def dq_kernel(
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias,
+            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, tables,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip

@@ -58,7 +58,7 @@ def _step(
     if SOFTCAP:
         s = tanh(s * cap)
     if bias is not None:
-        s = biased(s, scale, *bias, begin + columns, present, MASKED)
+        s, _ = biased(s, scale, *bias, begin + columns, present, True, MASKED)
         scale = 1.0
     if MASKED:
         keys = (begin + columns)[None, :]
@@ -150,8 +150,8 @@ def forward_kernel(
     if D1 > 0:
         q1 = load_tile(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
     if bias is not None:
-        slopes, at = bias_of(bias, batch, head, row)
-        bias = (slopes[:, None], at, key_positions)
+        values, at = bias_of(bias, batch, head, row)
+        bias = (values[:, None], at, key_positions, bias[3])
     acc0 = tl.zeros([BLOCK_M, V0], tl.float32)
     acc1 = acc0
     if V1 > 0:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -136,6 +137,9 @@ def dq_launch(
     streamed = (q, dout, k, v) if blocks.dq and blocks.dq.path == "specialised" else (k, v)
     problem = problem_of("dq", operands, dtype, *streamed)
     config = configured(blocks.dq, problem, target)
+    grads = operands.bias.grads if operands.bias else ()
+    if grads:
+        config = replace(config, pack=1)
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
 
@@ -143,19 +147,22 @@ def dq_launch(
     described = config.path == "descriptors"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
+    grid = (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch)
+    tables = tuple(grad.new_zeros((batch, heads, grid[0], grad.shape[1])) for grad in grads)
     return Launch(
         dq_kernel,
-        (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch),
+        grid,
         (
             dout, q,
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
             lse, delta, start, end, dq, float(scale), (softcap or scale) * LOG2_E,
-            inside_cap(operands), *biases(operands, keys_walk=True),
+            inside_cap(operands), *biases(operands, keys_walk=True), *(tables or (None,)),
             *dout.stride(), *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
         _options(config, operands, target, dtype),
+        tables,
     )  # fmt: skip
 
 

@@ -175,21 +175,45 @@ def tanh(x):
 
 @triton.jit
 def bias_of(bias, batch, head, rows):
-    """Returns the slope of each ``head``, in units of log2, and the positions of ``rows``, of a
-    ``bias`` (slopes, their stride between batch entries, positions of queries or keys)."""
-    slopes, stride, positions = bias
-    return tl.load(slopes + batch * stride + head) * LOG2_E, tl.load(positions + rows)
+    """Returns the slope of each ``head``, in units of log2, or a pointer to its table, and the
+    positions of ``rows``, of a ``bias`` (slopes or tables, their stride between batch entries or
+    heads, positions of queries or keys, reach of tables or None)."""
+    values, stride, positions, reach = bias
+    if reach is None:
+        of_head = tl.load(values + batch * stride + head) * LOG2_E
+    else:
+        of_head = values + head * stride
+    return of_head, tl.load(positions + rows)
 
 
 @triton.jit
-def biased(s, scale, slopes, at, positions, columns, present, MASKED: tl.constexpr):
+def biased(s, scale, values, at, positions, reach, columns, present, FORWARD: tl.constexpr,
+           MASKED: tl.constexpr):  # fmt: skip
     """Returns ``scale`` times scores ``s`` (rows, columns) with the bias of their distances, for
-    rows at ``at`` and ``columns`` of ``positions``."""
+    rows at ``at`` and ``columns`` of ``positions``; and the places of tables that it is from.
+    FORWARD: columns are keys."""
     if MASKED:
         across = tl.load(positions + columns, mask=present, other=0)
     else:
         across = tl.load(positions + columns)
-    return s * scale - slopes * tl.abs(at[:, None] - across[None, :]).to(tl.float32)
+    places = across[None, :] - at[:, None] if FORWARD else at[:, None] - across[None, :]
+    if reach is None:
+        term = values * -tl.abs(places).to(tl.float32)
+    else:
+        places = tl.minimum(tl.maximum(places, -reach), reach) + reach
+        term = tl.load(values + places) * LOG2_E
+    return s * scale + term, places
+
+
+@triton.jit
+def add_by_place(sums, ds, places, seen):
+    """Adds ``ds`` to the table ``sums`` of this program alone, where ``seen``, place by
+    place, in this order."""
+    ds = tl.where(seen, ds, 0.0)
+    tl.debug_barrier()
+    for place in range(tl.min(places), tl.max(places) + 1):
+        part = tl.sum(tl.where(places == place, ds, 0.0))
+        tl.store(sums + place, tl.load(sums + place) + part)
 
 
 @triton.jit
