@@ -18,16 +18,19 @@ from ringray.lab.report.figures import data
 from ringray.lab.report.replicas import by_problem
 from ringray.lab.trial.outcome import TrialRow, measured_enough, runs_of
 
-_PROBLEMS = 12  # that are told one by one
+TOLD = 12  # problems that are told one by one
 _RUNS = 3  # fewer runs have no spread
 _BUSY = 0.15  # share of a host's cores that other processes may use
 _LONG_S = 0.5  # time of a trial whose load can be told: hosts count their time in steps of 10 ms
 
 
 class Contest(NamedTuple):
-    """The points of one problem, the fastest first."""
+    """The points of one problem, the fastest first. ``problem``: what tells it from the others, ""
+    if it is the only one; ``names``: of the strategies of the first two."""
 
     ranking: list[TrialRow]
+    problem: str
+    names: list[str]
 
     @property
     def first(self) -> TrialRow:
@@ -53,12 +56,18 @@ class Contest(NamedTuple):
 
 def contests(rows: Iterable[TrialRow]) -> list[Contest]:
     """Returns a contest for each problem with a time, in the order of ``rows``."""
-    found = []
+    rankings = []
     for same in by_problem(data.having(data.points(list(rows)), "median_ms")):
         among = measured_enough({row.key: runs_of(row) for row in same})
         by_time = sorted(same, key=lambda row: row.metrics["median_ms"])
-        found.append(Contest([row for row in by_time if row.key in among]))
-    return found
+        rankings.append([row for row in by_time if row.key in among])
+    points = [row for ranking in rankings for row in ranking]
+    problem = words.varying((row.config for row in points), words.PROBLEM)
+    fields = data.strategies(points)
+    return [
+        Contest(one, data.problem(one[0], problem), [data.strategy(x, fields) for x in one[:2]])
+        for one in rankings
+    ]
 
 
 def winners(rows: Iterable[TrialRow]) -> list[TrialRow]:
@@ -69,11 +78,9 @@ def winners(rows: Iterable[TrialRow]) -> list[TrialRow]:
 def lines(rows: Sequence[TrialRow]) -> list[str]:
     """Writes the answer: a line for each problem, and one for the errors of kind correctness."""
     found = contests(rows)
-    told = [point for one in found for point in one.ranking]
-    problem = words.varying((row.config for row in told), words.PROBLEM)
-    said = [_line(one, problem, data.strategies(told)) for one in found[:_PROBLEMS]]
-    if len(found) > _PROBLEMS:
-        said.append(f"and {len(found) - _PROBLEMS} more problems")
+    said = [_line(one) for one in found[:TOLD]]
+    if len(found) > TOLD:
+        said.append(f"and {len(found) - TOLD} more problems")
     shares = [(share, row) for row in rows if (share := worst_error(row.metrics)) is not None]
     if shares:
         worst, row = max(shares, key=lambda pair: pair[0])
@@ -87,18 +94,17 @@ def lines(rows: Sequence[TrialRow]) -> list[str]:
     return said
 
 
-def _line(found: Contest, problem: Sequence[str], strategy: Sequence[str]) -> str:
-    first, second = found.first, found.second
+def _line(found: Contest) -> str:
+    first, (name, *others) = found.first, found.names
     metrics, config = first.metrics, first.config
-    at = f"{data.problem(first, problem)}: " if problem else ""
+    at = found.problem and f"{found.problem}: "
     takes = f"{units.digits(metrics['median_ms'])} ms"
     if "peak_memory_bytes" in metrics:
         takes += f" and {units.memory(metrics['peak_memory_bytes'])} per rank"
-    if second is None:
-        said = f"{at}{data.strategy(first, strategy)} takes {takes}"
+    if not others:
+        said = f"{at}{name} takes {takes}"
     else:
-        said = f"{at}{data.strategy(first, strategy)} is the fastest, {takes}; next "
-        said += f"{data.strategy(second, strategy)}, slower by {found.lead()}"
+        said = f"{at}{name} is the fastest, {takes}; next {others[0]}, slower by {found.lead()}"
     if "ratio" in metrics:
         said += f"; {units.ratio(metrics['ratio'])} × the time of {words.baseline(config)}"
         ratios = sorted(first.samples.get("ratio", ()))

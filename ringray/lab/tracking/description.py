@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 from ringray.base import units
-from ringray.lab.report import words
-from ringray.lab.report.figures import TITLES, data
-from ringray.lab.report.verdict import contests
+from ringray.lab.report.figures import TITLES
+from ringray.lab.report.verdict import TOLD, contests
 from ringray.lab.tracking.mlflow_record import TABLE, run_names
 from ringray.lab.trial.metrics import columns as metric_columns
 from ringray.lab.trial.outcome import STATUSES, SweepRow, Tracked, TrialRow
@@ -23,7 +22,6 @@ from ringray.lab.trial.outcome import STATUSES, SweepRow, Tracked, TrialRow
 FIGURES = "figures"
 _LENGTH = 7800  # characters; a tag has 8000
 _ROWS = 60
-_WINNERS = 12
 _COMPARED = 30  # runs; MLflow's compare page stays readable
 _BEST = ("ratio", "median_ms", "error_out")  # less is better
 
@@ -84,28 +82,22 @@ def _links(ended: Sequence[TrialRow], place: Tracked, children: Mapping[str, str
 def _winners(ended: Sequence[TrialRow]) -> list[str]:
     """Returns, for each problem that was solved in several ways, the fastest and its lead."""
     found = contests(ended)
-    timed = [point for one in found for point in one.ranking]
-    problem = words.varying((point.config for point in timed), words.PROBLEM)
-    fields = data.strategies(timed)
-    compared = any("ratio" in point.metrics for point in timed)
+    compared = any("ratio" in point.metrics for one in found for point in one.ranking)
     heads = ["problem", "fastest", "ms", "next", "behind by", *(["ratio"] if compared else [])]
     lines = []
     for one in found:
-        first, second = one.first, one.second
-        if second is None:
+        if one.second is None:
             continue
+        (first, second), metrics = map(_said, one.names), one.first.metrics
         cells = [
-            _said(data.problem(first, problem)) or "all",
-            f"**{_said(data.strategy(first, fields))}**",
-            units.digits(first.metrics["median_ms"]),
-            _said(data.strategy(second, fields)),
+            _said(one.problem) or "all", f"**{first}**", units.digits(metrics["median_ms"]), second,
             one.lead(),
-        ]
-        lines.append(_wide([*cells, *([units.ratio(first.metrics.get("ratio"))] * compared)]))
+        ]  # fmt: skip
+        lines.append(_wide([*cells, *([units.ratio(metrics.get("ratio"))] * compared)]))
     if not lines:
         return []
-    more = [f"\nand {len(lines) - _WINNERS} more problems"] if len(lines) > _WINNERS else []
-    return ["", _wide(heads), _row(["---"] * len(heads)), *lines[:_WINNERS], *more]
+    more = [f"\nand {len(lines) - TOLD} more problems"] if len(lines) > TOLD else []
+    return ["", _wide(heads), _row(["---"] * len(heads)), *lines[:TOLD], *more]
 
 
 def _image(run_id: str, name: str) -> str:
