@@ -79,7 +79,10 @@ def seeds(rank: int, size: int) -> None:
 def under_torch_compile(rank: int, size: int) -> None:
     """The same bits, with every gradient, for seeds that are given and that are drawn."""
     for way, backward in (("ring", "planned"), ("ring", "query-side"), ("ulysses", "auto")):
-        case = Case("zigzag", transport=way, backward=backward, dropout_p=0.3, heads=8, kv_heads=4)
+        case = Case(
+            "zigzag", transport=way, backward=backward, dropout_p=0.3, heads=4 * size,
+            kv_heads=2 * size,
+        )  # fmt: skip
         for seed in (7, None):
             found: list[list[Tensor]] = []
             for function in (_twice, compiled(_twice)):
