@@ -18,10 +18,11 @@ from torch import Tensor
 
 from ringray_kernels.backends import BACKENDS, PREFERRED
 from ringray_kernels.bias import Bias
-from ringray_kernels.checks import check_qkv, expect, unusable_scale, unusable_softcap
+from ringray_kernels.checks import DTYPES, check_qkv, expect, unusable_scale, unusable_softcap
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import Dropout, unusable_dropout
 from ringray_kernels.intervals import Positions
+from ringray_kernels.quantize import DTYPE, Scales
 
 
 class State(NamedTuple):
@@ -50,6 +51,7 @@ class Operands(NamedTuple):
     bias: Bias | None = None
     dropout: Dropout | None = None
     at: Positions | None = None
+    scales: Scales | None = None
 
     @property
     def extended(self) -> bool:
@@ -60,12 +62,13 @@ class Operands(NamedTuple):
 class Features(NamedTuple):
     """What a problem asks of a backend beyond plain scores and one head dim. ``value_dim``: head
     dim of v, None if it is that of q; ``biased``: scores have a bias; ``dropout``: weights are
-    dropped."""
+    dropped; ``quantized``: q, k and v have scales."""
 
     value_dim: int | None = None
     softcap: float | None = None
     biased: bool = False
     dropout: bool = False
+    quantized: bool = False
 
     @property
     def extended(self) -> bool:
@@ -77,10 +80,11 @@ PLAIN = Features()
 
 
 def features(
-    v: Tensor, softcap: float | None = None, *, biased: bool = False, dropout: bool = False
-) -> Features:
+    v: Tensor, softcap: float | None = None, *, biased: bool = False, dropout: bool = False,
+    quantized: bool = False,
+) -> Features:  # fmt: skip
     """Returns what a problem with values ``v`` asks of a backend."""
-    return Features(v.shape[-1], softcap, biased, dropout)
+    return Features(v.shape[-1], softcap, biased, dropout, quantized)
 
 
 class BackwardOperands(NamedTuple):
@@ -172,8 +176,10 @@ def check_blocks(blocks: object, backend: str) -> None:
 
 def _checked(operands: Operands, backend: str) -> Backend:
     """Checks the problem and returns its backend."""
-    q, k, v, start, end, scale, blocks, softcap, bias, dropout, at = operands
-    check_qkv(q, k, v)
+    q, k, v, start, end, scale, blocks, softcap, bias, dropout, at, scales = operands
+    check_qkv(q, k, v, DTYPES if scales is None else (DTYPE, torch.uint8))
+    for name, x, of_rows in zip("qkv", (q, k, v), scales or (), strict=False):
+        expect(f"scales of {name}", of_rows, x.shape[:3], torch.float32, q.device)
     if wrong := unusable_scale(scale) or unusable_softcap(softcap):
         raise ValueError(wrong)
     if dropout is not None:
@@ -198,7 +204,10 @@ def _checked(operands: Operands, backend: str) -> Backend:
         expect("bias.values", bias.values, shape, torch.float32, q.device)
         for grad in bias.grads:
             expect("bias.grads", grad, shape[1:], torch.float32, q.device)
-    asked = features(v, softcap, biased=bias is not None, dropout=dropout is not None)
+    asked = features(
+        v, softcap, biased=bias is not None, dropout=dropout is not None,
+        quantized=scales is not None,
+    )  # fmt: skip
     backend = resolve_backend(backend, q, asked)
     check_blocks(blocks, backend)
     return load_backend(backend)
@@ -216,6 +225,7 @@ def forward(
     bias: Bias | None = None,
     dropout: Dropout | None = None,
     at: Positions | None = None,
+    scales: Scales | None = None,
     state: State | None = None,
     out_dtype: torch.dtype | None = None,
     blocks: Blocks | int | None = None,
@@ -233,6 +243,7 @@ def forward(
         bias: is added to the scores, after the softcap.
         dropout: weights that are dropped, see ``ringray_kernels.dropout``; None: all stay.
         at: global positions of rows and keys, on which dropout depends.
+        scales: of q, k and v, which then are e4m3 or its bytes; see ``ringray_kernels.quantize``.
         state: the result of earlier hops, fp32; it is consumed (its tensors may be reused).
         out_dtype: dtype of the returned ``out``; None means fp32. Set it on the last hop.
         blocks: the partition of the work: query rows per fused call for ``aten``, a ``Blocks`` for
@@ -245,8 +256,10 @@ def forward(
     Raises:
         ValueError: wrong shapes, dtypes or names; with the expected ones.
     """
-    operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias, dropout, at)
+    operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias, dropout, at, scales)
     module = _checked(operands, backend)
+    if scales is not None:
+        operands = operands._replace(q=q.view(DTYPE), k=k.view(DTYPE), v=v.view(DTYPE))
     if state is not None:
         expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32, q.device)
         expect("state.lse", state.lse, q.shape[:3], torch.float32, q.device)

@@ -44,7 +44,7 @@ def not_plain(x: Tensor) -> str | None:
     return None
 
 
-def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_qkv(q: Tensor, k: Tensor, v: Tensor, expected: tuple[torch.dtype, ...] = DTYPES) -> None:
     """Checks shapes, dtypes, devices and head counts of one attention problem.
 
     Raises:
@@ -59,9 +59,9 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(
                 f"{name}: got shape {tuple(tensor.shape)}, expected 4 dimensions (B, H, S, D)"
             )
-        if tensor.dtype not in DTYPES:
+        if tensor.dtype not in expected:
             raise ValueError(
-                f"{name}: got {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}"
+                f"{name}: got {tensor.dtype}, expected one of {', '.join(map(str, expected))}"
             )
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ValueError(

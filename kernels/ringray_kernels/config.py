@@ -16,6 +16,7 @@ Path = Literal["pointers", "descriptors", "specialised"]
 
 _FLAGS = ("atomic_dq", "ordered_dq")  # of Blocks
 _KIB = 1024
+_FP8_DEPTH = 32  # elements: the least over which a product in e4m3 sums
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Target:
     @property
     def is_amd(self) -> bool:
         return self.name.startswith("gfx")
+
+    @property
+    def fp8(self) -> bool:
+        """True if its tensor cores multiply e4m3."""
+        return not self.is_amd and int(self.name[3:]) >= 89
 
 
 TARGETS = {
@@ -204,18 +210,19 @@ class Problem:
     @property
     def width(self) -> int:
         """The widest row of a tile, in elements."""
-        return max(sum(head_dim_parts(dim)) for dim in self.head_dims)
+        return max(sum(head_dim_parts(dim, self.itemsize)) for dim in self.head_dims)
 
 
-def head_dim_parts(head_dim: int) -> tuple[int, int]:
-    """Returns one or two powers of two of at least 16 that cover ``head_dim``.
+def head_dim_parts(head_dim: int, itemsize: int = 2) -> tuple[int, int]:
+    """Returns one or two powers of two of at least 16, in one byte 32, that cover ``head_dim``.
 
     A product is the sum over both: 96 is 64 + 32 and 80 is 64 + 16, not the next power of two, 128.
     """
-    first = max(16, 1 << (head_dim.bit_length() - 1))
+    least = _FP8_DEPTH if itemsize == 1 else 16
+    first = max(least, 1 << (head_dim.bit_length() - 1))
     if head_dim <= first:
         return first, 0
-    rest = max(16, 1 << (head_dim - first - 1).bit_length())
+    rest = max(least, 1 << (head_dim - first - 1).bit_length())
     return (first, rest) if rest < first else (2 * first, 0)
 
 
@@ -237,6 +244,8 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
             f"pack: got {config.pack}, expected a power of two that divides the "
             f"{problem.group} query heads per key/value head"
         )
+    if problem.itemsize == 1 and (not target.fp8 or config.block_n < _FP8_DEPTH):
+        return f"e4m3 takes sm_89 or later and block_n of at least {_FP8_DEPTH}, got {target.name}"
     if config.split and problem.kernel != "dkv":
         return f"split: the {problem.kernel} kernel has one result, expected the dkv kernel"
     for name in ("pingpong", "persistent"):
@@ -268,7 +277,7 @@ def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> 
     if not target.descriptors:
         return f"{target.name} has no tensor descriptors, expected pointers"
     for dim in problem.head_dims:
-        if head_dim_parts(dim)[1]:
+        if head_dim_parts(dim, problem.itemsize)[1]:
             return f"head dim {dim} takes two parts, expected pointers"
     if not problem.aligned or any(dim * problem.itemsize % 16 for dim in problem.head_dims):
         return "descriptors need unit stride along D and 16-byte aligned rows"

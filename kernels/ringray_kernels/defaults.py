@@ -95,6 +95,9 @@ _WIDE_HOPPER: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [(64, "128x32/8/2"), (128, "128x16/8/2"), (256, "16x16/8/2")],
 }
 
+# Forward in one byte where descriptors are, but not on Hopper.
+_EIGHT_BITS = [(128, "128x64/8/3/descriptors"), (256, "128x32/8/2/descriptors")]
+
 # Head dims above 256, two bytes per element; four bytes spill in the loops of all that fits.
 _LARGE: dict[Kernel, list[str]] = {
     "forward": ["32x32/8/1"],
@@ -149,7 +152,9 @@ def default(problem: Problem, target: Target) -> BlockConfig:
     else:
         narrow, wide = _AMPERE, _WIDE
     table = (wide if problem.itemsize == 4 else narrow)[problem.kernel]
-    if problem.itemsize == 2:
+    if problem.itemsize == 1 and not target.wgmma:
+        table = [*_EIGHT_BITS, *table]
+    if problem.itemsize <= 2:
         large = _LARGE_CDNA if target.is_amd else _LARGE
         table = [*table, *((512, text) for text in large[problem.kernel])]
     reason: str | None = "no configuration"

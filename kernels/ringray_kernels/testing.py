@@ -162,15 +162,17 @@ def yardstick(
     slopes: Tensor | None = None,
     factors: Tensor | None = None,
     table: Tensor | None = None,
+    fp8: bool = False,
 ) -> Gradients:
     """Computes single-process *flash* SDPA on the same inputs in the same dtype, never its math
-    path; and what that does not compute by the same arithmetic, see ``_like_flash``."""
+    path; and what that does not compute by the same arithmetic, see ``_like_flash``. ``fp8``:
+    weights are e4m3."""
     more: dict[str, Any] = {
         "softcap": softcap, "sinks": sinks, "slopes": slopes, "factors": factors,
         "table": table,
     }  # fmt: skip
-    if q.shape[-1] != v.shape[-1] or any(x is not None for x in more.values()):
-        return _like_flash(q, k, v, dout, seen, scale=scale, **more)
+    if q.shape[-1] != v.shape[-1] or fp8 or any(x is not None for x in more.values()):
+        return _like_flash(q, k, v, dout, seen, scale=scale, fp8=fp8, **more)
     leaves = [
         x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(dout is not None)
         for x in (q, k, v)
@@ -195,7 +197,7 @@ def yardstick(
 def _like_flash(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
     softcap: float | None, sinks: Tensor | None, slopes: Tensor | None, factors: Tensor | None,
-    table: Tensor | None,
+    table: Tensor | None, fp8: bool,
 ) -> Gradients:  # fmt: skip
     """Computes attention with the roundings of a flash kernel: scores and sums in fp32, operands of
     products and results in the dtype of the inputs."""
@@ -216,7 +218,8 @@ def _like_flash(
         lse = torch.logaddexp(lse, sinks.float()[:, None, None])
     weights = torch.exp(scores - lse).masked_fill(~seen, 0.0)
     stays = torch.ones(()) if factors is None else factors
-    out = ((weights * stays).to(dtype).float() @ wide_v).to(dtype)
+    used = (weights * 256).to(torch.float8_e4m3fn).float() / 256 if fp8 else weights
+    out = ((used * stays).to(dtype).float() @ wide_v).to(dtype)
     if dout is None:
         return Gradients(out, None, None, None)
     upstream = dout.float()

@@ -46,6 +46,7 @@ class Signature(NamedTuple):
     softcap: float | None
     dropout_p: float
     dropout_seed: int | None
+    quantized: bool
     sinks: bool
     alibi_slopes: tuple[tuple[float, ...], ...] | None
     distance_bias: int | None

@@ -56,6 +56,7 @@ class Options(NamedTuple):
     scale: float | None
     softcap: float | None
     dropout_p: float
+    quantize: str | None
     transport: str
     backward: str
     backend: str
@@ -143,8 +144,16 @@ def prepare(
         check_slopes(slopes, len(q), q.shape[1], q.shape[2] * comm.world_size)
         if wrong := mistake(options, types_only=True):
             raise ValueError(wrong)
+        quantized = options.quantize is not None
+        if quantized and needs_grad:
+            raise ValueError(
+                f"quantize: got {options.quantize!r} where gradients are needed, expected None, or "
+                "a call under torch.no_grad(): backward passes have 16 or 32 bits"
+            )
         biased = slopes is not None or besides.distance_bias is not None
-        asked = features(v, options.softcap, biased=biased, dropout=options.dropout_p > 0)
+        asked = features(
+            v, options.softcap, biased=biased, dropout=options.dropout_p > 0, quantized=quantized
+        )
         options = filled(q, k, asked, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, asked, documents, slopes, options, comm)
         signature = _signature(problem, q, k, v, besides, slopes, options.transport, needs_grad)
@@ -199,7 +208,13 @@ def _describe(
         exchange=exchange,
         backward=walk.resolve_backward(options.backward, transport, walks=exchange.walks),
         costs=walk.costs(
-            q.element_size(), batch, heads // fold, kv_heads // fold, head_dim, v.shape[3]
+            q.element_size(),
+            batch,
+            heads // fold,
+            kv_heads // fold,
+            head_dim,
+            v.shape[3],
+            quantized=asked.quantized,
         ),
         scale=head_dim**-0.5 if scale is None else float(scale),
         backend=backend,
@@ -209,6 +224,7 @@ def _describe(
         slopes=share(slopes, fold, comm.rank % fold),
         dropout_p=dropout_p,
         first_head=comm.rank % fold * (heads // fold),
+        quantized_from=q.dtype if asked.quantized else None,
     )
     _ = problem.walks  # raises where the backward walk is impossible
     return problem
@@ -231,6 +247,8 @@ def mistake(options: Options, *, types_only: bool = False) -> str | None:
     for name in ("causal", "return_lse"):
         if not isinstance(getattr(options, name), bool):
             return f"{name}: got {getattr(options, name)!r}, expected True or False"
+    if options.quantize is not None and options.quantize != "fp8":
+        return f"quantize: got {options.quantize!r}, expected None or 'fp8'"
     scale = None if options.scale is None else unusable_scale(options.scale)
     return scale or unusable_softcap(options.softcap) or unusable_dropout(options.dropout_p, None)
 
@@ -324,6 +342,7 @@ def _signature(
         softcap=problem.softcap,
         dropout_p=problem.dropout_p,
         dropout_seed=None,
+        quantized=problem.quantized_from is not None,
         sinks=besides.sinks is not None,
         alibi_slopes=slopes,
         distance_bias=None if besides.distance_bias is None else besides.distance_bias.shape[1],

@@ -45,7 +45,8 @@ _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
 # Options in place of those that the operator is to refuse.
 _ACCEPTED = Options(
-    partitions.DEFAULT, True, None, None, None, None, None, None, None, 0.0, transports.DEFAULT,
+    partitions.DEFAULT, True, None, None, None, None, None, None, None, 0.0, None,
+    transports.DEFAULT,
     "auto", "auto", False, None,
 )  # fmt: skip
 
@@ -55,7 +56,7 @@ _ACCEPTED = Options(
 _SETTINGS = (
     "str? group, int ranks, str partition, bool causal, SymInt[]? window, SymInt? chunk, "
     "SymInt[]? prefix, SymInt? global_tokens, SymInt? seq_len, float? scale, float? softcap, "
-    "float dropout_p, "
+    "float dropout_p, str? quantize, "
     "str transport, str backward, str backend, bool return_lse, SymInt? rows, str? blocks"
 )
 

@@ -58,6 +58,7 @@ def ring_attention(
     softcap: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int | None = None,
+    quantize: str | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
     distance_bias: Tensor | None = None,
@@ -112,6 +113,9 @@ def ring_attention(
             1 - dropout_p; lse is that of all.
         dropout_seed: integer, the same on every rank; None is one that torch's generator on the CPU
             draws for each call, so ``torch.manual_seed`` governs it and has to be the same, too.
+        quantize: ``fp8`` to send and multiply q, k and v in 8 bits (e4m3, a scale for each row of
+            each head), where no gradient is needed; None is as they are given. Products in 8 bits
+            take the backend ``triton`` on sm_89 or later; ``aten`` and ``reference`` widen them.
         sinks: (Hq,), fp32 or q's dtype, the same on every rank: a learned logit per head that takes
             part in the softmax without a value (attention sinks); None is none. The gradient of
             each rank is a share, and the sum over the ranks is the gradient, as for every parameter
@@ -153,7 +157,7 @@ def ring_attention(
     prefixes = cast("Any", (prefix,) if isinstance(prefix, int) else prefix)
     options = Options(
         partition, causal, window, chunk, prefixes, global_tokens, seq_len, scale, softcap,
-        dropout_p, transport, backward, backend, return_lse, blocks,
+        dropout_p, quantize, transport, backward, backend, return_lse, blocks,
     )  # fmt: skip
     besides = Besides(boundaries(cu_seqlens), sinks, numbers(alibi_slopes), distance_bias)
     needs_grad = torch.is_grad_enabled() and any(

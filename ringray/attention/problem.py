@@ -42,7 +42,8 @@ class RankProblem:
     ``layout``: positions on the ring in which chunks walk. ``rank``: of that ring. ``costs``: bytes
     of a travelling row. ``slopes``: of ALiBi, for the heads that this rank computes, for all batch
     rows or for each. ``first_head``: of those heads, among all; both differ from rank to rank, too.
-    ``seed``: of dropout in this call, see ``seeded``.
+    ``seed``: of dropout in this call, see ``seeded``. ``quantized_from``: the dtype of out, and of
+    q, k and v before they were quantized; None: they are not.
     """
 
     layout: Layout
@@ -60,6 +61,7 @@ class RankProblem:
     dropout_p: float = 0.0
     first_head: int = 0
     seed: int = 0
+    quantized_from: torch.dtype | None = None
 
     def seeded(self, seed: int) -> RankProblem:
         """Returns the problem of a call with this seed of dropout, which shares all that is kept
@@ -193,7 +195,7 @@ class RankProblem:
     ) -> State:  # fmt: skip
         """Returns attention of ``q`` over ``ranges`` of the keys, merged into ``state``; in
         ``out_dtype`` after the last of all. ``more``: see
-        ``by_position``."""
+        ``by_position``; and scales of q, k and v."""
         for start, end in ranges:
             dtype = out_dtype if start is ranges[-1][0] else None
             state = ringray_kernels.forward(

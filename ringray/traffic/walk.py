@@ -162,28 +162,32 @@ def traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Trave
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes of one row: of K/V in the forward pass, and of each walk in the backward pass."""
+    """Bytes of one row: of K/V in the forward pass, and of each walk in the backward pass.
+    ``tensors``: of a chunk in the forward pass."""
 
     forward: Weights
     planned: Weights
     query_side: Weights
+    tensors: int = 2
 
 
 def costs(
     itemsize: int, batch: int, heads: int, kv_heads: int, head_dim: int,
-    value_dim: int | None = None,
+    value_dim: int | None = None, *, quantized: bool = False,
 ) -> Costs:  # fmt: skip
     """Returns the bytes of a row (one position, all heads of the batch). Gradients travel in fp32,
-    as do lse and delta. ``value_dim``: head dim of V and dO; None is ``head_dim``."""
+    as do lse and delta. ``value_dim``: head dim of V and dO; None is ``head_dim``. ``quantized``: K
+    and V travel in a byte per element, with a scale in fp32 per row and head."""
     value_dim = head_dim if value_dim is None else value_dim
     keys = batch * kv_heads * (head_dim + value_dim)
     queries, results = batch * heads * head_dim, batch * heads * value_dim
     return Costs(
-        forward=Weights(keys * itemsize, 0),
+        forward=Weights(keys + 2 * batch * kv_heads * FP32 if quantized else keys * itemsize, 0),
         planned=Weights(keys * itemsize, keys * FP32),
         query_side=Weights(
             (queries + results) * itemsize + 2 * batch * heads * FP32, queries * FP32
         ),
+        tensors=4 if quantized else 2,
     )
 
 
@@ -196,10 +200,12 @@ class Walks(NamedTuple):
     weights: Costs
 
     def tensors(self, which: Pass) -> int:
-        """Counts the tensors that all ranks send in one pass: K and V, or Q, dO, lse and delta, of
-        a chunk; dK and dV, or dQ, of a sum."""
+        """Counts the tensors that all ranks send in one pass: K and V (and their scales), or Q, dO,
+        lse and delta, of a chunk; dK and dV, or dQ, of a sum."""
         sent = (self.forward if which == "forward" else self.backward).sent(which)
-        if which == "forward" or self.travelling == "keys":
+        if which == "forward":
+            return self.weights.tensors * sent.messages
+        if self.travelling == "keys":
             return 2 * sent.messages
         return 4 * sent.chunks + sent.sums
 

@@ -91,6 +91,7 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool
     more = {
         "partition": "zigzag", "causal": True, "window": None, "chunk": None, "prefix": None,
         "global_tokens": None, "seq_len": None, "scale": None, "softcap": None, "dropout_p": 0.0,
+        "quantize": None,
         "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
         "blocks": None, **arguments,
     }  # fmt: skip
@@ -195,7 +196,7 @@ def test_blocks_are_seen() -> None:
 
 def test_a_graph_of_another_ring_is_refused() -> None:
     q, k, v, _ = problem()
-    numbers = (True, *[None] * 7, 0.0)  # from causal to dropout_p
+    numbers = (True, *[None] * 7, 0.0, None)  # from causal to quantize
     settings = ("zigzag", *numbers, "ring", "auto", "auto", False, None, None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
         torch.ops.ringray.attention(q, k, v, *[None] * 5, False, None, None, 2, *settings)

@@ -66,7 +66,7 @@ def cases(size: int, mask: dict[str, Any] | None = None) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def planned(case: Case, size: int, *, backward: bool) -> cost_model.Cost:
+def planned(case: Case, size: int, *, backward: bool, **more: Any) -> cost_model.Cost:
     """Returns the planner's cost; ``walk.Unwalkable`` if the case is impossible."""
     documents = case.cu and tuple(b - a for a, b in itertools.pairwise(case.cu))
     config = point(
@@ -74,7 +74,7 @@ def planned(case: Case, size: int, *, backward: bool) -> cost_model.Cost:
         kv_heads=case.kv_heads, head_dim=HEAD_DIM, dtype=_spoken(case.dtype), causal=case.causal,
         window=case.window, documents=documents, value_head_dim=case.value_dim,
         direction="forward+backward" if backward else "forward", partition=case.partition,
-        transport=case.transport, backward=case.backward,
+        transport=case.transport, backward=case.backward, **more,
     )  # fmt: skip
     prefix = (case.prefix,) if isinstance(case.prefix, int) else case.prefix
     mask = Mask(

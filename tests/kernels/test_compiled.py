@@ -277,6 +277,31 @@ def test_bounds_by_batch_entry_and_whole_scales_compile_nothing_again(tmp_path: 
         assert line["variants"] == [1], line
 
 
+QUANTIZED = """
+import json
+from ringray_kernels.inspect.report import record
+from ringray_kernels.inspect.compiled import Case, compile_case
+for target in TARGETS:
+    for head_dim in (64, 128):
+        case = Case(target, "forward", head_dim, quantized=True)
+        made = compile_case(case)
+        line = {**record(case, made), "fp8": FP8[target] in made.listing}
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\\n")
+"""
+FP8 = {"sm_90": "QGMMA.64x128x32.F32.E4M3.E4M3", "sm_100": "UTCQMMA"}
+
+
+def test_products_in_8_bits(tmp_path: Path) -> None:
+    """Instructions of e4m3, without spills in loops and without hazards."""
+    lines = compiled(tmp_path, f"TARGETS, FP8 = ['sm_90', 'sm_100'], {FP8}\n" + QUANTIZED)
+    assert len(lines) == 4
+    for line in lines:
+        assert line["fp8"], line
+        assert (line["inner_spilled"], line["hazards"], line["serialised"]) == (0, [], False), line
+        assert line["instructions"][PRODUCTS[line["target"]]] > 0, line
+
+
 LISTING = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;
         /*0010*/                   STL.64 [R1], R2 ;

@@ -310,7 +310,7 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
     options = Options(
         partition="auto", causal=True, window=None, chunk=None, prefix=None,
-        global_tokens=None, seq_len=None, scale=None, softcap=None, dropout_p=0.0,
+        global_tokens=None, seq_len=None, scale=None, softcap=None, dropout_p=0.0, quantize=None,
         transport="auto", backward="auto", backend="auto", return_lse=False, blocks=None,
     )  # fmt: skip
     with caplog.at_level("INFO", logger="ringray"):
@@ -341,6 +341,7 @@ def test_the_op_takes_the_tuned_backend_where_it_can(
         options = Options(
             partition="zigzag", causal=True, window=None, chunk=None, prefix=None,
             global_tokens=None, seq_len=None, scale=None, softcap=None, dropout_p=0.0,
+            quantize=None,
             transport="ring", backward="auto", backend="auto", return_lse=False, blocks=None,
         )._replace(**other)  # fmt: skip
         job, _ = resolve(q, q, q, Besides(), options, connect(None), needs_grad=False)

@@ -40,6 +40,8 @@ def limits(q: Tensor, asked: Features) -> str | None:
         return "got a bias of scores, expected none"
     if asked.dropout:
         return "got dropout, expected none: its own would differ from ring to ring"
+    if asked.quantized:
+        return "got q, k and v in e4m3, expected 16 bits"
     widest = max(q.shape[-1], asked.value_dim or 0)
     if widest > MAX_HEAD_DIM or widest % HEAD_DIM_ALIGNMENT:
         return (

@@ -20,6 +20,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from ringray_kernels import quantize
 from ringray_kernels.api import BackwardOperands, Operands, State
 from ringray_kernels.backends.triton import launch as launches
 from ringray_kernels.backends.triton.arguments import Launch, compile_launch, configured
@@ -59,7 +60,7 @@ class Case:
     """One kernel to compile; ``config`` None is the default. ``group`` query heads share a
     key/value head; forward is a middle hop, with the state in and out. ``value_dim``: head dim of
     V, 0 if it is that of Q; ``biased``: by slopes, or tables of
-    ``reach``, see ``Bias``."""
+    ``reach``, see ``Bias``; ``quantized``: q, k and v are e4m3 with scales."""
 
     target: str
     kernel: Kernel
@@ -74,6 +75,7 @@ class Case:
     biased: bool = False
     dropout_p: float = 0.0
     reach: int | None = None
+    quantized: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ def absent(target: Target) -> Iterator[None]:
 
 def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     """Returns the launch of ``case`` on tensors without memory, and its configuration."""
-    target, dtype = target_named(case.target), torch_dtype(case.dtype)
+    target = target_named(case.target)
+    dtype = quantize.DTYPE if case.quantized else torch_dtype(case.dtype)
     rows, kv_heads, batch = 4096, 2, 1
     heads = kv_heads * case.group
 
@@ -168,6 +171,9 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     if case.dropout_p:
         at = Positions(start[0], start[0])
         operands = operands._replace(dropout=Dropout(case.dropout_p, 1 << 40), at=at)
+    if case.quantized:
+        of_q, of_k, of_v = (tensor(*x.shape[:3]) for x in (q, k, v))
+        operands = operands._replace(scales=(of_q, of_k, of_v))
     given = BackwardOperands(dout, None, lse, delta, dq, dk, dv)
     if case.kernel == "forward":
         launch = launches.forward_launch(operands, State(out, lse), State(out, lse), target, dtype)

@@ -12,8 +12,8 @@ _WRITES_NONE = re.compile(
     r"ST|RED|ATOM|BAR|BRA|EXIT|WARP|SYNCS|NOP|DEPBAR|BSSY|BSYNC|R2UR|ISETP|FSETP|PLOP|VOTE|FENCE"
     r"|MEMBAR|CCTL|ERRBAR|ELECT|U"
 )
-_FROM_REGISTERS = re.compile(r"HGMMA\S*\s+R\d+,\s*R(\d+),\s*gdesc")
-_OPERAND_REGISTERS = 4  # of a left operand: 16 rows a warp, 16 columns, 16 bits
+_FROM_REGISTERS = re.compile(r"[HQ]GMMA\S*\s+R\d+,\s*R(\d+),\s*gdesc")
+_OPERAND_REGISTERS = 4  # of a left operand: 16 rows a warp, 16 columns of 16 bits or 32 of 8
 _WAIT = re.compile(r"DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
 
 
@@ -22,7 +22,7 @@ def _written(text: str) -> set[int]:
     match = re.match(r"\S+\s+(?:P\w+,\s*)?R(\d+)\b", text)
     if _WRITES_NONE.match(text) or match is None:
         return set()
-    columns = re.match(r"HGMMA\S*?x(\d+)x", text)
+    columns = re.match(r"[HQ]GMMA\S*?x(\d+)x", text)
     wide = 4 if re.match(r"\S*\.128|LDSM", text) else 2 if re.match(r"\S*(\.64|WIDE)", text) else 1
     first = int(match[1])
     return set(range(first, first + (int(columns[1]) // 2 if columns else wide)))
@@ -41,13 +41,13 @@ def live_operand_writes(code: list[Instruction]) -> list[str]:
             if wait:
                 live = [use for use in live if use[0] >= group - int(wait[1], 16)]
             for _, registers, product in live:
-                if not text.startswith("HGMMA") and registers & _written(text):
+                if not re.match("[HQ]GMMA", text) and registers & _written(text):
                     found[f"{text} after {product}"] = None
             operand = _FROM_REGISTERS.match(text)
             if operand:
                 first = int(operand[1])
                 live.append((group, set(range(first, first + _OPERAND_REGISTERS)), text))
-            group += "HGMMA" in text and "gsb0" in text
+            group += "GMMA" in text and "gsb0" in text
     return list(found)
 
 

@@ -30,15 +30,15 @@ class Syntax:
 
 SASS = Syntax(
     {
-        "wgmma": r"HGMMA",
+        "wgmma": r"[HQ]GMMA",
         "tcgen05": r"UTC[HQ]MMA",
-        "mma": r"\bHMMA",
+        "mma": r"\b[HQ]MMA",
         "cp.async": r"LDGSTS",
         "bulk": r"UTMALDG|UBLKCP",
         "ex2": r"MUFU\.EX2",
         "ffma": r"\bFFMA",
     },
-    r"HGMMA|UTC[HQ]MMA|\bHMMA|\bFFMA",
+    r"[HQ]GMMA|UTC[HQ]MMA|\b[HQ]MMA|\bFFMA",
     r"\bSTL(?:\.(64|128))?",
     r"\bLDL(?:\.LU)?(?:\.(64|128))?",
 )

@@ -20,6 +20,7 @@ import torch
 
 from ringray.attention.agreement import BackwardPass, agree
 from ringray.attention.loops import gather, heads, ring
+from ringray_kernels.quantize import quantized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,9 +44,12 @@ def forward(
     comm.meter.running = "forward"
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(q.device):
+        scales: tuple[Tensor, ...] = ()
+        if problem.quantized_from is not None:
+            (q, k, v), scales = zip(*map(quantized, (q, k, v)), strict=True)
         if problem.exchange.fold > 1:
-            return heads.forward(q, k, v, problem, comm, _inner(problem), learned)
-        return _inner(problem).forward(q, k, v, problem, comm, learned)
+            return heads.forward(q, k, v, problem, comm, _inner(problem), learned, scales)
+        return _inner(problem).forward(q, k, v, problem, comm, learned, scales)
 
 
 def backward(

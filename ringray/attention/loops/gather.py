@@ -92,10 +92,11 @@ def _groups(q: Tensor, k: Tensor, problem: RankProblem) -> list[_Group]:
 
 
 def _gather(
-    k: Tensor, v: Tensor, group: _Group, plan: _Plan, comm: Comm
+    given: tuple[Tensor, ...], group: _Group, plan: _Plan, comm: Comm
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """Starts to gather K and V of one group; the result waits for them and puts them in order."""
-    own = Chunk((k[:, group.kv_heads], v[:, group.kv_heads]), plan.own)
+    """Starts to gather K and V (and their scales) of one group; the result waits for them and puts
+    them in order."""
+    own = Chunk(tuple(x[:, group.kv_heads] for x in given), plan.own)
     # They travel while the group before is computed with.
     hop = comm.hop(f"step {group.step - 1}" if group.step else "start")
     shape, batch = ChunkShape(own.tensors), Batch(hop, f"{group.label} of all")
@@ -151,26 +152,31 @@ def _scatter(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned
-) -> Result:
-    """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse."""
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned,
+    scales: tuple[Tensor, ...] = (),
+) -> Result:  # fmt: skip
+    """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse.
+    ``scales``: as in ``ring.forward``."""
     plan, groups = _plan(problem, q.device), _groups(q, k, problem)
-    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+    dtype, given = problem.quantized_from or q.dtype, (k, v, *scales[1:])
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    coming, tables = _gather(k, v, groups[0], plan, comm), learned.tables()
+    coming, tables = _gather(given, groups[0], plan, comm), learned.tables()
     for at, group in enumerate(groups):
-        keys, values = coming()
+        keys, values, *more = coming()
         if at + 1 < len(groups):
-            coming = _gather(k, v, groups[at + 1], plan, comm)
+            coming = _gather(given, groups[at + 1], plan, comm)
+        of_queries = [x[:, group.heads] for x in scales[:1]]
         with comm.computing(at, group.label):
             positional = problem.by_position_at(
                 problem.rank, plan.own, plan.order, group.heads, tables
             )
             state = problem.attend(
-                q[:, group.heads], keys, values, plan.ranges, out_dtype=q.dtype, **positional
-            )
+                q[:, group.heads], keys, values, plan.ranges, out_dtype=dtype,
+                scales=(*of_queries, *more) or None, **positional,
+            )  # fmt: skip
         out[:, group.heads], lse[:, group.heads] = state
-        del keys, values, state
+        del keys, values, more, state
     if learned.sinks is not None:
         merge_sinks_(out, lse, learned.sinks)
     return Result(out, lse, (q, k, v, out, lse))
@@ -187,12 +193,12 @@ def backward(
     plan, groups = _plan(problem, q.device), _groups(q, k, problem)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
     tables = learned.tables(with_gradient=True)
-    coming = _gather(k, v, groups[0], plan, comm)
+    coming = _gather((k, v), groups[0], plan, comm)
     going: Callable[[], None] | None = None
     for at, group in enumerate(groups):
         keys, values = coming()
         if at + 1 < len(groups):
-            coming = _gather(k, v, groups[at + 1], plan, comm)
+            coming = _gather((k, v), groups[at + 1], plan, comm)
         sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
         with comm.computing(at, group.label):
             positional = problem.by_position_at(

@@ -85,13 +85,14 @@ def _swap(direction: str, tensors: Sequence[Sequence[Tensor]], comm: Comm) -> li
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, inner: ModuleType,
-    learned: Learned,
+    learned: Learned, scales: tuple[Tensor, ...] = (),
 ) -> Result:  # fmt: skip
-    """Computes this rank's output over the keys of all ranks; saves what ``inner`` saves."""
+    """Computes this rank's output over the keys of all ranks; saves what ``inner`` saves.
+    ``scales``: as in ``ring.forward``."""
     near, far = comm.folded(problem.layout.fold)
     places = _places(problem.layout, problem.rank, q.device)
-    q, k, v = _to_rows((q, k, v), near, places)
-    out, lse, saved = inner.forward(q, k, v, problem, far, _share(learned, near))
+    q, k, v, *shares = _to_rows((q, k, v, *scales), near, places)
+    out, lse, saved = inner.forward(q, k, v, problem, far, _share(learned, near), tuple(shares))
     out, lse = _to_heads((out, lse), near, places)
     return Result(out, lse, saved)
 

@@ -33,15 +33,17 @@ if TYPE_CHECKING:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned
-) -> Result:
-    """Computes this rank's output over the keys of all ranks.
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned,
+    scales: tuple[Tensor, ...] = (),
+) -> Result:  # fmt: skip
+    """Computes this rank's output over the keys of all ranks. ``scales``: of q, k and v if they are
+    quantized; those of k and v travel with them.
 
     Saved are q, k, v, out, lse and, where the backward pass walks back from here, the chunks that
     were received last.
     """
     script, kept = problem.script("forward"), _kept(problem)
-    ring = InFlight(comm, problem.rank, Chunk((k, v), problem.own))
+    ring = InFlight(comm, problem.rank, Chunk((k, v, *scales[1:]), problem.own))
     state: State | None = None
     tables = learned.tables()
     left = sum(bool(visit.need) for visit in script.visits)
@@ -50,11 +52,17 @@ def forward(
         for visit in step.visits:
             left -= bool(visit.need)
             if visit.need or state is None:  # the first visit sets the state, even of no rows
-                out_dtype = None if left else q.dtype
+                out_dtype = None if left else problem.quantized_from or q.dtype
                 with comm.computing(at, f"chunk {visit.owner}"):
                     # The chunk gets no name here, which would keep it until the next step.
                     state = _attend(
-                        q, ring.held[visit.owner], visit, problem, tables, state, out_dtype
+                        (q, *scales[:1]),
+                        ring.held[visit.owner],
+                        visit,
+                        problem,
+                        tables,
+                        state,
+                        out_dtype,
                     )
         ring.wait(at)
         ring.drop(visit.owner for visit in step.visits if visit.owner not in kept)
@@ -110,7 +118,7 @@ def _kept(problem: RankProblem) -> dict[int, Rows]:
 
 
 def _attend(
-    q: Tensor,
+    queries: tuple[Tensor, ...],
     held: Chunk,
     visit: Visit,
     problem: RankProblem,
@@ -120,9 +128,10 @@ def _attend(
 ) -> State:
     rows = visit.need or visit.held
     hop = (problem.rank, problem.own, visit.owner, rows)
-    k, v = held.cut(rows)
+    (q, *more), (k, v, *of_keys) = queries, held.cut(rows)
     return problem.attend(
         q, k, v, problem.intervals(*hop, q.device), state, out_dtype,
+        scales=(*more, *of_keys) or None,
         **problem.by_position(*hop, slice(None), q.device, tables),
     )  # fmt: skip
 

@@ -91,9 +91,9 @@ def ring_pass(
         out = ring_attention(
             q, k, v, group=context.group, partition=config.partition, seq_len=config.seq_len,
             transport=config.transport, backward=config.backward, backend=config.backend,
-            blocks=config.cut, softcap=config.softcap, sinks=learned[0] if learned else None,
-            alibi_slopes=slopes(config), dropout_p=config.dropout_p or 0.0,
-            dropout_seed=config.seed, **mask,
+            blocks=config.cut, softcap=config.softcap, quantize=config.quantize,
+            sinks=learned[0] if learned else None, alibi_slopes=slopes(config),
+            dropout_p=config.dropout_p or 0.0, dropout_seed=config.seed, **mask,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return out

@@ -24,6 +24,7 @@ from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
 from ringray_kernels.config import Blocks
 from ringray_kernels.dtypes import torch_dtype
+from ringray_kernels.quantize import dequantized, quantized
 
 NAMES = ("out", "dq", "dk", "dv")
 _RESULTS = (*NAMES, "dsinks")
@@ -105,9 +106,12 @@ def _truth(
     more: dict[str, Any] = {"scale": scale, "softcap": problem.softcap, "sinks": learned}
     more["slopes"] = slopes(problem)
     more["factors"] = testing.dropout_factors(q, problem.dropout_p or 0.0, problem.seed)
+    fp8 = problem.quantize is not None
+    if fp8:
+        q, k, v = (dequantized(*quantized(x)) for x in (q, k, v))
     return (
         testing.oracle(q, k, v, upstream, seen, **more),
-        testing.yardstick(q, k, v, upstream, seen, causal=problem.causal, **more),
+        testing.yardstick(q, k, v, upstream, seen, causal=problem.causal, fp8=fp8, **more),
         dout,
     )
 

@@ -59,6 +59,7 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
             target.name, kernel, config.head_dim, config.dtype, group, given,
             value_dim=config.value_dim, softcap=config.softcap, biased=config.alibi,
             dropout_p=config.dropout_p or 0.0,
+            quantized=config.quantize is not None and kernel == "forward",
         )  # fmt: skip
         try:
             spilled = sum(loop.spilled for loop in compile_case(case).whole)

@@ -166,7 +166,10 @@ def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:
     fold = exchange.fold
     heads, kv_heads = config.heads // fold, config.kv_heads // fold
     itemsize = DTYPES[config.dtype].itemsize
-    costs = walk.costs(itemsize, config.batch, heads, kv_heads, config.head_dim, config.value_dim)
+    costs = walk.costs(
+        itemsize, config.batch, heads, kv_heads, config.head_dim, config.value_dim,
+        quantized=config.quantize is not None,
+    )  # fmt: skip
     backward = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
     return walk.choose(_layout(config, fold), config.mask, exchange.routes, backward, costs)
 
@@ -190,6 +193,7 @@ def _sizes(config: TrialConfig, exchange: Exchange, *, on_cpu: bool) -> Sizes:
         runs=len(ranges) if ranges[0].step == 1 else 1,
         triangular=config.causal,
         plain=config.mask.plain,
+        quantized=config.quantize is not None,
     )
 
 
@@ -202,6 +206,11 @@ def _heads_for_rows(config: TrialConfig, fold: int) -> tuple[int, int]:
     elements = (config.heads + config.kv_heads) * width * rows  # Q, out, K, V
     there_and_back = elements * DTYPES[config.dtype].itemsize
     moved, tensors = there_and_back + config.heads * rows * walk.FP32, 5
+    if config.quantize is not None:  # Q, K and V in a byte, and their scales
+        saved = DTYPES[config.dtype].itemsize - 1
+        moved -= (elements - config.heads * config.value_dim * rows) * saved
+        moved += (config.heads + 2 * config.kv_heads) * rows * walk.FP32
+        tensors += 3
     if config.has_backward:
         moved, tensors = moved + there_and_back, tensors + 4
     return moved * (fold - 1) // fold, tensors * config.ring_size * (fold - 1)

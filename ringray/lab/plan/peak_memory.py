@@ -30,7 +30,8 @@ class Sizes:
 
     ``head_dim``: the mean of that of K and that of V. ``runs``: number of blocks of neighbouring
     positions that the rows form, 1 also if they are evenly spaced. ``triangular``: a rank's own
-    rows see its own keys up to themselves. ``plain``: causal, or no mask at all.
+    rows see its own keys up to themselves. ``plain``: causal, or no mask at all. ``quantized``: Q,
+    K and V are computed with in 8 bits.
     """
 
     batch: int
@@ -44,6 +45,7 @@ class Sizes:
     runs: int
     triangular: bool
     plain: bool
+    quantized: bool = False
 
     @property
     def narrow(self) -> bool:
@@ -74,6 +76,13 @@ class Sizes:
     def inputs(self) -> int:
         """Bytes of Q, K and V."""
         return (self.query_row + 2 * self.key_row) * self.rows * self.itemsize
+
+    @property
+    def in_bytes(self) -> int:
+        """Bytes of Q, K and V in e4m3 with their scales, and widened to bf16 for a call."""
+        elements = self.query_row + 2 * self.key_row
+        scales = self.batch * (self.heads + 2 * self.kv_heads) * FP32
+        return self.quantized * self.rows * (3 * elements + scales)
 
     @property
     def gradients(self) -> int:
@@ -117,10 +126,10 @@ def peak(sizes: Sizes, exchange: Exchange, walks: Walks, tables: Sequence[Walked
         peaks = _gathered(sizes, walks.forward, exchange.heads_at_once)
     else:
         back = _walked_backward(sizes, walks, tables[1]) if len(tables) > 1 else 0.0
-        peaks = _walked_forward(sizes, walks.forward, tables[0]), back
+        peaks = _walked_forward(sizes, walks, tables[0]), back
     if exchange.fold > 1:
         peaks = _folded(sizes, *peaks, exchange.fold)
-    return int(max(peaks[: len(tables)]))
+    return int(max(peaks[: len(tables)])) + sizes.in_bytes
 
 
 def _forward_call(
@@ -179,13 +188,14 @@ def _largest(values: Floats, route: Route) -> Floats:
     return placed
 
 
-def _walked_forward(sizes: Sizes, moved: Traffic, table: Walked) -> float:
+def _walked_forward(sizes: Sizes, walks: Walks, table: Walked) -> float:
     """Returns the peak of the forward pass of chunks that walk."""
+    moved = walks.forward
     route = moved.route
     later = np.arange(len(route.step)) > 0  # the own chunk comes first and is not merged
     calls = _calls(sizes, moved, queries_travel=False)
     computing = _largest(_forward_call(sizes, *calls, merges=later), route)
-    held = table.chunks * (2 * sizes.key_row * sizes.itemsize)
+    held = table.chunks * walks.weights.forward.chunk
     busy = (held + computing).max()
     merges = route.ranks > 1 or not sizes.plain  # the output is put together in fp32
     if merges and sizes.narrow:

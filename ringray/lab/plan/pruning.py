@@ -78,6 +78,9 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
             "problem.window",
             f"right {config.window[1]} sees later positions, which needs causal: false",
         )
+    if config.quantize is not None and config.has_backward:
+        text = f"{config.quantize} computes no gradients, which needs direction: forward"
+        return Reason("problem.quantize", text)
     if config.prefix is not None and not config.causal:
         return Reason(
             "problem.prefix",

@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap", "sinks",
-    "alibi", "dropout_p", "dtype", "causal", "window", "chunk", "prefix", "global_tokens",
+    "alibi", "dropout_p", "dtype", "quantize", "causal", "window", "chunk", "prefix",
+    "global_tokens",
     "documents", "direction", "new_tokens",
 )  # fmt: skip
 _FIELDS = (
@@ -135,6 +136,7 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
         "kv_heads": f"{first['kv_heads']} K/V heads" * (first["kv_heads"] != first["heads"]),
         **{name: name * bool(first.get(name)) for name in ("sinks", "alibi")},
         "dtype": first["dtype"],
+        "quantize": named("quantize"),
         "causal": "causal" if first["causal"] else "not causal",
         "direction": first["direction"],
         "partition": first["partition"],

@@ -62,6 +62,7 @@ _URI = text(rf"[^{UNPRINTABLE}\t\n ]+", "a tracking URI", 2000)
 Ints = int | tuple[int, ...]
 IntsOrNull = int | None | tuple[int | None, ...]
 DocumentsOrNull = int | Documents | None | tuple[int | Documents | None, ...]
+NamesOrNull = str | None | tuple[str | None, ...]
 FloatsOrNull = float | None | tuple[float | None, ...]
 Names = str | tuple[str, ...]
 Cut = int | str | None
@@ -108,6 +109,8 @@ class ProblemSection(Fields):
     """Share of weights that are dropped, by the seed and their positions. null: none is dropped."""
     dtype: Annotated[Names, Several(one_of(DTYPES, DTYPE_ALIASES))] = "bfloat16"
     """Type of q, k, v and the result; accumulators are always float32."""
+    quantize: Annotated[NamesOrNull, Several(or_null(one_of(["fp8"]), "none"))] = None
+    """fp8: q, k and v travel and are multiplied in 8 bits; forward only. null: as dtype."""
     causal: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = True
     """true: a query sees no later position."""
     window: Annotated[int | Window | tuple[int | Window | None, ...] | None, Several(WINDOW)] = None

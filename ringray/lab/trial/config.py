@@ -58,6 +58,7 @@ class TrialConfig:
     global_tokens: int | None = None
     alibi: bool = False
     dropout_p: float | None = None
+    quantize: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
@@ -106,6 +107,7 @@ class TrialConfig:
     def kernel_problem(self, kernel: Kernel) -> Problem:
         """Returns the problem that the blocks of a kernel must fit."""
         group, itemsize = self.heads // self.kv_heads, DTYPES[self.dtype].itemsize
+        itemsize = 1 if self.quantize else itemsize
         return Problem(kernel, self.head_dim, itemsize, group, True, self.value_dim, self.rescored)
 
     def buckets(self, device: str) -> tuned.Buckets:
@@ -135,8 +137,8 @@ class TrialConfig:
 
     @property
     def plain(self) -> bool:
-        """True for attention as choices are tuned for it: one head dim and plain scores."""
-        return self.value_dim == self.head_dim and not self.rescored
+        """True for attention as choices are tuned for it: one head dim, plain scores, in dtype."""
+        return self.value_dim == self.head_dim and not (self.rescored or self.quantize)
 
     @property
     def rescored(self) -> bool:

@@ -141,6 +141,24 @@ def test_sdpa_is_no_baseline_for_what_it_does_not_compute() -> None:
     ]
 
 
+def test_8_bits_are_forward_only_and_half_of_the_bytes() -> None:
+    body = "problem: {seq_len: 64, head_dim: 64, quantize: [null, fp8], direction: "
+    both = build(body + "[forward, forward+backward]}\n").trials
+    said = [str(trial.pruned) if trial.pruned else "" for trial in both]
+    assert sorted(said)[-1] == (
+        "problem.quantize: fp8 computes no gradients, which needs direction: forward"
+    )
+    assert said.count("") == 3
+    plain, asked = build(body + "forward}\n").trials
+    assert "quantize" not in plain.config.as_dict()
+    assert (asked.config.quantize, asked.config.plain) == ("fp8", False)
+    assert asked.predicted
+    assert plain.predicted
+    assert asked.predicted.sent_bytes * 2 * 64 == plain.predicted.sent_bytes * (64 + 4)
+    with pytest.raises(SpecError, match=r"got 'fp4', expected .*fp8"):
+        build("problem: {seq_len: 64, quantize: fp4}\n")
+
+
 def test_impossible_points_are_pruned_with_their_field() -> None:
     made = build(
         "problem: {seq_len: 64, heads: [8, 6], kv_heads: [4, 3], causal: [true, false], "

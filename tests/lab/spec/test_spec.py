@@ -50,6 +50,7 @@ def test_defaults() -> None:
             "sinks": False,
             "alibi": False,
             "dropout_p": None,
+            "quantize": None,
             "dtype": "bfloat16",
             "causal": True,
             "window": None,

@@ -42,8 +42,9 @@ def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
     try:
         target = target_named(architecture(q.device))
         dims, extended = (q.shape[-1], asked.value_dim or 0), asked.extended
-        for kernel in KERNELS:
-            default(Problem(kernel, dims[0], q.dtype.itemsize, 1, True, dims[1], extended), target)
+        itemsize = 1 if asked.quantized else q.dtype.itemsize
+        for kernel in KERNELS[:1] if asked.quantized else KERNELS:
+            default(Problem(kernel, dims[0], itemsize, 1, True, dims[1], extended), target)
     except (ValueError, RuntimeError) as error:  # RuntimeError: no driver is active
         return str(error)
     return None

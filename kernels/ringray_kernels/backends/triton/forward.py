@@ -17,8 +17,11 @@ from ringray_kernels.backends.triton.tiles import (
     biased,
     edge_tile,
     has_gaps,
+    inverse_of_power,
     load_tile,
+    log2_of_power,
     narrow,
+    narrow_fp8,
     plan_tiles,
     product,
     seen_by_any,
@@ -27,24 +30,30 @@ from ringray_kernels.backends.triton.tiles import (
     tanh,
 )
 
+# Weights in e4m3 are at most 2 to this power: most of its numbers are near its largest, 448.
+LIFT = tl.constexpr(8.0)
+
 
 @triton.jit
 def _step(
     acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps, start, end, rows,
-    tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
+    tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, fp8,
     stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    EMULATE_BF16: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    EMULATE_BF16: tl.constexpr, SOFTCAP: tl.constexpr, EMULATE_FP8: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to the running (acc0, acc1, top, total)."""
     begin = low + tile * BLOCK_N
     columns = tl.arange(0, BLOCK_N)
     present = begin + columns < high
-    if MASKED:  # noqa: SIM102 - known to the compiler
+    if MASKED:
         if gaps:
             present = present & seen_by_any(begin + columns, start, end, rows, ROWS)
+        if fp8 is not None:
+            present = present & (begin + columns >= fp8[2])
     k1 = q1
     v1 = acc1
     if DESCRIPTORS:
@@ -55,25 +64,50 @@ def _step(
         if D1 > 0:
             k1 = load_tile(k_tile, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
     s = product(q0, k0, q1, k1, D1, PRECISION)
+    value_scale = 1.0
+    inverse = 1.0
+    if fp8 is not None:
+        places = begin + columns
+        if MASKED:
+            places = tl.minimum(places, high - 1)
+        s = s * tl.load(fp8[0] + places)[None, :]
+        value_scale = tl.load(fp8[1] + places)
+        inverse = inverse_of_power(value_scale)
     if SOFTCAP:
         s = tanh(s * cap)
     if bias is not None:
         s, _ = biased(s, scale, *bias, begin + columns, present, True, MASKED)
         scale = 1.0
+    if fp8 is not None:
+        s = s * scale + log2_of_power(value_scale)[None, :]
+        scale = 1.0
     if MASKED:
         keys = (begin + columns)[None, :]
         s = tl.where((keys >= first[:, None]) & (keys < last[:, None]), s, float("-inf"))
-    new_top = tl.maximum(top, tl.max(s, 1) * scale)
+    highest = tl.max(s, 1) * scale
+    if fp8 is not None:
+        highest -= LIFT
+    new_top = tl.maximum(top, highest)
     p = tl.exp2(s * scale - new_top[:, None])
     decay = tl.exp2(top - new_top)
-    total = total * decay + tl.sum(p, 1)
+    if fp8 is not None:
+        total = total * decay + tl.sum(p * inverse[None, :], 1)
+    else:
+        total = total * decay + tl.sum(p, 1)
     if drop is not None:
         key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
         p = tl.where(staying(drop, at[:, None], key_at[None, :], head[:, None], batch), p, 0.0)
     if DESCRIPTORS:
-        v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
-        if MASKED:  # keys that no query here sees may hold NaN, and 0 * NaN is NaN
-            v0 = tl.where(present[:, None], v0, 0.0)
+        # Keys that no query here sees may hold NaN, and 0 * NaN is NaN.
+        if fp8 is not None:
+            v0 = v.load([batch, kv_head, 0, begin]).reshape(V0, BLOCK_N)
+            if MASKED:
+                v0 = tl.where(present[None, :], v0, 0.0)
+            v0 = tl.trans(v0)
+        else:
+            v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
+            if MASKED:
+                v0 = tl.where(present[:, None], v0, 0.0)
     else:
         v_tile = v + begin.to(tl.int64) * stride_vn
         v0 = load_tile(v_tile, columns, present, stride_vn, stride_vd, 0, V0, VALUE_DIM, MASKED)
@@ -81,14 +115,20 @@ def _step(
             v1 = load_tile(
                 v_tile, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
             )
-    weights = narrow(p, v0.dtype, EMULATE_BF16)
-    acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
-    if V1 > 0:
-        acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
+    if fp8 is not None:  # sums of tensor cores have few bits: not over many tiles
+        weights = narrow_fp8(p, EMULATE_FP8)
+        acc0 = acc0 * decay[:, None] + tl.dot(weights, v0)
+        if V1 > 0:
+            acc1 = acc1 * decay[:, None] + tl.dot(weights, v1)
+    else:
+        weights = narrow(p, v0.dtype, EMULATE_BF16)
+        acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
+        if V1 > 0:
+            acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
     return acc0, acc1, new_top, total
 
 
-@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *DROPS])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", "key_rows", *DROPS])
 def forward_kernel(
     q, k, v, start, end, out, lse, state_out, state_lse, scale, cap, bias, key_positions,
     stride_qb, stride_qh, stride_qs, stride_qd,
@@ -101,7 +141,8 @@ def forward_kernel(
     HAS_STATE: tl.constexpr, IN_PLACE: tl.constexpr, NEGATE: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     SOFTCAP: tl.constexpr, rows_at=None, keys_at=None, seed_low=None, seed_high=None,
-    heads_before=None, least=None, amplify=None,
+    heads_before=None, least=None, amplify=None, EMULATE_FP8: tl.constexpr = False,
+    query_scales=None, key_scales=None, value_scales=None, key_rows=None,
 ):  # fmt: skip
     """Program (block, head block, batch entry) computes ``out`` and ``lse`` of one block.
 
@@ -111,6 +152,10 @@ def forward_kernel(
     With DESCRIPTORS ``k`` and ``v`` are tensor descriptors of (1, 1, BLOCK_N, D0) and (1, 1,
     BLOCK_N, V0) blocks. Dropout, by the global positions ``rows_at`` and ``keys_at``, is
     ``tiles.staying``.
+
+    With scales (contiguous, powers of two) operands are e4m3, and a described V is (B, Hkv, Dv,
+    Sk). A score includes the log2 of the scale of its value, so that weights take it into the
+    product with V; sums of weights lose it again by its inverse.
     """
     ROWS: tl.constexpr = BLOCK_M // PACK
     # Under a causal mask later rows see most keys and take longest: they go first.
@@ -130,7 +175,9 @@ def forward_kernel(
     gaps = has_gaps(start + bounds, row, last, query_rows)
     start += bounds + block * ROWS
     end += bounds + block * ROWS
-    low, high, leading, whole, count = plan_tiles(first, last, BLOCK_N)
+    low, high, leading, whole, count = plan_tiles(
+        first, last, BLOCK_N, query_scales is not None and DESCRIPTORS
+    )
     if IN_PLACE and count == 0:  # nothing to add to the result of earlier hops
         return
 
@@ -156,6 +203,17 @@ def forward_kernel(
     acc1 = acc0
     if V1 > 0:
         acc1 = tl.zeros([BLOCK_M, V1], tl.float32)
+    fp8 = None
+    if query_scales is not None:
+        place = (batch.to(tl.int64) * (heads // group) + kv_head) * key_rows
+        lowest = tl.min(tl.where(first < last, first, high))  # tiles may begin before
+        fp8 = (key_scales + place, value_scales + place, lowest)
+        place = (batch.to(tl.int64) * heads + head) * query_rows + row
+        query_scale = tl.load(query_scales + place)[:, None]
+        if SOFTCAP:
+            cap = cap * query_scale
+        else:
+            scale = scale * query_scale
     if NEGATE:
         q0 = -q0
         q1 = -q1
@@ -166,17 +224,17 @@ def forward_kernel(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
             edge_tile(index, leading, whole), batch, kv_head, head, at, keys_at, drop, scale, cap,
-            bias,
+            bias, fp8,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
+            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, EMULATE_FP8, True,
         )  # fmt: skip
     for tile in range(leading, leading + whole):
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
+            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, fp8,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
+            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, EMULATE_FP8, False,
         )  # fmt: skip
 
     out_row = (batch.to(tl.int64) * heads + head) * query_rows + row

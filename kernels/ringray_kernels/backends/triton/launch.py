@@ -39,8 +39,18 @@ _NARROW = 64  # head dims at which one more tile of scores fits into registers
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """Describes ``x`` (B, H, S, D) in blocks of ``rows`` rows of one head."""
-    width, _ = head_dim_parts(x.shape[-1])
+    width, _ = head_dim_parts(x.shape[-1], x.itemsize)
     return TensorDescriptor(x, list(x.shape), legal_strides(x), [1, 1, rows, width])
+
+
+def _turned(v: Tensor, rows: int) -> TensorDescriptor:
+    """Describes a copy of ``v`` (B, H, S, D) as (B, H, D, S), in blocks of ``rows`` rows of one
+    head: products in e4m3 sum over neighbours in memory."""
+    batch, heads, size, dim = v.shape
+    copy = v.new_empty((batch, heads, dim, triton.cdiv(size, 16) * 16))[..., :size]
+    copy.copy_(v.mT)
+    width, _ = head_dim_parts(dim, v.itemsize)
+    return TensorDescriptor(copy, list(copy.shape), list(copy.stride()), [1, 1, width, rows])
 
 
 def _options(
@@ -51,7 +61,9 @@ def _options(
     its precision at a multiple of its speed. ``dtype`` is the problem's; the interpreter may get a
     wider copy of ``q``."""
     q, v = operands.q, operands.v
-    (first, rest), (value_first, value_rest) = (head_dim_parts(x.shape[3]) for x in (q, v))
+    (first, rest), (value_first, value_rest) = (
+        head_dim_parts(x.shape[3], x.itemsize) for x in (q, v)
+    )
     return {
         "HEAD_DIM": q.shape[3],
         "D0": first,
@@ -90,6 +102,23 @@ def _dropped(operands: Operands) -> dict[str, Any]:
     }
 
 
+def _outside(operands: Operands) -> float:
+    """Returns the factor of forward on q.k, or on tanh: positive, but with scales, which may take
+    any."""
+    if operands.softcap is not None:
+        return operands.softcap
+    return operands.scale if operands.scales else max(abs(operands.scale), LEAST_SCALE)
+
+
+def _scales(operands: Operands) -> dict[str, Any]:
+    """Returns the arguments of forward on operands in e4m3; none on others."""
+    if operands.scales is None:
+        return {}
+    names = ("query_scales", "key_scales", "value_scales")
+    given = {name: x.contiguous() for name, x in zip(names, operands.scales, strict=True)}
+    return {**given, "key_rows": operands.k.shape[2], "EMULATE_FP8": INTERPRETED}
+
+
 def forward_launch(
     operands: Operands, result: State, state: State | None, target: Target, dtype: torch.dtype
 ) -> Launch:
@@ -104,6 +133,7 @@ def forward_launch(
         return hopper_launch.forward(operands, result, state, config)
     described = config.path == "descriptors"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
+    describe = _described if operands.scales is None else _turned
     batch, heads, rows, _ = q.shape
     return Launch(
         forward_kernel,
@@ -111,10 +141,9 @@ def forward_launch(
         (
             q,
             _described(k, config.block_n) if described else k,
-            _described(v, config.block_n) if described else v,
+            describe(v, config.block_n) if described else v,
             start, end, *result, *(state or result),
-            (max(abs(scale), LEAST_SCALE) if softcap is None else softcap) * LOG2_E,
-            inside_cap(operands), *biases(operands, keys_walk=True),
+            _outside(operands) * LOG2_E, inside_cap(operands), *biases(operands, keys_walk=True),
             *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
@@ -122,7 +151,8 @@ def forward_launch(
             **_options(config, operands, target, dtype),
             "HAS_STATE": state is not None,
             "IN_PLACE": state is not None and state.out is result.out,
-            "NEGATE": scale < 0 and softcap is None,
+            "NEGATE": scale < 0 and softcap is None and operands.scales is None,
+            **_scales(operands),
         },
     )  # fmt: skip
 

@@ -165,6 +165,30 @@ def staying(drop, rows, keys, head, batch):
 
 
 @triton.jit
+def narrow_fp8(x, EMULATE: tl.constexpr):
+    """Casts ``x`` (fp32) to e4m3. The interpreter loses the carry into the exponent, so there it is
+    rounded before."""
+    if EMULATE:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(tl.float8e4nv)
+
+
+@triton.jit
+def inverse_of_power(x):
+    """Returns 1 / x for a power of two, far from the ends of fp32, in one instruction."""
+    return (0x7F000000 - x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def log2_of_power(x):
+    """Returns log2(x) for a power of two: its exponent, put into the last bits of 2 ** 23."""
+    bits = (x.to(tl.int32, bitcast=True) >> 23) + 0x4B000000
+    return bits.to(tl.float32, bitcast=True) - 8388735.0
+
+
+@triton.jit
 def tanh(x):
     """Returns tanh by an exponential; by its series where the rounding of that would show."""
     far = 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2_E)))
