@@ -16,6 +16,7 @@ from torch import Tensor
 
 ROUNDS = 7
 SEEDS = 1 << 62  # from 0 on
+POSITIONS = 1 << 31  # of one sequence
 _BITS = 31  # of a number that are compared
 _WORD = (1 << 32) - 1
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -37,7 +37,7 @@ from ringray.traffic.mask import Mask
 from ringray_kernels.api import Features, check_blocks, features, resolve_backend
 from ringray_kernels.checks import DTYPES, check_qkv, unusable_scale, unusable_softcap
 from ringray_kernels.config import Blocks
-from ringray_kernels.dropout import SEEDS, unusable_dropout
+from ringray_kernels.dropout import POSITIONS, SEEDS, unusable_dropout
 from ringray_kernels.intervals import capturing, derived
 
 Documents = tuple[int, ...] | tuple[tuple[int, ...], ...] | None  # of all batch rows, or of each
@@ -192,6 +192,8 @@ def _describe(
         raise ValueError(wrong)
     partition, scale, transport = options.partition, options.scale, options.transport
     blocks, softcap, dropout_p = options.blocks, options.softcap, float(options.dropout_p)
+    if dropout_p and (size := rows * ranks) > POSITIONS:
+        raise ValueError(f"dropout_p: got {size} positions, expected at most {POSITIONS}")
     length = partitions.true_length(partition, options.seq_len, rows, ranks)
     backend = resolve_backend(options.backend, q, asked)
     check_blocks(blocks, backend)

@@ -113,6 +113,14 @@ def test_wrong_dropout(more: dict[str, object], says: str) -> None:
         ringray.ring_attention(q, k, v, **more)  # type: ignore[arg-type]
 
 
+def test_positions_have_32_bits() -> None:
+    q = torch.zeros(1, 1, 1, 1).expand(1, 1, (1 << 31) + 2, 1)
+    with pytest.raises(
+        ValueError, match="dropout_p: got 2147483650 positions, expected at most 2147483648"
+    ):
+        ringray.ring_attention(q, q, q, dropout_p=0.1)
+
+
 def test_the_correctness_kind_knows_what_is_dropped() -> None:
     given = {"heads": 4, "seq_len": 61, "head_dim": 16, "partition": "striped"}
     context = RankContext(0, torch.device("cpu"), None)
