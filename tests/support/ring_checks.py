@@ -172,9 +172,11 @@ def random_rings(rank: int, size: int, seed: int, count: int) -> None:
             rng.random() < 0.5, rng.choice([None, None, 5, 50]),
             rng.choice([None, None, 9]) if causal else None, rng.random() < 0.3,
             rng.choice([None, None, 1.5]), rng.choice([None, None, 24]), None,
-            rng.random() < 0.3,
+            rng.random() < 0.3, rng.choice([0.0, 0.0, 0.3]),
         )  # fmt: skip
         case = _with_global_tokens(case, rng)
+        if not case.alibi:
+            case = replace(case, reach=rng.choice([None, None, 20]))
         try:
             within_budget(case, rank, size, truth(case))
             done += 1
