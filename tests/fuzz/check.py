@@ -24,8 +24,8 @@ AXES = {
     "ring": ("size", "threads"),
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
-        "sinks", "alibi", "dropout_p", "causal", "window", "chunk", "prefix", "global_tokens",
-        "documents", "direction", "new_tokens",
+        "sinks", "alibi", "dropout_p", "quantize", "causal", "window", "chunk", "prefix",
+        "global_tokens", "documents", "direction", "new_tokens",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
@@ -91,13 +91,13 @@ def _check_spec(spec: Spec, canonical: dict[str, Any]) -> None:
         assert said is None or not _OBEYED.search(said), f"tracking.{name}: {said!r}"
 
 
-def _swept(canonical: dict[str, Any]) -> list[list[Any]]:
+def _swept(canonical: dict[str, Any]) -> dict[str, list[Any]]:
     """The values of each axis. A list of one axis is always a sweep: no value is a list itself."""
-    axes = []
+    axes = {}
     for section, names in AXES.items():
         for name in names:
             value = canonical[section][name]
-            axes.append(value if isinstance(value, list) else [value])
+            axes[name] = value if isinstance(value, list) else [value]
     return axes
 
 
@@ -108,14 +108,14 @@ def _check_points(canonical: dict[str, Any], plan: Plan) -> None:
     assert 0 < len(keys) <= MOST_POINTS
     if canonical["kind"] in ("strategy-tune", "kernel-tune"):
         return  # each point stands for as many as its open fields have values
-    points = set()
-    for point in itertools.product(*_swept(canonical)):
-        values = list(point)
-        values[6] = values[6] or values[5]  # kv_heads null is as many as heads
-        values[8] = values[8] or values[7]  # and value_head_dim null is head_dim
+    points, axes = set(), _swept(canonical)
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        point["kv_heads"] = point["kv_heads"] or point["heads"]
+        point["value_head_dim"] = point["value_head_dim"] or point["head_dim"]
         if canonical["kind"] == "decode":
-            values[17] = values[17] or 1
-        points.add(json.dumps(values))
+            point["new_tokens"] = point["new_tokens"] or 1
+        points.add(json.dumps(point))
     replicas = canonical["measure"]["replicas"]
     assert len(keys) == len(points) * replicas, f"{len(keys)} trials, {len(points)} × {replicas}"
 

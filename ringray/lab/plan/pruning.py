@@ -15,6 +15,7 @@ from ringray.lab.kinds.baselines import BASELINES, DEFAULT
 from ringray.lab.plan.cost_model import choose_walks
 from ringray.lab.trial.config import LATER, TrialConfig
 from ringray.traffic import walk
+from ringray.traffic.mask import normal_window
 from ringray_kernels.backends import BLOCKS, GPU_ONLY, INTERPRETED, on_device
 from ringray_kernels.config import TARGETS, Blocks, supports
 from ringray_kernels.dtypes import DTYPES
@@ -101,7 +102,8 @@ def _unseen_globals(config: TrialConfig) -> Reason | None:
     if config.global_tokens is None:
         return None
     given = f"{config.global_tokens} global tokens"
-    if config.window is None and config.chunk is None:
+    window = normal_window(config.window, causal=config.causal)
+    if window is None and config.chunk is None:
         text = f"{given} are seen beside a window or a chunk, and there is none"
     elif config.prefix is not None:
         text = f"{given} with prefix {config.prefix}, expected one or the other"

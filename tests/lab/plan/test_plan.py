@@ -192,6 +192,10 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
         ("causal: false\n  prefix: 5", 7, "problem.prefix", "prefix 5 .*needs causal: true"),
         ("global_tokens: 5", 6, "problem.global_tokens", "5 global tokens are seen beside a"),
         (
+            "window: {right: null}\n  global_tokens: 5", 7, "problem.global_tokens",
+            "5 global tokens are seen beside a",
+        ),
+        (
             "window: 3\n  prefix: 9\n  global_tokens: 5", 8, "problem.global_tokens",
             "5 global tokens with prefix 9, expected one or the other",
         ),
