@@ -104,6 +104,7 @@ lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy cluster/*.py experiments/*.py
 
 format: $(STAMP) ## apply the style
 	@$(BIN)/ruff check --fix --quiet . || true

@@ -104,6 +104,7 @@ def without_cluster() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+DEAD = 2  # status of a node that has ended, in a reply of cluster_status
 # Loggers that report each upload and each connection of Ray's job client.
 JOB_LOGGERS = (
     "ray.dashboard.modules.dashboard_sdk",
