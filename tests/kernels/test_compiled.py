@@ -29,7 +29,7 @@ from ringray_kernels.inspect.listing import (
     spilled_bytes,
 )
 
-MAIN = "from ringray_kernels.inspect.report import main\n"
+MAIN = "from ringray_kernels.inspect.report import HEAD_DIMS, main\n"
 PRODUCTS = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}
 
 # Bytes a thread moves to and from its stack in the inner loops; none where nothing is said. By
@@ -170,7 +170,7 @@ def test_the_usual_head_dims(tmp_path: Path, head_dim: int, version: str) -> Non
 @pytest.mark.slow
 def test_every_default(tmp_path: Path, version: str) -> None:
     targets = of(version)
-    lines = compiled(tmp_path, MAIN + f"main({targets}, json_path=path)", version)
+    lines = compiled(tmp_path, MAIN + f"main({targets}, HEAD_DIMS, json_path=path)", version)
     assert len(lines) == len(targets) * 3 * (6 + 2)
     for line in lines:
         hold(line, version)
