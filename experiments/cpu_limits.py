@@ -1,4 +1,4 @@
-"""How far fused attention on one CPU core is from what the core's matrix products reach.
+"""Rates of fused attention on one CPU core beside those of its matrix products.
 
     python experiments/cpu_limits.py
 

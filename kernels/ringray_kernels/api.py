@@ -60,7 +60,7 @@ class Operands(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What a problem asks of a backend beyond plain scores and one head dim. ``value_dim``: head
+    """The demands of a problem beyond plain scores and one head dim. ``value_dim``: head
     dim of v, None if it is that of q; ``biased``: scores have a bias; ``dropout``: weights are
     dropped; ``quantized``: q, k and v have scales."""
 

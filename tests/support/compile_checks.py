@@ -80,7 +80,7 @@ def gradients_of_lse(rank: int, size: int) -> None:
 
 
 def models(rank: int, size: int) -> None:
-    """What models ask for beyond plain attention, with every gradient."""
+    """Features that models ask for beyond plain attention, with every gradient."""
     asked: tuple[dict[str, Any], ...] = (
         {"with_sinks": True},
         {"softcap": 2, "value_dim": 24, "with_sinks": True, "alibi": True},

@@ -154,7 +154,7 @@ def _full(size: int, **changes: Any) -> ringray.ShardedKV:
 
 
 def refused(rank: int, size: int) -> None:
-    """What is wrong on one rank is an error on all, before anything is sent."""
+    """A mistake on one rank is an error on all, before anything is sent."""
     last = rank == size - 1
     cache, q = _full(size), torch.randn(1, 4, 1, 8)
     x = torch.randn(1, 2, 3, 8)

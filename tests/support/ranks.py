@@ -206,7 +206,7 @@ class Case:
 
     @property
     def scoring(self) -> dict[str, Any]:
-        """What takes part in the softmax, beside products of q and k."""
+        """The parts of the softmax beside products of q and k."""
         dropped = testing.dropout_factors(self.inputs[0], self.dropout_p, DROPOUT_SEED)
         return {
             "softcap": self.softcap, "sinks": self.sinks, "slopes": self.slopes,

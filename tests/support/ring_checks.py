@@ -364,7 +364,7 @@ def gradients_of_lse(rank: int, size: int) -> None:
 
 
 def models(rank: int, size: int) -> None:
-    """What models ask for beyond plain attention, by every transport and backward walk."""
+    """Features that models ask for, by every transport and backward walk."""
     heads = max(HEADS, 2 * size)
     asked: tuple[dict[str, Any], ...] = (
         {"with_sinks": True},
