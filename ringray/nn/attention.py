@@ -29,6 +29,7 @@ from ringray.base.units import plain
 from ringray.comm.ring import connect, place_in
 from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
+from ringray_kernels.dropout import unusable_dropout
 from ringray_kernels.intervals import within_documents
 
 
@@ -53,6 +54,8 @@ class ContextParallelAttention(nn.Module):
         bias: of all four projections.
         causal, window, chunk, group, partition, transport, backend, blocks: as in
             ``ring_attention``.
+        dropout_p: share of the weights of attention that training drops, at least 0, below 1; the
+            same ones on any ring (see ``ring_attention``). None after ``eval()``.
         rope_theta: base of the RoPE frequencies; None for no RoPE.
         device, dtype: of the parameters.
         options: further keywords of ``ring_attention``, passed on as they are.
@@ -72,6 +75,7 @@ class ContextParallelAttention(nn.Module):
         causal: bool = True,
         window: int | tuple[int | None, int | None] | None = None,
         chunk: int | None = None,
+        dropout_p: float = 0.0,
         rope_theta: float | None = 10000.0,
         group: dist.ProcessGroup | None = None,
         partition: str = partitions.DEFAULT,
@@ -84,8 +88,8 @@ class ContextParallelAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        hidden_dim, num_heads, num_kv_heads, head_dim, chunk = map(
-            plain, (hidden_dim, num_heads, num_kv_heads, head_dim, chunk)
+        hidden_dim, num_heads, num_kv_heads, head_dim, chunk, dropout_p = map(
+            plain, (hidden_dim, num_heads, num_kv_heads, head_dim, chunk, dropout_p)
         )
         for name, value in (
             ("hidden_dim", hidden_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
@@ -117,11 +121,13 @@ class ContextParallelAttention(nn.Module):
             raise ValueError(
                 f"window: got {window} with causal=False, expected causal=True or (left, right)"
             )
+        if wrong := unusable_dropout(dropout_p, None):
+            raise ValueError(wrong)
         partitions.get(partition)
         self.hidden_dim, self.head_dim = hidden_dim, head_dim
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.causal, self.rope_theta = causal, rope_theta
-        self.window, self.chunk = window, chunk
+        self.window, self.chunk, self.dropout_p = window, chunk, dropout_p
         self.group, self.partition = group, partition
         self.options = {"transport": transport, "backend": backend, "blocks": blocks, **options}
         like: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
@@ -214,7 +220,8 @@ class ContextParallelAttention(nn.Module):
         out = ring_attention(
             q, k, v, group=self.group, partition=self.partition, causal=self.causal,
             window=self.window, chunk=self.chunk, prefix=prefix, seq_len=seq_len,
-            cu_seqlens=cu_seqlens, **self.options,
+            cu_seqlens=cu_seqlens, dropout_p=self.dropout_p if self.training else 0.0,
+            **self.options,
         )  # fmt: skip
         return self.o_proj(cast("Tensor", out).transpose(1, 2).flatten(2))
 
@@ -229,8 +236,8 @@ class ContextParallelAttention(nn.Module):
         said = {
             "num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads,
             "head_dim": self.head_dim, "causal": self.causal, "window": self.window,
-            "chunk": self.chunk, "rope_theta": self.rope_theta, "partition": self.partition,
-            **self.options,
+            "chunk": self.chunk, "dropout_p": self.dropout_p, "rope_theta": self.rope_theta,
+            "partition": self.partition, **self.options,
         }  # fmt: skip
         return ", ".join(f"{name}={value!r}" for name, value in said.items())
 

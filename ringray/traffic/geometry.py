@@ -5,14 +5,16 @@ the difference of two indices, and the visible pairs and the needed key rows hav
 balance and traffic of the planner, and all messages of the ring, follow from them. Imports numpy
 only.
 
-Arrays are int64 and indexed ``[visiting rank, owner]``: keys travel from their owner to the ranks
-whose queries see them, or queries to the ranks whose keys they see; rows are the owner's.
+Arrays are indexed ``[visiting rank, owner]``: keys travel from their owner to the ranks
+whose queries see them, or queries to the ranks whose keys they see; rows are the owner's. Where
+they are needed in places far apart, they travel in parts.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,9 +24,10 @@ from ringray import partition as partitions
 from ringray.traffic.mask import Mask, areas
 
 Ints = NDArray[np.int64]
+Rows32 = NDArray[np.int32]  # a large ring has many pairs of ranks
 
 
-_ELEMENTS_AT_ONCE = 1 << 20  # bounds the memory of one vectorised step over documents
+_ELEMENTS_AT_ONCE = 1 << 20  # bounds the memory of one vectorised step over documents and ranks
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,16 @@ Travelling = Literal["keys", "queries"]
 
 
 class Pairs(NamedTuple):
-    """Visible pairs and needed rows, ``[visiting rank, owner]``.
+    """Visible pairs, ``[visiting rank, owner]``, and needed rows, ``[part, visiting rank, owner]``.
 
     ``visible``: visible (query, key) pairs, of all batch rows together where their masks differ.
-    ``first``, ``stop``: the hull of the owner's rows that the visiting rank computes with,
-    half-open; both are 0 where there is none.
+    ``first``, ``stop``: the hull of the rows of a part (see ``cuts``) of the owner's that the
+    visiting rank computes with, half-open; both are 0 where there is none.
     """
 
     visible: Ints
-    first: Ints
-    stop: Ints
+    first: Rows32
+    stop: Rows32
 
 
 class _Pieces(NamedTuple):
@@ -131,11 +134,39 @@ def _band(apart: Ints, step: int, n: Ints, m: Ints, least: Ints, most: Ints) -> 
     return _pairs_from(low, n, m) - _pairs_from(high + 1, n, m), low, high
 
 
+def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
+    """Returns the positions, ``[cut, rank]``, that bound the parts of each rank's rows.
+
+    All rows are one part, except keys with global tokens: of each piece those up to the last global
+    tokens in it, which later ranks need, are apart from those after them.
+    """
+    dealt = _pieces(layout)
+    ends = np.repeat([[0], [layout.padded]], layout.ranks, 1)
+    if mask.global_tokens is None or travelling == "queries" or dealt.step > 1:
+        return ends
+    first, stop = dealt.first.T, (dealt.first + dealt.sizes).T
+    bounds = np.array(mask.rows[0].boundaries)
+    begin = bounds[np.maximum(np.searchsorted(bounds, stop) - 1, 0)]
+    after = np.clip(begin + mask.global_tokens, first, stop)
+    return np.sort(np.concatenate([ends, after, np.sort(stop, 0)[:-1]]), 0)
+
+
 @lru_cache(maxsize=32)
 def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
-    if len(mask.rows) > 1:
-        return _of_rows([pairs(layout, row, travelling) for row in mask.rows], layout.padded)
+    parts = list(itertools.pairwise(cuts(layout, mask, travelling)))
+    each = []
+    for row in mask.rows:
+        found = [_pairs(layout, row, travelling, *part) for part in parts]
+        visible, first, stop = zip(*found, strict=True)
+        each.append(Pairs(reduce(np.add, visible), np.stack(first), np.stack(stop)))
+    return each[0] if len(each) == 1 else _of_rows(each, layout.padded)
+
+
+def _pairs(
+    layout: Layout, mask: Mask, travelling: Travelling, low: Ints, high: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Returns the same for one batch row, and the owners' positions in ``[low, high)``."""
     dealt = _pieces(layout)
     ranks, pieces = dealt.first.shape
     rectangles = np.stack(areas(mask))
@@ -144,40 +175,50 @@ def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     # In one area without a window to the left, a rank that needs any key row of another needs the
     # first.
     whole = keys_travel and rectangles.shape[1] == 1 and int(rectangles[-1, 0]) == mask.seq_len
+    whole &= mask.global_tokens is None
     visible = np.zeros((ranks, ranks), np.int64)
     lowest = np.full((ranks, ranks), 0 if whole else layout.padded, np.int64)
     highest = np.full((ranks, ranks), -1, np.int64)
 
     chunk = max(1, _ELEMENTS_AT_ONCE // (ranks * pieces) ** 2)
+    block = max(1, _ELEMENTS_AT_ONCE // (chunk * ranks * pieces**2))
     for at in range(0, rectangles.shape[1], chunk):
         begin, end, key, key_end, least, most = rectangles[:, at : at + chunk, None, None]
+        key, key_end = (np.clip(x, low[:, None], high[:, None]) for x in (key, key_end))
         # axes: area, piece of the queries, piece of the keys, query rank, key rank
-        a, n = (x.swapaxes(1, 2)[:, :, None, :, None] for x in dealt.within(begin, end))
+        queries = [x.swapaxes(1, 2)[:, :, None, :, None] for x in dealt.within(begin, end)]
         b, m = (x.swapaxes(1, 2)[:, None, :, None, :] for x in dealt.within(key, key_end))
         bounds = least[..., None, None], most[..., None, None]
-        seen, low, high = _band(a - b, dealt.step, n, m, *bounds)
-        # Key j meets the queries [j + low, j + high], query i the keys [i - high, i - low].
-        if keys_travel:
-            of, start, stop = b, -high, np.minimum(m, n - low)
-        else:
-            of, start, stop = a, low, np.minimum(n, m + high)
-        visible += seen.sum((0, 1, 2))
-        last = np.where(seen > 0, of + (stop - 1) * dealt.step, -1)
-        np.maximum(highest, last.max((0, 1, 2)), out=highest)
-        if not whole:
-            start = np.where(seen > 0, of + np.maximum(start, 0) * dealt.step, layout.padded)
-            np.minimum(lowest, start.min((0, 1, 2)), out=lowest)
+        for rank in range(0, ranks, block):
+            these = slice(rank, rank + block)
+            a, n = (x[:, :, :, these] for x in queries)
+            seen, near, far = _band(a - b, dealt.step, n, m, *bounds)
+            # Key j meets the queries [j + near, j + far], query i the keys [i - far, i - near].
+            if keys_travel:
+                of, start, stop = b, -far, np.minimum(m, n - near)
+            else:
+                of, start, stop = a, near, np.minimum(n, m + far)
+            visible[these] += seen.sum((0, 1, 2))
+            last = np.where(seen > 0, of + (stop - 1) * dealt.step, -1)
+            np.maximum(highest[these], last.max((0, 1, 2)), out=highest[these])
+            if not whole:
+                start = np.where(seen > 0, of + np.maximum(start, 0) * dealt.step, layout.padded)
+                np.minimum(lowest[these], start.min((0, 1, 2)), out=lowest[these])
     if not keys_travel:
         visible, lowest, highest = visible.T, lowest.T, highest.T
 
     def local_row(position: Ints) -> Ints:
         """Counts the local rows of the owner before ``position``."""
-        rows: Ints = dealt.before(position[:, :, None]).sum(-1)
+        rows = np.zeros_like(position)
+        for piece in range(pieces):
+            one = _Pieces(dealt.first[:, piece], dealt.sizes[:, piece], dealt.step)
+            rows += one.before(position)
         return rows
 
     some = highest >= 0
     first_row = lowest if whole else np.where(some, local_row(np.where(some, lowest, 0)), 0)
-    return Pairs(visible, first_row, np.where(some, local_row(highest) + 1, 0))
+    stop_row = np.where(some, local_row(highest) + 1, 0)
+    return visible, first_row.astype(np.int32), stop_row.astype(np.int32)
 
 
 def _of_rows(each: list[Pairs], padded: int) -> Pairs:

@@ -1,4 +1,4 @@
-"""Rows that each rank has at each step of a walk: chunks, sums of gradients, and arrivals.
+"""Rows that each rank has at each step of a walk: chunks, and sums of gradients.
 
 A chunk is there from the step at which its transfer begins until it has been computed with, a
 packed copy until it has been sent, a sum of gradients from its visit until it has left. All of it
@@ -15,21 +15,18 @@ from numpy.typing import NDArray
 from ringray.traffic.walk import Traffic
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger]
 
 
 class Walked(NamedTuple):
     """Rows of one pass beside a rank's own, ``[rank, step]``.
 
-    ``chunks``, ``sums``: rows in memory. ``visible``: visible pairs computed. ``chunks_in``,
-    ``sums_in``: rows that arrive by the end of the step.
+    ``chunks``, ``sums``: rows in memory. ``visible``: visible pairs computed.
     """
 
     chunks: Floats
     sums: Floats
     visible: Floats
-    chunks_in: Floats
-    sums_in: Floats
 
 
 def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
@@ -41,7 +38,7 @@ def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
     def at(rows: Ints, ranks: Ints, when: Ints) -> Floats:
         """Sums ``rows`` by rank and step."""
         width = steps + 1  # sums that come home in the last step leave after it
-        places = ranks * width + when
+        places = np.broadcast_to(ranks * width + when, rows.shape)
         folded = np.bincount(places.ravel(), rows.ravel(), route.ranks * width)
         return folded.reshape(-1, width)[:, :steps].astype(np.float64, copy=False)
 
@@ -51,15 +48,14 @@ def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
 
     arrive = moved.chunk_rows
     holds = np.maximum(moved.held[1] - moved.held[0], 0)
-    holds[:, 0] = shard
-    packed = np.where(arrive < holds[:, route.source], arrive, 0)
+    holds[..., 0] = shard
+    packed = np.where(arrive < holds[..., route.source], arrive, 0)
     chunks = between(arrive, route.rank, posted, step + 1)
     chunks += between(packed, route.handed_by, posted, step)
     visible = at(moved.visible, route.rank, step)
-    chunks_in = at(arrive, route.rank, np.maximum(step - 1, 0))
     if not backward:
-        return Walked(chunks, np.zeros_like(chunks), visible, chunks_in, np.zeros_like(chunks))
+        return Walked(chunks, np.zeros((1, 1)), visible)
     leave = moved.sum_rows
-    sums_in = at(leave, moved.sums_to, step + 1)
-    sums = between(leave, route.rank, step, step + 2) + sums_in
-    return Walked(chunks, sums, visible, chunks_in, sums_in)
+    sums = between(leave, route.rank, step, step + 2)
+    sums += at(leave, moved.sums_to, step + 1)
+    return Walked(chunks, sums, visible)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger]
 
 
 KEPT = -1  # the source of a lane whose first rank has kept the chunk since the forward pass
@@ -66,8 +66,8 @@ class Route:
         return self.rank * self.ranks + np.arange(self.ranks)[:, None]
 
     def by_visit(self, table: Ints) -> Ints:
-        """Reorders ``[visiting rank, owner]`` to ``[owner, visit]``."""
-        return np.take(table, self._flat_pairs)
+        """Reorders ``[..., visiting rank, owner]`` to ``[..., owner, visit]``."""
+        return np.take(table.reshape(*table.shape[:-2], -1), self._flat_pairs, -1)
 
     @cached_property
     def _flat(self) -> Ints:
@@ -152,7 +152,7 @@ def back(route: Route) -> Route | None:
 
 def _hopping(ranks: int, hops: Sequence[int]) -> Ints:
     """Returns ``[owner, visit]``, the rank so many hops from the owner."""
-    return np.add.outer(np.arange(ranks), hops) % ranks
+    return (np.add.outer(np.arange(ranks), hops) % ranks).astype(np.int32)
 
 
 def _lanes(*lanes: tuple[int, int, int]) -> tuple[Lane, ...]:

@@ -19,20 +19,22 @@ from numpy.typing import NDArray
 from ringray.traffic.routes import KEPT
 from ringray.traffic.walk import NO_ROWS, Hulls, Pass, Rows, Traffic
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger]
+Key = tuple[int, int]  # a chunk: owner and part
 
 
 class Message(NamedTuple):
     """One transfer of rows, from the step that lists it to the end of step ``due``.
 
-    ``chunk``: of operands, else of a sum of gradients. ``peer``: the other rank. ``due``, ``chunk``
-    and ``visit`` give an order that both ends share.
+    ``chunk``: of operands, else of a sum of gradients. ``part``: of the owner's rows. ``peer``: the
+    other rank. ``due``, ``chunk``, ``visit`` and ``part`` give an order that both ends share.
     """
 
     due: int
     chunk: bool
     visit: int
     owner: int
+    part: int
     rows: Rows
     peer: int
     send: bool
@@ -45,12 +47,19 @@ class Message(NamedTuple):
 
 class Visit(NamedTuple):
     """One computation: a rank holds the rows ``held`` of ``owner``'s chunk, computes with the rows
-    ``need``, and in a backward pass leaves a sum of gradients of the rows ``sums``."""
+    ``need``, and in a backward pass leaves a sum of gradients of the rows ``sums``. ``part``: of
+    the chunk; the rank's own is computed with at once, as part 0."""
 
     owner: int
+    part: int
     held: Rows
     need: Rows
     sums: Rows
+
+    @property
+    def key(self) -> Key:
+        """Returns the chunk's owner and part."""
+        return self.owner, self.part
 
 
 @dataclass(frozen=True)
@@ -71,11 +80,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Script:
-    """All steps of one pass for one rank. ``kept``: rows of chunks, by owner, that the rank holds
-    from the start beside its own, because they arrived last in the forward pass."""
+    """All steps of one pass for one rank. ``kept``: rows of chunks that the rank holds from the
+    start beside its own, because they arrived last in the forward pass."""
 
     steps: tuple[Step, ...]
-    kept: tuple[tuple[int, Rows], ...]
+    kept: tuple[tuple[Key, Rows], ...]
 
     @cached_property
     def visits(self) -> tuple[Visit, ...]:
@@ -104,65 +113,70 @@ def write(moved: Traffic, which: Pass, shard: int, rank: int) -> Script:
 def _chunks_in(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
     """A chunk comes from the rank of its visit before, and is there when its step begins."""
     route = moved.route
-    for owner, visit in _where(moved.chunk_rows, route.rank, rank):
+    for part, owner, visit in _where(moved.chunk_rows, route.rank, rank):
         due, peer = route.step[visit] - 1, int(route.handed_by[owner, visit])
-        rows = _rows(moved.held, owner, visit)
-        yield route.posted[visit], Message(due, True, visit, owner, rows, peer, send=False)
+        rows = _rows(moved.held, part, owner, visit)
+        message = Message(due, True, visit, owner, part, rows, peer, send=False)
+        yield route.posted[visit], message
 
 
 def _chunks_out(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
     """A chunk goes to the rank of its next visit with the rows that are needed from there on."""
     route = moved.route
-    for owner, visit in _where(moved.chunk_rows, route.handed_by, rank):
+    for part, owner, visit in _where(moved.chunk_rows, route.handed_by, rank):
         due, peer = route.step[visit] - 1, int(route.rank[owner, visit])
-        rows = _rows(moved.held, owner, visit)
-        yield route.posted[visit], Message(due, True, visit, owner, rows, peer, send=True)
+        rows = _rows(moved.held, part, owner, visit)
+        message = Message(due, True, visit, owner, part, rows, peer, send=True)
+        yield route.posted[visit], message
 
 
 def _sums_in(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
     """A sum comes in the step after the visit that made it, from the rank of that visit."""
     route = moved.route
-    for owner, visit in _where(moved.sum_rows, moved.sums_to, rank):
+    for part, owner, visit in _where(moved.sum_rows, moved.sums_to, rank):
         step, peer = route.step[visit] + 1, int(route.rank[owner, visit])
-        rows = _rows(moved.sums, owner, visit)
-        yield step, Message(step, False, visit, owner, rows, peer, send=False)
+        rows = _rows(moved.sums, part, owner, visit)
+        yield step, Message(step, False, visit, owner, part, rows, peer, send=False)
 
 
 def _sums_out(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
     """A sum goes in the step after its visit: to the next rank that adds to it, or home."""
     route = moved.route
-    for owner, visit in _where(moved.sum_rows, route.rank, rank):
-        step, peer = route.step[visit] + 1, int(moved.sums_to[owner, visit])
-        rows = _rows(moved.sums, owner, visit)
-        yield step, Message(step, False, visit, owner, rows, peer, send=True)
+    for part, owner, visit in _where(moved.sum_rows, route.rank, rank):
+        step, peer = route.step[visit] + 1, int(moved.sums_to[part, owner, visit])
+        rows = _rows(moved.sums, part, owner, visit)
+        yield step, Message(step, False, visit, owner, part, rows, peer, send=True)
 
 
 def _visits(moved: Traffic, which: Pass, shard: int, rank: int) -> Iterator[tuple[int, Visit]]:
     """A rank computes with its own chunk, and with each other that it holds rows of."""
-    for visit, owner in enumerate(moved.route.owner[rank].tolist()):
-        held = _rows(moved.held, owner, visit) if visit else Rows(0, shard)
-        if held:
-            leaves = which == "backward" and moved.sum_rows[owner, visit]
-            sums = _rows(moved.sums, owner, visit) if leaves else NO_ROWS
-            need = _rows(moved.need, owner, visit)
-            yield moved.route.step[visit], Visit(owner, held, need, sums)
+    own = _rows(moved.need, slice(None), rank, 0)
+    yield moved.route.step[0], Visit(rank, 0, Rows(0, shard), own, NO_ROWS)
+    for visit, owner in enumerate(moved.route.owner[rank, 1:].tolist(), 1):
+        for part in range(len(moved.sum_rows)):
+            if held := _rows(moved.held, part, owner, visit):
+                leaves = which == "backward" and moved.sum_rows[part, owner, visit]
+                sums = _rows(moved.sums, part, owner, visit) if leaves else NO_ROWS
+                need = _rows(moved.need, part, owner, visit)
+                yield moved.route.step[visit], Visit(owner, part, held, need, sums)
 
 
-def _kept(moved: Traffic, rank: int) -> Iterator[tuple[int, Rows]]:
+def _kept(moved: Traffic, rank: int) -> Iterator[tuple[Key, Rows]]:
     """A rank has kept the chunks of the lanes that start at it."""
     for lane in moved.route.lanes:
         owner = int(moved.route.owner[rank, lane.first])
-        rows = _rows(moved.held, owner, lane.first)
-        if lane.source == KEPT and rows:
-            yield owner, rows
+        for part in range(len(moved.chunk_rows) if lane.source == KEPT else 0):
+            if rows := _rows(moved.held, part, owner, lane.first):
+                yield (owner, part), rows
 
 
 def _where(rows: Ints, ranks: Ints, rank: int) -> list[list[int]]:
-    """Owner and visit of all entries of ``ranks`` that are ``rank`` and have rows."""
+    """Part, owner and visit of all entries of ``ranks`` that are ``rank`` and have rows."""
     found: list[list[int]] = np.argwhere((ranks == rank) & (rows > 0)).tolist()
     return found
 
 
-def _rows(hulls: Hulls, owner: int, visit: int) -> Rows:
-    start, stop = int(hulls[0][owner, visit]), int(hulls[1][owner, visit])
+def _rows(hulls: Hulls, part: int | slice, owner: int, visit: int) -> Rows:
+    """Returns the hull of one part or of several."""
+    start, stop = int(hulls[0][part, owner, visit].min()), int(hulls[1][part, owner, visit].max())
     return Rows(start, stop) if stop > start else NO_ROWS

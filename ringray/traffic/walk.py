@@ -25,7 +25,7 @@ from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from ringray.traffic.routes import KEPT, Route, back
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger]
 Hulls = tuple[Ints, Ints]
 
 
@@ -34,7 +34,7 @@ Backward = Literal["planned", "reverse", "query-side"]
 BACKWARDS: tuple[Backward, ...] = ("planned", "reverse", "query-side")
 
 FP32 = 4  # bytes
-_NONE = np.iinfo(np.int64).max
+_NONE = np.iinfo(np.int32).max
 
 
 class Rows(NamedTuple):
@@ -83,7 +83,7 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Hulls by owner and visit of one route; an empty hull has ``stop <= start``.
+    """Hulls by part, owner and visit of one route; an empty hull has ``stop <= start``.
 
     ``need``: rows that the rank of the visit computes with. ``held``: rows that it has: the hull of
     all needs from there on, other lanes that start there included. ``later``: the same within its
@@ -99,33 +99,34 @@ class Traffic:
 
     @cached_property
     def chunk_rows(self) -> Ints:
-        """Returns rows of chunks that arrive, ``[owner, visit]``; 0 where the rank has kept
+        """Returns rows of chunks that arrive, ``[part, owner, visit]``; 0 where the rank has kept
         them."""
         rows = np.maximum(self.held[1] - self.held[0], 0)
-        rows[:, 0] = 0
+        rows[..., 0] = 0
         for lane in self.route.lanes:
             if lane.source == KEPT:
-                rows[:, lane.first] = 0
+                rows[..., lane.first] = 0
         return rows
 
     @cached_property
     def sum_rows(self) -> Ints:
-        """Returns rows of sums that leave, ``[owner, visit]``: onwards, or home after the last
-        need."""
+        """Returns rows of sums that leave, ``[part, owner, visit]``: onwards, or home after the
+        last need."""
         rows = np.maximum(self.sums[1] - self.sums[0], 0)
-        rows[:, 0] = 0
+        rows[..., 0] = 0
         return np.where(self.later[1] > self.later[0], rows, 0)
 
     @cached_property
     def sums_to(self) -> Ints:
-        """Returns ``[owner, visit]``: the rank that receives the sum that leaves a visit: the next
-        of the lane if it needs rows, else the owner."""
+        """Returns ``[part, owner, visit]``: the rank that receives the sum that leaves a visit: the
+        next of the lane if it needs rows, else the owner."""
         onward = self.later[1] > self.later[0]
-        to = np.repeat(np.arange(self.route.ranks)[:, None], onward.shape[1], 1)
+        own = np.arange(self.route.ranks, dtype=np.int32)[:, None]
+        to = np.broadcast_to(own, onward.shape).copy()
         for lane in self.route.lanes:
             here, following = slice(lane.first, lane.stop - 1), slice(lane.first + 1, lane.stop)
             next_rank = self.route.rank[:, following]
-            to[:, here] = np.where(onward[:, following], next_rank, to[:, here])
+            to[..., here] = np.where(onward[..., following], next_rank, to[..., here])
         return to
 
     def sent(self, which: Pass) -> Sent:
@@ -139,7 +140,6 @@ class Traffic:
         return Sent(*(int(x.sum()) for x in tables), *(int(np.count_nonzero(x)) for x in tables))
 
 
-@lru_cache(maxsize=64)
 def traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
     """Returns all hulls of one route."""
     pairs = geometry.pairs(layout, mask, travelling)
@@ -149,14 +149,14 @@ def traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Trave
     for lane in reversed(route.lanes):
         visits = slice(lane.first, lane.stop)
         for low, high in (held, later):
-            low[:, visits] = np.minimum.accumulate(low[:, visits][:, ::-1], 1)[:, ::-1]
-            high[:, visits] = np.maximum.accumulate(high[:, visits][:, ::-1], 1)[:, ::-1]
+            low[..., visits] = np.minimum.accumulate(low[..., visits][..., ::-1], -1)[..., ::-1]
+            high[..., visits] = np.maximum.accumulate(high[..., visits][..., ::-1], -1)[..., ::-1]
         if lane.source > 0:
-            low, high = (x[:, lane.source] for x in held)
-            np.minimum(low, held[0][:, lane.first], out=low)
-            np.maximum(high, held[1][:, lane.first], out=high)
-        sums[0][:, visits] = np.minimum.accumulate(sums[0][:, visits], 1)
-        sums[1][:, visits] = np.maximum.accumulate(sums[1][:, visits], 1)
+            low, high = (x[..., lane.source] for x in held)
+            np.minimum(low, held[0][..., lane.first], out=low)
+            np.maximum(high, held[1][..., lane.first], out=high)
+        sums[0][..., visits] = np.minimum.accumulate(sums[0][..., visits], -1)
+        sums[1][..., visits] = np.maximum.accumulate(sums[1][..., visits], -1)
     return Traffic(route, route.by_visit(pairs.visible), (first, stop), held, later, sums)
 
 
@@ -240,7 +240,7 @@ def resolve_backward(name: str, transport: str, *, walks: bool) -> Backward:
     return chosen
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=32)  # of a large ring each takes a GB
 def choose(
     layout: Layout, mask: Mask, routes: tuple[Route, ...], backward: Backward, weights: Costs
 ) -> Walks:
@@ -266,7 +266,9 @@ def choose(
         ways = _ways_back(there, layout, mask)
         pair = min(ways, key=lambda way: there_costs(way[0]) + back_costs(way[1]))
         return Walks(*pair, travelling, weights)
-    afresh = [traffic(layout, mask, route, travelling) for route in routes]
+    afresh = there
+    if travelling == "queries":
+        afresh = [traffic(layout, mask, route, travelling) for route in routes]
     return Walks(min(there, key=there_costs), min(afresh, key=back_costs), travelling, weights)
 
 
@@ -296,8 +298,8 @@ def _returning(forward: Traffic, layout: Layout, mask: Mask) -> Traffic | None:
         return None
     found = traffic(layout, mask, route, "keys")
     for there, lane in zip(forward.route.lanes, route.lanes, strict=True):
-        kept = forward.held[0][:, there.stop - 1], forward.held[1][:, there.stop - 1]
-        wanted = found.held[0][:, lane.first], found.held[1][:, lane.first]
+        kept = forward.held[0][..., there.stop - 1], forward.held[1][..., there.stop - 1]
+        wanted = found.held[0][..., lane.first], found.held[1][..., lane.first]
         # An empty hull starts beyond everything.
         if not bool(((kept[0] <= wanted[0]) & (kept[1] >= wanted[1])).all()):
             return None

@@ -1,11 +1,23 @@
-"""One thread: sizes are tiny, and a second one only waits when the machine is busy."""
+"""Fixtures of all contracts: the backends, and one thread, as sizes are tiny."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from ringray_kernels.api import load_backend
+from ringray_kernels.backends import BACKENDS
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Every backend that computes on this machine."""
+    reason = load_backend(request.param).unsupported(torch.zeros(1, 1, 1, 16))
+    if reason:
+        pytest.skip(reason)
+    return str(request.param)

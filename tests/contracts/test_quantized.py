@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import triton
 from torch import Tensor
+from triton.runtime import interpreter
 
 import ringray
 from ringray.comm.batch import METER
@@ -125,6 +127,46 @@ def test_random_inputs_give_an_accuracy(backend: str) -> None:
     q, k, v, _ = problem.inputs
     want = testing.oracle(q, k, v, None, problem.seen, scale=problem.scale).out
     assert norm_of_difference(attend(backend, problem, q, k, v), want) < ACCURACY
+
+
+@pytest.mark.parametrize("blocks", ["forward=32x32/4/2", "forward=64x64/4/2/descriptors"])
+@pytest.mark.parametrize("gap", [0, 15])
+def test_tiles_hide_rows_whose_bits_are_nan(
+    monkeypatch: pytest.MonkeyPatch, gap: int, blocks: str
+) -> None:
+    """Before, between and after the seen keys; with 8 bits that mean NaN, as on a GPU."""
+    if not interpreted("triton"):
+        pytest.skip("needs Triton's interpreter")
+    convert = interpreter._convert_float
+
+    def converted(given: Any, dtype: Any, to: Any, rounding: Any) -> Any:
+        """Triton's interpreter takes the NaN of e4m3 for a number."""
+        found = convert(given, dtype, to, rounding)
+        if dtype == triton.language.float8e4nv:
+            found[(given.view("uint8") & 0x7F) == 0x7F] = 0x7E00
+        return found
+
+    monkeypatch.setattr(interpreter, "_convert_float", converted)
+    problem = RankProblem(heads=4, kv_heads=2, head_dim=32)
+    q, k, v, _ = problem.inputs
+    first, last = (torch.full((1, 61), at, dtype=torch.int32) for at in (7, 20))
+    first[:, 30:], last[:, 30:] = 20 + gap, 50
+    hidden = torch.ones(61, dtype=torch.bool)
+    hidden[7:20] = hidden[20 + gap : 50] = False
+    found = []
+    for poison in (0.0, NAN):
+        for x in (k, v):
+            x[:, :, hidden] = poison
+        given, scales = zip(*map(quantized, (q, k, v)), strict=True)
+        assert (given[2][:, :, hidden] & 0x7F).unique().tolist() == [127 if poison else 0]
+        found.append(
+            forward(
+                *given, first, last, scale=problem.scale, scales=scales, backend="triton",
+                blocks=Blocks.parse(blocks),
+            )
+        )  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert not any(x.isnan().any() for x in found[0])
 
 
 def test_hidden_rows_may_hold_anything(backend: str) -> None:

@@ -18,12 +18,13 @@ import torch.distributed as dist
 import ringray
 from ringray import transport
 from ringray.comm.ring import METER
-from ringray.lab.plan import cost_model
+from ringray.lab.predict import cost_model, hardware
 from ringray.lab.trial.measurement import peak_memory
 from ringray.partition import PARTITIONS
 from ringray.traffic import walk
 from ringray.traffic.mask import Mask
-from tests.support import ring_checks
+from ringray_kernels.checks import DTYPES
+from tests.support import ring_truth
 from tests.support.point import point
 from tests.support.ranks import HEAD_DIM, Case, on_ring
 
@@ -54,11 +55,11 @@ def cases(size: int, mask: dict[str, Any] | None = None) -> Iterator[Case]:
     """All transports × partitions with one mask, every way back and every dtype; or with all masks,
     where the ways back and dtypes take turns."""
     heads, kv_heads = HEADS[size]
-    masks = ring_checks.MASKS if mask is None else (mask,)
+    masks = ring_truth.MASKS if mask is None else (mask,)
     every = itertools.product(masks, PARTITIONS, names(size))
     for turn, (one, partition, name) in enumerate(every):
         backwards = BACKWARDS[1:] if mask is not None else (BACKWARDS[turn % 4],)
-        dtypes = ring_checks.DTYPES if mask is not None else (ring_checks.DTYPES[turn % 3],)
+        dtypes = DTYPES if mask is not None else (DTYPES[turn % 3],)
         for backward, dtype in itertools.product(backwards, dtypes):
             yield Case(
                 partition, dtype, transport=name, backward=backward, heads=heads,
@@ -81,7 +82,7 @@ def planned(case: Case, size: int, *, backward: bool, **more: Any) -> cost_model
         case.seq_len, case.causal, case.window, case.cu, case.chunk, prefix, case.global_tokens
     )
     vars(config)["mask"] = mask  # a spec has one prefix for all documents
-    return cost_model.predict(config, cost_model.cpu(2))
+    return cost_model.predict(config, hardware.cpu(2))
 
 
 def _spoken(dtype: torch.dtype) -> str:
@@ -98,7 +99,7 @@ def walkable(case: Case, size: int) -> bool:
 
 def exact(rank: int, size: int, mask: dict[str, Any] | None = None) -> None:
     """Out, lse and gradients within the budget, whatever padding holds."""
-    truths: dict[tuple[object, ...], ring_checks.Truth] = {}
+    truths: dict[tuple[object, ...], ring_truth.Truth] = {}
     refused = 0
     for case in cases(size, mask):
         if not walkable(case, size):
@@ -109,8 +110,8 @@ def exact(rank: int, size: int, mask: dict[str, Any] | None = None) -> None:
             continue
         key = (case.dtype, *case.mask.values(), case.cu)
         if key not in truths:
-            truths[key] = ring_checks.truth(case)
-        ring_checks.within_budget(case, rank, size, truths[key])
+            truths[key] = ring_truth.truth(case)
+        ring_truth.within_budget(case, rank, size, truths[key])
     assert refused, "some walks back are impossible"
 
 
@@ -136,7 +137,7 @@ def traffic(rank: int, size: int) -> None:
     every = itertools.product(names(size), TRAFFIC_MASKS, PARTITIONS)
     for turn, (name, mask, partition) in enumerate(every):
         case = Case(
-            partition, ring_checks.DTYPES[turn % 2], transport=name, backward=BACKWARDS[turn % 4],
+            partition, DTYPES[turn % 2], transport=name, backward=BACKWARDS[turn % 4],
             heads=HEADS[size][0], kv_heads=HEADS[size][1], value_dim=(None, 24, 8)[turn % 3],
             **mask,
         )  # fmt: skip
@@ -181,7 +182,7 @@ def memory(rank: int, size: int) -> None:
             ring_size=size, seq_len=seq_len, heads=heads, transport=name,
             direction="forward+backward" if backward else "forward", backward=way,
         )  # fmt: skip
-        said = cost_model.predict(config, cost_model.cpu(2))
+        said = cost_model.predict(config, hardware.cpu(2))
         predicted = said.peak_memory_bytes
         assert predicted == pytest.approx(int(peak), rel=0.06), (name, backward, predicted, peak)
 
@@ -241,7 +242,7 @@ def test_a_ring_of_eight() -> None:
 @pytest.mark.rotating(7)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-@pytest.mark.parametrize("mask", ring_checks.MASKS, ids=str)
+@pytest.mark.parametrize("mask", ring_truth.MASKS, ids=str)
 def test_everything_by_everything(mask: dict[str, Any], size: int) -> None:
     on_ring(size, (partial(exact, mask=mask),))
 
@@ -258,7 +259,7 @@ def test_alone_every_transport_is_attention() -> None:
         if name == "allgather" and backward not in ("auto", "planned"):
             continue
         case = Case("zigzag", transport=name, backward=backward)
-        ring_checks.within_budget(case, 0, 1, ring_checks.truth(case))
+        ring_truth.within_budget(case, 0, 1, ring_truth.truth(case))
 
 
 @pytest.mark.parametrize(

@@ -128,11 +128,13 @@ def _check_trial(canonical: dict[str, Any], trial: Trial) -> None:
     for name, names in NAMES.items():
         assert config[name] in names, name
     assert type(config["causal"]) is bool
-    assert (trial.pruned is None) != (trial.predicted is None), "neither pruned nor predicted"
+    assert trial.pruned or trial.predicted, "neither pruned nor predicted"
     if trial.pruned is not None:
         section, _, field = trial.pruned.field.partition(".")
         assert field in canonical[section], f"{trial.pruned.field} is no field"
         assert trial.pruned.text
+        by_prediction = trial.pruned.field in ("limits.rank_memory", "search.method")
+        assert (trial.predicted is not None) == by_prediction
         return
     _check_fits(config)
     _check_cost(config, trial.predicted)

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringray.base.errors import SpecError
-from ringray.lab.plan import cost_model
 from ringray.lab.plan.plan import build
+from ringray.lab.predict import hardware
 from ringray.lab.spec.model import load
 from tests.fuzz import check
 from tests.fuzz.generate import make
@@ -58,12 +58,12 @@ class Found:
 def one(seed: int, index: int, path: Path) -> str:
     """``accepted``, ``refused spec`` or ``refused plan``; anything that is wrong is raised."""
     path.write_bytes(make(seed, index)[1])
-    hardware = cost_model.CUDA if index % 3 == 0 else cost_model.cpu(2)
+    fleet = hardware.gpus() if index % 3 == 0 else hardware.cpu(2)
     stage = "spec"
     try:
         spec = load(path)
         stage = "plan"
-        plan = build(spec, hardware)
+        plan = build(spec, fleet)
     except SpecError as error:
         check.refused(str(error), str(path))
         return f"refused {stage}"

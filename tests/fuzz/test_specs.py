@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ringray.base.errors import SpecError
-from ringray.lab.plan import cost_model
 from ringray.lab.plan.plan import build
+from ringray.lab.predict import hardware
 from ringray.lab.spec.model import parse
 from tests.fuzz import check, runner
 from tests.fuzz.generate import corpus, make
@@ -103,7 +103,7 @@ def test_a_case_that_takes_too_long_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 )  # fmt: skip
 def test_the_checker_sees_wrong_costs(field: str, value: float) -> None:
     spec = parse(GOOD)
-    plan = build(spec, cost_model.cpu(2))
+    plan = build(spec, hardware.cpu(2))
     check.accepted(spec, plan)
     first = plan.trials[0]
     assert first.predicted is not None

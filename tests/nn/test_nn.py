@@ -121,6 +121,25 @@ def test_masks_and_documents_of_each_batch_row() -> None:
     assert same.tolist() == [False] * 8 + [True] * 6
 
 
+def test_training_alone_drops_weights() -> None:
+    """And draws them anew each time; compiled code does as eager code does."""
+    torch.manual_seed(0)
+    module, x = ringray.ContextParallelAttention(16, 2, dropout_p=0.5), torch.randn(1, 14, 16)
+    twin = ringray.ContextParallelAttention(16, 2)
+    twin.load_state_dict(module.state_dict())
+    assert "dropout_p=0.5" in repr(module)
+    for run in (module, torch.compile(module, fullgraph=True, backend="aot_eager")):
+        module.train()
+        torch.manual_seed(1)
+        first, second = run(x), run(x)
+        torch.manual_seed(1)
+        assert torch.equal(run(x), first)
+        assert not torch.allclose(first, second)
+        assert not torch.allclose(first, twin(x))
+        module.eval()
+        torch.testing.assert_close(run(x), twin(x))
+
+
 def test_training_after_inference() -> None:
     """Tensors that inference mode left in a cache do not break autograd."""
     module = ringray.ContextParallelAttention(16, 2, rope_theta=321.0)
@@ -160,6 +179,7 @@ def test_it_is_an_ordinary_module() -> None:
         ({"rope_theta": "1"}, "rope_theta: got '1'"),
         ({"window": 3, "causal": False}, "window: got 3 with causal=False"),
         ({"window": 3.0, "causal": False}, "window: got 3.0 with causal=False"),
+        ({"dropout_p": 1.0}, "dropout_p: got 1.0, expected a number of at least 0 and below 1"),
         ({"partition": "zigzg"}, "partition: got 'zigzg', .* did you mean 'zigzag'"),
     ],
 )

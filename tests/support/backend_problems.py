@@ -6,17 +6,35 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from ringray_kernels import Blocks, State, testing
-from ringray_kernels.api import backward, forward
+from ringray_kernels.api import backward, features, forward, load_backend
 from ringray_kernels.bias import Bias
 from ringray_kernels.dropout import Dropout
 from ringray_kernels.intervals import Positions, intervals, visible_ranges
 from ringray_kernels.merge import merge_sinks_, sink_gradients
 
 DROPOUT_SEED = 0x2000000190000001  # two words, and the sign of one
+
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {"causal": False},
+    "causal": {},
+    "window 0": {"window": 0},
+    "window 17": {"window": 17},
+    "documents": {"cu": (0, 5, 5, 30, 61)},
+    "full documents": {"causal": False, "cu": (0, 20, 61)},
+    "window and documents": {"window": 9, "cu": (0, 1, 33, 61)},
+    "global tokens": {"window": 6, "global_tokens": 5},
+    "global tokens of documents": {
+        "causal": False,
+        "window": (4, 2),
+        "global_tokens": 3,
+        "cu": (0, 2, 33, 61),
+    },
+}
 
 
 def interpreted(backend: str) -> bool:
@@ -204,3 +222,20 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     if problem.sinks is not None:
         lse = torch.logaddexp(lse, problem.sinks.double()[:, None])
     torch.testing.assert_close(result.lse, lse.float(), atol=2e-3, rtol=1e-4, msg=case)
+
+
+def able(backend: str, problem: Problem) -> bool:
+    """Tells whether ``backend`` computes ``problem``; otherwise it names those that do."""
+    q, k, v, _ = problem.inputs
+    everyone = torch.arange(problem.rows)
+    bias = problem.bias(everyone)
+    dropout = Dropout(problem.dropout_p, DROPOUT_SEED) if problem.dropout_p else None
+    asked = features(v, problem.softcap, biased=bias is not None, dropout=dropout is not None)
+    if load_backend(backend).unsupported(q, asked) is None:
+        return True
+    start, end = problem.intervals(everyone)
+    more: dict[str, Any] = {"scale": problem.scale, "softcap": problem.softcap, "bias": bias}
+    more |= {"dropout": dropout, "at": Positions(everyone.int(), everyone.int())}
+    with pytest.raises(ValueError, match=f"backend '{backend}': .*(aten|reference).* can"):
+        forward(q, k, v, start, end, backend=backend, **more)
+    return False

@@ -15,7 +15,7 @@ from ringray.partition import PARTITIONS
 from ringray.traffic import walk
 from tests.support.compile_checks import compiled, same_bits
 from tests.support.ranks import Case
-from tests.support.ring_checks import MASKS, truth, within_budget
+from tests.support.ring_truth import MASKS, truth, within_budget
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import ringray
 from ringray.partition import PARTITIONS
 from tests.support.ranks import Case
-from tests.support.ring_checks import truth
+from tests.support.ring_truth import truth
 
 
 def shards_remember_their_length(rank: int, size: int) -> None:

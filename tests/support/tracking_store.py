@@ -132,7 +132,7 @@ def check_complete(store: Store, uri: str | None = None, experiment: str = "quic
     for key, run in children.items():
         assert run.data.tags["mlflow.parentRunId"] == parents[0].info.run_id
         assert run.data.tags["ringray.record"] == show.record_digest(ended[key])
-        assert run.data.metrics == show.run_metrics(ended[key].metrics)
+        assert run.data.metrics == show.run_metrics(ended[key])
         assert run.info.status in ("FINISHED", "FAILED")
         for name in list(run.data.metrics)[:2]:
             assert len(mlflow.get_metric_history(run.info.run_id, name)) == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringray.attention.problem import keywords
-from ringray.lab.plan import cost_model
+from ringray.lab.predict import cost_model, hardware
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
@@ -21,16 +23,38 @@ from ringray_kernels.intervals import intervals, visible_ranges
 from tests.support.brute_force import blocks, masks, problems, rows, seen
 from tests.support.point import point
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def check_hulls(
+    found: geometry.Pairs, cuts: NDArray[np.int64], at: tuple[int, int], needed: NDArray[np.bool_]
+) -> None:
+    """Compares the hulls of all parts with the rows that are needed. ``cuts``: rows that bound
+    the parts."""
+    for part, (low, high) in enumerate(itertools.pairwise(cuts)):
+        rows = low + np.flatnonzero(needed[low:high])
+        hull = (rows[0], rows[-1] + 1) if len(rows) else (0, 0)
+        assert (found.first[part][at], found.stop[part][at]) == hull, (at, part)
+
+
+def whole(found: geometry.Pairs, at: tuple[int, int]) -> tuple[int, int] | None:
+    """Returns the hull of all parts."""
+    hulls = [(first[at], stop[at]) for first, stop in zip(found.first, found.stop, strict=True)]
+    some = [hull for hull in hulls if hull[1]]
+    return (some[0][0], some[-1][1]) if some else None
+
 
 def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
-    found = geometry.pairs(Layout(name, padded, ranks), mask)
+    layout = Layout(name, padded, ranks)
+    found, cuts = geometry.pairs(layout, mask), geometry.cuts(layout, mask, "keys")
+    dealt = rows(name, padded, ranks)
     total = 0
     for query, key, block in blocks(name, padded, ranks, mask):
         case = (name, padded, ranks, mask, query, key)
         assert found.visible[query, key] == block.sum(), case
-        needed = np.flatnonzero(block.any(0))
-        hull = (needed[0], needed[-1] + 1) if len(needed) else (0, 0)
-        assert (found.first[query, key], found.stop[query, key]) == hull, case
+        bounds = np.searchsorted(dealt[key], cuts[:, key])
+        check_hulls(found, bounds, (query, key), block.any(0))
         total += block.sum()
     # All pairs of ranks together hold each visible pair once.
     assert found.visible.sum() == total == seen(mask, padded).sum() == geometry.total_visible(mask)
@@ -57,9 +81,7 @@ def test_queries_that_travel_are_those_that_see_a_key(problem: tuple[str, int, i
     found = geometry.pairs(Layout(name, padded, ranks), mask, "queries")
     for query, key, block in blocks(name, padded, ranks, mask):
         assert found.visible[key, query] == block.sum()
-        needed = np.flatnonzero(block.any(1))
-        hull = (needed[0], needed[-1] + 1) if len(needed) else (0, 0)
-        assert (found.first[key, query], found.stop[key, query]) == hull, problem
+        check_hulls(found, np.array([0, padded // ranks]), (key, query), block.any(1))
 
 
 @settings(deadline=None, max_examples=200)
@@ -97,9 +119,9 @@ def test_flops_are_exact(causal: bool) -> None:
     pairs = int(seen(config.mask, 66).sum())
     for name in PARTITIONS:
         both = replace(config, partition=name)
-        cost = cost_model.predict(both, cost_model.cpu(2))
+        cost = cost_model.predict(both, hardware.cpu(2))
         assert cost.flops == pairs * 4 * 16 * 4 * 2 * 7 // 2
-        forward = cost_model.predict(replace(both, direction="forward"), cost_model.cpu(2))
+        forward = cost_model.predict(replace(both, direction="forward"), hardware.cpu(2))
         assert forward.flops == pairs * 4 * 16 * 4 * 2
 
 
@@ -160,9 +182,9 @@ def test_documents_of_each_batch_row(
         alone = [geometry.pairs(Layout(name, padded, ranks), row, travelling) for row in mask.rows]
         assert np.array_equal(found.visible, sum(one.visible for one in alone))
         for at in np.ndindex(ranks, ranks):
-            hulls = [(one.first[at], one.stop[at]) for one in alone if one.stop[at]]
-            first, stop = zip(*hulls, strict=True) if hulls else ((0,), (0,))
-            assert (found.first[at], found.stop[at]) == (min(first), max(stop))
+            hulls = [hull for one in alone if (hull := whole(one, at))]
+            expected = (min(hulls)[0], max(stop for _, stop in hulls)) if hulls else None
+            assert whole(found, at) == expected
 
 
 def test_one_mask_has_one_form() -> None:

@@ -4,6 +4,7 @@ and others need, meets all rows that it needs, and gets its sums once; the plann
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,13 @@ from hypothesis import strategies as st
 
 from ringray import transport
 from ringray.partition import PARTITIONS, padded_length
-from ringray.traffic import script, walk
+from ringray.traffic import geometry, script, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from tests.support.brute_force import masks, problems, seen
 
 if TYPE_CHECKING:
-    from ringray.traffic.script import Message, Script
+    from ringray.traffic.script import Key, Message, Script
     from ringray.traffic.walk import Backward, Rows, Traffic, Walks
 
 COSTS = walk.costs(2, 1, 2, 2, 8)
@@ -66,6 +67,25 @@ def test_a_window_ends_the_walk() -> None:
         assert max(len(one.steps) for one in scripts) == 1 + steps
 
 
+@pytest.mark.parametrize(
+    ("name", "by", "windows", "both"),
+    [
+        ("contiguous", "ring", 7 * 7, 7 * (7 + 4)),
+        ("contiguous", "allgather", 7 * 7, 7 * (7 + 4)),
+        ("zigzag", "allgather", 14 * 7, 14 * 7 + 7 * 4),
+        ("zigzag", "ring", 542, 420),
+    ],
+)
+def test_global_tokens_travel_apart_from_windows(
+    name: str, by: str, windows: int, both: int
+) -> None:
+    """Seven ranks receive 4 global rows and no row between them and the windows; in zigzag the two
+    windows that begin in a shard, in other directions, are apart as well."""
+    for tokens, rows in ((None, windows), (4, both)):
+        mask = Mask(512, True, 7, global_tokens=tokens)
+        assert chosen(name, 512, 8, mask, by=by).forward.sent("forward").chunk_rows == rows
+
+
 # Executing scripts
 
 
@@ -77,9 +97,11 @@ def hull(rows: set[int]) -> set[int]:
     return set(range(min(rows), max(rows) + 1)) if rows else set()
 
 
-def needs(layout: Layout, mask: Mask, travelling: str) -> dict[tuple[int, int], set[int]]:
-    """(visiting rank, owner) -> the hull of the owner's rows that it computes with."""
-    table = seen(mask, layout.padded)
+def needs(
+    layout: Layout, mask: Mask, travelling: geometry.Travelling
+) -> dict[tuple[int, int], set[int]]:
+    """(visiting rank, owner) -> hulls of the parts of the owner's rows that it computes with."""
+    table, cuts = seen(mask, layout.padded), geometry.cuts(layout, mask, travelling)
     dealt = [
         np.sort(np.concatenate([list(r) for r in layout.ranges(i)])) for i in range(layout.ranks)
     ]
@@ -90,7 +112,13 @@ def needs(layout: Layout, mask: Mask, travelling: str) -> dict[tuple[int, int], 
                 rows = table[np.ix_(dealt[visitor], dealt[owner])].any(0)
             else:
                 rows = table[np.ix_(dealt[owner], dealt[visitor])].any(1)
-            found[visitor, owner] = hull(set(np.flatnonzero(rows).tolist()))
+            ends, whole = np.searchsorted(dealt[owner], cuts[:, owner]), visitor == owner
+            parts = [(0, layout.rows)] if whole else itertools.pairwise(ends)
+            hulls = [
+                hull(set((first + np.flatnonzero(rows[first:stop])).tolist()))
+                for first, stop in parts
+            ]
+            found[visitor, owner] = set().union(*hulls)
     return found
 
 
@@ -99,22 +127,23 @@ class Execution:
     an owner's sum was added to by a rank, as it came home."""
 
     def __init__(
-        self, moved: Traffic, which: walk.Pass, layout: Layout, kept: list[dict[int, set[int]]]
+        self, moved: Traffic, which: walk.Pass, layout: Layout, kept: list[dict[Key, set[int]]]
     ) -> None:
         ranks, shard = layout.ranks, layout.rows
         self.scripts = [script.write(moved, which, shard, rank) for rank in range(ranks)]
         self.met: dict[tuple[int, int], set[int]] = {}
+        self.keys: set[tuple[int, Key]] = set()
         self.sent: Counter[str] = Counter()
-        self.per_owner: Counter[tuple[int, bool]] = Counter()
+        self.per_chunk: Counter[tuple[int, int, bool]] = Counter()
         self.home = [np.zeros((ranks, shard), int) for _ in range(ranks)]
-        self.held: list[dict[int, set[int]]] = [{r: set(range(shard))} for r in range(ranks)]
-        self.sums: list[dict[int, np.ndarray]] = [{} for _ in range(ranks)]
+        self.held: list[dict[Key, set[int]]] = [{(r, 0): set(range(shard))} for r in range(ranks)]
+        self.sums: list[dict[Key, np.ndarray]] = [{} for _ in range(ranks)]
         self._under_way: dict[int, list[tuple[int, Message, Any]]] = {}
         self.shard, self.backward = shard, which == "backward"
         for rank, one in enumerate(self.scripts):
-            for owner, rows in one.kept:
-                assert span(rows) <= kept[rank][owner], "keeps what the forward pass left there"
-                self.held[rank][owner] = span(rows)
+            for key, rows in one.kept:
+                assert span(rows) <= kept[rank][key], "keeps what the forward pass left there"
+                self.held[rank][key] = span(rows)
         for step in range(max(len(one.steps) for one in self.scripts)):
             self._step(step)
         assert not any(self._under_way.values()), "all messages arrive"
@@ -131,28 +160,30 @@ class Execution:
                 pair = [x for x in posted[m.peer] if x.peer == rank and x.send != m.send]
                 mine = [x for x in messages if x.peer == m.peer and x.send == m.send]
                 # The same messages in the same order at both ends, or they would be mixed up.
-                ends = [[(x.due, x.chunk, x.owner, x.rows) for x in side] for side in (mine, pair)]
+                ends = [[(*x[:2], *x[3:6]) for x in side] for side in (mine, pair)]
                 assert ends[0] == ends[1]
                 if m.send:
                     self._send(rank, m)
         for rank, one in enumerate(self.scripts):
             for visit in one.steps[step].visits if step < len(one.steps) else ():
-                assert span(visit.held) <= self.held[rank][visit.owner]
+                assert span(visit.held) <= self.held[rank][visit.key]
                 assert span(visit.need) <= span(visit.held), "computes with rows that it has"
-                key = (rank, visit.owner)
-                assert key not in self.met, "meets each chunk once"
-                self.met[key] = span(visit.need)
+                assert (rank, visit.key) not in self.keys, "meets each chunk once"
+                self.keys.add((rank, visit.key))
+                met = self.met.setdefault((rank, visit.owner), set())
+                assert not met & span(visit.need), "parts have no row in common"
+                met |= span(visit.need)
                 self._sum(rank, visit)
         for _, m, what in self._under_way.pop(step, []):
             self._arrive(m, what)
         for rank, one in enumerate(self.scripts):
             for visit in one.steps[step].visits if step < len(one.steps) else ():
-                if visit.owner != rank and not self._needed_later(rank, visit.owner, step):
-                    del self.held[rank][visit.owner]
+                if visit.owner != rank and not self._needed_later(rank, visit.key, step):
+                    del self.held[rank][visit.key]
 
-    def _needed_later(self, rank: int, owner: int, step: int) -> bool:
+    def _needed_later(self, rank: int, key: Key, step: int) -> bool:
         return any(
-            m.chunk and m.send and m.owner == owner
+            m.chunk and m.send and (m.owner, m.part) == key
             for later in self.scripts[rank].steps[step + 1 :]
             for m in later.messages
         )
@@ -160,12 +191,13 @@ class Execution:
     def _send(self, rank: int, m: Message) -> None:
         self.sent["chunk" if m.chunk else "sum"] += m.rows.size
         self.sent["messages"] += 1
-        self.per_owner[m.owner, m.chunk] += 1
+        self.per_chunk[m.owner, m.part, m.chunk] += 1
         what: Any = None
+        key = (m.owner, 0 if m.owner == rank else m.part)
         if m.chunk:
-            assert span(m.rows) <= self.held[rank][m.owner], "sends rows that it has"
+            assert span(m.rows) <= self.held[rank][key], "sends rows that it has"
         else:
-            what = self.sums[rank].pop(m.owner)
+            what = self.sums[rank].pop(key)
             outside = np.ones(self.shard, bool)
             outside[m.rows.start : m.rows.stop] = False
             assert not what[:, outside].any(), "the message holds all that was summed"
@@ -178,23 +210,23 @@ class Execution:
             self.home[rank] += mine
         elif visit.sums:
             assert span(visit.need) <= span(visit.sums)
-            self.sums[rank][visit.owner] = mine
+            self.sums[rank][visit.key] = mine
         else:
             assert not self.backward or not visit.need
 
     def _arrive(self, m: Message, what: Any) -> None:
         if m.chunk:
-            assert m.owner not in self.held[m.peer] or m.owner == m.peer
-            self.held[m.peer][m.owner] = span(m.rows)
+            assert (m.owner, m.part) not in self.held[m.peer]
+            self.held[m.peer][m.owner, m.part] = span(m.rows)
         elif m.peer == m.owner:
             self.home[m.owner] += what
         else:
-            self.sums[m.peer][m.owner] += what
+            self.sums[m.peer][m.owner, m.part] += what
 
 
 def execute(
-    moved: Traffic, which: walk.Pass, layout: Layout, mask: Mask, travelling: str,
-    kept: list[dict[int, set[int]]] | None = None,
+    moved: Traffic, which: walk.Pass, layout: Layout, mask: Mask,
+    travelling: geometry.Travelling, kept: list[dict[Key, set[int]]] | None = None,
 ) -> Execution:  # fmt: skip
     """Executes a pass; checks that every rank met the rows that it needs, and counts messages."""
     done = Execution(moved, which, layout, kept or [{} for _ in range(layout.ranks)])
@@ -205,13 +237,13 @@ def execute(
     assert done.sent["chunk"] == counted.chunk_rows
     assert done.sent["sum"] == counted.sum_rows
     assert done.sent["messages"] == counted.messages
-    assert all(count <= layout.ranks - 1 for count in done.per_owner.values())
+    assert all(count <= layout.ranks - 1 for count in done.per_chunk.values())
     return done
 
 
-def held_last(one: Script) -> dict[int, set[int]]:
+def held_last(one: Script) -> dict[Key, set[int]]:
     """Returns the rows that a rank held of each chunk that it met."""
-    return {visit.owner: span(visit.held) for visit in one.visits}
+    return {visit.key: span(visit.held) for visit in one.visits}
 
 
 def check(

@@ -27,22 +27,24 @@ if TYPE_CHECKING:
     from ringray.attention.per_head import Learned
     from ringray.attention.problem import Ranges, RankProblem
     from ringray.comm.ring import Comm
+    from ringray.traffic.script import Key
 
 
 @dataclass(frozen=True)
 class _Plan:
     """Rows that one rank gathers and gives, and their places in the order of positions.
 
-    ``wanted``: rows of each owner, this rank's own among them. ``given``: own rows by the rank that
-    wants them. ``place``: by owner, the places of its rows. ``ranges``: of the gathered rows that a
-    query sees. ``order``: positions of the gathered rows, int32.
+    ``wanted``: rows of each owner and part, this rank's own among them as part 0. ``given``: own
+    rows by the rank that wants them and their part. ``place``: the places of wanted rows.
+    ``ranges``: of the gathered rows that a query sees. ``order``: positions of the gathered rows,
+    int32.
     """
 
     rank: int
     own: Rows
-    wanted: dict[int, Rows]
-    given: dict[int, Rows]
-    place: dict[int, Tensor]
+    wanted: dict[Key, Rows]
+    given: dict[Key, Rows]
+    place: dict[Key, Tensor]
     ranges: Ranges
     order: Tensor
 
@@ -57,14 +59,15 @@ def _plan(problem: RankProblem, device: torch.device) -> _Plan:
 
 def _planned(problem: RankProblem, device: torch.device) -> _Plan:
     script, rank, own = problem.script("forward"), problem.rank, problem.own
-    given = {m.peer: m.rows for step in script.steps for m in step.messages if m.send and m.chunk}
-    wanted = {visit.owner: visit.need or visit.held for visit in script.visits}
+    moved = [m for step in script.steps for m in step.messages if m.send and m.chunk]
+    given = {(m.peer, m.part): m.rows for m in moved}
+    wanted = {visit.key: visit.need or visit.held for visit in script.visits}
     at = {
-        owner: problem.positions(owner, device)[rows.start : rows.stop]
-        for owner, rows in wanted.items()
+        key: problem.positions(key[0], device)[rows.start : rows.stop]
+        for key, rows in wanted.items()
     }
     order = torch.cat(list(at.values())).sort().values
-    place = {owner: torch.searchsorted(order, positions) for owner, positions in at.items()}
+    place = {key: torch.searchsorted(order, positions) for key, positions in at.items()}
     seen = problem.intervals_of(rank, own, order)
     return _Plan(rank, own, wanted, given, place, seen, order.int())
 
@@ -100,23 +103,23 @@ def _gather(
     # They travel while the group before is computed with.
     hop = comm.hop(f"step {group.step - 1}" if group.step else "start")
     shape, batch = ChunkShape(own.tensors), Batch(hop, f"{group.label} of all")
-    parts = {owner: shape.empty(rows) for owner, rows in plan.wanted.items() if owner != plan.rank}
-    for peer, rows in plan.given.items():
+    parts = {key: shape.empty(rows) for key, rows in plan.wanted.items() if key[0] != plan.rank}
+    for (peer, _), rows in plan.given.items():
         for x in own.cut(rows):
             batch.send(x.contiguous(), peer)
-    for owner, part in parts.items():
+    for (owner, _), part in parts.items():
         for x in part.tensors:
             batch.receive(x, owner)
     pending = comm.post(batch)
 
     def wait() -> tuple[Tensor, ...]:
         pending.wait()
-        mine = plan.wanted[plan.rank]
-        parts[plan.rank] = Chunk(own.cut(mine), mine)
+        mine = plan.wanted[plan.rank, 0]
+        parts[plan.rank, 0] = Chunk(own.cut(mine), mine)
         gathered = shape.empty(Rows(0, plan.rows)).tensors
-        for owner, part in parts.items():
+        for key, part in parts.items():
             for into, x in zip(gathered, part.tensors, strict=True):
-                into.index_copy_(2, plan.place[owner], x)
+                into.index_copy_(2, plan.place[key], x)
         parts.clear()
         return gathered
 
@@ -130,23 +133,23 @@ def _scatter(
     shares and adds them to ``home``."""
     hop = comm.hop(f"step {group.step + 1}")  # the step of the group after it
     shape, batch = ChunkShape(sums), Batch(hop, f"sums of {group.label}")
-    for owner, place in plan.place.items():
+    for (owner, _), place in plan.place.items():
         if owner != plan.rank:
             for x in sums:
                 batch.send(x.index_select(2, place), owner)
-    shares = {peer: shape.empty(rows) for peer, rows in plan.given.items()}
-    for peer, share in shares.items():
+    shares = {key: shape.empty(rows) for key, rows in plan.given.items()}
+    for (peer, _), share in shares.items():
         for x in share.tensors:
             batch.receive(x, peer)
-    own = plan.place[plan.rank]
+    own = plan.place[plan.rank, 0]
     mine = tuple(x.index_select(2, own) for x in sums)
-    shares[plan.rank] = Chunk(mine, plan.wanted[plan.rank])
+    shares[plan.rank, 0] = Chunk(mine, plan.wanted[plan.rank, 0])
     pending = comm.post(batch)
 
     def wait() -> None:
         pending.wait()
-        for rank in sorted(shares):
-            home.add(shares.pop(rank))
+        for key in sorted(shares):
+            home.add(shares.pop(key))
 
     return wait
 

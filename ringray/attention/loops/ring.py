@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ringray.attention.per_head import Learned
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
-    from ringray.traffic.script import Message, Script, Step, Visit
+    from ringray.traffic.script import Key, Message, Script, Step, Visit
 
 
 def forward(
@@ -57,7 +57,7 @@ def forward(
                     # The chunk gets no name here, which would keep it until the next step.
                     state = _attend(
                         (q, *scales[:1]),
-                        ring.held[visit.owner],
+                        ring.held[visit.key],
                         visit,
                         problem,
                         tables,
@@ -65,12 +65,12 @@ def forward(
                         out_dtype,
                     )
         ring.wait(at)
-        ring.drop(visit.owner for visit in step.visits if visit.owner not in kept)
+        ring.drop(visit.key for visit in step.visits if visit.key not in kept)
     ring.finish()
     assert state is not None
     if learned.sinks is not None:
         merge_sinks_(*state, learned.sinks)
-    extra = [x for owner, rows in kept.items() for x in ring.held[owner].cut(rows)]
+    extra = [x for key, rows in kept.items() for x in ring.held[key].cut(rows)]
     return Result(*state, (q, k, v, *state, *extra))
 
 
@@ -91,29 +91,29 @@ def backward(
     staying, added = (queries, (q,)) if keys_walk else (keys, keys)
     ring = InFlight(comm, rank, Chunk(moving, own), summed)
     stay = Side(rank, own, staying, ChunkShape(added, torch.float32).zeros(own).tensors)
-    for (owner, rows), *pair in zip(script.kept, kept[::2], kept[1::2], strict=True):
-        ring.held[owner] = Chunk(tuple(pair), rows)
+    for (key, rows), *pair in zip(script.kept, kept[::2], kept[1::2], strict=True):
+        ring.held[key] = Chunk(tuple(pair), rows)
     work = _work(script, rank, _halves(q, k))
     for at, step in enumerate(script.steps):
         ring.post(at, step)
         for visit, heads in work[at]:
             if visit.sums:
-                ring.sums[visit.owner] = ring.zeros(visit.sums)
+                ring.sums[visit.key] = ring.zeros(visit.sums)
             if visit.need:
                 with comm.computing(at, f"chunk {visit.owner}"):
                     _differentiate(
                         stay, ring.side(visit), heads, matching, problem, tables, keys_walk
                     )
         ring.wait(at)
-        ring.drop(visit.owner for visit in step.visits)
+        ring.drop(visit.key for visit in step.visits)
     ring.finish()
-    home = ring.sums[rank].tensors
+    home = ring.sums[rank, 0].tensors
     dq, dk, dv = (*stay.gradients, *home) if keys_walk else (*home, *stay.gradients)
     return dq, dk, dv, *learned.gradients(lse, delta, tables)
 
 
-def _kept(problem: RankProblem) -> dict[int, Rows]:
-    """Returns the rows, by owner, that the backward pass of ``problem`` begins with."""
+def _kept(problem: RankProblem) -> dict[Key, Rows]:
+    """Returns the rows of chunks that the backward pass of ``problem`` begins with."""
     return dict(problem.script("backward").kept) if problem.backward == "reverse" else {}
 
 
@@ -210,8 +210,9 @@ def _work(script: Script, rank: int, halves: tuple[Heads, ...]) -> list[list[tup
 class InFlight:
     """The chunks at this rank while a script is executed, and the messages under way.
 
-    ``held``: chunks by owner, this rank's own among them. ``sums``: of gradients by owner, made
-    here and not yet sent; the own ones stay, and those that come home are added to them.
+    ``held``: chunks by owner and part, this rank's own among them as part 0. ``sums``: of gradients
+    in the same way, made here and not yet sent; the own ones stay, and those that come home are
+    added to them.
     """
 
     def __init__(
@@ -219,9 +220,9 @@ class InFlight:
     ) -> None:
         self._comm, self._rank = comm, rank
         self._chunk, self._sum = ChunkShape(own.tensors), ChunkShape(sums_like, torch.float32)
-        self.held: dict[int, Chunk] = {rank: own}
-        self.sums: dict[int, Chunk] = {rank: self._sum.zeros(own.rows)}
-        self._pending: defaultdict[int, list[tuple[Pending, list[tuple[int, Chunk]]]]] = (
+        self.held: dict[Key, Chunk] = {(rank, 0): own}
+        self.sums: dict[Key, Chunk] = {(rank, 0): self._sum.zeros(own.rows)}
+        self._pending: defaultdict[int, list[tuple[Pending, list[tuple[Key, Chunk]]]]] = (
             defaultdict(list)
         )
 
@@ -231,14 +232,14 @@ class InFlight:
 
     def side(self, visit: Visit) -> Side:
         """Returns the part of a chunk and of its sum that a visit computes with."""
-        owner, rows = visit.owner, visit.need
-        return Side(owner, rows, self.held[owner].cut(rows), self.sums[owner].cut(rows))
+        key, rows = visit.key, visit.need
+        return Side(visit.owner, rows, self.held[key].cut(rows), self.sums[key].cut(rows))
 
     def post(self, at: int, step: Step) -> None:
         """Starts the transfers of one step; one batch for those that end together."""
         for due, label, together in step.batches:
             batch = Batch(self._comm.hop(f"step {at}"), label)
-            arriving = list[tuple[int, Chunk]]()
+            arriving: list[tuple[Key, Chunk]] = []
             for message in together:
                 if message.send:
                     self._send(message, batch)
@@ -247,30 +248,33 @@ class InFlight:
                 for x in chunk.tensors:
                     batch.receive(x, message.peer)
                 if message.chunk:
-                    self.held[message.owner] = chunk
+                    self.held[self._key(message)] = chunk
                 else:
-                    arriving.append((message.owner, chunk))
+                    arriving.append((self._key(message), chunk))
             self._pending[due].append((self._comm.post(batch), arriving))
 
     def _send(self, message: Message, batch: Batch) -> None:
-        source = self.held if message.chunk else self.sums
-        for x in source[message.owner].cut(message.rows):
+        key, source = self._key(message), self.held if message.chunk else self.sums
+        for x in source[key].cut(message.rows):
             batch.send(x.contiguous(), message.peer)
         if not message.chunk:
-            del self.sums[message.owner]  # the batch keeps it until it is sent
+            del self.sums[key]  # the batch keeps it until it is sent
+
+    def _key(self, message: Message) -> Key:
+        return message.owner, 0 if message.owner == self._rank else message.part
 
     def wait(self, step: int) -> None:
         """Waits for the transfers due at ``step`` and adds the sums that came."""
         for pending, arriving in self._pending.pop(step, ()):
             pending.wait()
-            for owner, part in arriving:
-                self.sums[owner].add(part)
+            for key, part in arriving:
+                self.sums[key].add(part)
 
-    def drop(self, owners: Iterable[int]) -> None:
-        """Frees the chunks of ``owners``, except this rank's own."""
-        for owner in owners:
-            if owner != self._rank:
-                del self.held[owner]
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Frees chunks, except this rank's own."""
+        for key in keys:
+            if key[0] != self._rank:
+                del self.held[key]
 
     def finish(self) -> None:
         """Waits for what is still under way: transfers to ranks that take them later."""

@@ -41,7 +41,10 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     def step() -> None:
         cache.crop(dealt)
         cache.append(k, v)
-        ring_decode(q, cache, group=context.group, window=window, backend=config.backend)
+        ring_decode(
+            q, cache, group=context.group, window=window, global_tokens=config.global_tokens,
+            backend=config.backend,
+        )  # fmt: skip
 
     return latency.measure(config, context, (q, k, v, *cache.buffers), step, alone=_alone)
 
@@ -66,12 +69,15 @@ def _alone(config: TrialConfig, context: RankContext) -> Callable[[], float] | N
         (q,) = _drawn(config, context, tokens, 0, config.heads)
         q = q.unflatten(1, (config.kv_heads, group)).transpose(2, 3).flatten(2, 3)
         window = config.seq_len if config.window is None else config.window
-        keys = torch.arange(max(0, config.seq_len - tokens - window), config.seq_len)
+        first, everyone = max(0, config.seq_len - tokens - window), config.global_tokens or 0
+        keys = torch.arange(config.seq_len)
+        keys = keys[(keys >= first) | (keys < everyone)]
         k, v = _drawn(config, context, len(keys), 3, config.kv_heads, config.kv_heads)
         mask = None
         if tokens > 1:
             at = torch.arange(config.seq_len - tokens, config.seq_len).repeat_interleave(group)
-            seen = (keys <= at[:, None]) & (keys >= at[:, None] - window)
+            seen = (keys >= at[:, None] - window) | (keys < everyone)
+            seen &= keys <= at[:, None]
             mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
             mask = mask.to(context.device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -38,8 +39,11 @@ def sends_what_the_plan_says(rank: int, size: int) -> None:
     """To the byte and the message, for one token and more; other ranks hold what is predicted."""
     context = RankContext(rank, torch.device("cpu"), dist.group.WORLD if size > 1 else None)
     strategy = "strategy: {partition: [contiguous, zigzag, striped]}\n"
-    made = trials(size, ", new_tokens: [1, 5], window: [null, 40]", "decode", "sdpa", strategy)
-    assert len(made) == 12
+    made = (
+        *trials(size, ", new_tokens: [1, 5], window: [null, 40]", "decode", "sdpa", strategy),
+        *trials(size, ", window: 40, global_tokens: 7", "decode", "sdpa", strategy),
+    )
+    assert len(made) == 15
     for trial in made:
         assert trial.predicted is not None
         report = decode.run(trial.config, context)
@@ -73,6 +77,30 @@ def test_tokens_of_a_step_are_counted() -> None:
     assert metrics["tokens_per_s"] == 10
     metrics, _ = rate(point(seq_len=64))
     assert metrics["tokens_per_s"] == 128
+
+
+def test_global_tokens_are_seen_beside_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the ring and by its baseline, which holds no other keys; the plan counts them."""
+    (trial,) = trials(1, ", new_tokens: 5, window: 40, global_tokens: 7", baseline="sdpa")
+    assert trial.config.visible == 5 * (41 + 7)
+    asked, seen = [], []
+    step, sdpa = decode.ring_decode, torch.nn.functional.scaled_dot_product_attention
+
+    def asking(*given: Any, **more: Any) -> Any:
+        asked.append((more["window"], more["global_tokens"]))
+        return step(*given, **more)
+
+    def seeing(*given: Any, attn_mask: torch.Tensor) -> Any:
+        seen.append(attn_mask)
+        return sdpa(*given, attn_mask=attn_mask)
+
+    monkeypatch.setattr(decode, "ring_decode", asking)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seeing)
+    decode.run(trial.config, RankContext(0, torch.device("cpu"), None))
+    assert set(asked) == {(40, 7)}
+    group = trial.config.heads // trial.config.kv_heads
+    assert seen[0].shape == (group * 5, 7 + 40 + 5)
+    assert (seen[0] == 0).sum() == group * trial.config.visible
 
 
 def test_the_largest_rank_holds_its_share() -> None:

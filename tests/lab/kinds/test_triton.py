@@ -21,7 +21,7 @@ from ringray_kernels.api import load_backend
 from ringray_kernels.backends import BACKENDS, BLOCKS
 from ringray_kernels.backends.triton import arguments
 from tests.support import place as drive
-from tests.support import ring_checks
+from tests.support import ring_truth
 from tests.support.point import point
 from tests.support.ranks import Case, on_ring
 
@@ -45,7 +45,7 @@ def within_budget(rank: int, size: int) -> None:
         Case("striped", torch.float16, backend="triton", causal=False, blocks=SMALL),
         Case("contiguous", backend="triton", head_dim=80),
     ):
-        ring_checks.within_budget(case, rank, size, ring_checks.truth(case))
+        ring_truth.within_budget(case, rank, size, ring_truth.truth(case))
 
 
 def blocks_disagree(rank: int, size: int) -> None:
