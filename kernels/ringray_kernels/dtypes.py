@@ -1,6 +1,6 @@
 """Element types of q, k, v and the results: one table for specs, predictions and kernels.
 
-To add one, add its row here and its rates to ``ringray/lab/plan/cost_model.py``; a backend that
+To add one, add its row here and its rates to ``ringray/lab/predict/cost_model.py``; a backend that
 cannot compute it says so in ``unsupported``. Imports torch only for :func:`torch_dtype`.
 """
 

@@ -47,6 +47,7 @@ class Spoilt:
     error: Exception | None = None
     late: bool = False
     deterministic: bool = False
+    quantized: bool = False
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         return None
@@ -126,6 +127,7 @@ class Drifting:
     """Ours, with results that change after some calls, as those of a race."""
 
     deterministic: bool
+    quantized: bool = False
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         return None

@@ -111,7 +111,7 @@ def test_targets_read_the_best_of_ours_beside_the_default() -> None:
     causal = "forward/causal/16k/d128/h16/bf16"
     rates = {
         "ringray": 500.0, "ringray-specialised": 650.0, "ringray-atomic": 900.0,
-        "sdpa-cudnn": 610.0, "flex": 300.0, "flex-tuned": 400.0,
+        "ringray-fp8": 1100.0, "sdpa-cudnn": 610.0, "flex": 300.0, "flex-tuned": 400.0,
     }  # fmt: skip
     records = [measure.Record(causal, name, "ok", tflops=rate) for name, rate in rates.items()]
     records.append(measure.Record(causal, "ringray-refused", "refused", tflops=2000.0))
@@ -261,6 +261,24 @@ def test_packages_get_their_own_layout(
     for _ in range(2):
         verdict = checks.check(results(), checks.reference(point, inputs), point.torch_dtype)
         assert verdict.reason is None
+
+
+@pytest.mark.parametrize("point", [*EVERY, *problems.smoke_points("cpu")], ids=lambda p: p.name)
+def test_forward_in_8_bits_is_checked_as_such(point: Point) -> None:
+    ours = CONTENDERS["ringray-fp8"]
+    if point.direction == "backward" or point.dtype == "float32":
+        assert ours.unsupported(point, CPU) == "8 bits in place of 16, forward only"
+        return
+    assert ours.unsupported(point, CPU) is None
+    inputs = problems.make_inputs(point, CPU, 0)
+    right, results = checks.reference(point, inputs), ours.prepare(point, inputs)()
+    assert results["out"].dtype == point.torch_dtype
+    fine = checks.check(results, right, point.torch_dtype, quantized=ours.quantized)
+    assert fine.reason is None
+    assert fine.errors["out"] > 0.02, "as many as 8 bits have"
+    results["out"] *= 1.07
+    wrong = checks.check(results, right, point.torch_dtype, quantized=ours.quantized)
+    assert wrong.reason is not None
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")

@@ -57,7 +57,7 @@ def test_the_whole_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
         [
             sys.executable, "-m", "ringray_kernels.bench", "--first-light", "--device", "cpu",
             "--json", str(path), "--only", "hops", "--only", "causal/131", "--minutes", "14",
-            "--contenders", "ringray,ringray-specialised,sdpa-flash,flex",
+            "--contenders", "ringray,ringray-specialised,ringray-fp8,sdpa-flash,flex",
         ],
         capture_output=True, text=True, check=False, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": ".:kernels"},
@@ -75,6 +75,9 @@ def test_the_whole_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
     status = {(one["case"], one["contender"]): one["status"] for one in found if "fact" not in one}
     hops = "backward/causal/100/d64/h2x1/bf16/hops"
     assert status[hops, "ringray"] == status[hops, "ringray-specialised"] == "ok"
+    assert status[hops.replace("backward", "forward"), "ringray-fp8"] == "ok"
+    eight = [one for one in found if one.get("contender") == "ringray-fp8"]
+    assert {"compiled", None} == {one.get("fact") for one in eight}
     for point in problems.points("quick", "cpu"):
         if point.mask == "causal":
             assert status[point.name, "ringray"] == status[point.name, "sdpa-flash"] == "ok"

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import ringray_kernels
-from ringray_kernels.api import State
+from ringray_kernels.api import State, features, load_backend
 from ringray_kernels.backends import BLOCKS, on_device
 from ringray_kernels.bench.flex import flex
 from ringray_kernels.bench.problems import Inputs, Point
@@ -30,6 +30,7 @@ from ringray_kernels.bench.targets import rated
 from ringray_kernels.config import Blocks
 from ringray_kernels.defaults import CANDIDATES, SPECIALISED
 from ringray_kernels.intervals import intervals
+from ringray_kernels.quantize import Scales, quantized
 
 Results = dict[str, Tensor]
 _UNSEEN = 64  # key rows of the hop in which nothing is visible
@@ -41,10 +42,13 @@ class Unsupported(Exception):
 
 class Contender(Protocol):
     """An attention that can be measured. If it is ``deterministic``, results that change while it
-    is timed are an error."""
+    is timed are an error. ``quantized``: it computes in 8 bits, and is checked as such."""
 
     @property
     def deterministic(self) -> bool: ...
+
+    @property
+    def quantized(self) -> bool: ...
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         """Returns why it cannot compute ``point`` on ``device``, or None if it may."""
@@ -59,10 +63,12 @@ class Contender(Protocol):
 @dataclass(frozen=True)
 class Ringray:
     """Our kernels with all costs of a ring of one: delta, zeroed fp32 gradients and their cast.
-    ``backend`` None is triton on a GPU, aten on a CPU."""
+    ``backend`` None is triton on a GPU, aten on a CPU. ``quantized``: q, k and v are given in 8
+    bits; a ring makes these once for all hops."""
 
     blocks: Blocks | None = None
     backend: str | None = None
+    quantized: bool = False
 
     def backend_on(self, device: torch.device) -> str:
         return self.backend or on_device("auto", device.type)
@@ -80,7 +86,15 @@ class Ringray:
             return "differs in backward only"
         if self.blocks is not None and BLOCKS[self.backend_on(device)] != "tiles":
             return "blocks are for the triton backend"
-        return None
+        if not self.quantized:
+            return None
+        if point.direction == "backward" or not point.is_half:
+            return "8 bits in place of 16, forward only"
+        if device.type == "cpu":
+            return None
+        module = load_backend(self.backend_on(device))
+        like = torch.empty(1, 1, 0, point.head_dim, dtype=point.torch_dtype, device=device)
+        return module.unsupported(like, features(like, quantized=True))
 
     def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
         device = inputs.q.device
@@ -105,13 +119,21 @@ class Ringray:
             nothing = torch.full_like(calls[0][2], 7)
             calls.insert(1, (unseen, unseen, nothing, nothing, slice(0, _UNSEEN)))
 
+        scales: list[Scales | None] = [None] * len(calls)
+        if self.quantized:
+            q, of_q = quantized(q)
+            for at, (keys, values, *rest) in enumerate(calls):
+                (keys, of_k), (values, of_v) = quantized(keys), quantized(values)
+                calls[at], scales[at] = (keys, values, *rest), (of_q, of_k, of_v)
+
         def attend() -> State:
             state = None
-            for keys, values, start, end, x in calls:
-                dtype = q.dtype if x is parts[-1] else None
+            for (keys, values, start, end, x), of_rows in zip(calls, scales, strict=True):
+                dtype = point.torch_dtype if x is parts[-1] else None
                 state = ringray_kernels.forward(
-                    q, keys, values, start, end, state=state, out_dtype=dtype, **more
-                )
+                    q, keys, values, start, end, state=state, out_dtype=dtype, scales=of_rows,
+                    **more,
+                )  # fmt: skip
             assert state is not None
             return state
 
@@ -167,6 +189,7 @@ class Autograd:
     attend: Callable[[Point, Tensor, Tensor, Tensor], Tensor]
     limits: Callable[[Point, torch.device], str | None]
     deterministic: bool = False
+    quantized: bool = False
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         return self.limits(point, device)
@@ -325,6 +348,7 @@ CONTENDERS: dict[str, Contender] = {
     **{name: HopperBlocks(by_head_dim=found) for name, found in _CANDIDATES.items()},
     "ringray-ordered": Ringray(Blocks(ordered_dq=True)),
     "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
+    "ringray-fp8": Ringray(quantized=True),
     "sdpa-flash": _sdpa(SDPBackend.FLASH_ATTENTION),
     "sdpa-cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
     "sdpa-efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),

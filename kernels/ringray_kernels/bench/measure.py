@@ -215,7 +215,7 @@ def _measure(
         try:
             first = contender.prepare(point, sets[0])
             results = first()
-            verdict = checks.check(results, want, point.torch_dtype)
+            verdict = checks.check(results, want, point.torch_dtype, quantized=contender.quantized)
             if verdict.reason is None:
                 calls = [first, *(contender.prepare(point, one) for one in sets[1:])]
                 ready[name] = _Right(calls, verdict, results if contender.deterministic else {})

@@ -21,8 +21,8 @@ def is_ours(contender: str) -> bool:
 
 
 class Results:
-    """Records by case and contender. ``best``: ringray is the fastest deterministic kernel of ours,
-    not the default."""
+    """Records by case and contender. ``best``: ringray is the fastest deterministic kernel of ours
+    in the dtype of the inputs, not the default."""
 
     def __init__(self, records: Iterable[Record], *, best: bool = False) -> None:
         self.best = best
@@ -32,7 +32,8 @@ class Results:
         """Returns measured TFLOP/s of a contender or its tuned variant, or None."""
         names = {contender, f"{contender}-tuned"}
         if self.best and contender == "ringray":
-            names = {name for _, name in self.records if is_ours(name) and "atomic" not in name}
+            others = {"ringray-atomic", "ringray-fp8"}
+            names = {name for _, name in self.records if is_ours(name)} - others
         found = [self.records.get((case, name)) for name in names]
         return max((one.tflops or 0 for one in found if one and one.status == "ok"), default=None)
 
