@@ -35,6 +35,8 @@ ORDER = (
     "ringray.lab.search",
     "ringray.lab.store",
     "ringray.lab.kinds",
+    "ringray.lab.predict",
+    "ringray.lab.calibrate",
     "ringray.lab.spec",
     "ringray.lab.plan",
     "ringray.lab.cluster",

@@ -45,6 +45,7 @@ ALLOWED = {
     ("ringray.lab.driver.resume", "ring"): SECTION,
     ("ringray.lab.driver.trials", "ring"): SECTION,
     ("ringray.lab.plan.expand", "ring"): SECTION,
+    ("ringray.lab.plan.forecast", "ring"): SECTION,
     ("ringray.lab.plan.limits", "ring"): SECTION,
     ("ringray.lab.report.live", "ring"): SECTION,
     ("ringray.lab.report.words", "ring"): SECTION,

@@ -101,9 +101,14 @@ def hardware() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": _usable_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "gpus": _gpu_names(),
     }
+
+
+def memory_bytes() -> int:
+    """Returns the physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def versions() -> dict[str, str | None]:

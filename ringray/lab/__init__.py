@@ -3,6 +3,8 @@
 trial     what a trial is and what came of it
 search    which point to measure next
 kinds     what a rank runs
+predict   what a rank computes, links carry and a trial costs
+calibrate what this machine computes and sends, measured
 spec      the YAML file, checked
 plan      the points of a spec, predicted and pruned
 store     the durable record

@@ -11,6 +11,8 @@ tuning   tune, tuned
 store    list, status, sync, recover
 jobs     submit, stop
 outputs  files for output that must not be ringray's own
+advise   advise
+calibrate  calibrate
 doctor   doctor
 probe    the processes in which doctor tries heavy packages
 """
@@ -48,6 +50,8 @@ COMMANDS = {
     "status": ("store:status", "show the state of a sweep and its results"),
     "sync": ("store:sync", "write to MLflow the trials that it lacks of a sweep"),
     "recover": ("store:recover", "save the readable part of a damaged store"),
+    "calibrate": ("calibrate:calibrate", "measure this machine, for `plan --on local`"),
+    "advise": ("advise:advise", "propose how to train a model with a long context on a cluster"),
     "doctor": ("doctor:doctor", "report what this machine can run, and what is missing"),
     "schema": ("spec:schema", "print the JSON Schema of specs, for editors"),
 }

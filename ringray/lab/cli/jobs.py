@@ -12,7 +12,7 @@ from typing import TextIO
 from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import has_password, plain
-from ringray.lab.cli.options import DASHBOARD, JSON, SPEC, Option, append, options
+from ringray.lab.cli.options import DASHBOARD, FORCE, JSON, SPEC, Option, append, options
 from ringray.lab.cluster import head_command, job_package, job_server
 from ringray.lab.cluster.job_folder import check_absolute
 from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
@@ -25,11 +25,13 @@ from ringray.lab.tracking import location
     SPEC, DASHBOARD,
     Option("--detach", action="store_true", help="return when the cluster has it; do not follow"),
     Option("--store", metavar="F", help="store file on the head (default: the head's own store)"),
-    JSON,
+    JSON, FORCE,
 )  # fmt: skip
 def submit(arguments: argparse.Namespace) -> int:
     """Sends a sweep to a cluster, unless it runs there, and follows it; returns its exit code."""
-    plan = build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
+    plan = build(
+        specs.load(arguments.spec), processes=os.cpu_count() or 1, everything=arguments.all
+    )
     if has_password(plan.spec.tracking.uri or ""):
         raise plan.spec.error(
             "tracking.uri",

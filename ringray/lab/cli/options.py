@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ringray.base import deadline
 from ringray.base.errors import UserError, reason_of
 
 Command = Callable[[argparse.Namespace], int]
@@ -29,10 +31,14 @@ ON_HEAD = Option(
 )
 DASHBOARD = Option("--address", metavar="URL", help="dashboard of the head: http://HOST:8265")
 STORE = Option("--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)")
+FORCE = Option(
+    "--all", action="store_true", help="measure also points that their prediction rules out"
+)
 MEASURING = (
     ADDRESS,
     STORE,
     JSON,
+    FORCE,
     Option("--no-tracking", action="store_true", help="write to the store only, no MLflow"),
 )
 ALL = Option("--all", action="store_true", help="show every trial")
@@ -49,15 +55,26 @@ def options(*given: Option) -> Callable[[Command], Command]:
 
 
 @contextmanager
-def writing(path: str) -> Iterator[None]:
-    """Turns an error of writing the file of ``--json`` into a UserError."""
+def writing(path: str, option: str = "--json") -> Iterator[None]:
+    """Turns an error of writing the file of an option into a UserError."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"--json {path}: cannot be written: {reason_of(error)}; "
+            f"{option} {path}: cannot be written: {reason_of(error)}; "
             "name a file in a folder that you may write to, or - for stdout"
         ) from error
+
+
+def write(option: str, path: str, text: str) -> None:
+    """Writes ``text`` to a new file, or to stdout; raises UserError if it cannot be written."""
+    if path == "-":
+        print(text, end="", flush=True)
+        return
+    with writing(path, option):
+        file = deadline.opened(Path(path), os.O_TRUNC)
+        with os.fdopen(file, "wb"):
+            deadline.write(file, text.encode(), f"{option} {path}")
 
 
 def append(path: str, lines: str) -> None:

@@ -9,7 +9,7 @@ from ringray.base.errors import UserError, reason_of
 from ringray.lab.cluster.job_folder import check_lasting
 
 _ENDINGS = ("", *private_files.COMPANIONS, ".snapshot")  # of a database and its companions
-_FOLDERS = ("tuned", "logs", "artifacts", "running")  # in the home folder
+_FOLDERS = ("tuned", "hardware", "logs", "artifacts", "running")  # in the home folder
 _LOOK = 4096  # bytes
 
 

@@ -42,9 +42,18 @@ from ringray.tuning import table as tuned
 )
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that have no result in the store."""
-    plan = build(specs.load(arguments.spec))
+    plan = planned(specs.load(arguments.spec), arguments)
     with open_store(arguments.store, create=True) as store:
         return execute(plan, store, arguments)
+
+
+def planned(spec: specs.Spec, arguments: argparse.Namespace) -> Plan:
+    """Plans a spec for the Ray on which it is measured."""
+    from ringray.lab.cluster import connect
+
+    here = connect.target(arguments.address) == "local"
+    memory = provenance.memory_bytes() if here else None
+    return build(spec, everything=arguments.all, machine=memory)
 
 
 @options(
@@ -89,7 +98,7 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
 
 
 def _go_on(store: Store, sweep: str, arguments: argparse.Namespace) -> int:
-    plan = build(stored_spec(store.find(sweep)))
+    plan = planned(stored_spec(store.find(sweep)), arguments)
     follow = search if KINDS[plan.spec.kind].tunes else execute
     return follow(plan, store, arguments)
 
@@ -237,7 +246,7 @@ def _print_summary(
     _print_found(console, plan, trials, over=not summary.interrupted)
     print_answer(console, plan.spec.kind, ended, provenance.hardware()["cores"])
     compared = words.baseline(plan.runnable[0].config.as_dict(), where=True)
-    measured = {name for row in trials for name in row.metrics}
+    measured = {name for row in trials for name in row.numbers}
     for metric in METRICS.values():
         if metric.legend and metric.name in measured:
             say(console, metric.legend.format(baseline=compared))

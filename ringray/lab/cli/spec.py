@@ -4,45 +4,121 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from ringray.base import deadline, units
+from ringray.base import provenance, units
+from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
-from ringray.lab.cli.options import ALL, SPEC, Option, options, writing
-from ringray.lab.plan.plan import Plan, build, trial_dict
+from ringray.lab.cli.options import SPEC, Option, options, write
+from ringray.lab.plan.plan import Plan, build, local_fleet, trial_dict
+from ringray.lab.predict import calibration, cost_model
+from ringray.lab.predict.hardware import Fleet, Noise
 from ringray.lab.report import words
 from ringray.lab.spec import model as specs
+from ringray.lab.store import traces
+from ringray.lab.trial.config import default_config
+from ringray.lab.trial.measurement import RankReport
 
 _ROWS = 60  # rows of a table without --all
+_TIMELINES = 64  # ranks in a predicted timeline
 
 
 @options(SPEC)
 def validate(arguments: argparse.Namespace) -> int:
     """Checks a spec and its plan; prints two lines if both are valid."""
-    plan = _built(arguments)
+    plan = build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
     spec = plan.spec
     print(f"{arguments.spec}: {spec.name} ({spec.kind}) is valid, sweep {plan.digest[:12]}")
-    print("\n".join([_counted(plan), *words.too_long(plan)]))
+    print("\n".join([_counted(plan), *words.warnings(plan)]))
     return 0
 
 
-@options(SPEC, Option("--json", metavar="F", help="write JSON to F; - is stdout"), ALL)
+@options(
+    SPEC,
+    Option("--json", metavar="F", help="write JSON to F; - is stdout"),
+    Option("--all", action="store_true", help="plan and show every point, as `run --all` does"),
+    Option("--price", metavar="P", help="price of a rank and hour: what the sweep will cost"),
+    Option("--on", metavar="FLEET", help="predict for h100:8x8, 8 nodes of 8 ranks; local: here"),
+    Option("--jitter", metavar="X", type=float, default=0.0, help="spread of each step (0.05)"),
+    Option(
+        "--slow", metavar="R:X", action="append", default=[], help="rank R takes X times as long"
+    ),
+    Option("--timeline", metavar="F", help="write the predicted timeline of the first trial to F"),
+)
 def plan(arguments: argparse.Namespace) -> int:
     """Prints the trials of a spec and their predicted cost."""
-    made = _built(arguments)
+    price = _price(arguments.price)
+    elsewhere = os.environ.get("RAY_ADDRESS")
+    spec = specs.load(arguments.spec)
+    made = build(
+        spec,
+        _fleet(arguments, spec.cluster),
+        processes=os.cpu_count() or 1,
+        everything=arguments.all,
+        machine=None if elsewhere else provenance.memory_bytes(),
+    )
+    if price is None and made.on is not None:
+        price = made.on.hardware.price
     if arguments.json is not None:
-        text = json.dumps(_as_json(made), indent=1)
+        write("--json", arguments.json, json.dumps(_as_json(made, price), indent=1) + "\n")
         if arguments.json == "-":
-            print(text)
             return 0
-        with writing(arguments.json):
-            file = deadline.opened(Path(arguments.json), os.O_TRUNC)
-            with os.fdopen(file, "wb"):
-                deadline.write(file, f"{text}\n".encode(), f"--json {arguments.json}")
-    _print(made, everything=arguments.all)
+    if arguments.timeline is not None:
+        write("--timeline", arguments.timeline, _timeline(made))
+    _print(made, price, everything=arguments.all)
     return 0
+
+
+def _fleet(arguments: argparse.Namespace, cluster: str | None) -> Fleet | None:
+    """Returns the fleet of ``--on``, or that of the spec, with its noise; None for this machine
+    without any."""
+    if not 0 <= arguments.jitter <= 1:
+        raise UserError(f"--jitter: got {arguments.jitter:g}, expected a share from 0 to 1")
+    slow = dict(map(_slow, arguments.slow))
+    if (named := cluster if arguments.on is None else arguments.on) is None:
+        if not slow and not arguments.jitter:
+            return None
+        raise UserError("--jitter, --slow: expected beside --on, such as --on h100:8x8")
+    try:
+        on = calibration.fleet(named)
+    except UserError as error:
+        raise UserError(f"--on: {error}") from None
+    return replace(on, noise=Noise(arguments.jitter, slow)) if slow or arguments.jitter else on
+
+
+def _slow(given: str) -> tuple[int, float]:
+    rank, _, factor = given.partition(":")
+    with suppress(ValueError):
+        if rank.isdecimal() and 1 <= float(factor) < math.inf:
+            return int(rank), float(factor)
+    raise UserError(f"--slow: got {given!r}, expected RANK:FACTOR such as 3:1.5")
+
+
+def _timeline(plan: Plan) -> str:
+    """Returns the predicted trace of the first trial, in the format of measured ones."""
+    config = default_config(plan.runnable[0].config)
+    ranks = range(min(config.ring_size, _TIMELINES))
+    on = plan.on or local_fleet(plan.spec.ring.device)
+    spans = cost_model.timelines(config, on, ranks)
+    return traces.text([RankReport(rank, spans=some) for rank, some in spans.items()])
+
+
+def _price(given: str | None) -> float | None:
+    """Returns the price of a rank and hour; UserError if it is no number."""
+    if given is None:
+        return None
+    with suppress(ValueError):
+        price = float(given)
+        if 0 <= price < math.inf:
+            return price
+    raise UserError(
+        f"--price: got {given!r}, expected a number of at least 0 such as 2.5: the price of a rank "
+        "and hour"
+    )
 
 
 def schema(arguments: argparse.Namespace) -> int:
@@ -51,11 +127,7 @@ def schema(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _built(arguments: argparse.Namespace) -> Plan:
-    return build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
-
-
-def _print(plan: Plan, everything: bool) -> None:
+def _print(plan: Plan, price: float | None, everything: bool) -> None:
     from ringray.lab.cli.results import say, title  # with rich, which `validate` does not need
     from ringray.lab.report import tables
 
@@ -64,6 +136,12 @@ def _print(plan: Plan, everything: bool) -> None:
     console = tables.console()
     title(console, spec.name, plan.digest, (spec.kind, ""))
     say(console, words.constants(configs[0], words.varying(configs)), words.measured(configs[0]))
+    if plan.on is not None:
+        hardware = plan.on.hardware
+        say(
+            console,
+            f"predicted for {plan.on}: {hardware.title}, times within {hardware.spread:.0%}",
+        )
     console.print()
     shown = runnable if everything else runnable[:_ROWS]
     tables.show(tables.plan_table(shown), console)
@@ -72,40 +150,48 @@ def _print(plan: Plan, everything: bool) -> None:
     console.print()
     for line in words.pruned(plan):
         console.print(line, style="bright_black", markup=False, soft_wrap=True)
-    say(console, _counted(plan), *words.too_long(plan))
+    say(console, _counted(plan, price), *words.warnings(plan))
 
 
-def _counted(plan: Plan) -> str:
-    """Writes ``16 trials; predicted: 4.1 s of measuring, up to 12 MiB per rank, 30 GFLOP ...``."""
+def _counted(plan: Plan, price: float | None = None) -> str:
+    """Writes ``16 trials; predicted: 4.1 s of measuring, 0.002 rank-hours, up to 12 MiB ...``."""
     pruned = len(plan.trials) - len(plan.runnable)
     said = units.plural(len(plan.runnable), "trial") + (f" and {pruned:,} pruned" if pruned else "")
-    totals = _totals(plan)
+    totals = _totals(plan, price)
+    unit = "GPU" if plan.device == "cuda" else "rank"
+    cost = "" if price is None else f" for {totals['cost']:,.2f} at {price:g} each"
     return (
         f"{said}; predicted: {units.duration(totals['measuring_s'])} of measuring, "
+        f"{units.digits(totals['rank_hours'])} {unit}-hours{cost}, "
         f"up to {units.memory(totals['peak_memory_bytes'])} per rank, "
         f"{units.flops(totals['flops'])} and {units.memory(totals['sent_bytes'])} sent "
         "in one pass of each"
     )
 
 
-def _totals(plan: Plan) -> dict[str, Any]:
+def _totals(plan: Plan, price: float | None) -> dict[str, Any]:
+    hours = sum(trial.measuring_s * trial.config.ring_size for trial in plan.runnable) / 3600
     costs = [trial.predicted for trial in plan.runnable if trial.predicted]
     return {
         "trials": len(plan.runnable),
         "pruned": len(plan.trials) - len(plan.runnable),
         "measuring_s": sum(trial.measuring_s for trial in plan.runnable),
+        "rank_hours": hours,
+        **({} if price is None else {"cost": hours * price}),
         "peak_memory_bytes": max(cost.peak_memory_bytes for cost in costs),
         "flops": sum(cost.flops for cost in costs),
         "sent_bytes": sum(cost.sent_bytes for cost in costs),
+        "outer_bytes": sum(cost.outer_bytes for cost in costs),
     }
 
 
-def _as_json(plan: Plan) -> dict[str, Any]:
+def _as_json(plan: Plan, price: float | None) -> dict[str, Any]:
     return {
         "name": plan.spec.name,
         "kind": plan.spec.kind,
         "sweep": plan.digest,
+        "on": None if plan.on is None else str(plan.on),
         "spec": public_spec(plan.spec.canonical()),
-        "totals": _totals(plan),
+        "totals": _totals(plan, price),
         "trials": [trial_dict(trial) for trial in plan.trials],
     }

@@ -10,10 +10,9 @@ from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.lab.cli.options import MEASURING, SPEC, Option, options
 from ringray.lab.cli.outputs import check_output
-from ringray.lab.cli.run import search
+from ringray.lab.cli.run import planned, search
 from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.plan import build
 from ringray.lab.report import tables
 from ringray.lab.spec import model as specs
 from ringray.tuning import table as tuned
@@ -23,7 +22,7 @@ from ringray.tuning.table import Entry
 @options(SPEC, *MEASURING)
 def tune(arguments: argparse.Namespace) -> int:
     """Runs a tuning spec, and keeps the best point of each problem for later calls."""
-    plan = build(specs.load(arguments.spec))
+    plan = planned(specs.load(arguments.spec), arguments)
     if not KINDS[plan.spec.kind].tunes:
         tuning = ", ".join(name for name, kind in KINDS.items() if kind.tunes)
         raise plan.spec.error(

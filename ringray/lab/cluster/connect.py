@@ -44,9 +44,14 @@ def local_ranks() -> int:
     return int(max(1, min(max(provenance.hardware()["cores"], LOCAL_RANKS), by_memory)))
 
 
+def target(address: str | None) -> str:
+    """Returns the address to which ``connect(address)`` connects; "local" is an embedded Ray."""
+    return address or os.environ.get("RAY_ADDRESS") or "local"
+
+
 def name(address: str | None) -> str:
     """Returns what ``connect(address)`` connects to, for messages."""
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    address = target(address)
     return "a local Ray" if address == "local" else f"Ray at {address}"
 
 
@@ -58,8 +63,8 @@ def connect(address: str | None) -> Iterator[Cluster]:
     Raises:
         PlaceError: no Ray answers at the address, or a local one cannot start.
     """
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    local = address in (None, "local")
+    address = target(address)
+    local = address == "local"
     # Ray's waits end by this clock, and certificates are checked by it.
     if (now := time.time()) < _PAST:
         today = time.strftime("%Y-%m-%d", time.gmtime(now))
@@ -80,7 +85,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
             arguments |= stack.enter_context(_alone(folder.path))
         else:
             access.use_given_token()
-            _check_answers(str(address))
+            _check_answers(address)
             arguments["address"] = address
         yield from _connected(address, arguments, folder)
 

@@ -138,18 +138,20 @@ class Jobs:
                 f"ringray-{plan.digest[:12]}-{attempt}", plan.digest, plan.spec.name, attempt,
                 provenance.code_digest(), "PENDING",
             )  # fmt: skip
-            if self._send(job, plan.spec.kind, shipment, store):
+            if self._send(job, plan, shipment, store):
                 return job, True
         raise PlaceError(
             f"names like ringray-{plan.digest[:12]}-1 are taken at {self.url} by jobs that are not "
             "of this sweep; `ray job delete` removes them"
         )
 
-    def _send(self, job: Job, kind: str, shipment: Shipment, store: str | None) -> bool:
+    def _send(self, job: Job, plan: Plan, shipment: Shipment, store: str | None) -> bool:
         """Submits the job; False if another job has the name."""
-        verb = "tune" if KINDS[kind].tunes else "run"  # tuned choices are kept on the cluster
+        # Tuned choices are kept on the cluster.
+        verb = "tune" if KINDS[plan.spec.kind].tunes else "run"
         command = ["python", "-m", "ringray", verb, shipment.spec]
         command += ["--store", store] if store else []
+        command += ["--all"] if plan.everything else []
         with answering(self.url):
             try:
                 self._client.submit_job(

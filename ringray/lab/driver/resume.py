@@ -13,6 +13,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.kinds import KINDS
+from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan, Trial, cost_dict
 from ringray.lab.plan.pruning import Reason
 from ringray.lab.store.store import Store
@@ -52,10 +53,12 @@ class Resume:
         done, earlier = ({}, {}) if again else _standing(plan, store, rows, environment)
         unasked = None
         if rows and not again and store.find(plan.digest).status in ("complete", "failed"):
-            unasked = frozenset(key for key, row in rows.items() if row.reason == UNASKED)
+            left_out = {UNASKED} if plan.everything else {UNASKED, str(BEATEN)}
+            unasked = frozenset(key for key, row in rows.items() if row.reason in left_out)
         schedule = Schedule(plan, {}, done, unasked)
         to_do = schedule.next() is not None
-        pruned = {trial.key: str(trial.pruned) for trial in plan.trials if trial.pruned}
+        measured = {key for key, row in rows.items() if row.status not in (None, "pruned")}
+        pruned = {t.key: str(t.pruned) for t in plan.trials if t.pruned and t.key not in measured}
         if not to_do:
             pruned |= {trial.key: UNASKED for trial in schedule.unasked()}
         return cls(plan, rows, done, earlier, unasked, to_do, pruned, again)
@@ -76,10 +79,15 @@ class Resume:
         """Returns all trials as the store takes them."""
         kept = {key: row.reason or "" for key, row in self.done.items() if row.status == "pruned"}
         reasons = {**self.pruned, **kept}
+        # A measurement keeps the prediction that was made before it.
+        before = {key: row.predicted for key, row in self.done.items() if row.metrics}
         return [
-            TrialInfo(t.key, t.index, t.config.as_dict(), cost_dict(t), reasons.get(t.key))
+            TrialInfo(
+                t.key, t.index, t.config.as_dict(), before.get(t.key, cost_dict(t)),
+                reasons.get(t.key),
+            )
             for t in self.plan.trials
-        ]
+        ]  # fmt: skip
 
     def present(self, environment: dict[str, Any]) -> list[TrialRow]:
         """Returns the rows of the present identity, and those of pruned points, by time."""

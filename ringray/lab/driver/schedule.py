@@ -6,7 +6,7 @@ holds instead of measuring again, so an interrupted search continues where it wa
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,17 +14,16 @@ from typing import NamedTuple
 
 from ringray.lab.driver.studies import (
     StudyResult,
-    defaults,
     outcome_of,
     refused_and_ended,
     results,
     score_of,
-    searched,
-    studies,
 )
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.cost_model import Cost
+from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan, Trial
+from ringray.lab.plan.problems import defaults, problem_of, searched, studies
+from ringray.lab.predict.cost_model import Cost
 from ringray.lab.search import METHODS
 from ringray.lab.search.base import Ask, Candidate, Search, SearchSettings, Told, then
 from ringray.lab.trial.config import TrialConfig
@@ -72,6 +71,8 @@ class Schedule:
         self._objectives = plan.spec.search.objectives
         self._results: dict[str, Outcome | TrialRow] = dict(done)
         trials = [trial for trial in plan.runnable if trial.key not in refused]
+        beaten = [trial for trial in plan.trials if trial.pruned == BEATEN]
+        self._beaten = Counter(problem_of(trial) for trial in beaten)
         self._studies = [self._study(plan, group) for group in studies(trials)]
         self._of = {key: study for study in self._studies for key in study.trials}
         self._open = [
@@ -83,9 +84,14 @@ class Schedule:
 
     def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
         search, measure = plan.spec.search, plan.spec.measure
+        # A choice is kept only if it beats the default, which needs half of the other's runs.
+        usual = defaults(trials) if KINDS[plan.spec.kind].tunes else []
+        half = -(-measure.repeats // 2)
         settings = SearchSettings(
-            measure.repeats, measure.warmup, search.share, search.seed or 0, len(self._objectives)
-        )
+            measure.repeats, measure.warmup, search.share, search.seed or 0,
+            len(self._objectives), self._beaten[problem_of(trials[0])],
+            len(usual) * (measure.warmup + half),
+        )  # fmt: skip
         varying = [
             name
             for name in searched(plan.spec.kind)
@@ -100,8 +106,7 @@ class Schedule:
             for trial in trials
         ]
         asking = METHODS[search.method].search(candidates, settings)
-        if KINDS[plan.spec.kind].tunes:  # a choice is kept only if it beats the default
-            asking = then(asking, [trial.key for trial in defaults(trials)], measure.repeats)
+        asking = then(asking, [trial.key for trial in usual], half)
         return _Study({trial.key: trial for trial in trials}, asking)
 
     def ahead(self) -> list[Trial]:

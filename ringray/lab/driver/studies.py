@@ -1,8 +1,4 @@
-"""Studies, what they found, and the tuned choices that follow.
-
-A *study* is the search among the points of one problem on one size of ring: those that differ only
-in the searched fields.
-"""
+"""Results of studies, and the tuned choices that follow."""
 
 from __future__ import annotations
 
@@ -15,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.expand import STRATEGY
-from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.plan.plan import Plan, Trial
+from ringray.lab.plan.problems import defaults, studies
 from ringray.lab.search.base import Told, layers, score
 from ringray.lab.trial.config import CHOICES, TrialConfig
 from ringray.lab.trial.metrics import METRICS, columns
@@ -53,26 +48,6 @@ class StudyResult:
     runs: int
     default: str | None = None
     better: bool = True
-
-
-def searched(kind: str) -> tuple[str, ...]:
-    """Returns the config fields that are searched, not part of the problem."""
-    return (*STRATEGY, "threads") if KINDS[kind].tunes else STRATEGY
-
-
-def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Groups trials by the fields that are not searched, in their order; each kernel by itself."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-        fixed = {
-            name: value
-            for name, value in trial.config.as_dict().items()
-            if name not in (*searched(trial.kind), "replica")
-        }
-        if KINDS[trial.kind].ranks_alone:
-            fixed["kernel"] = kernel_of(trial.config.blocks)
-        groups.setdefault(repr(fixed), []).append(trial)
-    return list(groups.values())
 
 
 def score_of(
@@ -136,22 +111,6 @@ def outcome_of(
         and len(scores) > 1
         and (default is None or _beats(results[best], results[default], objectives)),
     )
-
-
-def defaults(trials: Sequence[Trial]) -> list[Trial]:
-    """Returns the points of a study that are taken where nothing is tuned, one for each number of
-    threads and replica. Of Triton's kernels there is none: their defaults depend on the GPU."""
-    cuts = {trial.config.blocks for trial in trials}
-    if None not in cuts and (len(cuts) > 1 or KINDS[trials[0].kind].ranks_alone):
-        return []
-    return [
-        trial
-        for trial in trials
-        if (trial.config.blocks is None or None not in cuts)
-        and all(
-            getattr(trial.config, name) in (usual, "auto") for name, usual in tuned.DEFAULTS.items()
-        )
-    ]
 
 
 def _beats(

@@ -3,8 +3,8 @@
 plan         the frozen plan, and the deadlines of its trials
 expand       the search space of a spec
 kernel_cuts  block sizes that kernel-tune tries
+problems     the points of one problem, which a search compares
 limits       bounds on a plan's size; searches that its trials cannot answer
 pruning      points that can never run
-cost_model   FLOPs, bytes, messages and predicted time
-peak_memory  predicted memory of a rank
+forecast     points that their prediction rules out
 """

@@ -79,12 +79,14 @@ def check_work(spec: Spec, geometries: Iterable[TrialConfig]) -> None:
 
 
 def _areas(config: TrialConfig) -> int:
-    """Counts the parts of the mask that ``traffic.geometry`` counts one by one, at most."""
+    """Counts the parts of the mask and of shards that ``traffic.geometry`` counts one by one, at
+    most."""
     given = config.documents
     documents = len(given) if isinstance(given, tuple) else given or 0
     firsts = (config.prefix is not None) + 2 * (config.global_tokens is not None)
     chunks = config.seq_len // config.chunk if config.chunk else 0
-    return documents + firsts * max(documents, 1) + chunks
+    areas = documents + firsts * max(documents, 1) + chunks
+    return areas if config.global_tokens is None else 4 * areas
 
 
 def _dividing(spec: Spec) -> tuple[str, str]:

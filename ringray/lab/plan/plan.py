@@ -20,11 +20,14 @@ from functools import cached_property, partial
 from typing import Any
 
 from ringray.base import provenance
+from ringray.base.errors import UserError
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES
-from ringray.lab.plan import cost_model, limits
+from ringray.lab.plan import forecast, limits
 from ringray.lab.plan.expand import expand
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
+from ringray.lab.predict import calibration, cost_model
+from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, parse_fleet
 from ringray.lab.spec.model import LimitsSection, Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
 from ringray.lab.trial.outcome import Outcome, TrialRow
@@ -42,8 +45,9 @@ _CHUNK = 100  # points
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a sweep. ``key`` names it within its sweep; pruned trials never run.
-    ``measuring_s``: predicted seconds of all its runs, with those of its baseline or oracle."""
+    """One point of a sweep. ``key`` names it within its sweep; pruned trials never run, and have a
+    prediction only if that is the reason. ``measuring_s``: predicted seconds of all its runs, with
+    those of its baseline or oracle."""
 
     index: int
     key: str
@@ -63,11 +67,16 @@ class Trial:
 @dataclass(frozen=True)
 class Plan:
     """All trials of a spec, in running order. ``spec``: with a ``limits.trial_timeout``;
-    ``device``: the planned one, cpu or cuda."""
+    ``device``: the planned one, cpu or cuda; ``everything``: no point is pruned by its prediction;
+    ``tight``: a warning of points that may not fit, or ""; ``on``: the hardware of its predictions,
+    None for this machine."""
 
     spec: Spec
     trials: tuple[Trial, ...]
     device: str
+    everything: bool = False
+    tight: str = ""
+    on: Fleet | None = None
 
     @property
     def digest(self) -> str:
@@ -90,8 +99,18 @@ class Plan:
         )
 
 
-def build(spec: Spec, hardware: cost_model.Hardware | None = None, *, processes: int = 1) -> Plan:
-    """Plans ``spec``; predicts its costs on ``hardware``, by default that of this machine.
+def build(
+    spec: Spec,
+    on: Fleet | None = None,
+    *,
+    processes: int = 1,
+    everything: bool = False,
+    machine: int | None = None,
+) -> Plan:
+    """Plans ``spec``; predicts its costs on ``on``, by default its cluster or this machine.
+
+    ``everything``: prunes only points that can never run, none by its prediction. ``machine``:
+    memory in bytes of the one that measures, whatever the spec's cluster; None if another does.
 
     A sweep over thousands of lengths is shared among ``processes``; they import the calling script
     as ``multiprocessing`` does, so one that asks for more than 1 needs a ``__main__`` guard.
@@ -101,38 +120,68 @@ def build(spec: Spec, hardware: cost_model.Hardware | None = None, *, processes:
             too large, or its search does not fit what its trials measure.
     """
     limits.check_search(spec)
-    hardware = hardware or local_hardware(spec.ring.device)
-    device = "cpu" if hardware.cores else "cuda"
+    named = _cluster(spec)
+    given = on or (named if machine is None else None)
+    on = given or local_fleet(spec.ring.device)
+    device = "cpu" if on.shares_cores else "cuda"
+    host = forecast.host(given, machine if device == "cpu" else None)
     configs = expand(spec, device)
     settled = [default_config(config) for config in configs]
-    reasons = [impossible(spec.kind, config) for config in settled]
-    first = reasons[0]
-    if first and all(reasons):
-        others = f" (and no other of {len(reasons)} points can run)" if len(reasons) > 1 else ""
-        raise spec.error(first.field, first.text + others)
-    costs = _costs(spec, settled, reasons, partial(_predict, hardware), processes)
+    reasons = [impossible(spec.kind, config) or _too_few(given, config) for config in settled]
+    _check_some(spec, reasons)
+    costs = _costs(spec, settled, reasons, partial(_predict, on), processes)
+    tight = ""
+    if not everything:
+        reasons, tight = forecast.too_large(spec, settled, costs, reasons, host)
+        _check_some(spec, reasons, "; --all plans them all the same")
     trials = tuple(
         Trial(
             index, _key(spec.kind, config), spec.kind, config, cost, reason,
-            _measuring_s(spec.kind, config, cost, hardware) if cost else 0.0,
+            _measuring_s(spec.kind, config, cost, on) if cost and not reason else 0.0,
         )
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
     )  # fmt: skip
+    there = given is not None or machine is not None  # else the hardware is a guess
+    if there and on.hardware.measured and not everything:
+        trials = forecast.without_beaten(spec, trials, on.hardware.cores)
     if spec.limits.trial_timeout is None:
         longest = _TIMEOUT_FACTOR * max(trial.measuring_s for trial in trials)
         limit = {"trial_timeout": min(max(TIMEOUT_S, longest), _TIMEOUT_MOST_S)}
         spec = spec.model_copy(update={"limits": spec.limits.model_copy(update=limit)})
-    return Plan(spec, trials, device)
+    return Plan(spec, trials, device, everything, tight, given)
 
 
-def _measuring_s(
-    kind: str, config: TrialConfig, cost: cost_model.Cost, hardware: cost_model.Hardware
-) -> float:
+def _cluster(spec: Spec) -> Fleet | None:
+    """Returns the fleet of the spec's cluster, if it names one."""
+    if spec.cluster is None:
+        return None
+    try:
+        return calibration.fleet(spec.cluster)
+    except UserError as error:
+        raise spec.error("cluster", str(error)) from None
+
+
+def _too_few(on: Fleet | None, config: TrialConfig) -> Reason | None:
+    """Prunes rings that are larger than the fleet."""
+    if on is None or config.ring_size <= on.ranks:
+        return None
+    text = f"got {config.ring_size}, but {on} has {on.ranks:,} ranks"
+    return Reason("ring.size", text)
+
+
+def _check_some(spec: Spec, reasons: list[Reason | None], way_out: str = "") -> None:
+    """Raises SpecError if no point is left, about the field of the first reason."""
+    if (first := reasons[0]) and all(reasons):
+        others = f" (and no other of {len(reasons)} points can run)" if len(reasons) > 1 else ""
+        raise spec.error(first.field, first.text + others + way_out)
+
+
+def _measuring_s(kind: str, config: TrialConfig, cost: cost_model.Cost, on: Fleet) -> float:
     once = cost.time_ms / 1e3
     if config.baseline and BASELINES[config.baseline].on_ring:
         once *= 2
     elif passes := KINDS[kind].oracle_passes or bool(config.baseline):
-        once += passes * cost_model.alone_s(config, cost.flops, hardware)
+        once += passes * cost_model.alone_s(default_config(config), on)
     return once * (config.warmup + config.repeats)
 
 
@@ -172,9 +221,9 @@ def _costs(
     return [costs.get(i) for i in range(len(configs))]
 
 
-def _predict(hardware: cost_model.Hardware, config: TrialConfig) -> cost_model.Cost:
-    slow = hardware.cores is not None and interpreted(config, "cpu")
-    return cost_model.predict(config, cost_model.interpreter(hardware) if slow else hardware)
+def _predict(on: Fleet, config: TrialConfig) -> cost_model.Cost:
+    slow = on.shares_cores and interpreted(config, "cpu")
+    return cost_model.predict(config, interpreter(on) if slow else on)
 
 
 def deadline_s(trial: Trial, config: TrialConfig, given: LimitsSection) -> float:
@@ -191,11 +240,15 @@ def deadline_s(trial: Trial, config: TrialConfig, given: LimitsSection) -> float
     return min(timeout, max(DEADLINE_FLOOR_S, longest))
 
 
-def local_hardware(device: str) -> cost_model.Hardware:
-    """Returns the hardware of this machine for ``device``."""
-    if device == "cuda" or (device == "auto" and shutil.which("nvidia-smi")):
-        return cost_model.CUDA
-    return cost_model.cpu(os.cpu_count() or 1)
+def local_fleet(device: str) -> Fleet:
+    """Returns the hardware of this machine for ``device``, as it was measured or by the table."""
+    cuda = device == "cuda" or (device == "auto" and bool(shutil.which("nvidia-smi")))
+    found, _ = calibration.find("cuda" if cuda else "cpu")
+    if found is not None:
+        return parse_fleet(LOCAL, found)
+    if cuda:
+        return gpus(*provenance.hardware()["gpus"][:1])
+    return cpu(os.cpu_count() or 1)
 
 
 def cost_dict(trial: Trial) -> dict[str, Any]:

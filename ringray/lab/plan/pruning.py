@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ringray import transport
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES, DEFAULT
-from ringray.lab.plan.cost_model import choose_walks
+from ringray.lab.predict.cost_model import choose_walks
 from ringray.lab.trial.config import LATER, TrialConfig
 from ringray.traffic import walk
 from ringray.traffic.mask import normal_window
@@ -30,11 +30,13 @@ INTERPRETED_PAIRS = 4_000_000
 _BACKWARD_PASSES = 3
 _TILE_ROWS = 128  # a tile costs the same for any number of visible keys
 
+_ANY = {"new_tokens", "global_tokens"}  # fields of decoding with any value
+
 # Fields with one value in decoding.
 _DECODES: dict[str, dict[str, object]] = {
     "problem": {
         "direction": "forward", "causal": True, "documents": None,
-        **{name: value for name, value in LATER.items() if name != "new_tokens"},
+        **{name: value for name, value in LATER.items() if name not in _ANY},
     },
     "strategy": {"transport": transport.DEFAULT, "backward": "auto", "blocks": None},
 }  # fmt: skip

@@ -75,7 +75,7 @@ class PlainLines:
         trials = units.plural(board.total, "trial")
         self._line(f"{plan.spec.name} {plan.digest[:8]}: {trials}{known}{pruned}")
         self._line(f"{said}; {words.measured(first)}")
-        for line in (*words.pruned(plan), *words.too_long(plan)):
+        for line in (*words.pruned(plan), *words.warnings(plan)):
             self._line(line)
 
     def note(self, text: str) -> None:
@@ -142,7 +142,7 @@ class LiveTable:
     def sweep_started(
         self, plan: Plan, done: Mapping[str, TrialRow], environment: dict[str, Any]
     ) -> None:
-        for line in words.too_long(plan):
+        for line in words.warnings(plan):
             self.note(line)
         self._board = Board(plan, done)
         self._live.start()

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from ringray.base import units
-from ringray.lab.driver.studies import StudyResult, searched
+from ringray.lab.driver.studies import StudyResult
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
+from ringray.lab.plan.problems import searched
 from ringray.lab.report import tables, words
 from ringray.lab.search import METHODS
 from ringray.lab.search.base import LEAST

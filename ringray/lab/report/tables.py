@@ -38,7 +38,7 @@ STYLES = {
 }
 # Columns that a narrow terminal leaves out, the least important first.
 _EXPENDABLE = (
-    "balance", "FLOPs", "sent",
+    "balance", "FLOPs", "sent", "in nodes", "between",
     *(one.heading for one in reversed(METRICS.values()) if one.expendable), "#", "kind",
 )  # fmt: skip
 
@@ -96,9 +96,10 @@ def bare_table(*headings: str, left: Sequence[str] = ()) -> Table:
 def plan_table(trials: Sequence[Trial]) -> Table:
     """Returns what each trial computes and its predicted cost."""
     fields = words.varying(trial.config.as_dict() for trial in trials)
+    far = any(trial.predicted and trial.predicted.outer_bytes for trial in trials)
     table = bare_table(
-        "#", *(words.HEADS[name] for name in fields),
-        "predicted", "memory/rank", "sent", "FLOPs", "balance",
+        "#", *(words.HEADS[name] for name in fields), "predicted", "memory/rank",
+        *(("in nodes", "between") if far else ("sent",)), "FLOPs", "balance",
     )  # fmt: skip
     for trial in trials:
         cost = trial.predicted
@@ -109,7 +110,7 @@ def plan_table(trials: Sequence[Trial]) -> Table:
             *(words.value(name, config.get(name)) for name in fields),
             units.duration(ms / 1e3) if ms >= 1e3 else units.digits(ms, " ms"),
             units.memory(cost.peak_memory_bytes),
-            units.memory(cost.sent_bytes),
+            *map(units.memory, [cost.inner_bytes, cost.outer_bytes] if far else [cost.sent_bytes]),
             units.flops(cost.flops),
             f"{cost.balance:.0%}",
         )
@@ -125,7 +126,7 @@ def results_table(
     where every trial is ok.
     """
     bold = [{**row.config, "replica": 0} for row in best]
-    measured = {name for row in rows for name in row.metrics}
+    measured = {name for row in rows for name in row.numbers}
     metrics = [one for one in columns("results") if (one.beside or one.name) in measured]
     reasons = ["why"] if any(row.reason for row in rows) else []
     table = bare_table(
@@ -139,7 +140,7 @@ def results_table(
             str(row.index + 1),
             *(words.value(name, row.config.get(name)) for name in fields),
             Text(status, STYLES[status]),
-            *(metric_cell(one, row.metrics, styles.get(one.name, "")) for one in metrics),
+            *(metric_cell(one, row.numbers, styles.get(one.name, "")) for one in metrics),
             *[row.reason or "" for _ in reasons],
             style="bright_black" if status in ("pending", "pruned") else "",
         )

@@ -16,6 +16,7 @@ from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
 from ringray.lab.report.figures import data
 from ringray.lab.report.replicas import by_problem
+from ringray.lab.trial.metrics import prediction_errors
 from ringray.lab.trial.outcome import TrialRow, measured_enough, runs_of
 
 TOLD = 12  # problems that are told one by one
@@ -130,4 +131,18 @@ def busy(rows: Iterable[TrialRow], cores: int) -> str | None:
     return (
         f"other processes used {median(disturbed):.0%} of {units.plural(cores, 'core')} in {trials}"
         f" (at most {max(disturbed):.0%}): measure again when the machine is idle"
+    )
+
+
+def predictions(rows: Iterable[TrialRow]) -> str | None:
+    """Writes how far the predictions of the trials were off; None if nothing was predicted."""
+    errors = prediction_errors(row.numbers for row in rows if row.status == "ok")
+    if not errors:
+        return None
+    memory = errors.get("prediction_memory_error")
+    return (
+        f"median error {errors['prediction_median_error']:.0%}, "
+        f"90th percentile {errors['prediction_p90_error']:.0%} over "
+        f"{units.plural(int(errors['prediction_trials']), 'trial')}"
+        f"{'' if memory is None else f' (memory {memory:.0%})'}"
     )

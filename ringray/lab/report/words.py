@@ -37,6 +37,7 @@ TEXTS = ("partition", "transport", "dtype", "causal", "direction", "backward", "
 _PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend", "device")
 _SHORT_HEADS = {"ring_size": "ring", "kv_heads": "kv", "head_dim": "dim", "documents": "docs"}
 _SHORT_HEADS |= {"value_head_dim": "vdim", "global_tokens": "global"}
+_REASONS = 8  # lines of pruned points
 _OF_MASKS = ("window", "chunk", "prefix", "global_tokens", "documents")
 _FIRST = ("partition", "ring_size", "seq_len", "direction", "dtype")  # in a trial's name
 _SHORT = {
@@ -176,13 +177,23 @@ def metric(which: Metric, metrics: Mapping[str, float]) -> str:
 
 
 def pruned(plan: Plan) -> list[str]:
-    """Writes each reason of pruned points in a line, with their number."""
-    found = Counter(str(trial.pruned) for trial in plan.trials if trial.pruned is not None)
-    return [f"{plural(count, 'point')} pruned: {why}" for why, count in found.items()]
+    """Writes each reason of pruned points in a line, with their number; at most ``_REASONS``."""
+    lost = [trial for trial in plan.trials if trial.pruned is not None]
+    found = Counter(str(trial.pruned) for trial in lost).most_common()
+    said = [f"{plural(count, 'point')} pruned: {why}" for why, count in found[:_REASONS]]
+    if more := sum(count for _, count in found[_REASONS:]):
+        said.append(f"{plural(more, 'point')} pruned for {len(found) - _REASONS} more reasons")
+    if any(trial.predicted for trial in lost):
+        said[-1] += "; --all measures also what a prediction rules out"
+    return said
 
 
-def too_long(plan: Plan) -> list[str]:
-    """Warns, in a line or none, of trials that the prediction sees beyond their time limit."""
+def warnings(plan: Plan) -> list[str]:
+    """Warns of trials that the prediction sees beyond their memory, or beyond their time limit."""
+    return [*filter(None, [plan.tight]), *_too_long(plan)]
+
+
+def _too_long(plan: Plan) -> list[str]:
     limit = plan.spec.limits.trial_timeout or math.inf
     late = [trial.measuring_s for trial in plan.runnable if trial.measuring_s > limit]
     if not late:

@@ -34,19 +34,23 @@ class Candidate:
 class SearchSettings:
     """Settings of a search. ``repeats``: runs of a point measured in full; ``warmup``: further runs
     of each visit; ``budget``: the share that it may spend of the runs that measure every point in
-    full; ``objectives``: their number."""
+    full; ``objectives``: their number; ``beaten``: points that the prediction rules out, whose
+    share the others get; ``besides``: runs that follow the search."""
 
     repeats: int
     warmup: int
     budget: float
     seed: int
     objectives: int = 1
+    beaten: int = 0
+    besides: int = 0
 
     def runs(self, points: int) -> int:
         """Returns the number of runs that a search among ``points`` points may spend: its share,
         and at least those of ``LEAST`` points in full."""
         each = self.warmup + self.repeats
-        return max(math.ceil(self.budget * points * each - 1e-9), min(points, LEAST) * each)
+        share = math.ceil(self.budget * (points + self.beaten) * each - 1e-9)
+        return max(share - self.besides, min(points, LEAST) * each)
 
 
 class Ask(NamedTuple):
@@ -85,7 +89,7 @@ class Method(NamedTuple):
 
 
 def then(search: Search, keys: Sequence[str], repeats: int) -> Search:
-    """Asks as ``search`` does, and at its end for ``keys`` in full."""
+    """Asks as ``search`` does, and at its end for ``repeats`` runs of ``keys``."""
     yield from search
     if keys:
         yield [Ask(key, repeats, together=True) for key in keys]

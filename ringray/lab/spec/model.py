@@ -57,6 +57,7 @@ DIRECTIONS = ("forward", "forward+backward")
 OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
+_FLEET = text(r"[^:]{1,500}(:[0-9x]{1,12})?", "hardware with its ranks, such as h100:8x8")
 _URI = text(rf"[^{UNPRINTABLE}\t\n ]+", "a tracking URI", 2000)
 
 Ints = int | tuple[int, ...]
@@ -71,7 +72,7 @@ Cut = int | str | None
 class RingSection(Fields):
     """The ranks of one ring and their place."""
 
-    size: Annotated[Ints, Several(whole(1, 1024))] = 2
+    size: Annotated[Ints, Several(whole(1, 4096))] = 2
     """Number of ranks in the ring."""
     device: Annotated[str, one_of(["auto", "cpu", "cuda"])] = "auto"
     """Device of each rank; auto takes GPUs if the cluster has them."""
@@ -263,6 +264,9 @@ class Spec(Fields):
     """Name of the sweep, as in `ringray status NAME`."""
     kind: Annotated[str, one_of(KINDS)]
     """Kind of the experiment that each trial does."""
+    cluster: Annotated[str | None, or_null(_FLEET, "this machine's")] = None
+    """Hardware for which costs are predicted, as HARDWARE:NODESxRANKS (`h100:512x8`); does not
+    change the identity of a sweep. null: this machine's."""
     problem: ProblemSection
     ring: RingSection = Field(default_factory=RingSection)
     strategy: StrategySection = Field(default_factory=StrategySection)
@@ -313,9 +317,10 @@ class Spec(Fields):
 
     @cached_property
     def digest(self) -> str:
-        """sha256, in hex, of all but tracking, limits and later fields that are not given."""
+        """sha256, in hex, of all but cluster, tracking, limits and later fields that are not
+        given."""
         measured = self.canonical()
-        del measured["tracking"], measured["limits"]
+        del measured["tracking"], measured["limits"], measured["cluster"]
         for section, options in (("search", ("budget", "seed")), ("problem", LATER)):
             for option in options:
                 if measured[section][option] is None or measured[section][option] is False:

@@ -35,8 +35,13 @@ def folder_of(sweep: str) -> Path:
 
 def write(path: Path, reports: Sequence[RankReport]) -> None:
     """Writes the trace of a trial, or replaces it as a whole; OSError if that fails."""
+    keep(path, text(reports))
+
+
+def text(reports: Sequence[RankReport]) -> str:
+    """Returns the trace of all ranks, as a file."""
     lines = ",\n".join(json.dumps(event) for event in events(reports))
-    keep(path, f"[\n{lines}\n]\n")
+    return f"[\n{lines}\n]\n"
 
 
 def keep(path: Path, text: str) -> None:

@@ -110,14 +110,14 @@ def _table(
 ) -> list[str]:
     if not ended:
         return []
-    measured = {name for trial in ended for name in trial.metrics}
+    measured = {name for trial in ended for name in trial.numbers}
     columns = [one.name for one in metric_columns("mlflow") if one.name in measured]
     lines = ["", _row(["trial", "status", *columns]), _row(["---"] * (len(columns) + 2))]
     names = run_names(sweep, trials)
     room = _LENGTH - used - len("\n".join(lines))
     shown = 0
     for trial in ended[:_ROWS]:
-        values = [_rounded(trial.metrics.get(name)) for name in columns]
+        values = [_rounded(trial.numbers.get(name)) for name in columns]
         line = _row([_said(names[trial.key]), trial.status or "", *values])
         room -= len(line) + 1
         if room < 0:

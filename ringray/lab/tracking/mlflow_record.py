@@ -18,7 +18,7 @@ from typing import Any
 
 from ringray.base.redaction import plain, public_spec, without_credentials
 from ringray.lab.report import words
-from ringray.lab.trial.metrics import METRICS, of_group
+from ringray.lab.trial.metrics import METRICS, of_group, prediction_errors
 from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow, record_line
 
 TABLE = "results_table.json"
@@ -33,12 +33,13 @@ def finite(metrics: dict[str, float]) -> dict[str, float]:
     }
 
 
-def run_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Returns the metrics of a child run; those of the machine's load begin with ``system/``, which
-    MLflow shows in a section of its own."""
+def run_metrics(trial: TrialRow) -> dict[str, float]:
+    """Returns the metrics of a child run, also over their predictions; those of the machine's load
+    begin with ``system/``, which MLflow shows in a section of its own."""
     load = of_group("load")
     return {
-        f"system/{name}" if name in load else name: value for name, value in finite(metrics).items()
+        f"system/{name}" if name in load else name: value
+        for name, value in finite(trial.numbers).items()
     }
 
 
@@ -124,16 +125,17 @@ def tag_texts(tags: dict[str, Any]) -> dict[str, str]:
 
 
 def summary_metrics(trials: Sequence[TrialRow]) -> dict[str, float]:
-    """Returns counts per status and, over all trials, the best or worst of some metrics."""
+    """Returns counts per status and, over all trials, the best or worst of some metrics and how far
+    predictions were off."""
     counts = Counter(trial.status for trial in trials)
     totals = {f"trials_{status}": float(counts[status]) for status in STATUSES}
-    found = [finite(trial.metrics) for trial in trials if trial.status == "ok"]
+    found = [finite(trial.numbers) for trial in trials if trial.status == "ok"]
     for name, metric in METRICS.items():
         values = [metrics[name] for metrics in found if name in metrics]
         if metric.extreme and values:
             least = metric.less_is_better == (metric.extreme == "best")
             totals[f"{metric.extreme}_{name}"] = min(values) if least else max(values)
-    return totals
+    return totals | prediction_errors(found)
 
 
 def spec_yaml(sweep: SweepRow) -> str:
@@ -169,7 +171,7 @@ def results_table(sweep: SweepRow, trials: Sequence[TrialRow]) -> tuple[list[str
     """Returns columns and rows of the ended trials: name, how they ended, config, metrics."""
     ended = [trial for trial in trials if trial.status is not None]
     names = run_names(sweep, trials)
-    measured = [finite(trial.metrics) for trial in ended]
+    measured = [finite(trial.numbers) for trial in ended]
     fields = list(dict.fromkeys(name for trial in ended for name in trial.config))
     metrics = list(dict.fromkeys(name for found in measured for name in found))
     fixed = ["status", "reason", "attempts", "point"]

@@ -167,8 +167,7 @@ class Projection:
         self._client.log_batch(
             child.run_id,
             metrics=[
-                Metric(name, value, ended, 0)
-                for name, value in show.run_metrics(trial.metrics).items()
+                Metric(name, value, ended, 0) for name, value in show.run_metrics(trial).items()
             ],
             params=[Param(name, value) for name, value in show.params(trial.config).items()],
         )

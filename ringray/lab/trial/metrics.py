@@ -8,10 +8,11 @@ metrics that a tuned choice keeps.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ringray.lab.trial.machine_load import LOADS
 
@@ -35,6 +36,7 @@ class Metric:
     less_is_better: bool = True
     objective: bool = True  # ``search.objectives`` may name it
     predicted: str = ""  # the field of the cost model that stands for it in a search
+    over_predicted: str = ""  # the metric whose value over its prediction this one is
     heading: str = ""  # of its column
     upto: str = ""  # the metric that ends the range that the column shows
     beside: str = ""  # the metric without which the column is left out
@@ -46,6 +48,7 @@ class Metric:
 
 _ALL: tuple[Table, ...] = ("results", "live", "mlflow", "tuned")
 _ERROR = "error: share of the budget, 2 × the error of flash SDPA; up to 1 passes"
+_PREDICTION = "÷ predicted: the median time ÷ the predicted one"
 _RATIO = "ratio: the ring's time ÷ that of {baseline}, in turns; below 1 the ring is faster"
 # fmt: off
 _METRICS = (
@@ -78,6 +81,12 @@ _METRICS = (
            predicted="peak_memory_bytes", heading="peak MiB", tables=_ALL, expendable=True),
     Metric("sent_bytes", "bytes", "traffic", sum, exact=True, predicted="sent_bytes",
            heading="sent MiB", tables=("results", "live"), expendable=True),
+    # Never recorded: a record has both numbers.
+    Metric("prediction_ratio", "ratio", "time", over_predicted="median_ms", objective=False,
+           heading="÷ predicted", tables=("results", "mlflow"), expendable=True,
+           legend=_PREDICTION),
+    Metric("prediction_memory_ratio", "ratio", "memory", over_predicted="peak_memory_bytes",
+           objective=False),
     Metric("repeats", "", "time", less_is_better=False, objective=False, tables=("tuned",)),
     *(Metric(name, load.unit, "load", load.ranks, objective=False)
       for name, load in LOADS.items()),
@@ -94,3 +103,36 @@ def columns(table: Table) -> list[Metric]:
 def of_group(group: Group) -> list[str]:
     """Returns the names of a group's metrics."""
     return [metric.name for metric in METRICS.values() if metric.group == group]
+
+
+def over_predicted(metrics: Mapping[str, float], predicted: Mapping[str, Any]) -> dict[str, float]:
+    """Returns measured over predicted values; ``predicted``: a trial's cost as its record has it,
+    {} in some records of earlier versions."""
+    found = {}
+    for one in METRICS.values():
+        if one.over_predicted:
+            value = metrics.get(one.over_predicted, 0.0)
+            expected = predicted.get(METRICS[one.over_predicted].predicted)
+            if isinstance(expected, int | float) and expected > 0 and 0 < value < math.inf:
+                found[one.name] = value / expected
+    return found
+
+
+def prediction_errors(trials: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Returns how far predictions were off in ``trials``, each with its ratios: 0.07 is a factor of
+    1.07 either way. Empty if no time was predicted."""
+    import numpy as np
+
+    found = list(trials)
+
+    def errors(name: str) -> list[float]:
+        return [max(one[name], 1 / one[name]) - 1 for one in found if name in one]
+
+    times, memory = errors("prediction_ratio"), errors("prediction_memory_ratio")
+    if not times:
+        return {}
+    said = {"prediction_trials": len(times), "prediction_median_error": statistics.median(times)}
+    said["prediction_p90_error"] = float(np.quantile(times, 0.9))
+    if memory:
+        said["prediction_memory_error"] = statistics.median(memory)
+    return said

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import plain, shown
+from ringray.lab.trial.metrics import over_predicted
 
 Status = Literal["ok", "oom", "pruned", "timeout", "failed"]
 SweepStatus = Literal["running", "complete", "failed", "interrupted"]
@@ -27,7 +28,7 @@ SWEEP_STATUSES: tuple[SweepStatus, ...] = get_args(SweepStatus)
 # Reasons of pruned points: not requested by the search; prefix of a rank's own reason.
 UNASKED = "search: measured others instead"
 NOT_TRIED = "not tried: "
-LINE_FORMAT = 2  # of a line of ``--json``; lines without one have format 1
+LINE_FORMAT = 3  # of a line of ``--json``; lines without one have format 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,11 @@ class TrialRow:
         if self.reason is not None:  # the store may be another user's
             object.__setattr__(self, "reason", plain(self.reason))
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The metrics, and those that compare them with their predictions."""
+        return {**self.metrics, **over_predicted(self.metrics, self.predicted)}
+
 
 def runs_of(result: Outcome | TrialRow) -> int:
     """Returns the number of timed runs behind a result."""
@@ -173,6 +179,8 @@ def record_line(sweep: SweepInfo, trial: TrialRow) -> dict[str, Any]:
         "time": ended,
         "name": sweep.name,
         "samples": {name: [*map(_finite, values)] for name, values in trial.samples.items()},
+        "predicted": trial.predicted,
+        "over_predicted": over_predicted(trial.metrics, trial.predicted),
     }
 
 

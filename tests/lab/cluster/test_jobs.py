@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -16,9 +20,6 @@ from ringray.lab.cluster.jobs import Job, Jobs
 from ringray.lab.spec import model as spec
 from tests.support.job_server import PLAN, SHORT, URL, Server, ends
 from tests.support.small_spec import SMALL
-
-if TYPE_CHECKING:
-    pass
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -52,6 +53,12 @@ def test_the_first_submit_sends_the_source_and_the_spec(server: Server, here: Jo
     assert not [name for name in server.files if "__pycache__" in name or "/." in name]
 
 
+def test_a_plan_of_everything_runs_as_such(server: Server, here: Jobs) -> None:
+    with job_package.packed(PLAN.spec) as shipment:
+        here.submit(replace(PLAN, everything=True), shipment)
+    assert server.sent[0]["entrypoint"] == "python -m ringray run spec/spec.yaml --all"
+
+
 def test_what_is_sent_is_what_runs_here(small: str) -> None:
     with job_package.packed(spec.load(small)) as shipment:
         packages = (shipment.folder / "ringray", shipment.folder / "kernels" / "ringray_kernels")
@@ -63,19 +70,32 @@ def test_what_is_sent_is_what_runs_here(small: str) -> None:
     assert not shipment.folder.exists()
 
 
+def test_what_is_sent_plans_its_spec_by_itself(small: str) -> None:
+    with job_package.packed(spec.load(small)) as shipment:
+        paths = os.pathsep.join(str(shipment.folder / name) for name in ("", "kernels"))
+        done = subprocess.run(
+            [sys.executable, "-m", "ringray", "plan", shipment.spec, "--on", "h100:1x8"],
+            cwd=shipment.folder, env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "h100" in done.stdout
+
+
 def test_what_lies_beside_the_source_stays_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = tuple(tmp_path / name for name in ("ringray", "ringray_kernels"))
     for package in packages:
         (package / "inner").mkdir(parents=True)
-        for name in ("__init__.py", "inner/a.py", "id_rsa", "notes.txt", ".env", "inner/tls.pem"):
+        beside = ("id_rsa", "notes.txt", ".env", "inner/tls.pem", "secrets.yaml", "inner/b.yaml")
+        for name in ("__init__.py", "inner/a.py", "inner/a.yaml", *beside):
             (package / name).write_text("x")
         (package / "elsewhere").symlink_to(tmp_path)
     monkeypatch.setattr(provenance, "packages", lambda: packages)
     with job_package.packed(PLAN.spec) as shipment:
         sent = {path.name for path in shipment.folder.rglob("*") if path.is_file()}
-    assert sent - {provenance.PROVENANCE} == {"__init__.py", "a.py", "spec.yaml"}
+    assert sent - {provenance.PROVENANCE} == {"__init__.py", "a.py", "a.yaml", "spec.yaml"}
 
 
 def test_a_spec_with_a_password_is_not_sent(

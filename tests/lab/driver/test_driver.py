@@ -17,13 +17,25 @@ if TYPE_CHECKING:
 
 KEYS = [
     "point", "sweep", "status", "reason", "config", "metrics", "environment", "format", "time",
-    "name", "samples",
+    "name", "samples", "predicted", "over_predicted",
 ]  # fmt: skip
 TIMED = {
-    "median_ms", "p20_ms", "p80_ms", "tflops", "tflops_per_rank", "tokens_per_s", "sent_bytes",
-    "peak_memory_bytes", "wait_ms", "baseline_ms", "ratio",
-    "cpu_percent", "host_cpu_percent", "rss_bytes",
-}  # fmt: skip
+    "median_ms",
+    "p20_ms",
+    "p80_ms",
+    "tflops",
+    "tflops_per_rank",
+    "tokens_per_s",
+    "sent_bytes",
+    "peak_memory_bytes",
+    "wait_ms",
+    "baseline_ms",
+    "ratio",
+    "cpu_percent",
+    "host_cpu_percent",
+    "rss_bytes",
+}
+COMPARED = {"prediction_ratio", "prediction_memory_ratio"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +93,8 @@ def test_each_line_of_json_is_a_record(swept: Swept) -> None:
             continue
         assert line["reason"] is None
         assert set(line["metrics"]) == TIMED
+        assert set(line["over_predicted"]) == COMPARED
+        assert line["predicted"]["time_ms"] > 0
         assert all(math.isfinite(value) for value in line["metrics"].values())
         times = [line["metrics"][name] for name in ("p20_ms", "median_ms", "p80_ms")]
         assert times == sorted(times)
@@ -117,9 +131,9 @@ def test_mlflow_shows_it_once(swept: Swept, place: Place) -> None:
         assert child.data.tags["ringray.status"] == rows[key].status
         assert child.data.params["ring_size"] == str(rows[key].config["ring_size"])
         shown = {name.removeprefix("system/"): v for name, v in child.data.metrics.items()}
-        assert shown == pytest.approx(rows[key].metrics)
+        assert shown == pytest.approx(rows[key].numbers)
         if rows[key].status == "ok":
-            assert set(shown) == TIMED, "a chart needs every metric of every trial"
+            assert set(shown) == TIMED | COMPARED, "a chart needs every metric of every trial"
             assert {"system/cpu_percent", "system/rss_bytes"} <= set(child.data.metrics)
             assert {"hardware.cpu", "versions.torch", "code"} <= set(child.data.tags)
             assert ("git.commit" in child.data.tags) == (drive.REPOSITORY / ".git").exists()

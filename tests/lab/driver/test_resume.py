@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,6 +72,25 @@ def test_what_ended_well_with_this_code_stands(sweep: Sweep) -> None:
     resume = Resume.of(sweep.plan, sweep.store, environment)
     assert [trial.key in resume.done for trial in trials] == [stands for _, stands in outcomes]
     assert resume.to_do
+
+
+def test_a_measurement_keeps_the_prediction_that_it_was_made_with(sweep: Sweep) -> None:
+    environment, (first, second) = sweep.info.environment, sweep.plan.trials[:2]
+    outcome = Outcome("ok", metrics={"median_ms": 9.0}, point=first.point(environment))
+    sweep.store.record(sweep.plan.digest, first.key, outcome)
+    assert first.predicted is not None
+    better = first.predicted._replace(time_ms=9.0)
+    trials = tuple(replace(one, predicted=better) for one in sweep.plan.trials)
+    calibrated = replace(sweep.plan, trials=trials)
+
+    def predicted(*, again: bool) -> list[float]:
+        resume = Resume.of(calibrated, sweep.store, environment, again)
+        sweep.store.begin(sweep.info, resume.infos())
+        rows = {row.key: row for row in sweep.store.trials(calibrated.digest)}
+        return [rows[one.key].predicted["time_ms"] for one in (first, second)]
+
+    assert predicted(again=False) == [first.predicted.time_ms, 9.0]
+    assert predicted(again=True) == [9.0, 9.0]
 
 
 def test_nothing_is_left_to_do_when_all_stand(sweep: Sweep) -> None:

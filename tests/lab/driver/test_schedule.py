@@ -9,8 +9,9 @@ import pytest
 
 from ringray.base.errors import SpecError
 from ringray.lab.driver.schedule import Schedule
-from ringray.lab.driver.studies import outcome_of, studies
+from ringray.lab.driver.studies import outcome_of
 from ringray.lab.plan import plan
+from ringray.lab.plan.problems import studies
 from ringray.lab.spec import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome
@@ -296,7 +297,7 @@ def test_only_timed_kinds_are_searched() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_tuning_measures_the_default_in_full(method: str) -> None:
+def test_a_tuning_measures_the_default(method: str) -> None:
     """Also where the spec names other strategies only."""
     body = BODY.replace("partition: auto, transport: auto", "partition: [striped, contiguous]")
     made, machine = build(f"{{method: {method}}}", body), Machine()
@@ -308,6 +309,20 @@ def test_a_tuning_measures_the_default_in_full(method: str) -> None:
         assert len(done[default.key].samples["ms"]) == 9
         assert study.default == study.best == default.key
         assert not study.better
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_default_is_a_part_of_the_budget(method: str) -> None:
+    made, machine = build(f"{{method: {method}}}"), Machine()
+    schedule = Schedule(made, {}, {})
+    done = machine.run(schedule)
+    for study in schedule.found():
+        assert study.default is not None
+        assert len(done[study.default].samples["ms"]) >= 5  # half of the repeats
+        spent = sum(
+            work.config.repeats + 1 for work in machine.worked if work.trial in study.trials
+        )
+        assert method == "grid" or spent <= max(0.25 * 10 * len(study.trials), 4 * 10)
 
 
 def test_only_a_lead_beyond_the_spread_beats_the_default() -> None:

@@ -13,8 +13,9 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import studies as result
 from ringray.lab.driver.resume import Resume
 from ringray.lab.driver.schedule import found
-from ringray.lab.plan import cost_model, plan
+from ringray.lab.plan import plan
 from ringray.lab.plan.kernel_cuts import kernel_of
+from ringray.lab.predict import hardware
 from ringray.lab.report import studies as report
 from ringray.lab.ring.actor import Introduction
 from ringray.lab.ring.group import ActorRing
@@ -151,7 +152,7 @@ def test_ranks_on_different_hardware_tune_for_such_rings_alone() -> None:
 
 def test_cuts_that_were_planned_for_another_device_are_not_tried(tmp_path: Path) -> None:
     text = KERNELS.format(lengths="128", search="{}").replace("cuda", "auto")
-    made = plan.build(spec.parse(text), cost_model.cpu(2))
+    made = plan.build(spec.parse(text), hardware.cpu(2))
     with Store(tmp_path / "store.db") as store:
         resume = Resume.of(made, store, {})
     assert resume.on(Cluster(False, CPU_ONLY)).pruned == {}

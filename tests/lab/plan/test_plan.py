@@ -342,16 +342,24 @@ def test_the_time_of_a_trial_includes_its_baseline() -> None:
     assert beside.measuring_s > 2.5 * alone.measuring_s
 
 
+def test_a_choice_that_is_left_open_is_predicted_as_the_default() -> None:
+    text = "problem: {seq_len: 1000}\n"
+    (usual,) = build(text).trials
+    (left_open,) = build(f"{text}strategy: {{partition: auto, transport: auto}}\n").trials
+    assert left_open.config.partition == "auto"
+    assert left_open.measuring_s == usual.measuring_s
+
+
 def test_the_timeout_grows_with_the_longest_trial() -> None:
     small = build("problem: {seq_len: 64}\n")
     assert small.spec.limits.trial_timeout == 120.0
     large = build("problem: {seq_len: [64, 128k]}\n")
     longest = max(trial.measuring_s for trial in large.trials)
     assert large.spec.limits.trial_timeout == pytest.approx(10 * longest)
-    assert words.too_long(small) == words.too_long(large) == []
+    assert words.warnings(small) == words.warnings(large) == []
     tight = build("problem: {seq_len: [64, 128k]}\nlimits: {trial_timeout: 2s}\n")
     assert tight.digest == large.digest
-    (warned,) = words.too_long(tight)
+    (warned,) = words.warnings(tight)
     assert warned.startswith(
         "warning: 1 of 2 trials will probably exceed limits.trial_timeout (2.0 s): up to "
     )

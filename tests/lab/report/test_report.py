@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from ringray.base import units
 from ringray.lab.plan import expand, plan
+from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.report import replicas, tables, verdict, words
 from ringray.lab.report.board import Board
+from ringray.lab.spec import model as spec
 from ringray.lab.trial.outcome import Outcome, SweepRow, TrialRow
 from tests.support.report_rows import (
     TEXT,
@@ -130,6 +133,30 @@ def test_the_results_table_ends_with_the_numbers() -> None:
     assert re.search(r"16 +zigzag-token +8192 +fwd\+bwd +pending", text)
 
 
+def test_the_results_say_what_was_predicted() -> None:
+    rows = [
+        replace(one, predicted={"time_ms": 8.0, "peak_memory_bytes": 4 << 20})
+        for one in results(planned())
+    ]
+    fields = ("partition", "seq_len", "direction")
+    assert re.search(r"3 +zigzag .* 1\.50 *\n", shown_on(200, rows[:3], fields))
+    assert "÷ predicted" not in shown_on(80, rows[:3], fields)
+    # Ten, eleven and twelve ms where eight were predicted.
+    assert verdict.predictions(rows[:3]) == (
+        "median error 38%, 90th percentile 48% over 3 trials (memory 0%)"
+    )
+    assert verdict.predictions(rows[3:4]) is None
+    assert verdict.predictions(results(planned())) is None
+    point = replicas.merged([replace(one, config=rows[0].config) for one in rows[:3]])
+    assert point[0].numbers["prediction_ratio"] == 11.0 / 8
+
+
+def shown_on(width: int, rows: list[TrialRow], fields: tuple[str, ...]) -> str:
+    to = console(width)
+    tables.show(tables.results_table(rows, fields), to)
+    return to.export_text()
+
+
 def test_the_fastest_of_each_problem_is_known() -> None:
     made = planned()
     rows = results(made)
@@ -156,6 +183,19 @@ def test_a_field_that_some_points_leave_out_is_in_the_table_of_the_plan() -> Non
     text = printed(tables.plan_table(made.runnable))
     assert re.search(r"1 +yes +no +no ", text)
     assert re.search(r"8 +no +3: +7 ", text)
+
+
+def test_traffic_is_told_apart_where_nodes_have_borders() -> None:
+    text = "version: 1\nname: m\nkind: latency\nring: {size: [8, 16], device: cuda}\n"
+    made = plan.build(spec.parse(f"{text}problem: {{seq_len: 64k}}\n"), parse_fleet("h100:2x8"))
+    both = printed(tables.plan_table(made.runnable))
+    assert re.search(r"1 +8 .* 0 B ", both)
+    near, far = (trial.predicted for trial in made.runnable)
+    assert near is not None
+    assert far is not None
+    assert far.outer_bytes
+    assert f" {units.memory(far.inner_bytes)}  {units.memory(far.outer_bytes)}" in both
+    assert "between" not in printed(tables.plan_table(made.runnable[:1]))
 
 
 def test_a_pipe_gets_whole_lines() -> None:

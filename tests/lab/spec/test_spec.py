@@ -17,7 +17,7 @@ from ringray.lab.spec.domain_fields import Window
 from ringray.lab.spec.model import Spec, json_schema, load, parse
 
 ROOT = Path(__file__).resolve().parents[3]
-EXPERIMENTS = sorted((ROOT / "experiments").glob("**/*.yaml"))
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))  # folders hold other data
 LEAST = "version: 1\nname: least\nkind: latency\nproblem: {seq_len: 64}\n"
 
 
@@ -32,6 +32,7 @@ def test_defaults() -> None:
         "version": 1,
         "name": "least",
         "kind": "latency",
+        "cluster": None,
         "ring": {
             "size": 2,
             "device": "auto",
@@ -329,3 +330,9 @@ def test_specs_need_neither_torch_nor_ray() -> None:
     command = [sys.executable, "-c", code, str(EXPERIMENTS[0])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_cluster_changes_predictions_not_the_sweep() -> None:
+    here, there = parse(LEAST), parse(f"{LEAST}cluster: h100:2x8\n")
+    assert here.digest == there.digest
+    assert (here.cluster, there.cluster) == (None, "h100:2x8")

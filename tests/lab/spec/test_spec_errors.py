@@ -53,7 +53,7 @@ CASES = {
     "fraction": Broken("heads: 4", "heads: 4.0", 8, "problem.heads", "got 4.0, expected"),
     "zero": Broken("heads: 4", "heads: 0", 8, "problem.heads", "got 0, expected an integer from 1"),
     "negative": Broken("size: 2", "size: -2", 5, "ring.size", "got -2, expected an integer from 1"),
-    "too large": Broken("size: 2", "size: 1025", 5, "ring.size", "to 1024"),
+    "too large": Broken("size: 2", "size: 4097", 5, "ring.size", "to 4096"),
     "octal look": Broken("heads: 4", "heads: 010", 8, "problem.heads", "got '010'"),
     "hexadecimal": Broken("heads: 4", "heads: 0x10", 8, "problem.heads", "got '0x10'"),
     "huge integer": Broken("heads: 4", "heads: " + "9" * 5000, 8, "problem.heads", "got '999"),

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,19 @@ def test_what_is_recorded_is_read_back(store: Store) -> None:
 
 
 def test_a_record_line_has_the_keys_of_the_design(store: Store) -> None:
-    store.begin(sweep(), [trial(0)])
+    cost = {"flops": 9, "time_ms": 2.0, "peak_memory_bytes": 10}
+    store.begin(sweep(), [replace(trial(0), predicted=cost)])
     samples = {"ms": [math.nan, 2.0]}
-    outcome = Outcome("failed", "boom", {"a": math.inf, "b": 1.0}, samples, ended=86400.25)
+    metrics = {"a": math.inf, "b": 1.0, "peak_memory_bytes": 9.0, "median_ms": math.inf}
+    outcome = Outcome("failed", "boom", metrics, samples, ended=86400.25)
     store.record(DIGEST, trial(0).key, outcome)
     line = record_line(store.find("quick"), store.trials(DIGEST)[0])
     keys = "point sweep status reason config metrics environment format time name samples"
-    assert list(line) == keys.split()
-    assert line["metrics"] == {"a": None, "b": 1.0}
-    assert (line["format"], line["time"]) == (2, "1970-01-02T00:00:00.250000+00:00")
+    assert list(line) == [*keys.split(), "predicted", "over_predicted"]
+    assert line["metrics"] == {"a": None, "b": 1.0, "peak_memory_bytes": 9.0, "median_ms": None}
+    assert line["predicted"] == {"flops": 9, "time_ms": 2.0, "peak_memory_bytes": 10}
+    assert line["over_predicted"] == {"prediction_memory_ratio": 0.9}
+    assert (line["format"], line["time"]) == (3, "1970-01-02T00:00:00.250000+00:00")
     assert (line["name"], line["samples"]) == ("quick", {"ms": [None, 2.0]})
     assert json.loads(json.dumps(line, allow_nan=False)) == line
     assert line["environment"] == ENVIRONMENT

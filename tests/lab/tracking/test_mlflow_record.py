@@ -157,9 +157,25 @@ def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> N
 
 def test_what_the_machine_did_is_in_a_section_of_its_own() -> None:
     given = {"median_ms": 1.0, "cpu_percent": 99.0, "gpu_power_watts": 640.0, "ratio": math.nan}
-    assert show.run_metrics(given) == {
+    assert show.run_metrics(replace(row(0), metrics=given, predicted={"time_ms": 0.8})) == {
         "median_ms": 1.0, "system/cpu_percent": 99.0, "system/gpu_power_watts": 640.0,
+        "prediction_ratio": 1.25,
     }  # fmt: skip
+
+
+def test_the_sweep_says_how_far_its_predictions_were_off(sweep_row: Any) -> None:
+    predicted = [{"time_ms": 0.8}, {"time_ms": 1.25}, {"time_ms": 1.0}, {}]
+    rows = [
+        replace(row(index), predicted=one, metrics={"median_ms": 1.0})
+        for index, one in enumerate(predicted)
+    ]
+    found = show.summary_metrics([*rows, row(4, "failed")])
+    assert found["prediction_trials"] == 3
+    assert found["prediction_median_error"] == pytest.approx(0.25)
+    columns, cells = show.results_table(sweep_row, rows)
+    ratios = [line[columns.index("prediction_ratio")] for line in cells]
+    assert ratios == [1.25, 0.8, 1.0, None]
+    assert "prediction_trials" not in show.summary_metrics([row(0)])
 
 
 def test_tables_have_a_row_per_ended_trial(sweep_row: Any) -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from ringray.lab.plan.cost_model import Cost
+from ringray.lab.predict.cost_model import Cost
 from ringray.lab.report import words
 from ringray.lab.report.replicas import together
 from ringray.lab.spec.model import OBJECTIVES
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, summarise
-from ringray.lab.trial.metrics import METRICS, Metric, columns, of_group
+from ringray.lab.trial.metrics import (
+    METRICS,
+    Metric,
+    columns,
+    of_group,
+    over_predicted,
+    prediction_errors,
+)
 from tests.support.tracking_store import config
 
 
@@ -18,7 +25,8 @@ def test_lines_of_the_table_fit_together() -> None:
     costs = set(Cost._fields)
     for name, metric in METRICS.items():
         assert name == metric.name
-        assert {metric.upto, metric.beside} - {""} <= set(METRICS)
+        assert {metric.upto, metric.beside, metric.over_predicted} - {""} <= set(METRICS)
+        assert not metric.over_predicted or METRICS[metric.over_predicted].predicted
         assert {metric.predicted} - {""} <= costs
         if {"results", "live"} & {*metric.tables}:
             assert metric.heading, name
@@ -39,3 +47,27 @@ def test_a_new_metric_of_a_kind_is_one_line_of_the_table(monkeypatch: pytest.Mon
 def test_a_metric_that_a_rank_lacks_is_left_out() -> None:
     reports = [RankReport(0, [0.1], values={"wait_ms": [1.0]}), RankReport(1, [0.1])]
     assert "wait_ms" not in summarise(TrialConfig.from_dict(config(0)), 10**9, reports)[0]
+
+
+def test_what_was_measured_is_compared_with_what_was_predicted() -> None:
+    predicted = {"time_ms": 10.0, "peak_memory_bytes": 50}
+    metrics = {"median_ms": 12.0, "peak_memory_bytes": 49.0}
+    found = {"prediction_ratio": 1.2, "prediction_memory_ratio": 0.98}
+    assert over_predicted(metrics, predicted) == pytest.approx(found)
+    assert over_predicted({"median_ms": 12.0}, predicted) == pytest.approx(
+        {"prediction_ratio": 1.2}
+    )
+    # Of other versions, of passes that were not timed, of a store that somebody changed.
+    nothing = [{}, {"time_ms": 0.0}, {"time_ms": "10"}, {"time_ms": None}]
+    assert all(over_predicted(metrics, one) == {} for one in nothing)
+    assert over_predicted({"median_ms": float("nan")}, predicted) == {}
+
+
+def test_a_prediction_errs_as_much_below_as_above() -> None:
+    ratios = [1.1, 1 / 1.1, 2.0, 0.5, 1.0]
+    errors = prediction_errors({"prediction_ratio": one} for one in ratios)
+    assert errors["prediction_median_error"] == pytest.approx(0.1)
+    assert errors["prediction_p90_error"] == pytest.approx(1.0)
+    assert errors["prediction_trials"] == 5
+    assert "prediction_memory_error" not in errors
+    assert prediction_errors([{"prediction_memory_ratio": 1.5}]) == {}

@@ -6,13 +6,14 @@ at each step (``occupancy``). Imports numpy only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringray.traffic.occupancy import Walked
+from ringray.traffic.occupancy import walked
 from ringray.traffic.routes import KEPT, Route
 from ringray.traffic.walk import FP32, Traffic, Walks
 from ringray.transport import Exchange
@@ -20,7 +21,9 @@ from ringray.transport import Exchange
 Floats = NDArray[np.float64]
 
 CALL_ELEMENTS = 1 << 19  # ringray_kernels.backends.aten.ELEMENTS_PER_CALL
+MASKED_ROWS = 256  # ringray_kernels.cover.DEFAULT_BLOCK
 _KEYS_PER_BLOCK = 512  # of ATen's CPU kernel
+_RANKS_AT_ONCE = 256
 _PACKING = {256: 900, 64: 420, 32: 420}  # rows of fp32 that its bf16 backward needs, by query block
 
 
@@ -29,9 +32,10 @@ class Sizes:
     """Sizes of one rank's computation: heads after any exchange of them, ``rows`` of its own.
 
     ``head_dim``: the mean of that of K and that of V. ``runs``: number of blocks of neighbouring
-    positions that the rows form, 1 also if they are evenly spaced. ``triangular``: a rank's own
-    rows see its own keys up to themselves. ``plain``: causal, or no mask at all. ``quantized``: Q,
-    K and V are computed with in 8 bits.
+    positions that the rows form, 1 also if they are evenly spaced. ``spaced``: number of sequences
+    of evenly spaced positions that they form, 0 if those are neighbours. ``triangular``: a rank's
+    own rows see its own keys up to themselves. ``plain``: causal, or no mask at all. ``quantized``:
+    Q, K and V are computed with in 8 bits.
     """
 
     batch: int
@@ -46,11 +50,17 @@ class Sizes:
     triangular: bool
     plain: bool
     quantized: bool = False
+    spaced: int = 0
 
     @property
     def narrow(self) -> bool:
         """True if results are other tensors than their fp32 accumulators."""
         return self.itemsize != FP32
+
+    @property
+    def stepped(self) -> bool:
+        """True if a rank's rows see another's keys in steps."""
+        return self.triangular and self.spaced > 1
 
     @property
     def query_row(self) -> int:
@@ -120,16 +130,17 @@ class Sizes:
         return needed
 
 
-def peak(sizes: Sizes, exchange: Exchange, walks: Walks, tables: Sequence[Walked]) -> int:
-    """Returns bytes of the largest rank's tensors, inputs included; ``tables``: one per pass."""
+def peak(sizes: Sizes, exchange: Exchange, walks: Walks, *, backward: bool) -> int:
+    """Returns bytes of the largest rank's tensors, inputs included, with or without a backward
+    pass."""
     if exchange.heads_at_once is not None:
         peaks = _gathered(sizes, walks.forward, exchange.heads_at_once)
     else:
-        back = _walked_backward(sizes, walks, tables[1]) if len(tables) > 1 else 0.0
-        peaks = _walked_forward(sizes, walks, tables[0]), back
+        back = _walked_backward(sizes, walks) if backward else 0.0
+        peaks = _walked_forward(sizes, walks), back
     if exchange.fold > 1:
         peaks = _folded(sizes, *peaks, exchange.fold)
-    return int(max(peaks[: len(tables)])) + sizes.in_bytes
+    return int(max(peaks[: 1 + backward])) + sizes.in_bytes
 
 
 def _forward_call(
@@ -150,21 +161,47 @@ def _backward_call(sizes: Sizes, queries: Floats, keys: Floats, most: float = 1.
     adding: Floats | float = 0.0
     if sizes.narrow:
         adding = FP32 * np.maximum(part * queries, share * sizes.key_row * keys)
-    copies = sizes.fused_on_cpu and sizes.heads > sizes.kv_heads
-    copied = part * queries * sizes.itemsize if copies else 0.0
+    # Heads that share keys, and several heads of some rows, do not lie together.
+    apart = (queries < sizes.rows) & (share * sizes.batch * sizes.kv_heads > 1)
+    copies = (apart | (sizes.heads > sizes.kv_heads)) & sizes.fused_on_cpu
+    copied = part * queries * sizes.itemsize * copies
     called = part * (queries + 2 * keys) * sizes.itemsize + np.maximum(
         adding, copied + sizes.scratch(queries, keys, 2)
     )
     return np.where((queries > 0) & (keys > 0), called, 0.0)
 
 
+def _in_blocks(
+    bytes_of: Callable[[Floats, Floats], Floats], queries: Floats, keys: Floats
+) -> Floats:
+    """Returns the bytes of all calls, of some ranks at a time, which bounds the memory."""
+    found = np.empty_like(queries)
+    for rank in range(0, len(found), _RANKS_AT_ONCE):
+        some = slice(rank, rank + _RANKS_AT_ONCE)
+        found[some] = bytes_of(queries[some], keys[some])
+    return found
+
+
+def _in_steps(
+    bytes_of: Callable[[Floats, Floats], Floats], itemsize: int, queries: Floats, keys: Floats
+) -> Floats:
+    """Returns the bytes of the calls that cover triangles with steps: half of the rows and keys
+    without a mask, then a few rows with one (``ringray_kernels.cover``)."""
+    halved = np.ceil(np.log2(np.maximum(queries / MASKED_ROWS, 1)))
+    rows, seen = queries / 2**halved, keys / 2**halved
+    seen = np.where((halved > 0) & (seen < MASKED_ROWS), 2 * seen, seen)
+    masked = bytes_of(rows, seen) + rows * seen * itemsize
+    whole = bytes_of(queries / 2, keys / 2)
+    return np.where(keys / 2 >= MASKED_ROWS, np.maximum(masked, whole), masked)
+
+
 def _needed(moved: Traffic) -> Floats:
     """Returns the rows that each visit computes with, ``[rank, visit]``."""
-    rows = np.maximum(moved.need[1] - moved.need[0], 0)
+    rows = np.maximum(moved.need[1] - moved.need[0], 0).sum(0)
     return moved.route.by_rank(rows).astype(np.float64)
 
 
-def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Floats, Floats]:
+def call_rows(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Floats, Floats]:
     """Returns query and key rows of the largest fused call of each visit, ``[rank, visit]``.
 
     Two blocks of neighbouring positions see each other wholly or not at all, so visible pairs over
@@ -174,6 +211,8 @@ def _calls(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Float
     visible = moved.route.by_rank(moved.visible)
     rows = float(sizes.rows)
     other = np.full_like(need, rows)
+    if sizes.triangular and sizes.spaced:
+        other = need.copy()  # but for one row, at most
     if sizes.runs > 1:
         np.divide(visible, need, out=other, where=need > 0)
     other[:, 0] = rows  # all rows of a rank see its own keys, up to themselves or all of them
@@ -188,13 +227,17 @@ def _largest(values: Floats, route: Route) -> Floats:
     return placed
 
 
-def _walked_forward(sizes: Sizes, walks: Walks, table: Walked) -> float:
+def _walked_forward(sizes: Sizes, walks: Walks) -> float:
     """Returns the peak of the forward pass of chunks that walk."""
-    moved = walks.forward
+    moved, table = walks.forward, walked(walks.forward, sizes.rows, backward=False)
     route = moved.route
     later = np.arange(len(route.step)) > 0  # the own chunk comes first and is not merged
-    calls = _calls(sizes, moved, queries_travel=False)
-    computing = _largest(_forward_call(sizes, *calls, merges=later), route)
+    calls = call_rows(sizes, moved, queries_travel=False)
+    called = _in_blocks(partial(_forward_call, sizes, merges=later), *calls)
+    if sizes.stepped:
+        bytes_of = partial(_forward_call, sizes)
+        called[:, 1:] = _in_steps(bytes_of, sizes.itemsize, *(x[:, 1:] for x in calls))
+    computing = _largest(called, route)
     held = table.chunks * walks.weights.forward.chunk
     busy = (held + computing).max()
     merges = route.ranks > 1 or not sizes.plain  # the output is put together in fp32
@@ -206,13 +249,18 @@ def _walked_forward(sizes: Sizes, walks: Walks, table: Walked) -> float:
     return float(sizes.inputs + out + sizes.lse + busy)
 
 
-def _walked_backward(sizes: Sizes, walks: Walks, table: Walked) -> float:
+def _walked_backward(sizes: Sizes, walks: Walks) -> float:
     """Returns the peak of the backward pass of chunks that walk."""
+    table = walked(walks.backward, sizes.rows, backward=True)
     queries_travel = walks.travelling == "queries"
-    queries, keys = _calls(sizes, walks.backward, queries_travel=queries_travel)
-    called = _backward_call(sizes, queries, keys)
-    if walks.forward.route.ranks > 1 and sizes.kv_heads > 1:  # the own chunk in two halves
+    queries, keys = call_rows(sizes, walks.backward, queries_travel=queries_travel)
+    called = _in_blocks(partial(_backward_call, sizes), queries, keys)
+    halves = walks.forward.route.ranks > 1 and sizes.kv_heads > 1
+    if halves:  # of the own chunk
         called[:, 0] = _backward_call(sizes, queries[:, 0], keys[:, 0], 0.5)
+    if sizes.stepped:
+        bytes_of = partial(_backward_call, sizes)
+        called[:, 1:] = _in_steps(bytes_of, sizes.itemsize, queries[:, 1:], keys[:, 1:])
     if queries_travel and sizes.fused_on_cpu:
         # Away from its owner a row has no output: a stand-in is made, and fp32 copies of all
         # operands with a column more.
@@ -222,7 +270,10 @@ def _walked_backward(sizes: Sizes, walks: Walks, table: Walked) -> float:
         called[:, 1:] = np.where(rows > 0, away, 0.0)[:, 1:]
     weights = walks.backward_weights
     moving = table.chunks * weights.chunk + table.sums * weights.sums
-    busy = (moving + _largest(called, walks.backward.route)).max()
+    computing = _largest(called, walks.backward.route)
+    if halves:  # the second is kept for the end
+        computing[:, -1] = np.maximum(computing[:, -1], called[:, 0])
+    busy = (moving + computing).max()
     kept = _kept_rows(walks) * 2 * sizes.key_row * sizes.itemsize
     return float(kept + sizes.backward(busy))
 
@@ -232,14 +283,14 @@ def _kept_rows(walks: Walks) -> int:
     if not any(lane.source == KEPT for lane in walks.backward.route.lanes):
         return 0
     last = [lane.stop - 1 for lane in walks.forward.route.lanes]
-    rows = np.maximum(walks.forward.held[1] - walks.forward.held[0], 0)[:, last]
-    return int(rows.max(0).sum())
+    rows = np.maximum(walks.forward.held[1] - walks.forward.held[0], 0).sum(0)
+    return int(rows[:, last].max(0).sum())
 
 
 def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, float]:
     """Returns the peaks of both passes where a few K/V heads of all ranks are gathered at once."""
     rows = sizes.rows
-    given = moved.chunk_rows
+    given = moved.chunk_rows.sum(0)
     received = moved.route.by_rank(given).sum(1)
     count = min(heads_at_once, sizes.kv_heads)
     # Some rows of one head lie together, and are sent from where they are.
@@ -255,13 +306,22 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, 
     calls = np.maximum(
         _forward_call(group, queries, keys, merges=False), _forward_call(group, queries, queries)
     )
+    backward = _backward_call(group, queries, keys)
+    if sizes.triangular and sizes.spaced and len(received) > 1:
+        calls, backward = (
+            _in_steps(partial(call, group), sizes.itemsize, queries, keys)
+            for call in (_forward_call, _backward_call)
+        )
     state = group.query_row * rows * FP32 + np.maximum(calls, group.out if group.narrow else 0)
     busy = np.maximum(coming + joined, joined + coming * next_too + state)
     forward = sizes.inputs + sizes.out + sizes.lse + busy.max()
     sums = (received + rows) * row * FP32
     shares = (received + given.sum(1) + rows) * row * FP32
-    computing = joined + coming * next_too + sums + _backward_call(group, queries, keys)
-    busy = np.maximum(computing + shares * next_too, sums + shares + coming * next_too)
+    # Beside a group of two, the other comes or has left; of more, the next comes as one leaves.
+    beside = coming + shares if sizes.kv_heads > 2 * count else np.maximum(coming, shares)
+    busy = np.maximum(
+        joined + sums + backward + beside * next_too, sums + shares + coming * next_too
+    )
     return float(forward), float(sizes.backward(busy.max()))
 
 

@@ -1,0 +1,5 @@
+"""Calibration: the rates and links of this machine, measured as rings use them.
+
+machine  the ranks that measure, and what follows from their samples: an entry of hardware
+rank     what one of them times: attention calls, products, messages, the op
+"""

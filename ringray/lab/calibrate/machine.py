@@ -1,0 +1,311 @@
+"""A calibration: ranks of this machine measure, and their samples become an entry of hardware.
+
+The ranks are processes of their own; this one needs no torch, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringray import partition as partitions
+from ringray import transport as transports
+from ringray.base import provenance, units
+from ringray.base.errors import UserError
+from ringray.lab.predict import cost_model
+from ringray.lab.predict.calibration import Device
+from ringray.lab.predict.hardware import LOCAL, RANKS, Fleet, Hardware, Link, entry
+from ringray.lab.trial.config import TrialConfig
+
+Samples = dict[str, Any]
+Floats = NDArray[np.float64]
+Case = tuple[str, int, str, str, int, int, int]  # the fields of ``rank.TimedCall``
+
+_DIRECTIONS = ("forward", "backward")
+_SHAPES = ("causal", "full", "stepped")
+_MANY = 8  # heads of a call with masks, which they share
+_LARGE = 64  # part of the largest message from which on bytes take most of the time
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured. ``rows``: of calls; ``head_rows``: of all heads of a call, if that are
+    at most ``heads``; ``slow``, ``stepped``: most rows of a type, and of calls with masks;
+    ``hops``: bytes that a rank sends at once; ``rings``: types, rows of a rank and heads of rings,
+    the first of next to nothing; ``seconds``: of the longest part, to which the others are in
+    proportion."""
+
+    rows: tuple[int, ...]
+    head_rows: int
+    heads: int
+    hops: tuple[int, ...]
+    rings: tuple[tuple[str, int, int], ...]
+    seconds: float
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    head_dims: tuple[int, ...] = (64, 128)
+    stepped: int = 2048
+    slow: Mapping[str, int] = field(default_factory=dict)
+
+    def cases(self) -> Iterator[Case]:
+        """Yields the calls of all curves; those of the same tensors follow each other."""
+        for dtype, dim, rows in product(self.dtypes, self.head_dims, self.rows):
+            if rows <= self.slow.get(dtype, rows):
+                heads = min(self.heads, max(1, self.head_rows // rows))
+                for way, shape in product(_DIRECTIONS, _SHAPES[:2]):
+                    yield dtype, dim, way, shape, rows, heads, 1
+                if rows <= self.stepped:
+                    many = max(heads, _MANY)
+                    yield from ((dtype, dim, way, _SHAPES[2], rows, many, 1) for way in _DIRECTIONS)
+
+    def beside(self) -> list[Case]:
+        """Returns the calls that are timed on ranks side by side: of many rows, in one pass."""
+        return [one for one in self.cases() if one[2:5] == ("forward", "full", self.rows[-3])]
+
+    def single(self) -> list[Case]:
+        """Returns the shortest calls, of one head."""
+        kind = self.dtypes[0], self.head_dims[0]
+        return [(*kind, way, "full", self.rows[0], 1, 1) for way in _DIRECTIONS]
+
+    def alone(self) -> list[Case]:
+        """Returns all calls of a rank alone."""
+        return [*self.cases(), *self.single(), self.threaded(1), self.threaded(2)]
+
+    def threaded(self, threads: int) -> Case:
+        """Returns a call of two heads by some threads."""
+        return self.dtypes[0], self.head_dims[0], "forward", "full", self.rows[-3], 2, threads
+
+
+SIZES = {
+    "cpu": Size(
+        rows=(128, 184, 192, 256, 512, 760, 768, 1024, 2048, 4096, 8192), head_rows=2048, heads=16,
+        hops=tuple(1 << i for i in range(10, 27, 2)),
+        rings=(
+            ("float32", 16, 8), ("float32", 128, 64), ("bfloat16", 320, 8), ("float32", 512, 16),
+        ),
+        seconds=45.0, slow={"float16": 1024},
+    ),
+    "cuda": Size(
+        rows=tuple(512 << i for i in range(6)), head_rows=1 << 17, heads=32,
+        hops=tuple(1 << i for i in range(12, 29, 2)), rings=(("float32", 16, 8),), seconds=20.0,
+    ),
+}  # fmt: skip
+
+
+def measure(device: Device, say: Callable[[str], None], size: Size | None = None) -> Samples:
+    """Returns the fields of an entry of hardware. ``say``: takes a line of progress.
+
+    Raises:
+        UserError: there is no such device, or a rank has failed.
+    """
+    size, machine = size or SIZES[device], provenance.hardware()
+    ports = machine["cores"] if device == "cpu" else len(machine["gpus"])
+    if not ports:
+        raise UserError(f"--device: got {device}, but no GPU of this machine works")
+    alone, found = size.alone(), dict[int, Samples]()
+    for ranks, parts in sorted(_parts(device, ports, size.seconds).items()):
+        say(f"{units.plural(ranks, 'rank')}: {', '.join(parts)}, {sum(parts.values()):.0f} s")
+        asked = {
+            "parts": parts, "ranks": ranks, "device": device, "sizes": size.hops,
+            "cases": alone if ranks == 1 else size.beside(),
+            "rings": [config.as_dict() for config in _rings(size, ranks)],
+        }  # fmt: skip
+        found[ranks] = _samples(asked)
+    fields = {
+        "title": machine["gpus"][0] if device == "cuda" else _title(machine),
+        "memory": found[1]["products"].get("memory", [float(machine["memory_bytes"])])[0],
+        "ranks_per_node": ports,
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sources": ["measured by `ringray calibrate`"],
+    }
+    if device == "cuda":
+        return fields | _of_rank(size, found, cores=False)
+    fields |= _of_rank(size, found, cores=True) | _of_cores(size, found, ports)
+    rings = _crowd(ports)
+    return fields | _handling(
+        fields, _rings(size, rings), np.median(found[rings]["rings"]["cores"], 0)
+    )
+
+
+def _title(machine: Mapping[str, Any]) -> str:
+    return f"{machine['cpu']}, {units.plural(machine['cores'], 'core')}"
+
+
+def _parts(device: Device, ports: int, seconds: float) -> dict[int, dict[str, float]]:
+    """Returns what the ranks of rings of several sizes time, and for how long; ``ports``: cores or
+    GPUs."""
+    parts = {1: {"attention": seconds, "products": seconds / 10, "rings": seconds / 30}}
+    if device == "cpu" or ports > 1:
+        parts[2] = {"hops": seconds / 6}
+    if device == "cpu":
+        parts.setdefault(_crowd(ports), {})["rings"] = seconds / 4
+        if ports > 1:
+            parts.setdefault(ports, {})["shared"] = seconds / 6
+    return parts
+
+
+def _crowd(cores: int) -> int:
+    """Returns the ranks of a ring that shows what messages and steps cost ranks that share
+    cores."""
+    return 2 * min(cores, 4)
+
+
+def _rings(size: Size, ranks: int) -> list[TrialConfig]:
+    """Returns the rings that are timed: one of next to nothing by each transport, and larger ones
+    by the first."""
+
+    def ring(transport: str, dtype: str, rows: int, heads: int) -> TrialConfig:
+        return TrialConfig(
+            ring_size=ranks, threads=1, dtype=dtype, seq_len=rows * ranks, batch=1, heads=heads,
+            kv_heads=heads, head_dim=size.head_dims[0], causal=True, window=None, documents=None,
+            direction="forward+backward", transport=transport, backward="auto", backend="auto",
+            blocks=None, partition=partitions.DEFAULT, device="auto", placement="pack", warmup=1,
+            repeats=1, seed=0, baseline=None, baseline_threads=None, replica=0,
+        )  # fmt: skip
+
+    tiny, *larger = size.rings
+    if ranks == 1:
+        return [ring(transports.DEFAULT, *tiny)]
+    tried = transports.searched(ranks, tiny[2], tiny[2])
+    return [ring(name, *tiny) for name in tried] + [ring(transports.DEFAULT, *x) for x in larger]
+
+
+def _samples(asked: Samples) -> Samples:
+    """Returns what rank 0 of a ring of new processes prints; ends all of them in any case."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringray-"))
+        started = []
+        for rank in range(asked["ranks"]):
+            mine = json.dumps(asked | {"rank": rank, "store": f"{folder}/ranks"})
+            words = [sys.executable, "-P", "-m", "ringray.lab.calibrate.rank", mine]
+            out, err = Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")
+            with out.open("wb") as to, err.open("wb") as log:
+                one = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=to, stderr=log)
+            stack.callback(one.wait)
+            stack.callback(one.kill)
+            started.append((one, out, err))
+        for one, _, err in started:
+            if one.wait():
+                last = err.read_text(errors="replace").strip().splitlines()[-1:]
+                raise UserError(f"a rank could not measure: {''.join(last) or one.returncode}")
+        found: Samples = json.loads(started[0][1].read_text())
+        return found
+
+
+def _of_rank(size: Size, found: Mapping[int, Samples], *, cores: bool) -> Samples:
+    """Returns the fields of any hardware. ``cores``: those of the ranks copy the messages; a link
+    takes what that leaves of a hop's time."""
+    alone = found[1]
+    seconds = dict(zip(size.alone(), alone["attention"], strict=True))
+    call = float(np.mean([_call(one, size, seconds) for one in size.single()]))
+    peak = {name: max(alone["products"][name]) for name in size.dtypes}
+    copied = float(np.median(alone["products"]["copy"]))
+    link = Link(bandwidth=copied, latency=0.0)
+    if 2 in found:
+        latency, byte = _line(size.hops, found[2]["hops"]["clock"])
+        copying = _line(size.hops, found[2]["hops"]["cores"])[1] if cores else 0.0
+        link = Link(bandwidth=1 / max(byte - copying, 1 / copied), latency=latency)
+    return {
+        "memory_bandwidth": copied,
+        "peak": peak,
+        "products": min(float(np.median(alone["products"][name])) / peak[name] for name in peak),
+        "inner": link.model_dump(), "outer": link.model_dump(),
+        "attention": _curves(size, seconds, call),
+        "call": call,
+        "spread": float(np.median([_spread(seconds[one]) for one in size.cases()])),
+        "op": float(np.median(alone["rings"]["clock"])) / 2,
+    }  # fmt: skip
+
+
+def _call(single: Case, size: Size, seconds: Mapping[Case, list[float]]) -> float:
+    """Returns the seconds of a call beside its heads, from the same with many heads."""
+    (case,) = (one for one in size.cases() if one[:5] == single[:5])
+    one, many, heads = np.median(seconds[single]), np.median(seconds[case]), case[5]
+    return max(0.0, float(heads * one - many) / (heads - 1)) if heads > 1 else 0.0
+
+
+def _curves(size: Size, seconds: Mapping[Case, list[float]], call: float) -> list[Samples]:
+    rates: dict[tuple[Any, ...], dict[int, float]] = {}
+    for case in size.cases():
+        at = float(np.median(seconds[case]))
+        rates.setdefault(case[:4], {})[case[4]] = _flops(case) / max(at - call, at / 2)
+    return [
+        {
+            "dtype": dtype, "head_dim": dim, "direction": way, "causal": shape == "causal",
+            "stepped": shape == "stepped", "rates": found,
+        }
+        for (dtype, dim, way, shape), found in rates.items()
+    ]  # fmt: skip
+
+
+def _flops(case: Case) -> float:
+    """Returns the FLOPs of the visible pairs of a call."""
+    _, dim, way, shape, rows, heads, _ = case
+    pairs = {"causal": rows * (rows + 1) // 2, "full": rows * rows, "stepped": rows * rows // 2}
+    return pairs[shape] * heads * dim * (4.0 if way == "forward" else 10.0)
+
+
+def _spread(taken: Sequence[float]) -> float:
+    low, middle, high = np.quantile(taken, (0.1, 0.5, 0.9))
+    return float((high - low) / 2 / middle)
+
+
+def _line(sizes: Sequence[int], rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Returns the seconds of a hop beside its bytes, and those of a byte of large ones."""
+    middle, size = np.median(rounds, 0), np.array(sizes)
+    large = size >= size[-1] / _LARGE
+    return float(middle[0]), float(max(np.median((middle - middle[0])[large] / size[large]), 1e-15))
+
+
+def _of_cores(size: Size, found: Mapping[int, Samples], cores: int) -> Samples:
+    """Returns the fields of ranks that share cores."""
+    seconds = dict(zip(size.alone(), found[1]["attention"], strict=True))
+    one, two = (float(np.median(seconds[size.threaded(n)])) for n in (1, 2))
+    beside = found[cores].get("shared", {"alone": [[1.0]], "busy": [[1.0]]})
+    slower = np.median(beside["busy"], 0) / np.median(beside["alone"], 0)
+    return {
+        "cores": cores,
+        "shared": min(1.0, 1 / float(np.median(slower))),
+        "threads": {2: one / two} if cores > 1 else {},
+        "merged": True,
+    }
+
+
+_HANDLING = ("step", "message", "copying")
+
+
+def _handling(fields: Samples, configs: Sequence[TrialConfig], cores: Floats) -> Samples:
+    """Returns the core-seconds of a step, a message and a byte with which a rank of balanced rings
+    takes ``cores``: those with the least relative errors; and the spread that these leave."""
+    link = Link(bandwidth=1e30, latency=0.0)
+    every = dict.fromkeys(_HANDLING, 0.0) | {"inner": link, "outer": link, "cores": RANKS}
+    bare = entry(fields, "measured").model_copy(update=every)
+
+    def predicted(hardware: Hardware) -> Floats:
+        on = Fleet(LOCAL, hardware, 1, RANKS)
+        return np.array([cost_model.predict(one, on).time_ms / 1e3 for one in configs])
+
+    known, unit, left = predicted(bare), 1e-6, list(_HANDLING)
+    parts = {n: (predicted(bare.model_copy(update={n: unit})) - known) / unit for n in left}
+    solved: Floats = np.zeros(0)
+    wrong = known / cores - 1
+    while left:
+        table = np.stack([parts[name] / cores for name in left], 1)
+        solved = np.linalg.lstsq(table, 1 - known / cores, rcond=None)[0].astype(np.float64)
+        wrong = known / cores + table @ solved - 1
+        if solved.min() >= 0:
+            break
+        left.pop(int(solved.argmin()))
+    found = dict.fromkeys(_HANDLING, 0.0) | dict(zip(left, solved.tolist(), strict=True))
+    return found | {"spread": max(fields["spread"], float(np.quantile(np.abs(wrong), 0.8)))}

@@ -1,0 +1,217 @@
+"""``advise``: where and how to train with a long context. Imports neither torch nor ray."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+from ringray.base import units
+from ringray.base.errors import UserError, unknown
+from ringray.lab.cli.options import Option, options, write
+from ringray.lab.predict import advise as advice
+from ringray.lab.predict import calibration, models
+from ringray.lab.predict.advise import Proposal, Wish
+from ringray.lab.predict.transformer import RankMemory
+from ringray.lab.report import tables
+from ringray.lab.spec import model as specs
+from ringray.lab.spec.fields import Mismatch, tokens
+from ringray_kernels.dtypes import DTYPES
+
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
+_DEGREES = ("dp", "cp", "tp", "pp")
+_BATCH = 4 << 20  # tokens of a step, the paper's on TPUs
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 1")
+    return int(text)
+
+
+def _length(text: str) -> int:
+    try:
+        found: int = tokens(1, advice.LONGEST).read(int(text) if text.isdecimal() else text)
+    except Mismatch as error:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected {error}") from None
+    return found
+
+
+@options(
+    Option("model", metavar="MODEL", nargs="?", help="a name such as 8b or llama-13b, or sizes"),
+    Option("--on", metavar="FLEET", required=True, help="h100:8x8 is 8 nodes of 8 ranks"),
+    Option("--context", metavar="N", type=_length, help="tokens of a sequence: 128k, 1M"),
+    Option("--max-context", action="store_true", help="find the longest that fits"),
+    Option("--batch", metavar="N", type=_length, help="tokens of a step, or sequences (4M)"),
+    Option("--dtype", default="bfloat16", help="bf16 (default), fp16, fp32"),
+    Option("--nics", metavar="N", type=_count, help="network ports of a node"),
+    Option("--top", metavar="N", type=_count, default=3, help="proposals to show (3)"),
+    Option("--json", metavar="F", help="write JSON to F; - is stdout"),
+    Option("--spec", metavar="F", help="write the spec that measures the attention of the best"),
+    *(Option(f"--{one}", metavar="N", type=_count, help="fix this degree") for one in _DEGREES),
+    *(Option(f"--{one.replace('_', '-')}", metavar="N", type=_count) for one in _SIZES),
+)
+def advise(arguments: argparse.Namespace) -> int:
+    """Prints the fastest ways to train a model, or the longest context that fits."""
+    wish = _wish(arguments)
+    if arguments.max_context:
+        answer, shown = _longest(wish)
+    else:
+        found = advice.advise(wish, arguments.top)
+        answer, shown = _fastest(wish, found)
+        if arguments.spec:
+            write("--spec", arguments.spec, spec(wish, found[0]))
+    if arguments.json:
+        write("--json", arguments.json, json.dumps(answer, indent=1) + "\n")
+    if arguments.json != "-":
+        console = tables.console()
+        for one in shown:
+            if isinstance(one, str):
+                console.print(one, soft_wrap=True)
+            else:
+                tables.show(one, console)
+    return 0
+
+
+def _wish(arguments: argparse.Namespace) -> Wish:
+    names = {**{name: name for name in DTYPES}, **specs.DTYPE_ALIASES}
+    if arguments.dtype not in names:
+        raise UserError(unknown("--dtype", arguments.dtype, names))
+    dtype = names[arguments.dtype]
+    model = models.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
+    on = calibration.fleet(arguments.on)
+    if dtype not in on.hardware.peak:
+        raise UserError(unknown(f"--dtype on {on.name}", dtype, on.hardware.peak))
+    if arguments.nics:
+        if on.per_node % arguments.nics:
+            raise UserError(
+                f"--nics: got {arguments.nics}, expected a divisor of {on.per_node} ranks per node"
+            )
+        outer = on.hardware.outer.model_copy(update={"ranks": on.per_node // arguments.nics})
+        on = replace(on, hardware=on.hardware.model_copy(update={"outer": outer}))
+    if (arguments.context is None) != arguments.max_context:
+        raise UserError("--context: expected the tokens of a sequence, or else --max-context")
+    context = arguments.context or advice.LONGEST
+    batch = arguments.batch or max(1, _BATCH // context)
+    sequences, odd = (batch, 0) if batch < context else divmod(batch, context)
+    if odd:
+        raise UserError(
+            f"--batch: got {batch:,} tokens, expected a multiple of the context, {context:,} "
+            "tokens, or a number of sequences"
+        )
+    fixed = {one: number for one in _DEGREES if (number := getattr(arguments, one))}
+    return Wish(model, on, context, sequences, dtype, fixed)
+
+
+def spec(wish: Wish, best: Proposal) -> str:
+    """Returns the spec that measures the attention of ``best`` on one of its rings.
+
+    Raises:
+        SpecError: specs have no ring of that size.
+    """
+    config, degrees = best.config, best.degrees
+    name = f"{wish.model.name}-{config.seq_len}-cp{degrees.cp}".replace(" ", "-")
+    text = (
+        f"# Attention of {wish.model.name} on one ring of {degrees} on {wish.on}, as `ringray\n"
+        f"# advise` proposes it. From a rank of the ring to the next are {degrees.tp} of a node.\n"
+        f"version: 1\nname: {name[:64]}\nkind: latency\n"
+        f"ring: {{size: {degrees.cp}, device: {config.device}}}\n"
+        f"problem: {{seq_len: {config.seq_len}, heads: {config.heads}, "
+        f"kv_heads: {config.kv_heads}, head_dim: {config.head_dim}, dtype: {config.dtype}, "
+        "direction: [forward, forward+backward]}\n"
+        f"strategy: {{partition: {config.partition}, transport: '{config.transport}', "
+        f"backward: {config.backward}}}\nmeasure: {{warmup: 2, baseline: null}}\n"
+    )
+    specs.parse(text, "--spec")
+    return text
+
+
+def _fastest(wish: Wish, found: list[Proposal]) -> tuple[dict[str, Any], list[Any]]:
+    """Returns the answer as JSON, and as lines and a table."""
+    rows = [_row(wish, one) for one in found]
+    alone, ring, best = advice.alone(wish), advice.smallest_ring(wish), found[0].time
+    answer = {
+        **_asked(wish), "context": wish.context, "sequences": wish.sequences,
+        "one_rank_bytes": alone, "smallest_ring": _row(wish, ring), "proposals": rows,
+    }  # fmt: skip
+    enough = "enough" if alone <= wish.room else "not enough"
+    margins = ", ".join(f"{one.time.total / best.total - 1:.1%}" for one in found[1:])
+    shares = {name: value / best.total for name, value in best.parts.items()}
+    parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
+    before = (
+        f"{wish.model.name} ({wish.model.parameters / 1e9:.3g} billion parameters), "
+        f"{wish.sequences} x {wish.context:,} tokens a step in {wish.dtype} on {wish.on}\n"
+        f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
+        f"{_room(wish)} that can be used\n"
+        f"Ring: {'needed; the smallest' if ring.degrees.cp > 1 else 'not needed; without one'}: "
+        f"{ring.degrees} fits, in {ring.time.total / best.total:.2f} x the time of 1\n"
+    )
+    after = (
+        f"\n1 is faster than the next by {margins or 'nothing, there is no other'}; "
+        f"a time is good to ±{best.spread:.0%} (80%)\n"
+        f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(found[0].memory)}"
+    )
+    return answer, [before, _table(rows), after]
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    left = ("transport", "partition", "walk back", "kept", "limited by")
+    table = tables.bare_table(
+        "#", *map(str.upper, _DEGREES), *left[:4], "step", "tokens/s", "MFU", "paper's",
+        "memory/rank", left[4], left=left,
+    )  # fmt: skip
+    for number, row in enumerate(rows, 1):
+        table.add_row(
+            str(number), *map(str, row["degrees"].values()),
+            *(row[key] for key in ("transport", "partition", "backward", "kept")),
+            units.duration(row["step_s"]), units.digits(row["tokens_per_s"]),
+            units.share(row["mfu"]), units.share(row["mfu_paper"]),
+            units.memory(row["memory_bytes"]["total"]), row["limit"],
+        )  # fmt: skip
+    return table
+
+
+def _row(wish: Wish, one: Proposal) -> dict[str, Any]:
+    seconds, config, price = one.time.total, one.config, wish.on.hardware.price
+    tokens_s = wish.sequences * wish.context / seconds
+    hours = wish.on.ranks / 3600 / tokens_s * 1e6  # of ranks, for a million tokens
+    return {
+        "degrees": asdict(one.degrees), "transport": config.transport,
+        "partition": config.partition, "backward": config.backward,
+        "kept": one.training.kept, "mlp_rows": one.training.mlp_rows, "step_s": seconds,
+        "spread": one.time.spread, "parts_s": one.time.parts, "tokens_per_s": tokens_s,
+        "mfu": one.mfu(wish, wish.model.forward_flops(wish.context)),
+        "mfu_paper": one.mfu(wish, wish.model.paper_flops(wish.context)),
+        "memory_bytes": one.memory.as_dict(), "limit": one.limit(wish.on),
+        "rank_hours_per_million_tokens": hours,
+        "price_per_million_tokens": price and hours * price,
+    }  # fmt: skip
+
+
+def _longest(wish: Wish) -> tuple[dict[str, Any], list[Any]]:
+    """Returns the longest context as JSON, and as lines."""
+    reach = advice.max_context(wish)
+    most = max(vars(reach.memory), key=vars(reach.memory).__getitem__)
+    text = (
+        f"{wish.model.name} in {wish.dtype} on {wish.on} reaches {reach.context:,} tokens with "
+        f"{reach.degrees}\nLimited by memory, most of it {most}: {_parts(reach.memory)}, of the "
+        f"{_room(wish)} that can be used"
+    )
+    found = {"max_context": reach.context, "degrees": asdict(reach.degrees), "limit": most}
+    return {**_asked(wish), **found, "memory_bytes": reach.memory.as_dict()}, [text]
+
+
+def _asked(wish: Wish) -> dict[str, Any]:
+    model = {**asdict(wish.model), "parameters": wish.model.parameters}
+    room = None if math.isinf(wish.room) else wish.room
+    return {"model": model, "on": str(wish.on), "dtype": wish.dtype, "usable_bytes": room}
+
+
+def _room(wish: Wish) -> str:
+    return "unknown amount" if math.isinf(wish.room) else units.memory(wish.room)
+
+
+def _parts(memory: RankMemory) -> str:
+    return ", ".join(f"{name} {units.memory(held)}" for name, held in memory.as_dict().items())

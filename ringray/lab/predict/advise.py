@@ -1,0 +1,309 @@
+"""Advice: the degrees DP x CP x TP x PP, and the ring, that train a model fastest on a fleet.
+
+All degrees that multiply out are listed with a lower bound of their step; in that order the
+attention of each is predicted with every transport, until the bounds are above the best found.
+Partitions and walks back are compared where ranks wait for messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ringray import partition, transport
+from ringray.base import units
+from ringray.base.errors import UserError
+from ringray.lab.predict import cost_model, rates, transformer
+from ringray.lab.predict.cost_model import Cost
+from ringray.lab.predict.hardware import Direction, Fleet
+from ringray.lab.predict.models import Model
+from ringray.lab.predict.transformer import Degrees, RankMemory, StepTime, Training
+from ringray.lab.trial.config import TrialConfig
+from ringray.traffic.walk import BACKWARDS
+
+USABLE = 0.92  # of a device's memory; the rest is its context, libraries' buffers and gaps
+LONGEST = (1 << 31) - 1  # tokens of a sequence
+_FEW = 8  # ranks of a ring that holds as much per rank as a larger one
+_UNIT = 64  # rows of a rank: lengths that --max-context tries
+_GAIN = 0.005  # of the step; if less is lost, nothing is gained by other transports and walks
+_MATTERS = 0.1  # of the step, from which a loss limits it
+_SPLIT = ("heads", "kv_heads", "intermediate")  # of a model, by TP
+# What layers keep, and rows of the MLP at once: the fastest first.
+_WAYS: tuple[dict[str, Any], ...] = (
+    {"kept": "all", "mlp_rows": None}, {"kept": "all"}, {"kept": "attention"}, {"kept": "input"},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A training to find a place for. ``sequences``: of a step. ``fixed``: degrees by name."""
+
+    model: Model
+    on: Fleet
+    context: int
+    sequences: int
+    dtype: str = "bfloat16"
+    fixed: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def room(self) -> float:
+        """Returns the bytes that a rank can use."""
+        return (self.on.hardware.memory or math.inf) * USABLE
+
+    def training(self, way: Mapping[str, Any]) -> Training:
+        """Returns the training that keeps activations in one of ``_WAYS``."""
+        return Training(self.context, self.sequences, self.dtype, **way)
+
+    def attention(self, degrees: Degrees, **chosen: Any) -> TrialConfig:
+        """Returns the attention of one layer and micro-batch on one ring."""
+        model, tp = self.model, degrees.tp
+        fields: dict[str, Any] = {
+            "ring_size": degrees.cp, "threads": 1, "dtype": self.dtype, "seq_len": self.context,
+            "batch": 1, "heads": model.heads // tp, "kv_heads": model.kv_heads // tp,
+            "head_dim": model.head_dim, "causal": True, "window": None, "documents": None,
+            "direction": "forward+backward", "transport": transport.DEFAULT,
+            "backward": BACKWARDS[0], "backend": "auto", "blocks": None,
+            "partition": partition.DEFAULT, "device": "cpu" if self.on.shares_cores else "cuda",
+            "placement": "pack", "warmup": 1, "repeats": 5, "seed": 0, "baseline": None,
+            "baseline_threads": None, "replica": 0,
+        }  # fmt: skip
+        return TrialConfig(**(fields | chosen))
+
+    def cost(self, degrees: Degrees, config: TrialConfig) -> Cost:
+        """Returns the cost of ``config`` on a ring of every ``degrees.tp``-th rank."""
+        return _cost(config, replace(self.on, stride=degrees.tp))
+
+
+@lru_cache(maxsize=4096)
+def _cost(config: TrialConfig, ring: Fleet) -> Cost:
+    return cost_model.predict(config, ring)
+
+
+class Proposal(NamedTuple):
+    """One way to train. ``config``: the attention of one ring; ``both``: its cost."""
+
+    degrees: Degrees
+    training: Training
+    config: TrialConfig
+    both: Cost
+    memory: RankMemory
+    time: StepTime
+
+    def mfu(self, wish: Wish, flops: float) -> float:
+        """Returns model FLOPs utilization; ``flops``: of one sequence, forward."""
+        peak = wish.on.hardware.peak[wish.dtype] * wish.on.ranks
+        return 3 * flops * wish.sequences / (self.time.total * peak)
+
+    def limit(self, on: Fleet) -> str:
+        """Returns what takes most of the time beside useful computation, else compute."""
+        near, far = "within nodes", "between nodes"
+        losses = {
+            "memory: activations are computed again": self.time.again,
+            f"messages of the ring {far if self.both.outer_bytes else near}": self.time.ring,
+            f"messages of TP {near}": self.time.tensor,
+            f"shards of weights {far if on.nodes > 1 else near}": self.time.shards,
+            "stages that wait for others": self.time.pipeline,
+        }
+        largest = max(losses, key=losses.__getitem__)
+        return largest if losses[largest] > _MATTERS * self.time.total else "compute"
+
+
+def possible(wish: Wish) -> list[Degrees]:
+    """Lists the degrees that multiply out; raises UserError, with the rules, if none does."""
+    model, on = wish.model, wish.on
+    divides = {"tp": on.per_node, "pp": model.layers, "dp": wish.sequences, "cp": on.ranks}
+    rules = (
+        f"TP divides the {on.per_node} ranks of a node, {model.heads} heads, {model.kv_heads} K/V "
+        f"heads and an MLP of {model.intermediate}; PP {model.layers} layers; DP {wish.sequences} "
+        f"sequences of a step; DP x CP x TP x PP is {on.ranks}"
+    )
+
+    def choices(name: str) -> Iterator[int]:
+        number = divides[name]
+        return (n for n in range(1, number + 1) if number % n == 0 and wish.fixed.get(name, n) == n)
+
+    found = []
+    for tp, pp, dp in itertools.product(*map(choices, ("tp", "pp", "dp"))):
+        cp, left = divmod(on.ranks, tp * pp * dp)
+        fits = cp and not left and wish.fixed.get("cp", cp) == cp and cp <= wish.context
+        if fits and not any(getattr(model, of) % tp for of in _SPLIT):
+            found.append(Degrees(dp, cp, tp, pp))
+    if not found:
+        given = ", ".join(f"--{name} {n}" for name, n in wish.fixed.items())
+        raise UserError(f"{given or f'--on {on}'}: cannot be; {rules}")
+    return found
+
+
+def _proposal(wish: Wish, degrees: Degrees, config: TrialConfig) -> Proposal | None:
+    """Returns the first way to keep activations that fits into memory, None if none does."""
+    both = wish.cost(degrees, config)
+    for way in _WAYS:
+        training = wish.training(way)
+        memory = transformer.memory(wish.model, degrees, training, both.peak_memory_bytes)
+        if memory.total <= wish.room:
+            forward = wish.cost(degrees, replace(config, direction="forward"))
+            time = transformer.step(wish.model, degrees, training, wish.on, forward, both)
+            return Proposal(degrees, training, config, both, memory, time)
+    return None
+
+
+def _exchanges(wish: Wish, degrees: Degrees) -> list[str]:
+    """Lists the transports that fit, those with short walks first, as these are predicted fast.
+    Their number, if they need one, is the size of a node's part of the ring."""
+    part = min(degrees.cp, max(1, wish.on.per_node // degrees.tp))
+    heads = degrees.cp, wish.model.heads // degrees.tp, wish.model.kv_heads // degrees.tp
+    found = {}
+    for name, one in transport.TRANSPORTS.items():
+        text = {"name": name, "divisors": f"{name}:{part}"}.get(one.searched)
+        with suppress(ValueError):  # does not fit
+            if text and (text == name or 1 < part < degrees.cp):
+                found[text] = transport.plan(text, *heads).fold
+    return sorted(found, key=lambda text: -found[text])
+
+
+def _carried(wish: Wish, degrees: Degrees) -> Proposal | None:
+    """Returns the proposal with the best transport, None if none fits into memory; tries more only
+    while there is something to gain."""
+    config, best = wish.attention(degrees), None
+    for one in _exchanges(wish, degrees):
+        other = _proposal(wish, degrees, replace(config, transport=one))
+        best = min(filter(None, (best, other)), key=_seconds, default=None)
+        if best and best.time.ring + best.time.again < _GAIN * _seconds(best):
+            break
+    return best
+
+
+def _walks(wish: Wish, best: Proposal) -> Proposal:
+    """Returns the best of all partitions, and then of all walks back, where ranks wait."""
+    if best.time.ring < _GAIN * _seconds(best):
+        return best
+    for name, values in (("partition", [*partition.PARTITIONS]), ("backward", [*BACKWARDS])):
+        for value in values:
+            chosen: dict[str, Any] = {name: value}
+            with suppress(ValueError):  # this transport has no such walk back
+                other = _proposal(wish, best.degrees, replace(best.config, **chosen))
+                best = min(best, other or best, key=_seconds)
+    return best
+
+
+def _seconds(one: Proposal) -> float:
+    return one.time.total
+
+
+def _bound(wish: Wish, degrees: Degrees) -> float:
+    """Returns seconds that a step takes at least: attention at its highest rate, no message of the
+    ring is waited for, nothing is computed again."""
+    config, known = wish.attention(degrees), []
+    ways: tuple[tuple[Direction, int], ...] = (("forward", 4), ("backward", 10))
+    for direction, factor in ways:
+        rate = rates.find(wish.on.hardware, wish.dtype, config.head_dim, direction)
+        known.append(factor / max(rate.full.max(), rate.causal.max()))
+    ms = config.visible * config.head_dim * config.heads / degrees.cp * sum(known) * 1e3
+    free = Cost(0, 0, 0, 0, ms, 1.0, ms, ms, 0.0, 0, 0)
+    return transformer.step(wish.model, degrees, wish.training(_WAYS[0]), wish.on, free, free).total
+
+
+def advise(wish: Wish, top: int = 3) -> list[Proposal]:
+    """Returns the ``top`` fastest proposals of different degrees.
+
+    Raises:
+        UserError: degrees do not multiply out, or nothing fits into memory.
+    """
+    bounds = {degrees: _bound(wish, degrees) for degrees in possible(wish)}
+    found: list[Proposal] = []
+    for degrees in sorted(bounds, key=bounds.__getitem__):
+        last = _seconds(found[top - 1]) if len(found) >= top else math.inf
+        if bounds[degrees] > last:
+            break
+        if needed(wish, degrees, 0).total > wish.room:
+            continue
+        best = _carried(wish, degrees)
+        if best and _seconds(best) - best.time.ring < last:
+            found = sorted([*found, _walks(wish, best)], key=_seconds)
+    if not found:
+        raise _too_large(wish)
+    return found[:top]
+
+
+def needed(wish: Wish, degrees: Degrees, attention: float | None = None) -> RankMemory:
+    """Returns the least memory of a rank: layers keep their input, chunks walk a ring;
+    ``attention``: bytes of the attention of one layer, if they are known."""
+    if attention is None:  # depends on the rows of a rank, not on the ranks
+        few, rows = min(degrees.cp, _FEW), -(-wish.context // degrees.cp)
+        config = wish.attention(degrees, ring_size=few, seq_len=few * rows)
+        attention = wish.cost(degrees, config).peak_memory_bytes
+    return transformer.memory(wish.model, degrees, wish.training(_WAYS[-1]), attention)
+
+
+def alone(wish: Wish) -> float:
+    """Returns the bytes that one rank by itself needs for a step of one sequence."""
+    return needed(replace(wish, sequences=1), Degrees()).total
+
+
+def smallest_ring(wish: Wish) -> Proposal:
+    """Returns the fastest proposal with the smallest CP that fits; CP 1 is no ring."""
+    for cp in sorted({degrees.cp for degrees in possible(wish)}):
+        with suppress(UserError):  # does not fit
+            return advise(replace(wish, fixed={**wish.fixed, "cp": cp}), 1)[0]
+    raise _too_large(wish)
+
+
+def _too_large(wish: Wish) -> UserError:
+    """Returns the error with the layout that needs least, and what would help."""
+    every = ((one, needed(wish, one)) for one in possible(wish))
+    best, held = min(every, key=lambda pair: pair[1].total)
+    parts = dict(vars(held))
+    helps = {
+        "states": "more ranks, or a smaller model",
+        "gathered": "TP",
+        "kept": "more ranks for CP, or a shorter context, which --max-context finds",
+        "working": "more ranks for CP, TP, or a shorter context, which --max-context finds",
+    }[max(parts, key=parts.__getitem__)]
+    return UserError(
+        f"--context: {wish.context:,} tokens of {wish.model.name} fit into no layout of {wish.on}: "
+        f"the smallest, {best}, takes {units.memory(held.total)} per rank, "
+        f"{units.memory(held.total - wish.room)} more than can be used ("
+        + ", ".join(f"{name} {units.memory(value)}" for name, value in parts.items())
+        + f"); what helps: {helps}"
+    )
+
+
+class Reach(NamedTuple):
+    """The longest context of some degrees, in tokens, and the memory of a rank."""
+
+    context: int
+    degrees: Degrees
+    memory: RankMemory
+
+
+def max_context(wish: Wish) -> Reach:
+    """Returns the longest context of which one sequence fits, by bisection.
+
+    Raises:
+        UserError: not even the shortest fits, or the memory of a rank is not known.
+    """
+    if math.isinf(wish.room):
+        raise UserError(f"--max-context: the entry of {wish.on.name} has no `memory`, in bytes")
+    wish = replace(wish, sequences=1, context=wish.on.ranks * _UNIT)
+    best = max((_longest(wish, degrees) for degrees in possible(wish)), key=lambda one: one.context)
+    if not best.context:
+        raise _too_large(wish)
+    return best
+
+
+def _longest(wish: Wish, degrees: Degrees) -> Reach:
+    unit = degrees.cp * _UNIT
+
+    def held(count: int) -> RankMemory:
+        return needed(replace(wish, context=count * unit), degrees)
+
+    low, high = 0, LONGEST // unit + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if held(middle).total <= wish.room else (low, middle)
+    return Reach(low * unit, degrees, held(max(low, 1)))

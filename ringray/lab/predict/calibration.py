@@ -1,0 +1,91 @@
+"""Calibrations: what ``ringray calibrate`` has measured, one file per machine, version and device.
+
+Each holds one entry in the format of ``hardware.yaml``, for the hardware and the versions that it
+names. No torch, no Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ringray.base import private_files, provenance
+from ringray.base.errors import UserError
+from ringray.lab.predict.hardware import LOCAL, Fleet, Hardware, entry, parse_fleet, read_entries
+
+Device = Literal["cpu", "cuda"]
+
+_DIGITS = 12  # of digests
+
+
+def folder() -> Path:
+    """Returns ``$RINGRAY_HOME/hardware``, which may not exist."""
+    return private_files.home() / "hardware"
+
+
+def versions(device: Device) -> dict[str, str]:
+    """Returns what a measurement on ``device`` depends on: hardware, versions, sources."""
+    whole = {"hardware": provenance.hardware(), "versions": provenance.versions()}
+    parts = provenance.measured_parts(whole | {"kernels": provenance.measured_digest()})
+    found = {"device": device, **parts["hardware"], **parts["versions"]}
+    found["gpus"] = ", ".join(found["gpus"])
+    return {name: str(x) for name, x in found.items()} | {"kernels": parts["kernels"][:_DIGITS]}
+
+
+def path(device: Device) -> Path:
+    """Returns the file for this machine with its versions of now; it may not exist."""
+    digest = hashlib.sha256(json.dumps(versions(device), sort_keys=True).encode()).hexdigest()
+    return folder() / f"{LOCAL}-{digest[:_DIGITS]}.json"
+
+
+def write(fields: Mapping[str, Any], device: Device) -> Path:
+    """Writes the entry of this machine, whole or not at all, and returns its file; raises UserError
+    if a field is wrong, and OSError if it cannot be written."""
+    place, whole = path(device), {**fields, "versions": versions(device)}
+    entry(whole, str(place))
+    private_files.create_home()
+    private_files.folder(place.parent)
+    private_files.write(place, json.dumps({LOCAL: whole}, indent=1) + "\n")
+    return place
+
+
+def find(device: Device = "cpu") -> tuple[Hardware | None, str]:
+    """Returns the entry that holds here and its file, or None and the reason with a way out; raises
+    UserError if a file there is no entry of hardware."""
+    if folder().is_dir():
+        place = path(device)
+        if place.exists():
+            return _only(place), str(place)
+    others = sorted(folder().glob(f"{LOCAL}-*.json"), key=_modified)
+    for other in reversed(others):
+        then, now = _only(other).versions, versions(device)
+        if then.get("device") == device:
+            changed = (f"{n} {then.get(n)}, now {now[n]}" for n in now if then.get(n) != now[n])
+            return None, f"measured with {'; '.join(changed)}; run `ringray calibrate` again"
+    return None, f"{device} is not measured on this machine; run `ringray calibrate`"
+
+
+def fleet(text: str) -> Fleet:
+    """Returns ``hardware.parse_fleet(text)``, in which ``local`` is this machine as it was
+    measured; raises UserError also if it was not."""
+    return parse_fleet(text, _local() if text.partition(":")[0] == LOCAL else None)
+
+
+def _local() -> Hardware:
+    devices: tuple[Device, ...] = ("cuda", "cpu") if provenance.hardware()["gpus"] else ("cpu",)
+    tried = [find(device) for device in devices]
+    for found, _ in tried:
+        if found is not None:
+            return found
+    raise UserError(f"{LOCAL}: {tried[0][1]}")
+
+
+def _only(place: Path) -> Hardware:
+    return next(iter(read_entries(place).values()))
+
+
+def _modified(place: Path) -> float:
+    return place.stat().st_mtime

@@ -1,0 +1,242 @@
+"""Hardware: what a rank computes, holds and sends; and fleets of it, written as ``h100:512x8``.
+
+The table is data (``hardware.yaml``). An entry that ``ringray calibrate`` has measured, and a
+user's own file, have the same format. Everything is in SI units: FLOP/s, bytes, seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ringray.base.errors import UserError, unknown
+
+TABLE = Path(__file__).with_name("hardware.yaml")
+LOCAL = "local"  # the entry that is measured
+RANKS = 1 << 16  # of a fleet
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=RANKS)]
+Part = Annotated[float, Field(gt=0, le=1)]
+Direction = Literal["forward", "backward"]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Link(_Entry):
+    """One port of messages. ``bandwidth``: bytes/s, one way, both at once. ``latency``: seconds of
+    a message beside its bytes. ``ranks``: those that share the port."""
+
+    bandwidth: Positive
+    latency: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    ranks: Count = 1
+
+
+class Curve(_Entry):
+    """Rates of one attention call, whose queries and keys have as many rows.
+
+    ``stepped``: each second row sees two keys more, as between ranks of folded partitions.
+    ``rates``: FLOP/s by rows, of visible pairs: 4 x head dim a pair forward, 10 x backward.
+    """
+
+    dtype: str
+    head_dim: Count
+    direction: Direction
+    causal: bool
+    stepped: bool = False
+    rates: Annotated[Mapping[int, Positive], Field(min_length=1)]
+
+
+class Hardware(_Entry):
+    """One kind of rank, with its links.
+
+    ``peak``: FLOP/s of dense products by dtype. ``products``: the share of it that large products
+    reach. ``call``: seconds of an attention call beside its products. ``spread``: relative half
+    width of the 80% interval of a call's time. ``price``: of a rank and hour. ``cores``: of a
+    machine whose ranks have no device of their own, else None; the fields after it are measured
+    there. ``shared``: rate of a rank while all cores are busy over its rate alone. ``threads``:
+    rate with so many threads over that with one. ``message``, ``copying``: core-seconds of its two
+    ends that a message takes, and each of its bytes. ``step``, ``op``: seconds of each step, and of
+    each pass of the op.
+    ``merged``: the curves of calls that are not causal contain the merge into the running state.
+    """
+
+    title: str
+    memory: Positive | None = None
+    memory_bandwidth: Positive
+    peak: Mapping[str, Positive]
+    ranks_per_node: Count
+    inner: Link
+    outer: Link
+    products: Part
+    attention: Annotated[tuple[Curve, ...], Field(min_length=1)]
+    call: Annotated[float, Field(ge=0)] = 0.0
+    spread: Annotated[float, Field(ge=0, le=2)] = 0.1
+    price: Positive | None = None
+    sources: tuple[str, ...] = ()
+    cores: Count | None = None
+    shared: Part = 1.0
+    threads: Mapping[int, Positive] = {}
+    message: Annotated[float, Field(ge=0)] = 0.0
+    copying: Annotated[float, Field(ge=0)] = 0.0
+    step: Annotated[float, Field(ge=0)] = 0.0
+    op: Annotated[float, Field(ge=0)] = 0.0
+    merged: bool = False
+    versions: Mapping[str, str] = {}
+    measured: str | None = None
+
+    def __hash__(self) -> int:
+        """Returns the object's own: curves are found once for each."""
+        return id(self)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Differences between ranks. ``jitter``: relative standard deviation of each step's
+    computation, drawn by ``seed``. ``slow``: factors of the computation of single ranks."""
+
+    jitter: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """``nodes`` machines of ``per_node`` ranks each. ``stride``: ranks of a machine from one rank
+    of a ring to its next, where a ring takes a part of each node. ``noise``: None if all ranks are
+    equal."""
+
+    name: str
+    hardware: Hardware
+    nodes: int
+    per_node: int
+    stride: int = 1
+    noise: Noise | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Returns the ranks of all nodes."""
+        return self.nodes * self.per_node
+
+    def node(self, rank: int) -> int:
+        """Returns the node of a rank of a ring."""
+        return rank * self.stride // self.per_node
+
+    @property
+    def shares_cores(self) -> bool:
+        """Tells whether ranks of a node compute on the same cores."""
+        return self.hardware.cores is not None
+
+    def __str__(self) -> str:
+        size = f"{self.nodes}x" if self.nodes > 1 else ""
+        return f"{self.name}:{size}{self.per_node}"
+
+
+def cpu(cores: int) -> Fleet:
+    """Returns one machine whose ranks share ``cores`` at rates of the table."""
+    unmeasured = {"cores": cores, "ranks_per_node": RANKS}
+    return Fleet("cpu", table()["cpu"].model_copy(update=unmeasured), 1, RANKS)
+
+
+def gpus(model: str = "") -> Fleet:
+    """Returns as many nodes as any ring needs of the GPU whose ``model`` contains its name in the
+    table, such as ``NVIDIA H200``; of the H100 if there is none."""
+    words = re.split(r"[^a-z0-9]+", model.lower())
+    name = next((name for name in table() if name in words), "h100")
+    found = table()[name]
+    return Fleet(name, found, RANKS // found.ranks_per_node, found.ranks_per_node)
+
+
+def interpreter(on: Fleet) -> Fleet:
+    """Returns ``on`` with the rate of Triton's interpreter: 15 to 65 MFLOP/s on one core of an AMD
+    EPYC for head dims 16 to 128, in all types."""
+    slow = [
+        Curve(dtype="float32", head_dim=64, direction=way, causal=False, rates={1: 40e6})
+        for way in ("forward", "backward")
+    ]
+    found = {"attention": tuple(slow), "peak": {"float32": 40e6}}
+    return replace(on, hardware=on.hardware.model_copy(update=found))
+
+
+@cache
+def table() -> dict[str, Hardware]:
+    """Returns all entries of the table by name."""
+    return read_entries(TABLE)
+
+
+def read_entries(path: Path) -> dict[str, Hardware]:
+    """Reads a file of entries; raises UserError that names the field that is wrong."""
+    try:
+        read = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"hardware: {path} cannot be read: {error}") from error
+    if not isinstance(read, dict) or not read:
+        raise UserError(f"hardware: {path} holds no entries, expected NAME: {{title: ...}}")
+    return {str(name): entry(fields, f"{path}: {name}") for name, fields in read.items()}
+
+
+def entry(fields: Any, where: str) -> Hardware:
+    """Returns the entry of ``fields``.
+
+    Raises:
+        UserError: names ``where`` and each field that is wrong.
+    """
+    try:
+        return Hardware.model_validate(fields)
+    except ValidationError as error:
+        wrong = (
+            f"{where}: {'.'.join(map(str, one['loc']))}: got {one['input']!r:.60}, {one['msg']}"
+            for one in error.errors()
+        )
+        raise UserError("\n".join(wrong)) from None
+
+
+def parse_fleet(text: str, local: Hardware | None = None) -> Fleet:
+    """Reads ``HARDWARE``, ``HARDWARE:RANKS`` of one node, or ``HARDWARE:NODESxRANKS``.
+
+    ``HARDWARE``: a name of the table, ``local`` for the given entry, or a path of a file with one
+    entry. Without a number it is one node, of any number of ranks where they share cores.
+
+    Raises:
+        UserError: unknown hardware, or numbers that are none.
+    """
+    name, colon, size = text.partition(":")
+    hardware = _named(name, local)
+    if not colon:
+        return Fleet(name, hardware, 1, RANKS if hardware.cores else hardware.ranks_per_node)
+    found = re.fullmatch(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,4})", size)
+    if not found:
+        raise UserError(f"got {text!r}, expected {name}:RANKS of one node or {name}:NODESxRANKS")
+    nodes, per_node = int(found[1] or 1), int(found[2])
+    if nodes * per_node > RANKS:
+        raise UserError(f"got {nodes * per_node:,} ranks, expected at most {RANKS:,}")
+    if per_node > hardware.ranks_per_node and hardware.cores is None:
+        raise UserError(
+            f"got {per_node} ranks per node, but a node of {name} has at most "
+            f"{hardware.ranks_per_node}; write {name}:NODESxRANKS"
+        )
+    return Fleet(name, hardware, nodes, per_node)
+
+
+def _named(name: str, local: Hardware | None) -> Hardware:
+    if name == LOCAL:
+        if local is None:
+            raise UserError("local is not measured on this machine; run `ringray calibrate`")
+        return local
+    if name in table():
+        return table()[name]
+    if name.endswith((".yaml", ".yml", ".json")):
+        entries = read_entries(Path(name))
+        if len(entries) > 1:
+            raise UserError(f"{name} holds {len(entries)} entries, expected one")
+        return next(iter(entries.values()))
+    raise UserError(unknown("hardware", name, (*table(), LOCAL)))

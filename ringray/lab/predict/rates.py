@@ -1,0 +1,142 @@
+"""Seconds of attention calls on one rank: curves over rows, by dtype, head dim and direction.
+
+Imports numpy only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringray.lab.predict.hardware import Curve, Direction, Hardware
+from ringray.lab.predict.peak_memory import MASKED_ROWS
+
+Floats = NDArray[np.float64]
+
+# More relative spread per doubling beyond the rows that were measured: rates are flat above them
+_BELOW, _ABOVE = 0.5, 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """Rates of one rank in one pass, by rows of a call. ``rows``: ascending; ``full``, ``causal``,
+    ``stepped``: FLOP/s of calls whose queries see all keys, those up to themselves, or more in
+    steps; the last of all pairs that are computed, the others of visible pairs."""
+
+    rows: Floats
+    full: Floats
+    causal: Floats
+    stepped: Floats
+
+    def seconds(
+        self, flops: Floats, queries: Floats, keys: Floats, visible: Floats,
+        stepped: NDArray[np.bool_] | bool = False,
+    ) -> Floats:  # fmt: skip
+        """Returns seconds of calls that compute ``visible`` pairs of ``queries`` x ``keys`` rows
+        with so many FLOPs; 0 where nothing is visible. ``stepped``: the calls whose triangles have
+        steps.
+
+        Between a triangle (half of the pairs) and all pairs, time is interpolated. Fewer pairs than
+        half are a band: a triangle that has as many keys per query.
+        """
+        area = np.maximum(queries * keys, 1.0)
+        part = np.clip(visible / area, 0.0, 1.0)
+        band = np.minimum(1.0, 2 * part)
+        log_rows = np.log(np.maximum(np.sqrt(area) * np.sqrt(band), 1.0))
+        square = np.clip(2 * part - 1, 0.0, 1.0)
+        per_flop = square / self._at(log_rows, self.full)
+        wasted = _computed(np.exp(log_rows)) / self._triangle(log_rows, self.stepped)
+        per_flop = per_flop + (1 - square) * np.where(
+            stepped, wasted, 1 / self._triangle(log_rows, self.causal)
+        )
+        return np.where(visible > 0, flops * per_flop, 0.0)
+
+    def _triangle(self, log_rows: Floats, rates: Floats) -> Floats:
+        """Returns the rates of calls that are causal or stepped. What tiles on the diagonal lose on
+        full ones goes on falling in proportion to rows beyond the last that are known."""
+        lost = max(0.0, float(self.full[-1] / rates[-1]) - 1)
+        beyond = np.minimum(1.0, np.exp(np.log(self.rows[-1]) - log_rows))
+        found: Floats = self._at(log_rows, rates) * (1 + lost) / (1 + lost * beyond)
+        return found
+
+    def _at(self, log_rows: Floats, rates: Floats) -> Floats:
+        """Interpolates in logarithms; below the first row, rates fall in proportion to rows."""
+        known = np.log(self.rows)
+        found: Floats = np.exp(np.interp(log_rows, known, np.log(rates)))
+        return found * np.minimum(1.0, np.exp(log_rows - known[0]))
+
+    def unknown(self, rows: float) -> float:
+        """Returns the relative spread that rows outside of the curves add."""
+        below, above = self.rows[0] / max(rows, 1.0), rows / self.rows[-1]
+        return _BELOW * math.log2(max(below, 1.0)) + _ABOVE * math.log2(max(above, 1.0))
+
+
+Kind = tuple[bool, bool]  # causal, stepped
+_FULL: Kind = (False, False)
+_CAUSAL: Kind = (True, False)
+_STEPPED: Kind = (False, True)
+
+
+def _computed(rows: Floats) -> Floats:
+    """Returns pairs that are computed over those that are visible in triangles with steps: of each
+    block of rows with a mask, as ``ringray_kernels.cover`` halves them, all pairs."""
+    halved = np.ceil(np.log2(np.maximum(rows / MASKED_ROWS, 1.0)))
+    found: Floats = 1 + 1 / 2**halved
+    return found
+
+
+def _joined(by_kind: Mapping[Kind, Mapping[int, float]]) -> Rates:
+    """Returns all kinds of curves over the rows of all; of a kind without a curve that of the
+    nearest."""
+    rows = np.array(sorted(set().union(*by_kind.values())), np.float64)
+
+    def over_rows(*kinds: Kind) -> Floats:
+        kind = next(kind for kind in kinds if kind in by_kind)
+        points = dict(by_kind[kind])
+        if kind == _STEPPED:
+            points = {at: rate * float(_computed(np.array(at))) for at, rate in points.items()}
+        known = sorted(points)
+        logs = np.interp(np.log(rows), np.log(known), [math.log(points[at]) for at in known])
+        return np.exp(logs)
+
+    return Rates(
+        rows,
+        full=over_rows(_FULL, _CAUSAL, _STEPPED),
+        causal=over_rows(_CAUSAL, _FULL, _STEPPED),
+        stepped=over_rows(_STEPPED, _CAUSAL, _FULL),
+    )
+
+
+@lru_cache(maxsize=1024)
+def find(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) -> Rates:
+    """Returns the rates of ``hardware``: of the nearest head dim that is known in ``dtype``, else
+    those of another type scaled by the peaks; backward without a curve as forward."""
+    same = [one for one in hardware.attention if one.direction == direction]
+    curves = same or list(hardware.attention)
+    curves = _nearest(curves, dtype, head_dim)
+    scale = _peak(hardware, dtype) / _peak(hardware, curves[0].dtype)
+    return _joined(
+        {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in curves}
+    )
+
+
+def _nearest(curves: Iterable[Curve], dtype: str, head_dim: int) -> list[Curve]:
+    """Returns the curves of all kinds of the dtype and head dim that is nearest."""
+
+    def distance(one: Curve) -> tuple[bool, float]:
+        return one.dtype != dtype, abs(math.log(one.head_dim / head_dim))
+
+    best = min(curves, key=distance)
+    return [one for one in curves if (one.dtype, one.head_dim) == (best.dtype, best.head_dim)]
+
+
+def _peak(hardware: Hardware, dtype: str) -> float:
+    """Returns the peak of ``dtype``, or of the type that is nearest in width."""
+    if dtype in hardware.peak:
+        return hardware.peak[dtype]
+    return hardware.peak.get("bfloat16") or min(hardware.peak.values())

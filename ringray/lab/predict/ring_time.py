@@ -1,0 +1,216 @@
+"""Time of one trial on a ring: its calls by the curves, its messages by the simulator.
+
+Imports numpy only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringray.instruments.hops import Span
+from ringray.lab.predict import peak_memory, rates
+from ringray.lab.predict.hardware import Fleet, Hardware
+from ringray.lab.predict.peak_memory import Sizes
+from ringray.lab.predict.simulator import Cores, Finished, simulate, slowness
+from ringray.traffic.walk import FP32, Pass, Traffic, Walks, Weights
+from ringray.transport import Exchange
+
+Floats = NDArray[np.float64]
+
+_STREAMED = 0.85  # of the bandwidth of memory, that elementwise operations reach
+_RANKS_AT_ONCE = 256  # bounds the memory of large rings
+
+
+class PassWork(NamedTuple):
+    """One pass: its messages, the bytes of a row of them, FLOPs of a visible pair, and the element
+    type and head dim of its calls."""
+
+    which: Pass
+    moved: Traffic
+    weights: Weights
+    pair_flops: int
+    dtype: str
+    head_dim: int
+
+
+class RingTime(NamedTuple):
+    """Predicted time of a trial, in seconds. ``exposed``: beyond the computation of the
+    busiest rank. ``spread``:
+    relative half width of the 80% interval. ``spans``: timelines by rank."""
+
+    seconds: float
+    exposed: float
+    spread: float
+    inner_bytes: int
+    outer_bytes: int
+    spans: dict[int, list[Span]]
+
+
+def of_trial(
+    works: Sequence[PassWork], sizes: Sizes, exchange: Exchange, walks: Walks, exchanged_bytes: int,
+    on: Fleet, *, record: Sequence[int] = (),
+) -> RingTime:  # fmt: skip
+    """Returns the time of all passes, one after the other.
+
+    ``sizes``: of one rank's computation. ``exchanged_bytes``: of all ranks in the exchanges of
+    heads for rows around the passes.
+    """
+    ring, hardware = replace(on, stride=on.stride * exchange.fold), on.hardware
+    ranks = walks.forward.route.ranks
+    world = ranks * exchange.fold
+    heads = _heads_for_rows(exchanged_bytes / world, exchange.fold, on, len(works), world)
+    now, computed = (
+        np.full(ranks, heads.seconds + _overhead(on, world) * len(works)),
+        np.zeros(ranks),
+    )
+    inner, outer, unknown = heads.inner_bytes * world, heads.outer_bytes * world, 0.0
+    spans: dict[int, list[Span]] = {rank: [] for rank in record}
+    for work in works:
+        known = rates.find(hardware, work.dtype, work.head_dim, work.which)
+        unknown = max(unknown, known.unknown(sizes.rows))
+        calls = _gathering_calls if exchange.heads_at_once else _calls
+        seconds = calls(work, sizes, known, walks, on, world)
+        run = _gathered if exchange.heads_at_once else simulate
+        groups = {} if exchange.heads_at_once is None else {"groups": _groups(sizes, exchange)}
+        done = run(
+            work.moved, work.which, seconds, work.weights, ring,
+            began=now, threads=sizes.threads, record=record, **groups,
+        )  # fmt: skip
+        now = done.at
+        computed += done.computed
+        inner += done.inner_bytes * exchange.fold
+        outer += done.outer_bytes * exchange.fold
+        for rank, some in done.spans.items():
+            spans[rank] += some
+    total = float(now.max())
+    exposed = max(0.0, total - float(computed.max()))
+    return RingTime(total, exposed, hardware.spread + unknown, round(inner), round(outer), spans)
+
+
+def _overhead(on: Fleet, ranks: int) -> float:
+    """Returns the seconds of one pass of the op beside its steps: ranks agree first."""
+    hardware = on.hardware
+    slower = 1.0 if hardware.cores is None else max(1.0, ranks / hardware.cores / on.nodes)
+    return hardware.op * slower + hardware.inner.latency * math.ceil(math.log2(ranks))
+
+
+def speedup(on: Fleet, threads: int, ranks: int) -> float:
+    """Returns the rate of a rank over that of one thread alone, beside the others of its ring."""
+    hardware = on.hardware
+    if hardware.cores is None:
+        return 1.0
+    threads = min(threads, hardware.cores)
+    several = hardware.threads.get(threads, float(threads))
+    return several * (hardware.shared if ranks > 1 and ranks * threads >= hardware.cores else 1.0)
+
+
+def _calls(
+    work: PassWork, sizes: Sizes, known: rates.Rates, walks: Walks, on: Fleet, world: int
+) -> Floats:
+    """Returns seconds of the computation of each visit, ``[rank, visit]``."""
+    queries_travel = work.which == "backward" and walks.travelling == "queries"
+    rows = peak_memory.call_rows(sizes, work.moved, queries_travel=queries_travel)
+    visible = work.moved.route.by_rank(work.moved.visible)
+    speed = speedup(on, sizes.threads, world)
+    found = np.empty(visible.shape)
+    # Rows of several sequences are ragged beside those of another rank; among themselves never.
+    stepped = (np.arange(visible.shape[1]) > 0) & (sizes.spaced > 1)
+    for rank in range(0, len(found), _RANKS_AT_ONCE):
+        some = slice(rank, rank + _RANKS_AT_ONCE)
+        queries, keys, pairs = rows[0][some], rows[1][some], visible[some].astype(np.float64)
+        flops = pairs * work.pair_flops
+        seconds = known.seconds(flops, queries, keys, pairs, stepped) / speed
+        merging = _merging(work.which, sizes, queries, keys, on.hardware)
+        merging[:, 0] = 0.0  # the own chunk comes first
+        found[some] = seconds + (merging + on.hardware.call) * (pairs > 0)
+    return found
+
+
+def _gathering_calls(
+    work: PassWork, sizes: Sizes, known: rates.Rates, walks: Walks, on: Fleet, world: int
+) -> Floats:
+    """Returns seconds of the computation of each rank, ``[rank, 1]``, whose queries meet the keys
+    of all ranks in one call. Nothing is merged; owners add up the gradients of their keys."""
+    _, keys = peak_memory.call_rows(sizes, work.moved, queries_travel=False)
+    keys, queries = keys.sum(1), np.full(len(keys), float(sizes.rows))
+    pairs = work.moved.route.by_rank(work.moved.visible).sum(1).astype(np.float64)
+    stepped = sizes.spaced > 0
+    seconds = known.seconds(pairs * work.pair_flops, queries, keys, pairs, stepped)
+    seconds = seconds / speedup(on, sizes.threads, world) + on.hardware.call
+    if work.which == "backward":
+        seconds = seconds + _merging(work.which, sizes, np.zeros_like(keys), keys, on.hardware)
+    return seconds[:, None]
+
+
+def _merging(which: Pass, sizes: Sizes, queries: Floats, keys: Floats, on: Hardware) -> Floats:
+    """Returns seconds in which a result is added to the running one in memory.
+
+    Forward, a part becomes fp32 and is then read with the running output, which is written
+    (``ringray_kernels.merge``); backward, it is added to gradients in one operation.
+    """
+    if on.merged:
+        return np.zeros_like(queries)
+    touched = sizes.batch * sizes.heads * sizes.head_dim * queries
+    moved = 3 * FP32 + (sizes.itemsize + FP32) * sizes.narrow
+    if which == "backward":
+        touched = touched + 2 * sizes.batch * sizes.kv_heads * sizes.head_dim * keys
+        moved = 2 * FP32 + sizes.itemsize
+    return touched * moved / (_STREAMED * on.memory_bandwidth)
+
+
+def _groups(sizes: Sizes, exchange: Exchange) -> int:
+    return -(-sizes.kv_heads // (exchange.heads_at_once or 1))
+
+
+def _gathered(
+    moved: Traffic, which: Pass, seconds: Floats, weights: Weights, ring: Fleet, *,
+    began: Floats, threads: int, record: Sequence[int], groups: int,
+) -> Finished:  # fmt: skip
+    """Returns the end of a pass in which each of some groups of heads is gathered while the one
+    before is computed; on cores, which copy messages, after it."""
+    still = np.zeros_like(seconds)
+    moving = simulate(
+        moved, which, still, weights, ring, threads=threads, parts=groups, record=record
+    )
+    work = (seconds * slowness(ring, *seconds.shape)).sum(1)
+    cores = Cores(ring, len(work), threads)
+    if ring.shares_cores:
+        steps = np.full(len(work), (groups - 1) * (1 + (which == "backward")) * ring.hardware.step)
+        computed = cores.elapsed(work + steps)
+        ended = began + computed + moving.at
+    else:
+        computed = work
+        ended = began + np.maximum(moving.at, computed) + moving.at / groups
+    return moving._replace(at=ended, computed=computed)
+
+
+class _Exchange(NamedTuple):
+    seconds: float
+    inner_bytes: float
+    outer_bytes: float
+
+
+def _heads_for_rows(sent: float, fold: int, on: Fleet, passes: int, world: int) -> _Exchange:
+    """Returns the exchanges of ``sent`` bytes of a rank among ``fold`` neighbouring ranks, there
+    and back in each pass."""
+    if fold == 1:
+        return _Exchange(0.0, 0.0, 0.0)
+    inner, outer = on.hardware.inner, on.hardware.outer
+    together = max(1, min(fold, on.per_node // on.stride))  # ranks of the group on one node
+    inside = sent * (together - 1) / (fold - 1)
+    outside = sent - inside
+    crowd = min(outer.ranks, on.per_node)
+    seconds = max(inside / inner.bandwidth, outside * crowd / outer.bandwidth)
+    seconds += 2 * passes * (outer if outside else inner).latency
+    if on.shares_cores:
+        hardware = on.hardware
+        swap = hardware.step + (fold - 1) * hardware.message
+        work = sent * hardware.copying + 2 * passes * swap
+        seconds += Cores(on, world).elapsed(np.full(world, work))[0]
+    return _Exchange(seconds, inside, outside)

@@ -1,0 +1,280 @@
+"""Simulation of one pass: each rank's computation and each port's messages, step by step.
+
+The events are those of ``traffic.script``, read for all ranks at once from the tables that it is
+written from. A rank computes at a step with the chunks at hand, then waits for the messages that
+are due, and posts the next. A message begins when both ends have posted it and their ports are
+free; within a node it takes a port of each end, between nodes the network port of each, which
+several ranks may share. Imports numpy only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringray.instruments.hops import Span
+from ringray.lab.predict.hardware import Fleet
+from ringray.traffic.walk import Pass, Traffic, Weights
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Finished(NamedTuple):
+    """The end of one pass. ``at``: seconds by rank. ``computed``: the same without waits for
+    messages.
+    ``inner_bytes``, ``outer_bytes``: sent within and between nodes. ``spans``: timelines of the
+    ranks that were asked for."""
+
+    at: Floats
+    computed: Floats
+    inner_bytes: int
+    outer_bytes: int
+    spans: dict[int, list[Span]]
+
+
+class _Messages(NamedTuple):
+    """Messages of one part that begin at one step and end at ``due``: one of each owner that has
+    rows."""
+
+    due: int
+    what: str
+    owner: Ints
+    source: Ints
+    to: Ints
+    sizes: Floats
+
+
+class Ports:
+    """The ports of all ranks, and the moments at which they are free.
+
+    Each rank of the ring stands for ``stride`` ranks of the machine that do the same at the same
+    time; they share the network ports of their node.
+    """
+
+    def __init__(self, fleet: Fleet, ranks: int) -> None:
+        first = np.arange(ranks) * fleet.stride
+        outer, hardware = fleet.hardware.outer, fleet.hardware
+        self._node = first // fleet.per_node
+        self._port = first // outer.ranks if fleet.stride < outer.ranks else np.arange(ranks)
+        crowd = min(fleet.stride, outer.ranks)
+        self._inner, self._outer = hardware.inner, outer
+        self._outer_bandwidth = outer.bandwidth / crowd
+        self._free = np.zeros((4, ranks))  # out and in of ranks, out and in of network ports
+        self.inner_bytes = self.outer_bytes = 0.0
+
+    def send(self, source: Ints, to: Ints, sizes: Floats, ready: Floats) -> Floats:
+        """Returns the moments at which messages that are ``ready`` have arrived."""
+        crosses = self._node[source] != self._node[to]
+        if not crosses.any():
+            return self._within(source, to, sizes, ready)
+        arrived = np.empty_like(ready)
+        for some, send in ((~crosses, self._within), (crosses, self._between)):
+            if some.any():
+                arrived[some] = send(source[some], to[some], sizes[some], ready[some])
+        return arrived
+
+    def _within(self, source: Ints, to: Ints, sizes: Floats, ready: Floats) -> Floats:
+        out, into = self._free[:2]
+        end = np.maximum(np.maximum(ready, out[source]), into[to]) + sizes / self._inner.bandwidth
+        np.maximum.at(out, source, end)
+        np.maximum.at(into, to, end)
+        self.inner_bytes += sizes.sum()
+        return end + self._inner.latency
+
+    def _between(self, source: Ints, to: Ints, sizes: Floats, ready: Floats) -> Floats:
+        """Messages that share a port arrive together: as late as one after the other."""
+        out, into = self._free[2:]
+        seconds, ranks = sizes / self._outer_bandwidth, len(out)
+        leaving, entering = self._port[source], self._port[to]
+        end = ready + seconds
+        for free, port in ((out, leaving), (into, entering)):
+            begin = free.copy()
+            np.maximum.at(begin, port, ready)
+            all_of = np.bincount(port, seconds, ranks)
+            end = np.maximum(end, (begin + all_of)[port])
+        np.maximum.at(out, leaving, end)
+        np.maximum.at(into, entering, end)
+        self.outer_bytes += sizes.sum()
+        return end + self._outer.latency
+
+
+def slowness(fleet: Fleet, ranks: int, steps: int) -> Floats:
+    """Returns the factors of all computations, ``[rank, step]``."""
+    noise = fleet.noise
+    if noise is None:
+        return np.ones((1, 1))
+    drawn = np.random.default_rng(noise.seed).normal(0.0, 1.0, (ranks, steps))
+    found: Floats = np.exp(noise.jitter * drawn)
+    for rank, factor in noise.slow.items():
+        found[rank % ranks] *= factor
+    return found
+
+
+class Cores:
+    """The cores of each node, which its ranks share: while more ranks compute than there are cores,
+    all become slower alike. ``per_rank``: cores that one computes on."""
+
+    def __init__(self, fleet: Fleet, ranks: int, per_rank: int = 1) -> None:
+        hardware = fleet.hardware
+        node = np.arange(ranks) * fleet.stride // fleet.per_node
+        self._nodes = [np.nonzero(node == one)[0] for one in range(node[-1] + 1)]
+        self._taken = per_rank * fleet.stride / (hardware.cores or math.inf)
+        self._message, self._byte = hardware.message / 2, hardware.copying / 2
+
+    def elapsed(self, seconds: Floats) -> Floats:
+        """Returns the moments at which ranks that begin together end their ``seconds`` of work."""
+        if len(seconds) * self._taken <= 1:
+            return seconds
+        found = np.empty_like(seconds)
+        for ranks in self._nodes:
+            order = ranks[seconds[ranks].argsort()]
+            parts = seconds[order]
+            parts[1:] -= parts[:-1].copy()
+            still = np.arange(len(ranks), 0, -1)  # ranks that compute until each of them ends
+            found[order] = (parts * np.maximum(1.0, still * self._taken)).cumsum()
+        return found
+
+    def handling(self, ranks: int, messages: Iterable[_Messages], parts: int) -> Floats:
+        """Returns the seconds in which ranks send and receive ``messages``, each in some parts."""
+        found = np.zeros(ranks)
+        if self._message or self._byte:
+            for one in messages:
+                work = self._message * parts + one.sizes * self._byte
+                np.add.at(found, one.source, work)
+                np.add.at(found, one.to, work)
+        return found
+
+
+def simulate(
+    moved: Traffic, which: Pass, seconds: Floats, weights: Weights, fleet: Fleet, *,
+    began: Floats | None = None, threads: int = 1, parts: int = 1, record: Sequence[int] = (),
+) -> Finished:  # fmt: skip
+    """Returns the end of one pass of ``moved``.
+
+    ``seconds``: of each computation, ``[rank, visit]``. ``began``: by rank, the start of the pass.
+    ``threads``: of a rank; ``parts``: of each message. ``record``: ranks whose timelines are
+    wanted.
+    """
+    route, step_of = moved.route, np.array(moved.route.step)
+    ranks, steps = route.ranks, int(step_of.max()) + 1
+    groups = _groups(moved, which)
+    steps = max([steps, *(group.due + 1 for some in groups.values() for group in some)])
+    work = np.zeros((steps, ranks))
+    np.add.at(work, step_of, seconds.T)
+    if which == "backward":  # half of the own chunk is kept for the last step
+        half = seconds[:, 0] / 2
+        work[step_of[0]] -= half
+        work[-1] += half
+    work *= slowness(fleet, ranks, steps).T
+    ports, cores = Ports(fleet, ranks), Cores(fleet, ranks, threads)
+    now = np.zeros(ranks) if began is None else began.copy()
+    arrivals, total = np.zeros((steps, ranks)), np.zeros(ranks)
+    recorder = _Recorder(moved, which, record)
+    for at in range(steps):
+        messages = [_messages(moved, group, weights) for group in groups.get(at, ())]
+        for one in messages:
+            ready = np.maximum(now[one.source], now[one.to])
+            arrived = ports.send(one.source, one.to, one.sizes, ready)
+            np.maximum.at(arrivals[one.due], one.source, arrived)
+            np.maximum.at(arrivals[one.due], one.to, arrived)
+            recorder.messages(at, one, now)
+        busy = work[at] + cores.handling(ranks, messages, parts) + fleet.hardware.step * (steps > 1)
+        computed = now + cores.elapsed(busy)
+        after = np.maximum(computed, arrivals[at])
+        recorder.step(at, work[at], now, computed, after)
+        total, now = total + computed - now, after
+    return Finished(now, total, round(ports.inner_bytes), round(ports.outer_bytes), recorder.spans)
+
+
+class _VisitGroup(NamedTuple):
+    """The messages to or from one visit of a part of all chunks, from the step that lists them
+    to the end of step ``due``."""
+
+    due: int
+    what: Literal["chunk", "sum"]
+    part: int
+    visit: int
+
+
+@lru_cache(maxsize=8)
+def _groups(moved: Traffic, which: Pass) -> dict[int, list[_VisitGroup]]:
+    """Returns the groups that have messages, by the step at which they begin."""
+    route = moved.route
+    found: defaultdict[int, list[_VisitGroup]] = defaultdict(list)
+    visits = enumerate(zip(route.step, route.posted, strict=True))
+    for part, (visit, (step, posted)) in itertools.product(range(len(moved.chunk_rows)), visits):
+        if moved.chunk_rows[part, :, visit].any():
+            found[posted].append(_VisitGroup(step - 1, "chunk", part, visit))
+        if which == "backward" and moved.sum_rows[part, :, visit].any():
+            found[step + 1].append(_VisitGroup(step + 1, "sum", part, visit))
+    return found
+
+
+def _messages(moved: Traffic, group: _VisitGroup, weights: Weights) -> _Messages:
+    """Returns the messages of one group: those of the owners that have rows."""
+    route, at = moved.route, (group.part, slice(None), group.visit)
+    if group.what == "chunk":
+        rows, source, to = moved.chunk_rows[at], route.handed_by[at[1:]], route.rank[at[1:]]
+        weight = weights.chunk
+    else:
+        rows, source, to = moved.sum_rows[at], route.rank[at[1:]], moved.sums_to[at]
+        weight = weights.sums
+    (owner,) = np.nonzero(rows)
+    sizes = rows[owner].astype(np.float64) * weight
+    return _Messages(group.due, group.what, owner, source[owner], to[owner], sizes)
+
+
+class _Recorder:
+    """Timelines of a few ranks, as ``instruments.timeline`` records them."""
+
+    def __init__(self, moved: Traffic, which: Pass, ranks: Sequence[int]) -> None:
+        self._which, self._route = which, moved.route
+        self._under_way: defaultdict[tuple[int, int], list[_Flight]] = defaultdict(list)
+        self.spans: dict[int, list[Span]] = {rank: [] for rank in ranks}
+
+    def messages(self, at: int, one: _Messages, now: Floats) -> None:
+        """Notes the messages of the ranks that begin at step ``at``."""
+        for rank in self.spans:
+            for mine, others, word in ((one.source, one.to, "to"), (one.to, one.source, "from")):
+                for i in np.nonzero(mine == rank)[0]:
+                    text = f"{one.what} {one.owner[i]} {word} {others[i]}"
+                    sent, size = word == "to", int(one.sizes[i])
+                    flight = _Flight(at, now[rank], text, size * sent, size * (not sent))
+                    self._under_way[rank, one.due].append(flight)
+
+    def step(
+        self, at: int, seconds: Floats, began: Floats, computed: Floats, after: Floats
+    ) -> None:
+        """Notes the computation of a step, the wait after it and the transfers that it ends."""
+        for rank, spans in self.spans.items():
+            hop, end = f"{self._which}, step {at}", float(after[rank])
+            if seconds[rank]:
+                visits = np.array(self._route.step) == at
+                label = ", ".join(f"chunk {owner}" for owner in self._route.owner[rank, visits])
+                ends = float(began[rank]), float(computed[rank])
+                spans.append(Span("compute", hop, label or f"chunk {rank}", *ends))
+            if end > computed[rank]:
+                spans.append(Span("wait", hop, "", float(computed[rank]), end))
+            flights = self._under_way.pop((rank, at), [])
+            for begins, together in itertools.groupby(flights, lambda flight: flight.begins):
+                some = list(together)
+                label = ", ".join(flight.text for flight in some)
+                sent, received = sum(f.sent for f in some), sum(f.received for f in some)
+                name = f"{self._which}, step {begins}"
+                spans.append(Span("transfer", name, label, float(some[0].at), end, sent, received))
+
+
+class _Flight(NamedTuple):
+    begins: int
+    at: float
+    text: str
+    sent: int
+    received: int

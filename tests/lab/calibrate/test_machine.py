@@ -1,0 +1,181 @@
+"""``ringray calibrate``: what ranks time, and the entry that follows."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from ringray.base import provenance
+from ringray.base.errors import UserError
+from ringray.lab import cli
+from ringray.lab.calibrate import machine, rank
+from ringray.lab.calibrate.machine import Size
+from ringray.lab.predict import cost_model, hardware
+from ringray.lab.predict.hardware import Fleet, Link
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ringray.lab.predict.hardware import Hardware
+    from ringray.lab.trial.config import TrialConfig
+
+TINY = Size(
+    rows=(32, 64, 96), head_rows=128, heads=4, hops=(1024, 1 << 18), seconds=0.2,
+    rings=(("float32", 16, 4), ("float32", 64, 16)), dtypes=("float32", "bfloat16"),
+    head_dims=(16,), slow={"bfloat16": 64},
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def made() -> dict[int, dict[str, Any]]:
+    """Samples of a machine on which every call reaches 1 GFLOP/s after 10 µs."""
+    calls = [[1e-5 + machine._flops(case) / 1e9 for _ in range(3)] for case in TINY.alone()]
+    products = {"float32": [1e10, 2e10], "bfloat16": [3e10, 4e10], "copy": [5e9, 5e9]}
+    hops = [[1e-4 + size * 3e-9 for size in TINY.hops]]
+    copying = [[5e-5 + size * 1e-9 for size in TINY.hops]]
+    shared = {"alone": [[1.0, 2.0]], "busy": [[2.0, 4.0]]}
+    return {
+        1: {"attention": calls, "products": products, "rings": {"clock": [[2e-3]]}},
+        2: {"hops": {"clock": hops, "cores": copying}, "shared": shared},
+    }
+
+
+def fields() -> dict[str, Any]:
+    """The fields of an entry from those samples, but for what rings tell."""
+    found = made()
+    return {
+        "title": "my machine", "ranks_per_node": 2, **machine._of_rank(TINY, found, cores=True),
+        **machine._of_cores(TINY, found, 2),
+    }  # fmt: skip
+
+
+def test_the_entry_of_samples_is_what_they_were_made_of() -> None:
+    entry = hardware.entry(fields(), "made")
+    assert entry.call == pytest.approx(1e-5)
+    for curve in entry.attention:
+        assert list(curve.rates.values()) == pytest.approx([1e9] * len(curve.rates))
+    assert {n for one in entry.attention for n in one.rates} == {32, 64, 96}
+    assert max(n for one in entry.attention if one.dtype == "bfloat16" for n in one.rates) == 64
+    assert entry.peak == {"float32": 2e10, "bfloat16": 4e10}
+    assert entry.products == pytest.approx(0.75)
+    assert entry.inner.latency == pytest.approx(1e-4, rel=0.05)
+    assert entry.inner.bandwidth == pytest.approx(1 / 2e-9, rel=0.01), "beside the copying"
+    assert entry.shared == 0.5
+    assert entry.op == 1e-3
+    assert entry.spread == pytest.approx(0)
+
+
+def busy(entry: Hardware, configs: list[TrialConfig]) -> list[float]:
+    """Core-seconds of a rank of each ring, whose messages take no time beside them."""
+    link = Link(bandwidth=1e30, latency=0.0)
+    alone = {"inner": link, "outer": link, "cores": hardware.RANKS}
+    on = Fleet("made", entry.model_copy(update=alone), 1, hardware.RANKS)
+    return [cost_model.predict(one, on).time_ms / 1e3 for one in configs]
+
+
+def test_rings_tell_what_steps_messages_and_bytes_take() -> None:
+    configs = machine._rings(TINY, 4)
+    assert len({one.transport for one in configs}) > 3
+    made_of = {"step": 3e-4, "message": 1e-4, "copying": 2e-9}
+    entry = hardware.entry(fields() | made_of, "made")
+    found = machine._handling(fields(), configs, np.array(busy(entry, configs)))
+    assert {name: found[name] for name in made_of} == pytest.approx(made_of)
+    assert found["spread"] == pytest.approx(0, abs=1e-6)
+    without = hardware.entry(fields() | made_of | {"message": 0.0}, "made")
+    cores = np.array(busy(without, configs)) * np.linspace(0.97, 1.03, len(configs))
+    found = machine._handling(fields(), configs, cores)
+    assert min(found.values()) >= 0
+    assert 0 < found["spread"] < 0.1
+
+
+@pytest.mark.parametrize("shape", ["causal", "full", "stepped"])
+def test_flops_count_what_a_call_sees(shape: str) -> None:
+    case = ("float32", 16, "backward", shape, 96, 3, 1)
+    assert machine._flops(case) == rank.ends(shape, 96).sum() * 3 * 16 * 10
+
+
+@pytest.mark.parametrize("shape", ["causal", "full", "stepped"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_calls_compute_without_overflow(direction: str, shape: str) -> None:
+    call = rank.attention_call(rank.TimedCall("bfloat16", 16, direction, shape, 96, 3), CPU)
+    for _ in range(3):
+        found = call()
+    sums = rank._tensors("bfloat16", 16, 96, 3, CPU)[1]
+    results = list(found) if isinstance(found, tuple) else sums
+    assert all(x.isfinite().all() for x in results)
+    assert any(x.abs().sum() > 0 for x in results)
+
+
+def test_a_rank_alone_times_its_parts() -> None:
+    cases = tuple(rank.TimedCall(*case) for case in TINY.alone())
+    parts = {"attention": 0.0, "products": 0.0, "rings": 0.0, "shared": 0.0}
+    rings = tuple(one.as_dict() for one in machine._rings(TINY, 1))
+    asked = rank.Asked(parts, 0, 1, "", "cpu", cases, TINY.hops, rings)
+    measurer = rank.RankMeasurer(asked)
+    found = {part: getattr(measurer, part)() for part in parts}
+    assert [len(taken) for taken in found["attention"]] == [3] * len(cases)
+    assert np.min(found["attention"]) > 0
+    assert set(found["products"]) == {"float32", "bfloat16", "copy"}
+    for rates in found["products"].values():
+        assert all(math.isfinite(rate) and rate > 0 for rate in rates)
+    assert all(len(taken) == len(cases) for taken in found["shared"]["busy"])
+    assert np.shape(found["rings"]["clock"]) == np.shape(found["rings"]["cores"]) == (4, 1)
+    assert np.min(found["rings"]["clock"]) > 0
+
+
+@pytest.mark.slow
+def test_this_machine_is_measured_by_processes(home: Path) -> None:
+    said: list[str] = []
+    fields = machine.measure("cpu", said.append, replace(TINY, seconds=0.5))
+    found = hardware.entry(fields, "measured")
+    assert found.cores == provenance.hardware()["cores"]
+    assert len(said) >= 2
+    assert not home.exists(), "measuring writes nothing"
+
+
+def test_a_rank_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"parts": {"attention": 0.0}, "ranks": 1, "device": "cpu", "cases": []}
+    monkeypatch.setattr(machine.json, "dumps", lambda data: "{")
+    with pytest.raises(UserError, match=r"a rank could not measure: json\..*JSONDecodeError"):
+        machine._samples(asked)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--device", "cuda"], "no GPU of this machine works"),
+        (["--json", "{home}/store.db"], "of the database"),
+        (["--home", "x"], "unrecognized arguments"),
+    ],
+)
+def test_bad_input(
+    words: list[str], said: str, home: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    there = provenance.hardware() | {"gpus": []}
+    monkeypatch.setattr(provenance, "hardware", lambda: there)
+    assert cli.main(["calibrate", *(word.format(home=home) for word in words)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_keeps_and_prints_what_was_measured(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = fields() | {"step": 2e-4, "message": 1e-4, "copying": 1e-9}
+    monkeypatch.setattr(machine, "measure", lambda device, say: measured)
+    file = tmp_path / "entry.json"
+    assert cli.main(["calibrate", "--device", "cpu", "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    for text in ("my machine: GFLOP/s", "in steps", "1.00", "200 µs a step", "beside others 50%"):
+        assert text in printed
+    assert json.loads(file.read_text())["local"]["title"] == "my machine"
+    assert cli.main(["calibrate", "--device", "cpu", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["local"]["cores"] == 2
+    assert len(list((home / "hardware").iterdir())) == 1

@@ -1,0 +1,99 @@
+"""``ringray advise``: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringray.lab import cli
+from ringray.lab.plan import plan
+from ringray.lab.spec import model as spec
+
+ASKED = ["advise", "8b", "--context", "256k", "--on", "h100:2x8"]
+
+
+def test_answer_json_and_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked, answer = tmp_path / "spec.yaml", tmp_path / "answer.json"
+    assert cli.main([*ASKED, "--top", "2", "--spec", str(asked), "--json", str(answer)]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(answer.read_text())
+    assert len(found["proposals"]) == 2
+    first = found["proposals"][0]
+    assert first["step_s"] <= found["proposals"][1]["step_s"]
+    assert sum(first["parts_s"].values()) == pytest.approx(first["step_s"])
+    assert 0.3 < first["mfu"] < first["mfu_paper"]
+    assert first["tokens_per_s"] == pytest.approx((4 << 20) / first["step_s"])
+    for text in ("One rank: not enough", "Ring: ", first["transport"], first["limit"], "Memory"):
+        assert text in printed
+    built = plan.build(spec.load(asked), processes=2)
+    (config, *_) = [trial.config for trial in built.runnable]
+    assert config.ring_size == first["degrees"]["cp"]
+    assert config.seq_len == 256 << 10
+    assert config.transport == first["transport"]
+    assert config.heads * first["degrees"]["tp"] == 32
+
+
+def test_max_context(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["advise", "13b", "--max-context", "--on", "h100:8", "--json", "-"]
+    assert cli.main(line) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["max_context"] > 200_000
+    assert found["memory_bytes"]["total"] <= found["usable_bytes"]
+    assert found["limit"] in found["memory_bytes"]
+
+
+def test_sizes_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--layers", "2", "--hidden", "256", "--heads", "4", "--kv-heads", "2"]
+    assert cli.main(["advise", *sizes, "--context", "8k", "--batch", "2", "--on", "h100:1"]) == 0
+    printed = capsys.readouterr().out
+    assert "One rank: enough" in printed
+    assert "Ring: not needed" in printed
+
+
+def test_hardware_whose_memory_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["advise", "3b", "--context", "8k", "--batch", "1", "--dtype", "fp32", "--on", "cpu:4x1"]
+    assert cli.main([*line, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["usable_bytes"] is None
+    assert cli.main(line) == 0
+    assert "of the unknown amount" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["8b", "--context", "1M", "--on", "h10:8"], "did you mean 'h100'?"),
+        (["70bb", "--context", "1M", "--on", "h100:8"], "did you mean '70b'?"),
+        (["8b", "--context", "1M", "--on", "h100:9"], "at most 8"),
+        (["8b", "--context", "10 tokens", "--on", "h100:8"], "--context: got '10 tokens'"),
+        (["8b", "--on", "h100:8"], "--context: expected the tokens"),
+        (["8b", "--context", "1M", "--max-context", "--on", "h100:8"], "--context: expected"),
+        (["8b", "--context", "2M", "--batch", "3M", "--on", "h100:8"], "a multiple of the context"),
+        (["8b", "--context", "1M", "--on", "h100:8", "--tp", "3"], "--tp 3: cannot be"),
+        (["8b", "--context", "1M", "--on", "h100:8", "--tp", "0"], "at least 1"),
+        (["8b", "--context", "1M", "--on", "h100:8", "--nics", "3"], "--nics: got 3"),
+        (["8b", "--context", "1M", "--on", "h100:8", "--dtype", "fp8"], "--dtype: got 'fp8'"),
+        (["8b", "--context", "100M", "--on", "h100:8"], "more than can be used"),
+        (["8b", "--max-context", "--on", "cpu:2x1"], "no `memory`"),
+        (["--layers", "2", "--context", "1M", "--on", "h100:8"], "--hidden"),
+    ],
+)
+def test_wrong_questions_exit_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["advise", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert says in err
+    assert out == ""
+
+
+def test_it_needs_neither_torch_nor_ray() -> None:
+    code = (
+        f"import sys; from ringray.lab.cli import main; assert main({ASKED!r}) == 0; "
+        "print(*sorted({'torch', 'ray', 'mlflow', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""

@@ -1,0 +1,367 @@
+"""Points that their prediction rules out: too much memory, or surely slower than another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.base import provenance
+from ringray.base.errors import SpecError
+from ringray.lab.cli import main
+from ringray.lab.driver.resume import Resume
+from ringray.lab.driver.schedule import Schedule
+from ringray.lab.plan import forecast, plan
+from ringray.lab.plan.forecast import BEATEN, beaten
+from ringray.lab.plan.problems import defaults, studies
+from ringray.lab.predict.cost_model import Cost
+from ringray.lab.predict.hardware import Fleet, cpu, gpus, parse_fleet
+from ringray.lab.report import words
+from ringray.lab.search.base import SearchSettings
+from ringray.lab.spec import model as spec
+from ringray.lab.store.store import Store
+from ringray.lab.trial.outcome import UNASKED, Outcome, SweepInfo
+from tests.lab.driver.test_schedule import Machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+HEAD = "version: 1\nname: f\nkind: latency\nring: {size: 2, device: cpu}\n"
+LENGTHS = f"{HEAD}problem: {{seq_len: [1k, 64k, 1M], heads: 8, head_dim: 64}}\n"
+LIMIT = f"{LENGTHS}limits: {{rank_memory: 1GiB}}\n"
+
+
+def build(text: str, on: Fleet | None = None, **given: Any) -> plan.Plan:
+    return plan.build(spec.parse(text, "f.yaml"), on, **given)
+
+
+def reasons(made: plan.Plan) -> list[str]:
+    return [str(trial.pruned or "") for trial in made.trials]
+
+
+# Memory
+
+
+def test_points_beyond_the_limit_of_a_rank_are_pruned_with_the_reason() -> None:
+    made = build(LIMIT)
+    most = made.trials[-1]
+    assert most.predicted is not None
+    assert reasons(made) == [
+        "", "", "limits.rank_memory: predicted 8.84 GiB per rank, more than 1.00 GiB"
+    ]  # fmt: skip
+    assert cost_of(most) == most.predicted._asdict()  # it can still be read
+    assert (
+        made.spec.limits.trial_timeout
+        == build(LENGTHS.replace(", 1M", "")).spec.limits.trial_timeout
+    )
+    (line,) = words.pruned(made)
+    assert line.startswith("1 point pruned: limits.rank_memory: predicted")
+    assert line.endswith("; --all measures also what a prediction rules out")
+    forced = build(LIMIT, everything=True)
+    assert reasons(forced) == ["", "", ""]
+    assert forced.digest == made.digest
+
+
+def cost_of(trial: plan.Trial) -> dict[str, Any]:
+    return plan.trial_dict(trial)["predicted"]
+
+
+def test_nothing_left_is_an_error_about_the_limit() -> None:
+    with pytest.raises(SpecError) as caught:
+        build(LIMIT.replace("[1k, 64k, 1M]", "[1M, 2M]"))
+    assert str(caught.value) == (
+        "f.yaml:6: limits.rank_memory: predicted 8.84 GiB per rank, more than 1.00 GiB (and no "
+        "other of 2 points can run); --all plans them all the same"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sure"),
+    [
+        ("seq_len: 64k", 1.1),
+        ("seq_len: 64k, causal: false", 1.1),
+        ("seq_len: 64k, window: 500", 1.3),
+        ("seq_len: 64k, documents: 7", 1.3),
+    ],
+)
+def test_a_prediction_that_errs_prunes_only_what_is_sure(given: str, sure: float) -> None:
+    text = f"{HEAD}problem: {{{given}, heads: 8, head_dim: 64}}\nlimits: {{rank_memory: %d}}\n"
+    check_margin(text, sure)
+
+
+def test_gathered_keys_and_steps_of_decoding_are_predicted_roughly() -> None:
+    text = f"{LENGTHS.replace('[1k, 64k, 1M]', '256k')}limits: {{rank_memory: %d}}\n"
+    check_margin(f"{text}strategy: {{transport: allgather}}\n", 1.3)
+    decoding = text.replace("latency", "decode").replace("dim: 64", "dim: 64, direction: forward")
+    check_margin(decoding, 1.3)
+
+
+def check_margin(text: str, sure: float) -> None:
+    (trial,) = build(text % (1 << 40)).trials
+    assert trial.predicted is not None
+    peak = trial.predicted.peak_memory_bytes
+
+    def planned(share: float) -> tuple[bool, list[str]]:
+        made = build(text % int(peak / share), **extra)
+        return made.trials[0].pruned is None, words.warnings(made)
+
+    extra: dict[str, Any] = {}
+    assert planned(0.999) == (True, [])
+    stays, (warned,) = planned(sure - 0.005)
+    assert stays
+    assert warned.startswith("warning: 1 point may run out of memory: up to ")
+    with pytest.raises(SpecError, match=r"limits\.rank_memory: predicted .* per rank, more than"):
+        planned(sure + 0.005)
+    extra["everything"] = True
+    assert planned(3.0) == (True, [])
+
+
+def test_ranks_share_the_memory_of_their_machine() -> None:
+    text = LENGTHS.replace("size: 2", "size: [2, 4]").replace("[1k, 64k, 1M]", "64k")
+    pair, four = build(text).trials
+    assert pair.predicted is not None
+    assert four.predicted is not None
+    needs = 4 * four.predicted.peak_memory_bytes
+    assert 2 * pair.predicted.peak_memory_bytes < needs / 1.2
+    assert reasons(build(text, machine=needs)) == ["", ""]
+    made = build(text, machine=int(needs / 1.2))
+    assert reasons(made)[0] == ""
+    assert reasons(made)[1].startswith("problem.seq_len: predicted 410 MiB per rank, more than ")
+    assert reasons(made)[1].endswith(" of this machine for each of 4 ranks")
+    # The smaller one of both counts.
+    low = build(f"{text}limits: {{rank_memory: 1GiB}}\n")
+    for memory, field in ((needs, "problem.seq_len"), (4 << 30, "limits.rank_memory")):
+        room = forecast.room(low.spec, low.trials[0].config, forecast.host(None, memory))
+        assert room is not None
+        assert (room.size, room.field) == (min(memory / 2, 1 << 30), field)
+
+
+def test_a_gpu_has_memory_of_its_own() -> None:
+    text = LENGTHS.replace("cpu", "cuda")
+    assert reasons(build(text, machine=MIB)) == ["", "", ""]
+    text = text.replace("1M", "32M")
+    assert reasons(build(text)) == ["", "", ""]  # nothing is known of the GPUs
+    (said,) = filter(None, reasons(build(text, parse_fleet("h100:2"))))
+    assert said == (
+        "problem.seq_len: predicted 345 GiB per rank, more than 74.5 GiB of NVIDIA H100 SXM 80 GB"
+    )
+    shared = replace(cpu(8), hardware=cpu(8).hardware.model_copy(update={"memory": 8.0}))
+    config = build(text).trials[0].config
+    room = forecast.room(build(text).spec, config, forecast.host(shared, None))
+    assert room is not None
+    assert room.size == 4.0
+
+
+def test_cuts_are_measured_side_by_side_on_one_machine() -> None:
+    text = LENGTHS.replace("latency", "kernel-tune").replace("[1k, 64k, 1M]", "1k")
+    made = build(text + "strategy: {blocks: 64}\n")
+    assert made.trials[0].config.ring_size == 1
+    room = forecast.room(made.spec, made.trials[0].config, forecast.host(None, 100))
+    assert room == (50.0, "problem.seq_len", " of this machine for each of 2 ranks")
+
+
+# Time
+
+SEARCH = (
+    "version: 1\nname: f\nkind: strategy-tune\nring: {{size: 4, device: cpu}}\n"
+    "problem: {{seq_len: [512, 4k], heads: 4, direction: forward}}\n"
+    "strategy: {{partition: auto, transport: auto}}\n"
+    "measure: {{warmup: 1, repeats: 15}}\nsearch: {search}\n"
+)
+
+
+def cost(ms: float, error: float = 0.2) -> Cost:
+    return Cost(1, 1, 1, 1, ms, 1.0, ms * (1 - error), ms * (1 + error), 0.0, 1, 0)
+
+
+def test_only_points_beyond_both_errors_are_beaten() -> None:
+    # The best takes at most 12 ms; 18 ms at least is no more than 1.5 times that.
+    costs = [cost(ms) for ms in (30.0, 10.0, 11.0, 12.0, 22.4, 22.6)]
+    assert beaten(costs) == [5, 0]
+    assert beaten(costs, keep=[0]) == [5]
+    assert beaten([cost(ms) for ms in (1.0, 50.0, 100.0)]) == []  # too few to leave one out
+    assert beaten([cost(ms) for ms in (1.0, 50.0, 100.0, 101.0)]) == [3]
+    assert beaten([]) == []
+    # The one that is predicted best may be the less sure one.
+    unsure = [cost(10.0, error=0.9), cost(11.0, error=0.01), cost(12.0), cost(17.0, error=0.01)]
+    assert beaten(unsure) == [3]
+
+
+def predicted(made: plan.Plan, error: float = 0.1) -> plan.Plan:
+    """The plan with the times of a machine, and those that they rule out."""
+    machine = Machine()
+    trials = tuple(
+        replace(one, predicted=cost(machine.cost(one.config), error)) for one in made.trials
+    )
+    return replace(made, trials=forecast.without_beaten(made.spec, trials, None))
+
+
+def test_a_search_leaves_out_what_another_point_surely_beats() -> None:
+    made = predicted(build(SEARCH.format(search="{method: halving}")))
+    lost = [trial for trial in made.trials if trial.pruned]
+    assert {trial.pruned for trial in lost} == {BEATEN}
+    assert len(lost) > len(made.trials) / 4
+    slowest_kept = max(trial.predicted.time_ms for trial in made.runnable if trial.predicted)
+    fastest_lost = min(trial.predicted.time_ms for trial in lost if trial.predicted)
+    assert slowest_kept <= fastest_lost
+    (line,) = words.pruned(made)
+    assert "predicted to be slower than another point of its problem" in line
+
+
+@pytest.mark.parametrize(
+    "search",
+    ["{}", "{method: halving, objectives: [median_ms, peak_memory_bytes]}",
+     "{method: halving, objectives: peak_memory_bytes}"],
+)  # fmt: skip
+def test_what_measures_all_or_wants_more_than_speed_leaves_out_nothing(search: str) -> None:
+    assert not any(reasons(predicted(build(SEARCH.format(search=search)))))
+
+
+def test_without_a_calibration_nothing_is_beaten(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SEARCH.format(search="{method: halving}").replace("transport: auto", "transport: ring")
+    sure = cpu(8).hardware.model_copy(update={"spread": 0.0})
+    table, measured = (
+        replace(cpu(8), hardware=sure.model_copy(update={"measured": when}))
+        for when in (None, "2026-11-23")
+    )
+    assert not any(reasons(build(text, table)))
+    assert str(BEATEN) in reasons(build(text, measured))
+    assert not any(reasons(build(text, measured, everything=True)))
+    # On another cluster the hardware of this machine is a guess.
+    monkeypatch.setattr(plan, "local_fleet", lambda device: measured)
+    assert not any(reasons(build(text)))
+    assert str(BEATEN) in reasons(build(text, machine=1 << 40))
+
+
+def test_the_default_is_measured_whatever_was_predicted() -> None:
+    made = build(SEARCH.format(search="{method: halving}"))
+    usual = {trial.key for group in studies(made.trials) for trial in defaults(group)}
+    assert len(usual) == 2
+    slow = tuple(
+        replace(one, predicted=cost(99.0 if one.key in usual else 1.0 + one.index / 4, 0.1))
+        for one in made.trials
+    )
+    left = forecast.without_beaten(made.spec, slow, 4)
+    assert usual <= {trial.key for trial in left if trial.pruned is None}
+    assert any(trial.pruned for trial in left)
+    # Three cores are too few for four ranks to keep pace.
+    assert forecast.without_beaten(made.spec, slow, 3) == slow
+
+
+def test_the_others_get_the_runs_of_beaten_points() -> None:
+    made = build(SEARCH.format(search="{method: random}"))
+    pruned = predicted(made, 0.2)
+    assert 24 <= len(pruned.runnable) < len(made.runnable) == 48
+
+    def measured(one: plan.Plan) -> list[int]:
+        machine, schedule = Machine(), Schedule(one, {}, {})
+        machine.run(schedule)
+        return [len(found.trials) - len(found.unasked) for found in schedule.found()]
+
+    assert measured(made) == measured(pruned)
+    assert SearchSettings(15, 1, 0.25, 0).runs(12) == 3 * 16
+    assert SearchSettings(15, 1, 0.25, 0, beaten=12).runs(12) == 6 * 16
+    # The default is measured in any case.
+    assert SearchSettings(15, 1, 0.25, 0, beaten=12, besides=9).runs(12) == 6 * 16 - 9
+    assert SearchSettings(15, 1, 0.25, 0, besides=9).runs(12) == 3 * 16
+
+
+def begun(store: Store, made: plan.Plan) -> dict[str, Any]:
+    """A sweep of the plan that has begun; returns its environment."""
+    info = SweepInfo(
+        made.digest, "f", made.spec.kind, made.spec.canonical(), "", provenance.describe()
+    )
+    store.begin(info, Resume.of(made, store, info.environment).infos())
+    return info.environment
+
+
+def test_a_search_that_is_over_stays_so_after_a_calibration(tmp_path: Path) -> None:
+    made = build(SEARCH.format(search="{method: halving}"))
+    pruned = predicted(made)
+    with Store(tmp_path / "s.db") as store:
+        environment = begun(store, pruned)
+        for trial in pruned.runnable:
+            ended = Outcome("ok", None, {"median_ms": 1.0}, {"ms": [1.0] * 15})
+            outcome = replace(ended, point=trial.point(environment))
+            store.record(made.digest, trial.key, outcome)
+        store.finish(made.digest, "complete")
+        assert not Resume.of(pruned, store, environment).to_do
+        assert not Resume.of(made, store, environment).to_do
+        # ... but not for a user that wants them all.
+        assert Resume.of(replace(made, everything=True), store, environment).to_do
+
+
+def test_what_was_measured_is_not_pruned_by_a_later_prediction(tmp_path: Path) -> None:
+    forced, pruned = build(LIMIT, everything=True), build(LIMIT)
+    last = forced.trials[2]
+    with Store(tmp_path / "s.db") as store:
+        environment = begun(store, forced)
+        store.record(forced.digest, last.key, Outcome("oom", "it was full"))
+        resume = Resume.of(pruned, store, environment)
+        assert resume.pruned == {}
+        store.begin(store.find("f"), resume.infos())
+        assert store.trials(forced.digest)[2].status == "oom"
+    with Store(tmp_path / "other.db") as store:
+        assert list(Resume.of(pruned, store, environment).pruned) == [last.key]
+        begun(store, pruned)
+        row = store.trials(forced.digest)[2]
+        assert (row.status, row.reason) == ("pruned", str(pruned.trials[2].pruned))
+        assert UNASKED not in row.reason
+
+
+# The command line
+
+
+def test_the_commands_know_what_is_ruled_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "f.yaml", tmp_path / "plan.json"
+    path.write_text(LIMIT)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert main(["plan", str(path), "--json", str(out), "--price", "2.5"]) == 0
+    made = json.loads(out.read_text())
+    totals = made["totals"]
+    assert (totals["trials"], totals["pruned"]) == (2, 1)
+    hours = 2 * sum(trial["measuring_s"] for trial in made["trials"]) / 3600
+    assert totals["rank_hours"] == pytest.approx(hours)
+    assert totals["cost"] == pytest.approx(2.5 * hours)
+    said = capsys.readouterr().out
+    assert f"rank-hours for {2.5 * hours:,.2f} at 2.5 each" in said
+    assert "1 point pruned: limits.rank_memory" in said
+    monkeypatch.setattr(provenance, "memory_bytes", lambda: 2 * MIB)
+    assert main(["plan", str(path)]) == 2  # without --all nothing of it fits this machine
+    assert "problem.seq_len: predicted" in capsys.readouterr().err
+    assert main(["validate", str(path)]) == 0  # it may be meant for another one
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert main(["plan", str(path)]) == 0
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert main(["run", str(path), "--no-tracking"]) == 2
+    capsys.readouterr()
+    assert main(["plan", str(path), "--all"]) == 0
+    assert "3 trials; predicted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("price", ["free", "-1", "nan", "inf", ""])
+def test_a_price_that_is_no_number(
+    price: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(LENGTHS)
+    assert main(["plan", str(path), "--price", price]) == 2
+    assert f"--price: got {price!r}, expected a number of at least 0" in capsys.readouterr().err
+
+
+def test_gpus_are_counted_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, mine = tmp_path / "f.yaml", tmp_path / "mine.yaml"
+    path.write_text(LENGTHS.replace("cpu", "cuda"))
+    assert main(["plan", str(path)]) == 0
+    assert " GPU-hours, up to" in capsys.readouterr().out
+    priced = gpus().hardware.model_dump(exclude_none=True) | {"price": 3.0}
+    mine.write_text(json.dumps({"mine": priced}))
+    assert main(["plan", str(path), "--on", f"{mine}:2"]) == 0
+    assert " at 3 each, up to" in capsys.readouterr().out
+    assert main(["plan", str(path), "--on", f"{mine}:2", "--price", "4"]) == 0
+    assert " at 4 each, up to" in capsys.readouterr().out

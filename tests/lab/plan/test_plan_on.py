@@ -1,0 +1,133 @@
+"""Plans for hardware that is not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringray.base.errors import SpecError
+from ringray.lab.cli import main
+from ringray.lab.plan.plan import Plan, build
+from ringray.lab.predict.hardware import gpus, parse_fleet, table
+from ringray.lab.spec.model import parse
+
+SPEC = """
+version: 1
+name: far
+kind: latency
+ring: {{size: {size}}}
+problem: {{seq_len: 64k, heads: 32, kv_heads: 8, head_dim: 128, direction: forward}}
+strategy: {{transport: [ring, "double-ring:8"]}}
+{more}
+"""
+
+
+def made(size: int = 64, more: str = "", on: str | None = None) -> Plan:
+    spec = parse(SPEC.format(size=size, more=more))
+    return build(spec, parse_fleet(on) if on else None)
+
+
+def times(plan: Plan) -> list[float]:
+    return [trial.predicted.time_ms for trial in plan.trials if trial.predicted]
+
+
+def test_a_cluster_of_the_spec_is_that_of_the_option() -> None:
+    assert times(made(on="h100:8x8")) == times(made(more="cluster: h100:8x8"))
+    assert made(on="h100:8x8").device == "cuda"
+    here = build(parse(SPEC.format(size=2, more="cluster: h100:8x8")), machine=1 << 34)
+    assert (here.on, here.device) == (None, "cpu")
+
+
+def test_nodes_and_their_ports_change_the_winner() -> None:
+    """In one node the transports do not differ; across nodes the ring waits for single ports."""
+    ring, double = times(made(size=8, on="h100:8"))
+    assert ring == pytest.approx(double, rel=0.1)
+    ring, double = times(made(on="h100:8x8"))
+    assert double < 0.8 * ring
+
+
+@pytest.mark.parametrize(
+    ("on", "message"),
+    [
+        ("h101:8x8", "hardware: got 'h101', expected one of .*did you mean 'h100'"),
+        ("h100:8x9", "9 ranks per node, but a node of h100 has at most 8"),
+        ("h100:0x8", "expected h100:RANKS of one node or h100:NODESxRANKS"),
+        ("h100:99999x8", "799,992 ranks, expected at most 65,536"),
+        ("h100:2x8", r"ring\.size: got 64, but h100:2x8 has 16 ranks"),
+        ("nowhere.yaml:8", "nowhere.yaml cannot be read"),
+    ],
+)
+def test_errors_of_clusters_name_the_field(on: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as error:
+        made(more=f"cluster: {on}")
+    assert error.value.field in ("cluster", "ring.size")
+
+
+def written(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    spec, answer = tmp_path / "far.yaml", tmp_path / "plan.json"
+    spec.write_text(SPEC.format(size=16, more=""))
+    code = main(["plan", str(spec), "--json", str(answer), *options])
+    return code, json.loads(answer.read_text()) if answer.exists() else {}
+
+
+def test_the_command_predicts_for_a_fleet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    code, there = written(tmp_path, "--on", "h100:2x8", "--timeline", str(trace))
+    assert (code, there["on"]) == (0, "h100:2x8")
+    assert "predicted for h100:2x8: NVIDIA H100" in capsys.readouterr().out
+    events = [one for one in json.loads(trace.read_text()) if one["ph"] == "X"]
+    assert {one["pid"] for one in events} == set(range(16))
+    last = max(one["ts"] + one["dur"] for one in events) / 1e3
+    assert last == pytest.approx(there["trials"][0]["predicted"]["time_ms"], rel=1e-3)
+    _, slow = written(tmp_path, "--on", "h100:2x8", "--slow", "3:2", "--jitter", "0.01")
+    quick = there["trials"][0]["predicted"]["time_ms"]
+    assert slow["trials"][0]["predicted"]["time_ms"] > 1.2 * quick
+
+
+def test_an_entry_of_ones_own_has_a_price(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    fields = table()["h100"].model_dump(mode="json") | {"price": 3.0}
+    mine.write_text(json.dumps({"mine": fields}))
+    _, found = written(tmp_path, "--on", f"{mine}:2x8")
+    assert found["totals"]["cost"] == pytest.approx(3 * found["totals"]["rank_hours"])
+    _, found = written(tmp_path, "--on", f"{mine}:2x8", "--price", "1")
+    assert found["totals"]["cost"] == pytest.approx(found["totals"]["rank_hours"])
+    mine.write_text(json.dumps({"mine": fields | {"peak": {"bfloat16": -1}}}))
+    assert written(tmp_path, "--on", f"{mine}:2x8")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--on", ""], "--on: hardware: got ''"),
+        (["--on", "h1oo:8"], "--on: hardware: got 'h1oo'"),
+        (["--on", "h100:2x8", "--slow", "3"], "--slow: got '3', expected RANK:FACTOR"),
+        (["--on", "h100:2x8", "--slow", "3:0.5"], "--slow"),
+        (["--on", "h100:2x8", "--jitter", "2"], "--jitter: got 2, expected a share from 0 to 1"),
+        (["--slow", "3:2"], "--on"),
+    ],
+)
+def test_bad_options_end_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert written(tmp_path, *options) == (2, {})
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("Tesla T4", "h100"),
+    ],
+)
+def test_gpus_are_found_by_their_model(model: str, name: str) -> None:
+    assert gpus(model).name == name

@@ -1,0 +1,113 @@
+"""Advice: the best of all degrees, what fits, and the longest context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ringray.base.errors import UserError
+from ringray.lab.predict import advise, hardware
+from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.models import named
+from ringray.lab.predict.transformer import Degrees
+
+
+def wish(context: int = 1 << 17, sequences: int = 4, fleet: str = "h100:2x8", **given: int) -> Wish:
+    return Wish(named("8b", {}), hardware.parse_fleet(fleet), context, sequences, fixed=given)
+
+
+def with_ports(of: Wish, ranks: int, bandwidth: float) -> Wish:
+    outer = of.on.hardware.outer.model_copy(update={"ranks": ranks, "bandwidth": bandwidth})
+    return replace(
+        of, on=replace(of.on, hardware=of.on.hardware.model_copy(update={"outer": outer}))
+    )
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_no_degrees_are_faster_than_the_advised(slow: bool) -> None:
+    asked = with_ports(wish(), 8, 5e9) if slow else wish()
+    found = advise.advise(asked, 3)
+    every = [
+        advise.advise(replace(asked, fixed=vars(degrees)), 1)[0]
+        for degrees in advise.possible(asked)
+        if advise.needed(asked, degrees).total <= asked.room
+    ]
+    times = sorted(one.time.total for one in every)
+    assert [one.time.total for one in found] == pytest.approx(times[:3])
+    for one in every:
+        assert advise._bound(asked, one.degrees) <= one.time.total
+        assert one.memory.total <= asked.room
+    assert len({one.degrees for one in found}) == 3
+
+
+def test_degrees_multiply_out() -> None:
+    found = advise.possible(wish())
+    assert len(found) == len(set(found))
+    for one in found:
+        assert one.ranks == 16
+        assert 8 % one.tp == 32 % one.pp == 4 % one.dp == 0
+    assert Degrees(2, 2, 2, 2) in found
+    assert advise.possible(wish(tp=4, dp=2)) == [Degrees(2, 2, 4, 1), Degrees(2, 1, 4, 2)]
+
+
+def test_ranks_of_tp_share_all_heads() -> None:
+    model = named("llama-30b", {})  # 52 heads
+    found = advise.possible(Wish(model, hardware.parse_fleet("h100:2x8"), 1 << 17, 4))
+    assert {one.tp for one in found} == {1, 2, 4}
+
+
+def test_other_walks_are_taken_where_ranks_wait_less() -> None:
+    asked = with_ports(wish(1 << 14, 1, dp=1, cp=16), 8, 5e9)
+    best = advise.advise(asked, 1)[0]
+    default = asked.attention(best.degrees, transport=best.config.transport)
+    waits = {
+        name: asked.cost(best.degrees, replace(default, backward=name)).exposed_ms
+        for name in ("planned", "reverse", "query-side")
+    }
+    assert best.config.backward == min(waits, key=waits.__getitem__) != "planned"
+
+
+def test_a_slow_network_is_what_limits() -> None:
+    asked = with_ports(wish(1 << 14, 16), 8, 1e9)
+    best = advise.advise(replace(asked, fixed={"dp": 1, "pp": 1, "tp": 1}), 1)[0]
+    assert "between nodes" in best.limit(asked.on)
+    fast = with_ports(asked, 1, 1e12)
+    assert advise.advise(fast, 1)[0].limit(asked.on) == "compute"
+
+
+def test_a_ring_is_needed_where_nothing_else_fits() -> None:
+    short = advise.smallest_ring(wish(1 << 14, 16))
+    assert short.degrees.cp == 1
+    long = wish(1 << 22, 1, dp=1, pp=1, tp=1)
+    with pytest.raises(UserError):
+        advise.advise(replace(long, on=hardware.parse_fleet("h100:8")), 1)
+    few = advise.smallest_ring(wish(1 << 20, 1, fleet="h100:8x8", pp=1, tp=4))
+    assert few.degrees == Degrees(1, 16, 4, 1)
+
+
+def test_the_longest_context_fits_and_no_longer() -> None:
+    asked = wish(1, 1)
+    reach = advise.max_context(asked)
+    assert reach.memory.total <= asked.room
+    at = replace(asked, context=reach.context)
+    assert advise.needed(at, reach.degrees).total <= asked.room
+    longer = replace(asked, context=int(reach.context * 1.02))
+    for degrees in advise.possible(longer):
+        assert advise.needed(longer, degrees).total > asked.room
+    assert advise.max_context(wish(1, 1, fleet="h100:4x8")).context > 1.9 * reach.context
+
+
+def test_memory_that_no_layout_has() -> None:
+    with pytest.raises(UserError, match=r"fit into no layout.*DP 1 x CP 16.*more than can be used"):
+        advise.advise(wish(1 << 24, 1))
+    big = Wish(named("405b", {}), hardware.parse_fleet("h100:1"), 1, 1)
+    with pytest.raises(UserError, match="what helps: more ranks"):
+        advise.max_context(big)
+
+
+@pytest.mark.parametrize("given", [{"tp": 3}, {"dp": 3}, {"pp": 5}, {"cp": 3}, {"cp": 16, "tp": 2}])
+def test_degrees_that_cannot_be(given: dict[str, int]) -> None:
+    name, number = next(iter(given.items()))
+    with pytest.raises(UserError, match=f"--{name} {number}.*TP divides the 8 ranks"):
+        advise.advise(replace(wish(), fixed=given))

@@ -1,0 +1,215 @@
+"""Ranks and links, step by step: times worked out by hand, messages of the very scripts."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringray import transport
+from ringray.lab.predict import cost_model
+from ringray.lab.predict.hardware import Fleet, Hardware, Noise, entry
+from ringray.lab.predict.simulator import Cores, Ports, simulate
+from ringray.lab.trial.config import TrialConfig
+from ringray.partition import PARTITIONS, padded_length
+from ringray.traffic import script, walk
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
+from ringray.traffic.routes import around
+from ringray.traffic.walk import Weights
+from tests.support.point import point
+
+# Bytes of a message of one row are its seconds within a node, ten times as many between nodes.
+LINKS = {
+    "title": "a clock", "memory_bandwidth": 1e30, "peak": {"float32": 1.0}, "ranks_per_node": 64,
+    "products": 1.0, "call": 0.0,
+    "attention": [
+        {"dtype": "float32", "head_dim": 1, "direction": way, "causal": False, "rates": {1: 1.0}}
+        for way in ("forward", "backward")
+    ],
+    "inner": {"bandwidth": 1.0, "latency": 0.0}, "outer": {"bandwidth": 0.1, "latency": 0.0},
+}  # fmt: skip
+
+
+def clock(**changed: object) -> Hardware:
+    return entry({**LINKS, **changed}, "test")
+
+
+def ring(ranks: int, per_node: int = 64, *, row: int = 1, seconds: float = 0.0, **more: object):
+    """One forward pass of full attention; each rank holds one row."""
+    moved = walk.traffic(Layout("contiguous", ranks, ranks), Mask(ranks, causal=False),
+                         around(ranks, +1), "keys")  # fmt: skip
+    fleet = Fleet("clock", clock(**more), -(-ranks // per_node), per_node)
+    return simulate(moved, "forward", np.full((ranks, ranks), seconds), Weights(row, 0), fleet)
+
+
+def test_what_is_longer_counts_at_each_step_but_the_last() -> None:
+    """Of four ranks, three steps hide messages behind computation or the other way round."""
+    assert ring(4, row=2, seconds=5.0).at == pytest.approx(4 * 5)
+    assert ring(4, row=5, seconds=2.0).at == pytest.approx(3 * 5 + 2)
+    assert ring(4, row=5, seconds=2.0, inner={"bandwidth": 1, "latency": 0.5}).at == pytest.approx(
+        3 * 5.5 + 2
+    )
+    assert ring(1, row=5, seconds=2.0).at == pytest.approx(2)
+
+
+def test_ranks_that_share_cores_slow_each_other_alike() -> None:
+    """Four ranks on two cores: three of them work on when the first has ended, then two."""
+    fleet = Fleet("clock", clock(cores=2), 1, 64)
+    work = np.array([4.0, 1.0, 3.0, 2.0])
+    assert Cores(fleet, 4).elapsed(work) == pytest.approx([5.5, 2.0, 4.5, 3.5])
+    assert Cores(fleet, 2).elapsed(work[:2]) == pytest.approx([4, 1])
+    assert Cores(fleet, 2, per_rank=2).elapsed(work[:2]) == pytest.approx([5, 2])
+    folded = replace(fleet, stride=2)  # each stands for two that do the same
+    assert Cores(folded, 2).elapsed(work[:2]) == pytest.approx([5, 2])
+    nodes = replace(fleet, nodes=2, per_node=2)
+    assert Cores(nodes, 4).elapsed(work) == pytest.approx(work)
+    assert Cores(replace(fleet, hardware=clock()), 4).elapsed(work) == pytest.approx(work)
+    assert ring(4, row=0, seconds=5.0, cores=2).at == pytest.approx(4 * 5 * 2)
+
+
+def test_cores_handle_the_messages_of_their_ranks() -> None:
+    """Three hops of four ranks: each sends and receives one message of 10 bytes at each."""
+    links = {"inner": {"bandwidth": 1e30, "latency": 0.0}, "cores": 4}
+    assert ring(4, row=10, copying=0.5, **links).at == pytest.approx(3 * 5)
+    assert ring(4, row=10, message=2.0, **links).at == pytest.approx(3 * 2)
+    assert ring(4, row=10, message=2.0, **links | {"cores": 2}).at == pytest.approx(2 * 3 * 2)
+    done = ring(4, row=10, step=1.0, seconds=3.0, **links)
+    assert done.at == pytest.approx(4 * 4)
+    assert done.computed == pytest.approx(4 * 4)
+
+
+def test_the_slowest_link_paces_the_ring() -> None:
+    done = ring(4, per_node=2, row=1)
+    assert done.at.max() == pytest.approx(3 * 10)
+    assert (done.inner_bytes, done.outer_bytes) == (6, 6)
+
+
+def test_ranks_that_share_a_port_send_one_after_the_other() -> None:
+    """Two nodes of four: all ranks of a node send across at once, or one."""
+
+    def across(ranks: int) -> float:
+        moved = walk.traffic(
+            Layout("contiguous", 8, 8), Mask(8, causal=False),
+            transport.plan("double-ring:4", 8, 8, 8).routes[0], "keys",
+        )  # fmt: skip
+        hardware = clock(outer={"bandwidth": 0.1, "latency": 0, "ranks": ranks})
+        done = simulate(
+            moved, "forward", np.zeros((8, 8)), Weights(1, 0), Fleet("clock", hardware, 2, 4)
+        )
+        return float(done.at.max())
+
+    assert across(1) == pytest.approx(10 + 3)
+    assert across(4) == pytest.approx(40 + 3)
+
+
+def test_a_message_waits_for_both_ends_and_their_ports() -> None:
+    late = np.zeros((3, 3))
+    late[2, 0] = 10.0  # rank 2 posts its second messages then
+    moved = walk.traffic(Layout("contiguous", 3, 3), Mask(3, causal=False), around(3, +1), "keys")
+    fleet = Fleet("clock", clock(), 1, 64)
+    done = simulate(moved, "forward", late, Weights(5, 0), fleet)
+    assert done.at == pytest.approx(15)
+
+    ports, one = Ports(fleet, 3), np.array([5.0])
+
+    def send(source: int, to: int) -> float:
+        (arrived,) = ports.send(np.array([source]), np.array([to]), one, np.zeros(1))
+        return float(arrived)
+
+    assert [send(0, 1), send(0, 2), send(1, 2), send(2, 0)] == [5, 10, 15, 5]
+
+
+def test_a_straggler_delays_all_and_noise_repeats() -> None:
+    fleet = Fleet("clock", clock(), 1, 64)
+    moved = walk.traffic(Layout("contiguous", 4, 4), Mask(4, causal=False), around(4, +1), "keys")
+
+    def end(noise: Noise | None) -> float:
+        done = simulate(
+            moved, "forward", np.ones((4, 4)), Weights(0, 0), replace(fleet, noise=noise)
+        )
+        return float(done.at.max())
+
+    assert end(None) == end(Noise()) == 4
+    assert end(Noise(slow={2: 3.0})) == pytest.approx(12)
+    jittered = Noise(jitter=0.1, seed=7)
+    assert end(jittered) == end(jittered) != end(Noise(jitter=0.1, seed=8))
+
+
+@pytest.mark.parametrize("name", transport.TRANSPORTS)
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_messages_are_those_of_the_scripts(name: str, partition: str) -> None:
+    """The spans of all ranks hold every message of the scripts, with its bytes."""
+    ranks, mask = 6, Mask(97, window=40)
+    exchange = transport.plan(name, ranks, 6, 6)
+    ring_size = ranks // exchange.fold
+    layout = Layout(partition, padded_length(partition, 97, ranks), ring_size, exchange.fold)
+    weights = walk.costs(4, 1, 6, 6, 8)
+    walks = walk.choose(layout, mask, exchange.routes, "planned", weights)
+    for which, moved, weight in (
+        ("forward", walks.forward, weights.forward),
+        ("backward", walks.backward, weights.planned),
+    ):
+        done = simulate(
+            moved, which, np.ones((ring_size, ring_size)), weight,
+            Fleet("clock", clock(), 1, 64), record=range(ring_size),
+        )  # fmt: skip
+        for rank, spans in done.spans.items():
+            mine = script.write(moved, which, layout.rows, rank)
+            want = {
+                (f"{which}, step {at}", text): sum(
+                    one.rows.size * (weight.chunk if one.chunk else weight.sums)
+                    for one in batch if one.send
+                )
+                for at, step in enumerate(mine.steps)
+                for _, text, batch in step.batches
+            }  # fmt: skip
+            sent = {
+                (span.hop, frozenset(span.label.split(", "))): span.sent
+                for span in spans
+                if span.kind == "transfer"
+            }
+            assert sent == {
+                (hop, frozenset(text.split(", "))): size for (hop, text), size in want.items()
+            }
+
+
+def config(**more: Any) -> TrialConfig:
+    return point(**{"ring_size": 8, "seq_len": 4096, **more})
+
+
+@pytest.mark.parametrize("name", transport.TRANSPORTS)
+def test_links_carry_what_is_sent(name: str) -> None:
+    for direction, per_node in itertools.product(("forward", "forward+backward"), (1, 2, 4, 8)):
+        fleet = Fleet("clock", clock(), 8 // per_node, per_node)
+        cost = cost_model.predict(config(transport=name, direction=direction), fleet)
+        assert cost.inner_bytes + cost.outer_bytes == cost.sent_bytes
+        assert (cost.outer_bytes > 0, cost.inner_bytes > 0) == (per_node < 8, per_node > 1)
+        assert cost.low_ms < cost.time_ms < cost.high_ms
+        assert cost.exposed_ms >= -1e-6
+
+
+def test_faster_hardware_is_never_slower() -> None:
+    for name in transport.TRANSPORTS:
+        times = [
+            cost_model.predict(
+                config(transport=name),
+                Fleet("clock", clock(inner={"bandwidth": 10.0**n, "latency": 0}), 1, 64),
+            ).time_ms
+            for n in range(8)
+        ]
+        assert times == sorted(times, reverse=True), name
+
+
+def test_timelines_end_with_the_predicted_time() -> None:
+    fleet = Fleet("clock", clock(), 2, 4)
+    cost = cost_model.predict(config(), fleet)
+    spans = cost_model.timelines(config(), fleet, range(8))
+    last = max(span.ended for some in spans.values() for span in some)
+    assert last * 1e3 == pytest.approx(cost.time_ms)
+    for some in spans.values():
+        busy = [span for span in some if span.kind == "compute"]
+        assert all(a.ended <= b.began + 1e-9 for a, b in itertools.pairwise(busy))

@@ -1,0 +1,190 @@
+"""Transformers around the attention: exact counts, memory against torch, times by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ringray.base.errors import UserError
+from ringray.lab.predict import hardware, transformer
+from ringray.lab.predict.cost_model import Cost
+from ringray.lab.predict.models import Model, named, table
+from ringray.lab.predict.transformer import Degrees, Training
+
+TINY = Model("tiny", 4, 96, 6, 2, 16, 160, 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-7b", 6_738_415_616),
+        ("llama-13b", 13_015_864_320),
+        ("LLaMA-65B", 65_285_660_672),
+        ("8b", 8_030_261_248),
+        ("70b", 70_553_706_496),
+        ("405b", 405_853_388_800),
+    ],
+)
+def test_parameters_are_those_of_the_published_weights(name: str, parameters: int) -> None:
+    assert named(name, {}).parameters == parameters
+
+
+def test_flops_are_two_per_weight_and_four_head_dims_per_pair() -> None:
+    context = 37
+    pairs = sum(range(1, context + 1))
+    weights = 96 * (6 + 2 + 2) * 16 + 6 * 16 * 96 + 3 * 96 * 160
+    expected = context * (4 * 2 * weights + 2 * 96 * 512) + 4 * 4 * 16 * 6 * pairs
+    assert TINY.forward_flops(context) == expected
+    assert TINY.forward_flops(context, causal=False) > expected
+
+
+def test_every_size_of_the_table_divides() -> None:
+    for model in table().values():
+        assert model.heads % model.kv_heads == 0
+        assert model.hidden == model.heads * model.head_dim
+
+
+def test_sizes_that_lack_are_usual() -> None:
+    found = named(None, {"layers": 2, "hidden": 64, "heads": 4, "vocab": None})
+    assert (found.kv_heads, found.head_dim, found.intermediate) == (4, 16, 256)
+    assert named("8b", {"layers": 3}).layers == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("8bb", {}, "did you mean"),
+        (None, {"layers": 2}, "--hidden"),
+        ("8b", {"kv_heads": 5}, "--kv-heads: got 5"),
+    ],
+)
+def test_models_that_cannot_be(name: str | None, given: dict[str, int], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        named(name, given)
+
+
+def saved_bytes(m: Model, rows: int) -> int:
+    """Bytes that torch's autograd keeps of one layer, its input included; heads have K and V of
+    their own, as torch's fused op wants."""
+    made: dict[int, torch.Tensor] = {}
+    width = m.heads * m.head_dim
+    shapes = [(width, m.hidden)] * 3 + [(m.hidden, width)]
+    shapes += [(m.intermediate, m.hidden)] * 2 + [(m.hidden, m.intermediate)]
+    *weights, down = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    # Without a gradient: else torch's norm on a CPU, which is not fused, keeps a tensor more.
+    norms = [torch.ones(m.hidden) for _ in range(2)]
+    own = {one.untyped_storage().data_ptr() for one in (*weights, down, *norms)}
+
+    def keep(one: torch.Tensor) -> torch.Tensor:
+        made[one.untyped_storage().data_ptr()] = one  # held, so that no address comes twice
+        return one
+
+    x = torch.randn(1, rows, m.hidden, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        y = F.rms_norm(x, (m.hidden,), norms[0])
+        q, k, v = (
+            F.linear(y, one).view(1, rows, m.heads, m.head_dim).transpose(1, 2)
+            for one in weights[:3]
+        )
+        out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
+        x = x + F.linear(out[0].transpose(1, 2).reshape(1, rows, width), weights[3])
+        z = F.rms_norm(x, (m.hidden,), norms[1])
+        gate, up = F.linear(z, weights[4]), F.linear(z, weights[5])
+        x = x + F.linear(F.silu(gate) * up, down)
+    assert x.shape == (1, rows, m.hidden)
+    return sum(one.untyped_storage().nbytes() for at, one in made.items() if at not in own)
+
+
+def test_what_a_layer_keeps_is_what_autograd_keeps() -> None:
+    rows, model = 256, replace(TINY, kv_heads=TINY.heads)
+    how = Training(rows, 1, "float32", kept="all", mlp_rows=None, loss_rows=1)
+    kept = transformer.memory(model, Degrees(), how, 0).kept / model.layers
+    assert kept == pytest.approx(saved_bytes(model, rows), rel=0.01)
+
+
+def test_degrees_divide_memory() -> None:
+    model, how = named("8b", {}), Training(1 << 16, 4)
+    alone = transformer.memory(model, Degrees(), how, 0)
+    assert alone.states == 16 * model.parameters
+    assert alone.gathered == 0
+    assert alone.kept == 32 * (1 << 16) * 4096 * 2
+    for degrees in (Degrees(dp=4), Degrees(cp=4), Degrees(tp=4)):
+        held = transformer.memory(model, degrees, how, 0)
+        assert held.states == alone.states / 4
+        assert held.kept == alone.kept / (1 if degrees.dp == 4 else 4)
+    # One forward, one backward: the first stage keeps as many micro-batches as there are stages.
+    assert transformer.memory(model, Degrees(pp=4), how, 0).kept == alone.kept
+    assert transformer.memory(model, Degrees(dp=4, pp=4), how, 0).kept == alone.kept / 4
+
+
+def test_less_is_kept_the_more_is_computed_again() -> None:
+    model = named("8b", {})
+    ways: list[Training] = [
+        Training(1 << 16, kept="all", mlp_rows=None),
+        Training(1 << 16, kept="all"),
+        Training(1 << 16, kept="attention"),
+        Training(1 << 16, kept="input"),
+    ]
+    held = [transformer.memory(model, Degrees(cp=8), way, 0).kept for way in ways]
+    assert held == sorted(held, reverse=True)
+    assert len(set(held)) == len(held)
+    on = hardware.gpus("h100")
+    again = [
+        transformer.step(model, Degrees(cp=8), way, on, cost(30.0), cost(100.0)).again
+        for way in ways
+    ]
+    assert again == sorted(again)
+    assert again[0] == 0
+    assert again[3] - again[2] == pytest.approx(32 * 0.03)
+
+
+def cost(ms: float, exposed: float = 0.0, inner: int = 0, outer: int = 0) -> Cost:
+    return Cost(0, 0, 0, 0, ms, 1.0, ms * 0.9, ms * 1.1, exposed, inner, outer)
+
+
+def test_a_step_by_hand() -> None:
+    """Two micro-batches on two stages of ranks without TP: compute, a bubble as long as one of
+    them, waits of the ring as they come."""
+    model, on = named("8b", {}), hardware.parse_fleet("h100:1x8")
+    degrees, how = Degrees(dp=1, cp=4, pp=2), Training(1 << 16, 2, kept="attention")
+    found = transformer.step(model, degrees, how, on, cost(10, 1), cost(40, 4))
+    assert found.attention == pytest.approx(2 * 16 * 0.036)
+    assert found.ring == pytest.approx(2 * 16 * 0.004)
+    assert found.tensor == 0
+    rate = on.hardware.peak["bfloat16"] * on.hardware.products
+    rows = (1 << 16) / 4
+    matrices = rows * (16 * model.dense_flops + model.logits_flops) / rate
+    assert 2 * 3 * matrices < found.products < 2 * 3 * matrices * 1.25  # and memory-bound parts
+    stages = found.total - found.pipeline - found.optimizer
+    assert found.pipeline == pytest.approx(stages / 2, rel=0.02)  # and three small transfers
+    assert found.spread == pytest.approx(0.1)
+
+
+def test_shards_are_waited_for_only_where_links_are_slower_than_computing() -> None:
+    model, how = named("8b", {}), Training(1 << 12, 16, kept="attention")
+    times = {}
+    for bandwidth in (1e9, 50e9, 1e15):
+        link = hardware.Link(bandwidth=bandwidth, latency=0.0)
+        given = hardware.gpus("h100")
+        on = replace(
+            given, nodes=2, per_node=8, hardware=given.hardware.model_copy(update={"outer": link})
+        )
+        times[bandwidth] = transformer.step(model, Degrees(dp=16), how, on, cost(1), cost(3)).shards
+    assert times[1e15] == 0
+    assert times[1e9] > times[50e9]
+    # Half of what a node's eight ranks gather twice and reduce once comes from the other node.
+    moved = 32 * 3 * 2 * model.layer_parameters * 0.5 / 8 / 1e9
+    assert moved * 0.8 < times[1e9] < moved
+
+
+def test_ranks_of_tp_share_heads_and_exchange_the_residual_stream() -> None:
+    model, how = named("8b", {}), Training(1 << 16, 1, kept="all", mlp_rows=None)
+    on = hardware.parse_fleet("h100:1x8")
+    found = transformer.step(model, Degrees(cp=1, tp=8), how, on, cost(1), cost(3))
+    stream = (1 << 16) * 4096 * 2 * 7 / 8
+    link = on.hardware.inner
+    expected = 32 * 2 * 4 * (stream / link.bandwidth + link.latency)
+    assert found.tensor == pytest.approx(expected)

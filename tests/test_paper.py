@@ -1,0 +1,88 @@
+"""The commands of ``experiments/paper``: each runs, and its ratios are those of its README."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "paper"
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return lambda name: {row.cell: row for row in importlib.import_module(name).rows()}
+
+
+def test_table_1_has_two_errors(rows: Any) -> None:
+    found = rows("table1_activations")
+    off = {cell: row.ratio for cell, row in found.items() if row.ratio != 1}
+    assert off.pop("vanilla, total, 2bhs²") == 32 / 4096
+    assert off.pop("ring, attention, the memory model") == pytest.approx(24 / 6, rel=0.01)
+    assert off == {"ring, attention, 6bch": 2, "ring, total, 6bch": 2}
+
+
+def test_table_2_to_rounding(rows: Any) -> None:
+    for cell, row in rows("table2_minimal_block").items():
+        if cell == "A100 InfiniBand, block":
+            assert row.ours == pytest.approx(24.96, abs=0.01)
+        elif cell == "A100 InfiniBand, sequence":
+            assert row.ours == pytest.approx(149.8, abs=0.1)
+        else:
+            assert abs(row.ours - row.printed) < 0.052, cell
+
+
+def test_table_3_within_a_factor_of_two_or_said_why_not(rows: Any) -> None:
+    found = rows("table3_max_context")
+    assert len(found) == 52
+    for cell, row in found.items():
+        assert (0.5 <= row.ratio <= 2) == (not row.note), cell
+        if cell.endswith(("ring", "blockwise MLP")):
+            assert not row.note
+    assert sum(row.ratio == 1 for row in found.values()) >= 18
+
+
+def test_table_4_the_ring_costs_nothing(rows: Any) -> None:
+    found = rows("table4_mfu")
+    assert len(found) == 5
+    for row in found.values():
+        assert row.ratio == pytest.approx(1, abs=0.02)
+
+
+def test_figure_5(rows: Any) -> None:
+    found = rows("figure5_flops")
+    assert found["175B, 4k to 10M"].ours == pytest.approx(162.6, abs=0.05)
+    for cell, row in found.items():
+        if row.note.startswith("printed"):
+            assert 20 < row.ours < 40, cell
+
+
+def test_document_000(rows: Any) -> None:
+    found = {cell: row.ours for cell, row in rows("document000").items()}
+    assert found["12.4 compute, ms"] == pytest.approx(14.1, abs=0.05)
+    assert found["12.4 transfer, ms"] == pytest.approx(0.895, abs=0.001)
+    assert found["12.4 compute / transfer"] == pytest.approx(15.8, abs=0.1)
+    assert found["4.4 least block, tokens"] == pytest.approx(1040, abs=1)
+    assert found["5.2 last rank / first rank"] == pytest.approx(15, rel=1e-3)
+    assert (
+        found["7 ring: sent by a rank, MiB"] == found["7 all-gather: sent by a rank, MiB"] == 1792
+    )
+    assert found["7 ring: K/V beside its own, MiB"] == 512
+    assert found["7 all-gather: K/V beside its own, MiB"] == 1792 + 2048
+    assert found["12.1 ring + flash, 2 N"] == pytest.approx(0.5, rel=1e-3)
+    assert found["12.1 ring + flash, 2 d"] == pytest.approx(2, rel=1e-2)
+
+
+def test_document_004(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("document004")
+    monkeypatch.setattr(module, "ASKED", [one for one in module.ASKED if "64x8" not in one[0]])
+    found = {(one.fleet, one.context): one for one in module.rows()}
+    k = 1 << 10
+    assert found["h100:1x8", 16 * k].smallest.degrees.cp == 1
+    assert found["h100:1x8", 128 * k].smallest.degrees.cp == 1
+    assert found["h100:8x8", 1024 * k].best.degrees.cp > 8
+    assert found["h100:8x8", 10 * 1024 * k].smallest.degrees.cp == 32
