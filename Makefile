@@ -105,6 +105,8 @@ lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy cluster/*.py experiments/*.py
+	@MYPYPATH=experiments/paper $(BIN)/mypy experiments/paper/*.py
+	@$(BIN)/mypy experiments/published/*.py
 
 format: $(STAMP) ## apply the style
 	@$(BIN)/ruff check --fix --quiet . || true

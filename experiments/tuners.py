@@ -1,9 +1,13 @@
 """Comparison of search methods on recorded full measurements of the same points.
 
     ringray run experiments/tuners.yaml && python experiments/tuners.py tuners
+    python experiments/tuners.py experiments/tuners.yaml --simulated 0.2
 
 A method is told the recorded runs of each point it asks for, in an order that is drawn anew for
-each of several tries; what it chooses is judged by the median of all runs of that point.
+each of several tries; what it chooses is judged by the median of all runs of that point. Points
+that their prediction rules out are left out, but for --all; the share of runs is of all points.
+Simulated points err by 20% from their prediction on a calibrated machine with a core for each rank,
+and their runs spread by 10%.
 """
 
 from __future__ import annotations
@@ -12,19 +16,24 @@ import argparse
 import random
 import statistics
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ringray.lab.cli.run import stored_spec
 from ringray.lab.cli.store import open_store
 from ringray.lab.driver.schedule import Schedule
+from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan, build
+from ringray.lab.plan.problems import studies
+from ringray.lab.predict.hardware import Fleet, cpu
 from ringray.lab.search import METHODS
+from ringray.lab.spec import model as specs
 from ringray.lab.trial.outcome import Outcome
 
-if TYPE_CHECKING:
-    from ringray.lab.trial.outcome import TrialRow
-
 TRIES = 25
+NEAR = 0.05  # loss
+SPREAD = 0.1  # of simulated runs
+CALIBRATED = {"measured": "simulated", "spread": 0.05}
+
+Runs = dict[str, list[float]]  # milliseconds, by trial key
 
 
 def main() -> None:
@@ -32,54 +41,87 @@ def main() -> None:
     parser.add_argument("sweep", help="name or digest of a tuning sweep that measured all points")
     parser.add_argument("--store", help="store file")
     parser.add_argument("--budget", type=float, default=0.25)
+    parser.add_argument("--all", action="store_true", help="leave no point out")
+    parser.add_argument("--simulated", type=float, metavar="E", help="error; sweep is a spec then")
     arguments = parser.parse_args()
-    with open_store(arguments.store) as store:
-        sweep = store.find(arguments.sweep)
-        rows = {row.key: row for row in store.trials(sweep.digest) if row.status == "ok"}
-    plan = build(stored_spec(sweep))
-    print(f"{plan.spec.name}: {len(rows)} points, {TRIES} tries, budget {arguments.budget:.0%}")
-    print("method    problem                       loss, median of tries   worst   runs spent")
+    fleet, runs = None, {}
+    if arguments.simulated is not None:
+        fleet = cpu(64)
+        fleet = replace(fleet, hardware=fleet.hardware.model_copy(update=CALIBRATED))
+        plan = build(specs.load(arguments.sweep), fleet)
+    else:
+        with open_store(arguments.store) as store:
+            sweep = store.find(arguments.sweep)
+            rows = [row for row in store.trials(sweep.digest) if row.status == "ok"]
+            runs = {row.key: row.samples["ms"] for row in rows}
+        plan = build(stored_spec(sweep))
+    points = len(plan.runnable)
+    print(f"{plan.spec.name}: {points} points, {TRIES} tries, budget {arguments.budget:.0%}")
+    print(
+        "method    problem                       loss, median of tries   worst   within 5%   spent"
+    )
     for method in (name for name, one in METHODS.items() if not one.exhaustive):
-        tries = [_play(plan, rows, method, arguments.budget, seed) for seed in range(TRIES)]
+        asking = _asking(plan, fleet, method, arguments.budget, everything=arguments.all)
+        lost = sum(trial.pruned == BEATEN for trial in asking.trials)
+        print(f"{method:9} {lost} of {points} points left out by their prediction")
+        tries = [
+            _play(asking, runs or _simulated(plan, arguments.simulated, seed), seed)
+            for seed in range(TRIES)
+        ]
         for at, (label, _, _) in enumerate(tries[0]):
             losses = sorted(one[at][1] for one in tries)
             spent = statistics.median(one[at][2] for one in tries)
+            near = sum(loss <= NEAR for loss in losses)
             print(
                 f"{method:9} {label:30} {statistics.median(losses):8.1%} {losses[-1]:17.1%} "
-                f"{spent:12.0%}"
+                f"{near:6} of {TRIES} {spent:7.0%}"
             )
 
 
-def _play(
-    plan: Plan, rows: dict[str, TrialRow], method: str, budget: float, seed: int
-) -> list[tuple[str, float, float]]:
+def _simulated(plan: Plan, error: float, seed: int) -> Runs:
+    """Returns runs whose medians err from the plan by a share."""
+    draw = random.Random(seed)
+    found = {}
+    for trial in plan.trials:
+        assert trial.predicted is not None
+        median = trial.predicted.time_ms * draw.lognormvariate(0, error)
+        repeats = range(plan.spec.measure.repeats)
+        found[trial.key] = [median * draw.lognormvariate(0, SPREAD) for _ in repeats]
+    return found
+
+
+def _asking(
+    plan: Plan, fleet: Fleet | None, method: str, budget: float, *, everything: bool
+) -> Plan:
+    """Returns the plan that searches by ``method``."""
+    seed = 0 if "seed" in METHODS[method].options else None
+    search = plan.spec.search.model_copy(update={"method": method, "budget": budget, "seed": seed})
+    return build(plan.spec.model_copy(update={"search": search}), fleet, everything=everything)
+
+
+def _play(plan: Plan, runs: Runs, seed: int) -> list[tuple[str, float, float]]:
     """For each study: its problem, what its choice loses on the best, and the share of runs."""
     draw = random.Random(seed)
-    search = plan.spec.search.model_copy(
-        update={
-            "method": method,
-            "budget": budget,
-            "seed": seed if "seed" in METHODS[method].options else None,
-        }
-    )
+    search = plan.spec.search
+    if search.seed is not None:
+        search = search.model_copy(update={"seed": seed})
     asking = replace(plan, spec=plan.spec.model_copy(update={"search": search}))
-    schedule = Schedule(asking, {t.key: "" for t in plan.runnable if t.key not in rows}, {})
-    shuffled = {
-        key: draw.sample(row.samples["ms"], len(row.samples["ms"])) for key, row in rows.items()
-    }
-    measure, visits = plan.spec.measure, dict.fromkeys(rows, 0)
+    schedule = Schedule(asking, {t.key: "" for t in plan.runnable if t.key not in runs}, {})
+    shuffled = {key: draw.sample(ms, len(ms)) for key, ms in runs.items()}
+    medians = {key: statistics.median(ms) for key, ms in runs.items()}
+    measure, visits = plan.spec.measure, dict.fromkeys(runs, 0)
     while (work := schedule.next()) is not None:
         key = work.trial.key
         ms = shuffled[key][: work.repeats]
         visits[key] += 1
-        metrics = {**rows[key].metrics, "median_ms": statistics.median(ms)}
-        schedule.tell(work, Outcome("ok", None, metrics, {"ms": ms}))
+        schedule.tell(work, Outcome("ok", None, {"median_ms": statistics.median(ms)}, {"ms": ms}))
     found = []
-    for study in schedule.found():
-        keys = [trial.key for trial in study.trials]
-        least = min(rows[key].metrics["median_ms"] for key in keys)
+    recorded = studies([trial for trial in plan.trials if trial.key in runs])
+    for study, every in zip(schedule.found(), recorded, strict=True):
+        keys = [trial.key for trial in every]
+        least = min(medians[key] for key in keys)
         assert study.best is not None
-        loss = rows[study.best].metrics["median_ms"] / least - 1
+        loss = medians[study.best] / least - 1
         spent = study.runs + measure.warmup * sum(visits[key] for key in keys)
         config = study.trials[0].config
         label = f"{config.seq_len} {config.dtype} {config.direction}"

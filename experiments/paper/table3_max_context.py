@@ -1,0 +1,84 @@
+"""Table 3 and figure 1 of the ring attention paper: the longest context that trains, by the memory
+model, in 1000 tokens.
+
+    python experiments/paper/table3_max_context.py
+
+As the paper: fp32, FSDP over all devices, one sequence a device, layers keep their input, logits of
+a whole sequence at once, powers of two, the device's whole memory (Table 2). A ring has as many
+ranks as its printed gain over one device, and each holds what fits into one rank of the ring.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comparison import Row, show
+
+from ringray.lab.predict import cost_model, hardware, transformer
+from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.models import Model, named
+from ringray.lab.predict.transformer import Degrees, Training
+
+# Memory (GB), devices (chips), and per model: vanilla, memory-efficient, with blockwise MLP, ring.
+PRINTED = {
+    "8x A100 NVLink": (80, 8, {"3b": (4, 32, 64, 512), "7b": (2, 16, 32, 256),
+                               "13b": (2, 4, 16, 128)}),
+    "32x A100 InfiniBand": (80, 32, {"7b": (4, 64, 128, 4096), "13b": (4, 32, 64, 2048)}),
+    "TPUv3-512": (16, 256, {"7b": (1, 4, 8, 2048), "13b": (1, 2, 8, 1024)}),
+    "TPUv4-1024": (32, 512, {"3b": (8, 16, 32, 16384), "7b": (4, 8, 16, 8192),
+                              "13b": (4, 8, 16, 4096), "30b": (2, 4, 8, 2048)}),
+    "TPUv5e-256": (16, 256, {"3b": (4, 8, 32, 4096), "7b": (2, 8, 16, 2048)}),
+}  # fmt: skip
+# Name, and what differs: rows of the MLP at once, scores, whether K/V walk a ring.
+ARCHITECTURES: tuple[tuple[str, dict[str, Any], bool], ...] = (
+    ("vanilla", {"mlp_rows": None, "scores": "whole"}, False),
+    ("memory-efficient attention", {"mlp_rows": None}, False),
+    ("and blockwise MLP", {"mlp_rows": 1024}, False),
+    ("ring", {"mlp_rows": 1024}, True),
+)
+# Cells beyond a factor of two, and why.
+WHY = {
+    ("8x A100 NVLink", "7b", "vanilla"): "scores of 4k take 2 GB a copy: 80 GB hold more than 2k",
+    ("8x A100 NVLink", "13b", "memory-efficient attention"): (
+        "a quarter of 7B's, of which each token takes 1.6 x the bytes; 32 A100 print 32k"
+    ),
+    ("TPUv3-512", "7b", "vanilla"): "scores of 2k take 0.5 GB a copy: 16 GB hold more than 1k",
+}
+
+
+def attention_bytes(model: Model, ranks: int) -> float:
+    """Returns the peak of attention per token of a rank, both passes."""
+    on, rows = hardware.parse_fleet("h100:1x8"), 8 << 10
+    wish = Wish(model, on, rows * ranks, 1, "float32")
+    return cost_model.predict(wish.attention(Degrees(cp=ranks)), on).peak_memory_bytes / rows
+
+
+def longest(model: Model, memory: float, devices: int, how: dict[str, Any], ring: bool) -> int:
+    """Returns the longest power of two, in tokens of a rank."""
+    per_token = attention_bytes(model, 8 if ring else 1)  # of any ring from 3 ranks on
+
+    def held(tokens: int) -> float:
+        training = Training(tokens, devices, "float32", loss_rows=None, **how)
+        degrees = Degrees(dp=devices)  # each device a sequence: a ring's rank holds as much
+        return transformer.memory(model, degrees, training, per_token * tokens).total
+
+    return max((1 << k for k in range(6, 24) if held(1 << k) <= memory), default=0)
+
+
+def rows() -> list[Row]:
+    """Returns all cells."""
+    found = []
+    for where, (gb, devices, models) in PRINTED.items():
+        for size, printed in models.items():
+            model = named(f"llama-{size}", {})
+            for (name, how, ring), value in zip(ARCHITECTURES, printed, strict=True):
+                tokens = longest(model, gb * 1e9, devices, how, ring)
+                ranks = value // printed[2] if ring else 1
+                cell = f"{where}, {size.upper()}, {name}"
+                why = WHY.get((where, size, name), "")
+                found.append(Row(cell, value, tokens * ranks / 1024, why))
+    return found
+
+
+if __name__ == "__main__":
+    show("Table 3: longest context", rows(), "1024 tokens")
