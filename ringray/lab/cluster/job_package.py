@@ -31,11 +31,13 @@ class Shipment:
 
 
 def _left_here(folder: str, names: list[str]) -> list[str]:
-    """Names the files that are not sent: all but Python source and its folders, so that keys and
-    notes beside the source stay here, and folders behind links."""
+    """Names the files that are not sent: all but Python source, tables that modules of the same
+    name read, and their folders, so that keys and notes beside the source stay here, and folders
+    behind links."""
 
     def sent(path: Path) -> bool:
-        source = path.is_file() and path.suffix == ".py"
+        table = path.suffix == ".yaml" and path.with_suffix(".py").is_file()
+        source = path.is_file() and (path.suffix == ".py" or table)
         package = path.is_dir() and not path.is_symlink() and path.name != "__pycache__"
         return (source or package) and not path.name.startswith(".")
 
