@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -40,9 +41,8 @@ class PassWork(NamedTuple):
 
 
 class RingTime(NamedTuple):
-    """Predicted time of a trial, in seconds. ``exposed``: beyond the computation of the
-    busiest rank. ``spread``:
-    relative half width of the 80% interval. ``spans``: timelines by rank."""
+    """Predicted time of a trial, in seconds. ``exposed``: beyond the computation of the busiest
+    rank. ``spread``: relative half width of the 80% interval. ``spans``: timelines by rank."""
 
     seconds: float
     exposed: float
@@ -65,22 +65,20 @@ def of_trial(
     ranks = walks.forward.route.ranks
     world = ranks * exchange.fold
     heads = _heads_for_rows(exchanged_bytes / world, exchange.fold, on, len(works), world)
-    now, computed = (
-        np.full(ranks, heads.seconds + _overhead(on, world) * len(works)),
-        np.zeros(ranks),
-    )
+    now = np.full(ranks, heads.seconds + _overhead(on, world) * len(works))
+    computed = np.zeros(ranks)
     inner, outer, unknown = heads.inner_bytes * world, heads.outer_bytes * world, 0.0
     spans: dict[int, list[Span]] = {rank: [] for rank in record}
     for work in works:
         known = rates.find(hardware, work.dtype, work.head_dim, work.which)
         unknown = max(unknown, known.unknown(sizes.rows))
-        calls = _gathering_calls if exchange.heads_at_once else _calls
-        seconds = calls(work, sizes, known, walks, on, world)
-        run = _gathered if exchange.heads_at_once else simulate
-        groups = {} if exchange.heads_at_once is None else {"groups": _groups(sizes, exchange)}
+        run, calls = simulate, _calls
+        if exchange.heads_at_once:
+            groups = -(-sizes.kv_heads // exchange.heads_at_once)
+            run, calls = partial(_gathered, groups=groups), _gathering_calls
         done = run(
-            work.moved, work.which, seconds, work.weights, ring,
-            began=now, threads=sizes.threads, record=record, **groups,
+            work.moved, work.which, calls(work, sizes, known, walks, on, world), work.weights, ring,
+            began=now, threads=sizes.threads, record=record,
         )  # fmt: skip
         now = done.at
         computed += done.computed
@@ -162,10 +160,6 @@ def _merging(which: Pass, sizes: Sizes, queries: Floats, keys: Floats, on: Hardw
         touched = touched + 2 * sizes.batch * sizes.kv_heads * sizes.head_dim * keys
         moved = 2 * FP32 + sizes.itemsize
     return touched * moved / (_STREAMED * on.memory_bandwidth)
-
-
-def _groups(sizes: Sizes, exchange: Exchange) -> int:
-    return -(-sizes.kv_heads // (exchange.heads_at_once or 1))
 
 
 def _gathered(

@@ -29,9 +29,8 @@ Ints = NDArray[np.int64]
 
 class Finished(NamedTuple):
     """The end of one pass. ``at``: seconds by rank. ``computed``: the same without waits for
-    messages.
-    ``inner_bytes``, ``outer_bytes``: sent within and between nodes. ``spans``: timelines of the
-    ranks that were asked for."""
+    messages. ``inner_bytes``, ``outer_bytes``: sent within and between nodes. ``spans``: timelines
+    of the ranks that were asked for."""
 
     at: Floats
     computed: Floats
