@@ -39,7 +39,7 @@ _DEADLINE_FACTOR = 50.0
 # The default of ``limits.trial_timeout``: at least so many seconds, and a factor over the predicted
 # time of the longest trial.
 TIMEOUT_S, _TIMEOUT_FACTOR, _TIMEOUT_MOST_S = 120.0, 10.0, 86400.0
-_MANY_GEOMETRIES = 2000  # about a second of work, which pays for the start of more processes
+_MANY = 2000  # points: about a second of work, which pays for the start of more processes
 _CHUNK = 100  # points
 
 
@@ -209,7 +209,7 @@ def _costs(
     limits.check_work(spec, (configs[points[0]] for points in geometries.values()))
     order = [i for points in geometries.values() for i in points]
     ordered = [configs[i] for i in order]
-    if processes > 1 and len(geometries) >= _MANY_GEOMETRIES:
+    if processes > 1 and len(ordered) >= _MANY:
         # Forked processes start at once, but copy the locks of other libraries' threads.
         forks = sys.platform == "linux" and not {"torch", "ray"} & sys.modules.keys()
         context = multiprocessing.get_context("fork" if forks else "spawn")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from ringray import partition, transport
@@ -159,9 +160,15 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
     """Returns the seconds in which one process, with the threads of the baseline, computes the
     passes of ``config`` by itself."""
     alone = replace(
-        config, ring_size=1, transport=transport.DEFAULT, backward="auto",
-        threads=config.baseline_threads or config.threads, new_tokens=None,
+        config, ring_size=1, partition="contiguous", transport=transport.DEFAULT,
+        backward="auto", threads=config.baseline_threads or config.threads, new_tokens=None,
+        blocks=None, replica=0,
     )  # fmt: skip
+    return _alone_s(alone, replace(on, noise=None))
+
+
+@lru_cache(maxsize=256)  # the strategies of a problem have one baseline
+def _alone_s(alone: TrialConfig, on: Fleet) -> float:
     exchange, walks, sizes, works = _described(alone, on)
     return ring_time.of_trial(works, sizes, exchange, walks, 0, on).seconds
 

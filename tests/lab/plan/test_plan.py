@@ -60,7 +60,7 @@ def test_shared_work_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> Non
     lengths = "problem: {seq_len: [96, 1000, 4097]}\n"
     read = spec.parse(HEAD + "ring: {size: [2, 3]}\n" + lengths + EVERY_PARTITION, "p.yaml")
     alone = plan.build(read)
-    monkeypatch.setattr(plan, "_MANY_GEOMETRIES", 2)
+    monkeypatch.setattr(plan, "_MANY", 2)
     monkeypatch.setattr(plan, "_CHUNK", 5)
     assert plan.build(read, processes=2) == alone
 
