@@ -133,7 +133,7 @@ def _check_trial(canonical: dict[str, Any], trial: Trial) -> None:
         section, _, field = trial.pruned.field.partition(".")
         assert field in canonical[section], f"{trial.pruned.field} is no field"
         assert trial.pruned.text
-        by_prediction = trial.pruned.field in ("limits.rank_memory", "search.method")
+        by_prediction = trial.pruned.text.startswith("predicted ")
         assert (trial.predicted is not None) == by_prediction
         return
     _check_fits(config)
