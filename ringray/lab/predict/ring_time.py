@@ -167,20 +167,16 @@ def _gathered(
     began: Floats, threads: int, record: Sequence[int], groups: int,
 ) -> Finished:  # fmt: skip
     """Returns the end of a pass in which each of some groups of heads is gathered while the one
-    before is computed; on cores, which copy messages, after it."""
+    before is computed: the shorter of both is exposed once. Cores copy messages, too."""
     still = np.zeros_like(seconds)
     moving = simulate(
         moved, which, still, weights, ring, threads=threads, parts=groups, record=record
     )
     work = (seconds * slowness(ring, *seconds.shape)).sum(1)
-    cores = Cores(ring, len(work), threads)
-    if ring.shares_cores:
-        steps = np.full(len(work), (groups - 1) * (1 + (which == "backward")) * ring.hardware.step)
-        computed = cores.elapsed(work + steps)
-        ended = began + computed + moving.at
-    else:
-        computed = work
-        ended = began + np.maximum(moving.at, computed) + moving.at / groups
+    steps = (groups - 1) * (1 + (which == "backward")) * ring.hardware.step
+    computed = Cores(ring, len(work), threads).elapsed(work + steps)
+    busy, links = computed + moving.computed, moving.at - moving.computed
+    ended = began + np.maximum(busy, moving.at) + np.minimum(busy, links) / groups
     return moving._replace(at=ended, computed=computed)
 
 

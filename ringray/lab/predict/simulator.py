@@ -125,7 +125,8 @@ class Cores:
         hardware = fleet.hardware
         node = np.arange(ranks) * fleet.stride // fleet.per_node
         self._nodes = [np.nonzero(node == one)[0] for one in range(node[-1] + 1)]
-        self._taken = per_rank * fleet.stride / (hardware.cores or math.inf)
+        together = min(fleet.stride, fleet.per_node)  # ranks of a node that do the same
+        self._taken = per_rank * together / (hardware.cores or math.inf)
         self._message, self._byte = hardware.message / 2, hardware.copying / 2
 
     def elapsed(self, seconds: Floats) -> Floats:
