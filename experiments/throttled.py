@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ problem: {seq_len: %d, heads: 4, kv_heads: %d, head_dim: 64, dtype: %s, directio
 strategy:
   partition: [contiguous, striped, zigzag, zigzag-token]
   transport: [ring, allgather, ulysses]
-measure: {warmup: 1, repeats: 7, baseline: null}
+measure: {baseline: null}
 """
 PROBLEMS = (
     (3072, 4, "float32", "forward"),
@@ -101,7 +102,7 @@ def rank() -> None:
                 out = ringray.ring_attention(
                     *leaves, partition=one.partition, transport=one.transport
                 )
-                if out.requires_grad:
+                if isinstance(out, torch.Tensor) and out.requires_grad:
                     out.backward(dout)
                 took = torch.tensor((time.perf_counter() - began) * 1e3)
                 dist.all_reduce(took, dist.ReduceOp.MAX)
@@ -159,8 +160,10 @@ def show(found: list[Point]) -> None:
             some.sort(key=lambda one: one.ms)
             choice = min(some, key=lambda one: one.predicted_ms)
             won.append(choice.ms <= some[0].ms * (1 + CLOSE))
-            print(f"\n{problem[0]:,} tokens, 4 heads on {problem[1]}, {problem[2]}, {problem[3]}, ")
-            print(f"{mbit:,} Mbit/s")
+            length, kv_heads, dtype, direction = problem
+            print(
+                f"\n{mbit:,} Mbit/s, {length:,} tokens, {kv_heads} K/V heads, {dtype}, {direction}"
+            )
             for one in some:
                 mark = "  chosen" if one is choice else ""
                 print(
@@ -180,7 +183,13 @@ def main() -> None:
     parser.add_argument("--json", metavar="F", help="write points to F")
     arguments = parser.parse_args()
     if arguments.rank:
-        return rank()
+        rank()
+    else:
+        compare(arguments.json)
+
+
+def compare(into: str | None) -> None:
+    """Measures, predicts and prints all points; writes them to ``into``."""
     local = calibration.fleet(LOCAL)
     found: list[Point] = []
     with network.machines(2) as (_, machines):
@@ -190,9 +199,8 @@ def main() -> None:
             print(f"{mbit} Mbit/s", file=sys.stderr, flush=True)
             found += points(mbit, measure(machines), local)
     show(found)
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump([one._asdict() for one in found], file, indent=1)
+    if into:
+        Path(into).write_text(json.dumps([one._asdict() for one in found], indent=1))
 
 
 if __name__ == "__main__":

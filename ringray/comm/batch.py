@@ -97,10 +97,14 @@ class Batch:
         self.operations.append((False, tensor, source))
 
     def by_peer(self) -> dict[tuple[bool, int], list[Tensor]]:
-        """Returns the tensors to send (True) to each rank, and to receive (False) from each; both
-        ends list them in the same order."""
+        """Returns the tensors to receive (False) from each rank, then those to send (True) to each;
+        both ends list them in the same order.
+
+        On one connection with gloo, word that a rank is ready to receive waits behind what it
+        sends, and both directions would take turns.
+        """
         found: dict[tuple[bool, int], list[Tensor]] = {}
-        for is_send, tensor, peer in self.operations:
+        for is_send, tensor, peer in sorted(self.operations, key=lambda one: one[0]):
             found.setdefault((is_send, peer), []).append(tensor)
         return found
 

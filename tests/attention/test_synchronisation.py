@@ -138,6 +138,13 @@ def small_tensors_travel_together(rank: int, size: int) -> None:
         assert all((x == 1 + 2 * i + other).all() for i, x in enumerate(came))
 
 
+def test_receives_begin_before_sends() -> None:
+    batch, tensor = Batch(), torch.zeros(1)
+    for begin, peer in ((batch.send, 1), (batch.receive, 2), (batch.send, 3), (batch.receive, 1)):
+        begin(tensor, peer)
+    assert list(batch.by_peer()) == [(False, 2), (False, 1), (True, 1), (True, 3)]
+
+
 def test_the_oldest_problems_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments._prepared.clear()
     monkeypatch.setattr(arguments, "MOST_PROBLEMS", 5)

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from ringray import transport
 from ringray.lab.predict import cost_model, hardware, rates
 from ringray.lab.predict.hardware import Curve, Fleet, Hardware, Link
 from ringray.lab.trial.config import TrialConfig
@@ -70,6 +71,32 @@ def test_a_gathered_pass_has_the_rate_of_long_calls(fleet: Fleet) -> None:
         for one in (fleet.hardware, faster)
     )
     assert fast == pytest.approx(slow / 2)
+
+
+@pytest.mark.parametrize("cores", [None, 16])
+@pytest.mark.parametrize("links", [0.2, 5.0])
+def test_heads_are_gathered_while_others_are_computed(
+    fleet: Fleet, cores: int | None, links: float
+) -> None:
+    """``links``: the time of messages over that of products."""
+    config = replace(CONFIG, transport="allgather")
+    groups = 4 / (transport.plan("allgather", 4, 8, 4).heads_at_once or 0)
+    products = cost_model.predict(config, fleet).time_ms
+    received = 3 * 1024 * 4 * 64 * 2 * 2  # bytes: three ranks' rows of K and V
+    link = Link(bandwidth=received / (links * products / 1e3), latency=0.0)
+    slower = fleet.hardware.model_copy(update={"inner": link, "cores": cores})
+    found = cost_model.predict(config, replace(fleet, hardware=slower)).time_ms
+    assert found == pytest.approx(products * (max(1, links) + min(1, links) / groups))
+
+
+def test_ranks_of_ulysses_share_the_cores_of_their_own_host(fleet: Fleet) -> None:
+    config = replace(CONFIG, transport="ulysses")
+    one_core = fleet.hardware.model_copy(update={"cores": 1})
+    apart, together = (
+        cost_model.predict(config, replace(fleet, hardware=one_core, nodes=nodes, per_node=ranks))
+        for nodes, ranks in ((4, 1), (1, 4))
+    )
+    assert together.time_ms == pytest.approx(4 * apart.time_ms)
 
 
 def test_triangles_approach_squares_beyond_the_known_rows() -> None:
