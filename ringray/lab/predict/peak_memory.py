@@ -303,10 +303,11 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, 
     queries = np.full(len(received), np.ceil(rows / sizes.runs if sizes.triangular else rows))
     keys = (received + rows).astype(np.float64)
     # All keys before a block of rows in one call, and then the block itself, to be merged.
+    before = np.maximum(keys - queries, queries) if sizes.triangular else keys
     calls = np.maximum(
-        _forward_call(group, queries, keys, merges=False), _forward_call(group, queries, queries)
+        _forward_call(group, queries, before, merges=False), _forward_call(group, queries, queries)
     )
-    backward = _backward_call(group, queries, keys)
+    backward = _backward_call(group, queries, before)
     if sizes.triangular and sizes.spaced and len(received) > 1:
         calls, backward = (
             _in_steps(partial(call, group), sizes.itemsize, queries, keys)
