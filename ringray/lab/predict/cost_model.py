@@ -160,7 +160,7 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
     """Returns the seconds in which one process, with the threads of the baseline, computes the
     passes of ``config`` by itself."""
     alone = replace(
-        config, ring_size=1, partition="contiguous", transport=transport.DEFAULT,
+        config, ring_size=1, partition=partition.DEFAULT, transport=transport.DEFAULT,
         backward="auto", threads=config.baseline_threads or config.threads, new_tokens=None,
         blocks=None, replica=0,
     )  # fmt: skip
