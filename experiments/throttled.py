@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringray.base.errors import UserError
 from ringray.lab.plan import plan
 from ringray.lab.predict import calibration
 from ringray.lab.predict.hardware import LOCAL, Fleet, Link
@@ -184,8 +185,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rank:
         rank()
-    else:
+        return
+    try:
         compare(arguments.json)
+    except (UserError, PermissionError) as error:
+        raise SystemExit(f"throttled: {error}") from None
 
 
 def compare(into: str | None) -> None:
