@@ -3,11 +3,11 @@
     ringray run experiments/tuners.yaml && python experiments/tuners.py tuners
     python experiments/tuners.py experiments/tuners.yaml --simulated 0.2
 
-A method is told the recorded runs of each point it asks for, in an order that is drawn anew for
-each of several tries; what it chooses is judged by the median of all runs of that point. Points
-that their prediction rules out are left out, but for --all; the share of runs is of all points.
-Simulated points err by 20% from their prediction on a calibrated machine with a core for each rank,
-and their runs spread by 10%.
+A method is told recorded runs of each point it asks for, in an order that is drawn anew for each of
+several tries; 15 are a full measurement, and its choice is judged by the median of all runs of that
+point. ``grid`` shows what 15 runs of every point find. Points that their prediction rules out are
+left out, but for --all; the share of runs is of all points. Simulated points err by 20% from their
+prediction on a calibrated machine with a core for each rank, and their runs spread by 10%.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from ringray.lab.trial.outcome import Outcome
 
 TRIES = 25
 NEAR = 0.05  # loss
+REPEATS = 15  # of a point that a search measures in full
 SPREAD = 0.1  # of simulated runs
 CALIBRATED = {"measured": "simulated", "spread": 0.05}
 
-Runs = dict[str, list[float]]  # milliseconds, by trial key
+Runs = dict[int, list[float]]  # milliseconds, by the number of the trial
 
 
 def main() -> None:
@@ -53,14 +54,14 @@ def main() -> None:
         with open_store(arguments.store) as store:
             sweep = store.find(arguments.sweep)
             rows = [row for row in store.trials(sweep.digest) if row.status == "ok"]
-            runs = {row.key: row.samples["ms"] for row in rows}
+            runs = {row.index: row.samples["ms"] for row in rows}
         plan = build(stored_spec(sweep))
     points = len(plan.runnable)
     print(f"{plan.spec.name}: {points} points, {TRIES} tries, budget {arguments.budget:.0%}")
     print(
         "method    problem                       loss, median of tries   worst   within 5%   spent"
     )
-    for method in (name for name, one in METHODS.items() if not one.exhaustive):
+    for method in METHODS:
         asking = _asking(plan, fleet, method, arguments.budget, everything=arguments.all)
         lost = sum(trial.pruned == BEATEN for trial in asking.trials)
         print(f"{method:9} {lost} of {points} points left out by their prediction")
@@ -85,8 +86,8 @@ def _simulated(plan: Plan, error: float, seed: int) -> Runs:
     for trial in plan.trials:
         assert trial.predicted is not None
         median = trial.predicted.time_ms * draw.lognormvariate(0, error)
-        repeats = range(plan.spec.measure.repeats)
-        found[trial.key] = [median * draw.lognormvariate(0, SPREAD) for _ in repeats]
+        repeats = range(6 * REPEATS)
+        found[trial.index] = [median * draw.lognormvariate(0, SPREAD) for _ in repeats]
     return found
 
 
@@ -94,9 +95,15 @@ def _asking(
     plan: Plan, fleet: Fleet | None, method: str, budget: float, *, everything: bool
 ) -> Plan:
     """Returns the plan that searches by ``method``."""
-    seed = 0 if "seed" in METHODS[method].options else None
-    search = plan.spec.search.model_copy(update={"method": method, "budget": budget, "seed": seed})
-    return build(plan.spec.model_copy(update={"search": search}), fleet, everything=everything)
+    takes = METHODS[method].options
+    search = specs.SearchSection(
+        method=method,
+        budget=budget if "budget" in takes else None,
+        seed=0 if "seed" in takes else None,
+    )
+    measure = plan.spec.measure.model_copy(update={"repeats": REPEATS})
+    spec = plan.spec.model_copy(update={"search": search, "measure": measure})
+    return build(spec, fleet, everything=everything)
 
 
 def _play(plan: Plan, runs: Runs, seed: int) -> list[tuple[str, float, float]]:
@@ -106,26 +113,24 @@ def _play(plan: Plan, runs: Runs, seed: int) -> list[tuple[str, float, float]]:
     if search.seed is not None:
         search = search.model_copy(update={"seed": seed})
     asking = replace(plan, spec=plan.spec.model_copy(update={"search": search}))
-    schedule = Schedule(asking, {t.key: "" for t in plan.runnable if t.key not in runs}, {})
-    shuffled = {key: draw.sample(ms, len(ms)) for key, ms in runs.items()}
-    medians = {key: statistics.median(ms) for key, ms in runs.items()}
+    schedule = Schedule(asking, {t.key: "" for t in plan.runnable if t.index not in runs}, {})
+    shuffled = {at: draw.sample(ms, len(ms)) for at, ms in runs.items()}
     measure, visits = plan.spec.measure, dict.fromkeys(runs, 0)
     while (work := schedule.next()) is not None:
-        key = work.trial.key
-        ms = shuffled[key][: work.repeats]
-        visits[key] += 1
+        at = work.trial.index
+        ms = shuffled[at][: work.repeats]
+        visits[at] += 1
         schedule.tell(work, Outcome("ok", None, {"median_ms": statistics.median(ms)}, {"ms": ms}))
     found = []
-    recorded = studies([trial for trial in plan.trials if trial.key in runs])
+    recorded = studies([trial for trial in plan.trials if trial.index in runs])
     for study, every in zip(schedule.found(), recorded, strict=True):
-        keys = [trial.key for trial in every]
-        least = min(medians[key] for key in keys)
+        medians = {trial.key: statistics.median(runs[trial.index]) for trial in every}
         assert study.best is not None
-        loss = medians[study.best] / least - 1
-        spent = study.runs + measure.warmup * sum(visits[key] for key in keys)
+        loss = medians[study.best] / min(medians.values()) - 1
+        spent = study.runs + measure.warmup * sum(visits[trial.index] for trial in every)
         config = study.trials[0].config
-        label = f"{config.seq_len} {config.dtype} {config.direction}"
-        found.append((label, loss, spent / (len(keys) * (measure.warmup + measure.repeats))))
+        label = f"ring {config.ring_size}, {config.seq_len} {config.direction}"
+        found.append((label, loss, spent / (len(every) * (measure.warmup + measure.repeats))))
     return found
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from ringray.base import units
 from ringray.base.errors import UserError, unknown
-from ringray.lab.cli.options import Option, options, write
+from ringray.lab.cli import past
+from ringray.lab.cli.options import STORE, Option, options, write
 from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration, models
 from ringray.lab.predict.advise import Proposal, Wish
+from ringray.lab.predict.fitting import fitted
 from ringray.lab.predict.transformer import RankMemory
-from ringray.lab.report import tables
+from ringray.lab.report import tables, words
 from ringray.lab.spec import model as specs
 from ringray.lab.spec.fields import Mismatch, tokens
 from ringray_kernels.dtypes import DTYPES
@@ -48,6 +50,7 @@ def _length(text: str) -> int:
     Option("--dtype", default="bfloat16", help="bf16 (default), fp16, fp32"),
     Option("--nics", metavar="N", type=_count, help="network ports of a node"),
     Option("--top", metavar="N", type=_count, default=3, help="proposals to show (3)"),
+    STORE,
     Option("--json", metavar="F", help="write JSON to F; - is stdout"),
     Option("--spec", metavar="F", help="write the spec that measures the attention of the best"),
     *(Option(f"--{one}", metavar="N", type=_count, help="fix this degree") for one in _DEGREES),
@@ -81,7 +84,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
         raise UserError(unknown("--dtype", arguments.dtype, names))
     dtype = names[arguments.dtype]
     model = models.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
-    on = calibration.fleet(arguments.on)
+    on = fitted(calibration.fleet(arguments.on), past.trials(arguments.store))
     if dtype not in on.hardware.peak:
         raise UserError(unknown(f"--dtype on {on.name}", dtype, on.hardware.peak))
     if arguments.nics:
@@ -142,7 +145,8 @@ def _fastest(wish: Wish, found: list[Proposal]) -> tuple[dict[str, Any], list[An
     parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
     before = (
         f"{wish.model.name} ({wish.model.parameters / 1e9:.3g} billion parameters), "
-        f"{wish.sequences} x {wish.context:,} tokens a step in {wish.dtype} on {wish.on}\n"
+        f"{wish.sequences} x {wish.context:,} tokens a step in {wish.dtype} on {wish.on}"
+        f"{words.fitted(wish.on.hardware)}\n"
         f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
         f"{_room(wish)} that can be used\n"
         f"Ring: {'needed; the smallest' if ring.degrees.cp > 1 else 'not needed; without one'}: "
@@ -206,7 +210,8 @@ def _longest(wish: Wish) -> tuple[dict[str, Any], list[Any]]:
 def _asked(wish: Wish) -> dict[str, Any]:
     model = {**asdict(wish.model), "parameters": wish.model.parameters}
     room = None if math.isinf(wish.room) else wish.room
-    return {"model": model, "on": str(wish.on), "dtype": wish.dtype, "usable_bytes": room}
+    on = {"on": str(wish.on), "fitted_trials": wish.on.hardware.fitted}
+    return {"model": model, **on, "dtype": wish.dtype, "usable_bytes": room}
 
 
 def _room(wish: Wish) -> str:

@@ -17,6 +17,7 @@ from rich.console import Console
 from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
+from ringray.lab.cli import past
 from ringray.lab.cli.options import MEASURING, SPEC, SWEEP, Option, options, writing
 from ringray.lab.cli.outputs import check_output
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
@@ -53,7 +54,8 @@ def planned(spec: specs.Spec, arguments: argparse.Namespace) -> Plan:
 
     here = connect.target(arguments.address) == "local"
     memory = provenance.memory_bytes() if here else None
-    return build(spec, everything=arguments.all, machine=memory)
+    seen = past.trials(arguments.store, spec.digest)
+    return build(spec, everything=arguments.all, machine=memory, seen=seen)
 
 
 @options(

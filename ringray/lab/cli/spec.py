@@ -13,8 +13,9 @@ from typing import Any
 from ringray.base import provenance, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
-from ringray.lab.cli.options import SPEC, Option, options, write
-from ringray.lab.plan.plan import Plan, build, local_fleet, trial_dict
+from ringray.lab.cli import past
+from ringray.lab.cli.options import SPEC, STORE, Option, options, write
+from ringray.lab.plan.plan import Plan, build, trial_dict
 from ringray.lab.predict import calibration, cost_model
 from ringray.lab.predict.hardware import Fleet, Noise
 from ringray.lab.report import words
@@ -39,6 +40,7 @@ def validate(arguments: argparse.Namespace) -> int:
 
 @options(
     SPEC,
+    STORE,
     Option("--json", metavar="F", help="write JSON to F; - is stdout"),
     Option("--all", action="store_true", help="plan and show every point, as `run --all` does"),
     Option("--price", metavar="P", help="price of a rank and hour: what the sweep will cost"),
@@ -60,8 +62,9 @@ def plan(arguments: argparse.Namespace) -> int:
         processes=os.cpu_count() or 1,
         everything=arguments.all,
         machine=None if elsewhere else provenance.memory_bytes(),
+        seen=past.trials(arguments.store, spec.digest),
     )
-    if price is None and made.on is not None:
+    if price is None and made.named:
         price = made.on.hardware.price
     if arguments.json is not None:
         write("--json", arguments.json, json.dumps(_as_json(made, price), indent=1) + "\n")
@@ -102,8 +105,7 @@ def _timeline(plan: Plan) -> str:
     """Returns the predicted trace of the first trial, in the format of measured ones."""
     config = default_config(plan.runnable[0].config)
     ranks = range(min(config.ring_size, _TIMELINES))
-    on = plan.on or local_fleet(plan.spec.ring.device)
-    spans = cost_model.timelines(config, on, ranks)
+    spans = cost_model.timelines(config, plan.on, ranks)
     return traces.text([RankReport(rank, spans=some) for rank, some in spans.items()])
 
 
@@ -136,12 +138,7 @@ def _print(plan: Plan, price: float | None, everything: bool) -> None:
     console = tables.console()
     title(console, spec.name, plan.digest, (spec.kind, ""))
     say(console, words.constants(configs[0], words.varying(configs)), words.measured(configs[0]))
-    if plan.on is not None:
-        hardware = plan.on.hardware
-        say(
-            console,
-            f"predicted for {plan.on}: {hardware.title}, times within {hardware.spread:.0%}",
-        )
+    say(console, *words.predicted_for(plan))
     console.print()
     shown = runnable if everything else runnable[:_ROWS]
     tables.show(tables.plan_table(shown), console)
@@ -190,7 +187,8 @@ def _as_json(plan: Plan, price: float | None) -> dict[str, Any]:
         "name": plan.spec.name,
         "kind": plan.spec.kind,
         "sweep": plan.digest,
-        "on": None if plan.on is None else str(plan.on),
+        "on": str(plan.on) if plan.named else None,
+        "fitted_trials": plan.on.hardware.fitted,
         "spec": public_spec(plan.spec.canonical()),
         "totals": _totals(plan, price),
         "trials": [trial_dict(trial) for trial in plan.trials],

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,6 +27,7 @@ from ringray.lab.plan import forecast, limits
 from ringray.lab.plan.expand import expand
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
 from ringray.lab.predict import calibration, cost_model
+from ringray.lab.predict.fitting import MeasuredTrial, fitted
 from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, parse_fleet
 from ringray.lab.spec.model import LimitsSection, Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
@@ -68,15 +69,16 @@ class Trial:
 class Plan:
     """All trials of a spec, in running order. ``spec``: with a ``limits.trial_timeout``;
     ``device``: the planned one, cpu or cuda; ``everything``: no point is pruned by its prediction;
-    ``tight``: a warning of points that may not fit, or ""; ``on``: the hardware of its predictions,
-    None for this machine."""
+    ``tight``: a warning of points that may not fit, or ""; ``on``: the hardware of its predictions;
+    ``named``: it was asked for by name."""
 
     spec: Spec
     trials: tuple[Trial, ...]
     device: str
+    on: Fleet
+    named: bool = False
     everything: bool = False
     tight: str = ""
-    on: Fleet | None = None
 
     @property
     def digest(self) -> str:
@@ -106,11 +108,13 @@ def build(
     processes: int = 1,
     everything: bool = False,
     machine: int | None = None,
+    seen: Iterable[MeasuredTrial] = (),
 ) -> Plan:
     """Plans ``spec``; predicts its costs on ``on``, by default its cluster or this machine.
 
     ``everything``: prunes only points that can never run, none by its prediction. ``machine``:
     memory in bytes of the one that measures, whatever the spec's cluster; None if another does.
+    ``seen``: measured trials, the newest first, to which predictions are fitted.
 
     A sweep over thousands of lengths is shared among ``processes``; they import the calling script
     as ``multiprocessing`` does, so one that asks for more than 1 needs a ``__main__`` guard.
@@ -122,7 +126,7 @@ def build(
     limits.check_search(spec)
     named = _cluster(spec)
     given = on or (named if machine is None else None)
-    on = given or local_fleet(spec.ring.device)
+    on = fitted(given or local_fleet(spec.ring.device), seen)
     device = "cpu" if on.shares_cores else "cuda"
     host = forecast.host(given, machine if device == "cpu" else None)
     configs = expand(spec, device)
@@ -148,7 +152,7 @@ def build(
         longest = _TIMEOUT_FACTOR * max(trial.measuring_s for trial in trials)
         limit = {"trial_timeout": min(max(TIMEOUT_S, longest), _TIMEOUT_MOST_S)}
         spec = spec.model_copy(update={"limits": spec.limits.model_copy(update=limit)})
-    return Plan(spec, trials, device, everything, tight, given)
+    return Plan(spec, trials, device, on, given is not None, everything, tight)
 
 
 def _cluster(spec: Spec) -> Fleet | None:

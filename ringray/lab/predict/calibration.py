@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from ringray.base import private_files, provenance
 from ringray.base.errors import UserError
-from ringray.lab.predict.hardware import LOCAL, Fleet, Hardware, entry, parse_fleet, read_entries
+from ringray.lab.predict.hardware import (
+    LOCAL,
+    Fleet,
+    Hardware,
+    entry,
+    names,
+    parse_fleet,
+    read_entries,
+)
 
 Device = Literal["cpu", "cuda"]
 
@@ -28,11 +36,35 @@ def folder() -> Path:
 
 def versions(device: Device) -> dict[str, str]:
     """Returns what a measurement on ``device`` depends on: hardware, versions, sources."""
-    whole = {"hardware": provenance.hardware(), "versions": provenance.versions()}
-    parts = provenance.measured_parts(whole | {"kernels": provenance.measured_digest()})
+    parts = _here()
     found = {"device": device, **parts["hardware"], **parts["versions"]}
     found["gpus"] = ", ".join(found["gpus"])
     return {name: str(x) for name, x in found.items()} | {"kernels": parts["kernels"][:_DIGITS]}
+
+
+def _here() -> dict[str, Any]:
+    """Returns what a measurement depends on, of this machine now."""
+    whole = {"hardware": provenance.hardware(), "versions": provenance.versions()}
+    return provenance.measured_parts(whole | {"kernels": provenance.measured_digest()})
+
+
+def covering(on: Fleet) -> Callable[[Mapping[str, Any], str], bool]:
+    """Returns a function that tells whether a measurement in an environment, on its device, holds
+    for ``on``: made by this code and its versions, on this machine or on GPUs of that name."""
+    here = _here()
+    by_name = on.hardware.cores is None and on.name != LOCAL
+
+    def covers(environment: Mapping[str, Any], device: str) -> bool:
+        there = provenance.measured_parts(dict(environment))
+        models = there["hardware"].get("gpus") or []
+        if on.shares_cores == (device == "cuda" or (device == "auto" and bool(models))):
+            return False
+        if not by_name:
+            return there == here
+        same = any(names(model, on.name) for model in models)
+        return same and there == here | {"hardware": there["hardware"]}
+
+    return covers
 
 
 def path(device: Device) -> Path:

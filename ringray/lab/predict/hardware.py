@@ -68,6 +68,7 @@ class Hardware(_Entry):
     ends that a message takes, and each of its bytes. ``step``, ``op``: seconds of each step, and of
     each pass of the op.
     ``merged``: the curves of calls that are not causal contain the merge into the running state.
+    ``fitted``: trials of a store that corrected it.
     """
 
     title: str
@@ -93,6 +94,7 @@ class Hardware(_Entry):
     merged: bool = False
     versions: Mapping[str, str] = {}
     measured: str | None = None
+    fitted: Annotated[int, Field(ge=0)] = 0
 
     def __hash__(self) -> int:
         """Returns the object's own: curves are found once for each."""
@@ -150,10 +152,14 @@ def cpu(cores: int) -> Fleet:
 def gpus(model: str = "") -> Fleet:
     """Returns as many nodes as any ring needs of the GPU whose ``model`` contains its name in the
     table, such as ``NVIDIA H200``; of the H100 if there is none."""
-    words = re.split(r"[^a-z0-9]+", model.lower())
-    name = next((name for name in table() if name in words), "h100")
+    name = next((name for name in table() if names(model, name)), "h100")
     found = table()[name]
     return Fleet(name, found, RANKS // found.ranks_per_node, found.ranks_per_node)
+
+
+def names(model: str, entry: str) -> bool:
+    """Tells whether the name of a GPU contains that of an entry."""
+    return entry in re.split(r"[^a-z0-9]+", model.lower())
 
 
 def interpreter(on: Fleet) -> Fleet:

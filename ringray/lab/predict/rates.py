@@ -6,7 +6,7 @@ Imports numpy only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -116,23 +116,23 @@ def _joined(by_kind: Mapping[Kind, Mapping[int, float]]) -> Rates:
 def find(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) -> Rates:
     """Returns the rates of ``hardware``: of the nearest head dim that is known in ``dtype``, else
     those of another type scaled by the peaks; backward without a curve as forward."""
-    same = [one for one in hardware.attention if one.direction == direction]
-    curves = same or list(hardware.attention)
-    curves = _nearest(curves, dtype, head_dim)
-    scale = _peak(hardware, dtype) / _peak(hardware, curves[0].dtype)
+    used = curves(hardware, dtype, head_dim, direction)
+    scale = _peak(hardware, dtype) / _peak(hardware, used[0].dtype)
     return _joined(
-        {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in curves}
+        {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in used}
     )
 
 
-def _nearest(curves: Iterable[Curve], dtype: str, head_dim: int) -> list[Curve]:
-    """Returns the curves of all kinds of the dtype and head dim that is nearest."""
+def curves(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) -> list[Curve]:
+    """Returns the curves, of one dtype and head dim, from which those of any other follow."""
+    same = [one for one in hardware.attention if one.direction == direction]
+    known = same or list(hardware.attention)
 
     def distance(one: Curve) -> tuple[bool, float]:
         return one.dtype != dtype, abs(math.log(one.head_dim / head_dim))
 
-    best = min(curves, key=distance)
-    return [one for one in curves if (one.dtype, one.head_dim) == (best.dtype, best.head_dim)]
+    best = min(known, key=distance)
+    return [one for one in known if (one.dtype, one.head_dim) == (best.dtype, best.head_dim)]
 
 
 def _peak(hardware: Hardware, dtype: str) -> float:

@@ -17,6 +17,7 @@ from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
     from ringray.lab.plan.plan import Plan
+    from ringray.lab.predict.hardware import Hardware
 
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
@@ -186,6 +187,21 @@ def pruned(plan: Plan) -> list[str]:
     if any(trial.predicted for trial in lost):
         said[-1] += "; --all measures also what a prediction rules out"
     return said
+
+
+def predicted_for(plan: Plan) -> list[str]:
+    """Writes the hardware of the predictions if it was asked for by name, or if they are fitted."""
+    on, hardware = (f"{plan.on}: " if plan.named else ""), plan.on.hardware
+    if not on and not hardware.fitted:
+        return []
+    within = f"times within {hardware.spread:.0%}"
+    return [f"predicted for {on}{hardware.title}{fitted(hardware)}, {within}"]
+
+
+def fitted(hardware: Hardware) -> str:
+    """Writes to how many measured trials an entry is fitted; "" if to none."""
+    trials = plural(hardware.fitted, "trial")
+    return f", fitted to {trials} of the store" if hardware.fitted else ""
 
 
 def warnings(plan: Plan) -> list[str]:

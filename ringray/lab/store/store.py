@@ -246,6 +246,11 @@ class Store:
         """Returns all trials of a sweep in the order of the plan."""
         return [row for row, _ in self._trials("ORDER BY idx, key", digest)]
 
+    def newest(self, digest: str, count: int) -> list[TrialRow]:
+        """Returns the successful trials of a sweep that ended last."""
+        condition = "AND status = 'ok' ORDER BY ended DESC LIMIT ?"
+        return [row for row, _ in self._trials(condition, digest, count)]
+
     def history(self, digest: str) -> list[Kept]:
         """Returns the earlier recordings of all trials, which :meth:`trials` does not, in the order
         of recording."""

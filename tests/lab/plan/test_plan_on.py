@@ -38,7 +38,7 @@ def test_a_cluster_of_the_spec_is_that_of_the_option() -> None:
     assert times(made(on="h100:8x8")) == times(made(more="cluster: h100:8x8"))
     assert made(on="h100:8x8").device == "cuda"
     here = build(parse(SPEC.format(size=2, more="cluster: h100:8x8")), machine=1 << 34)
-    assert (here.on, here.device) == (None, "cpu")
+    assert (here.named, here.device) == (False, "cpu")
 
 
 def test_nodes_and_their_ports_change_the_winner() -> None:

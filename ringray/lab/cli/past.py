@@ -1,0 +1,38 @@
+"""Trials that the store holds, to which predictions are fitted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from ringray.base.errors import UserError
+from ringray.lab.kinds import KINDS
+from ringray.lab.predict.fitting import NEWEST, MeasuredTrial
+from ringray.lab.store.store import Store, default_path
+from ringray.lab.trial.config import TrialConfig
+
+_SWEEPS = 32  # the newest
+
+
+def trials(given: str | None, but: str = "") -> Iterator[MeasuredTrial]:
+    """Yields trials of the named store or the default one, newest sweeps first, except those of one
+    sweep; none, with a warning, if it cannot be read."""
+    path = Path(given) if given else default_path()
+    if not path.exists():
+        return
+    try:
+        with Store(path, create=False) as store:
+            for sweep in islice(store.sweeps(), _SWEEPS):
+                if sweep.digest == but or sweep.kind not in KINDS or KINDS[sweep.kind].ranks_alone:
+                    continue
+                for row in store.newest(sweep.digest, NEWEST):
+                    if "prediction_ratio" in row.numbers:
+                        yield MeasuredTrial(
+                            TrialConfig.from_dict(row.config),
+                            row.metrics["median_ms"] / 1e3,
+                            row.environment or sweep.environment,
+                        )
+    except UserError as error:
+        print(f"ringray: warning: predictions without its trials: {error}", file=sys.stderr)

@@ -1,0 +1,139 @@
+"""Fits an entry of hardware to trials that were measured on it: rates of calls, links, spread.
+
+The time of a trial is its computation by each curve and its exposed communication, each times a
+factor. Ridge regression, with less weight for outliers (Huber, 1964), finds the factors near 1 that
+explain the trials.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringray.lab.predict import calibration, cost_model, rates
+from ringray.lab.predict.hardware import Direction, Fleet, Hardware, Link
+from ringray.lab.trial.config import TrialConfig
+
+NEWEST = 128  # trials that are looked at
+LEAST, _MOST_TRIALS = 8, 32  # trials that are fitted to
+_ROUNDS = 3  # of factors: with them, the part of the communication that is hidden changes
+_REWEIGHTED = 8  # times
+_OUTLIER = 0.1  # relative error beyond which a trial counts less
+_TRUST = 0.5  # trials that the factor 1 is worth
+_LARGEST = 16.0  # factor, either way
+_INTERVAL = 0.8
+
+Part = tuple[str, int, Direction] | None  # dtype, head dim and direction of a curve; None: links
+
+
+class MeasuredTrial(NamedTuple):
+    """A measured trial: its median time in seconds, and the environment of its record."""
+
+    config: TrialConfig
+    seconds: float
+    environment: Mapping[str, Any]
+
+
+def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
+    """Returns ``on`` with the rates, links and spread of ``trials``, the newest first: of some of
+    those on such hardware by this code. It is ``on`` where they are few or explain nothing."""
+    covers = calibration.covering(on)
+    there = (
+        one
+        for one in trials
+        if _comparable(one.config, on) and covers(one.environment, one.config.device)
+    )
+    seen = list(islice(there, NEWEST))
+    if len(seen) < LEAST:
+        return on
+    seen = random.Random(0).sample(seen, min(len(seen), _MOST_TRIALS))
+    found, before = on, _errors(on, seen)
+    for _ in range(_ROUNDS):
+        found = replace(on, hardware=_scaled(found.hardware, _factors(found, seen)))
+    after = _errors(found, seen)
+    if statistics.median(after) >= statistics.median(before):
+        return on
+    spread = float(np.expm1(np.quantile(after, _INTERVAL)))
+    if on.hardware.measured is not None:
+        spread = max(spread, on.hardware.spread)
+    update = {"spread": min(spread, 2.0), "fitted": len(seen)}
+    return replace(found, hardware=found.hardware.model_copy(update=update))
+
+
+def _comparable(config: TrialConfig, on: Fleet) -> bool:
+    """Tells whether a trial says something of rates: decoding has a model of its own, and the
+    choices of ``auto`` and of other backends are not known or have other rates."""
+    known = "auto" not in (config.partition, config.transport) and config.backend == "auto"
+    return known and config.new_tokens is None and config.ring_size <= on.ranks
+
+
+def _errors(on: Fleet, seen: Sequence[MeasuredTrial]) -> list[float]:
+    """Returns the logarithm of each error, which has no sign."""
+    times = (cost_model.predict(one.config, on).time_ms / 1e3 for one in seen)
+    return [abs(float(np.log(one.seconds / time))) for one, time in zip(seen, times, strict=True)]
+
+
+def _factors(on: Fleet, seen: Sequence[MeasuredTrial]) -> dict[Part, float]:
+    """Returns the factors of the seconds of each part."""
+    parts = [_parts(one.config, on) for one in seen]
+    names = sorted({name for some in parts for name in some}, key=str)
+    predicted = np.array([sum(some.values()) for some in parts])
+    shares = np.array([[some.get(name, 0.0) for name in names] for some in parts])
+    shares /= predicted[:, None]
+    longer = np.array([one.seconds for one in seen]) / predicted
+    explained = np.full_like(longer, np.median(longer))
+    trust, factors = _TRUST * np.eye(len(names)), np.ones(len(names))
+    for _ in range(_REWEIGHTED):
+        errors = np.abs(np.log(explained / longer))
+        weighted = shares.T * np.minimum(1.0, _OUTLIER / np.maximum(errors, 1e-9))
+        # (S'WS + T) x = S'W y + T 1
+        factors = np.linalg.solve(weighted @ shares + trust, weighted @ longer + trust.sum(1))
+        factors = np.clip(factors, 1 / _LARGEST, _LARGEST)
+        explained = shares @ factors
+    return dict(zip(names, factors.tolist(), strict=True))
+
+
+def _parts(config: TrialConfig, on: Fleet) -> dict[Part, float]:
+    """Returns the predicted seconds of each part of a trial."""
+    found: dict[Part, float] = {}
+    whole = cost_model.predict(config, on)
+    left = whole.time_ms - whole.exposed_ms
+    found[None] = whole.exposed_ms / 1e3
+    if config.has_backward:
+        forward = cost_model.predict(replace(config, direction="forward"), on)
+        back = max(0.0, left - (forward.time_ms - forward.exposed_ms))
+        found[_curve(config, on, "backward")] = back / 1e3
+        left -= back
+    part = _curve(config, on, "forward")
+    found[part] = found.get(part, 0.0) + left / 1e3
+    return found
+
+
+def _curve(config: TrialConfig, on: Fleet, direction: Direction) -> Part:
+    used = rates.curves(on.hardware, config.dtype, config.head_dim, direction)[0]
+    return used.dtype, used.head_dim, used.direction
+
+
+def _scaled(hardware: Hardware, factors: Mapping[Part, float]) -> Hardware:
+    """Returns the entry whose parts take so many times as long; curves that no trial used take the
+    median of the others of their direction."""
+    curves = []
+    for one in hardware.attention:
+        known = [x for part, x in factors.items() if part and part[2] == one.direction]
+        usual = statistics.median(known) if known else 1.0
+        factor = factors.get((one.dtype, one.head_dim, one.direction), usual)
+        rate = {rows: rate / factor for rows, rate in one.rates.items()}
+        curves.append(one.model_copy(update={"rates": rate}))
+
+    def slower(was: Link) -> Link:
+        by = factors[None]
+        return Link(bandwidth=was.bandwidth / by, latency=was.latency * by, ranks=was.ranks)
+
+    links = {"inner": slower(hardware.inner), "outer": slower(hardware.outer)}
+    return hardware.model_copy(update={"attention": tuple(curves), **links})

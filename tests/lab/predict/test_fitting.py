@@ -1,0 +1,265 @@
+"""Fits to measured trials, against hardware whose rates and links are known."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.base import provenance
+from ringray.lab.cli import main, past
+from ringray.lab.plan.plan import build
+from ringray.lab.predict import cost_model, fitting
+from ringray.lab.predict.fitting import LEAST, NEWEST, MeasuredTrial, fitted
+from ringray.lab.predict.hardware import Fleet, cpu, parse_fleet
+from ringray.lab.spec.model import parse
+from ringray.lab.store.store import Store
+from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialInfo
+from tests.support.point import point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TABLE = parse_fleet("h100:8x8")
+H100S = {"cpu": "any", "cores": 64, "memory_bytes": 1 << 40, "gpus": ["NVIDIA H100 80GB HBM3"] * 8}
+# Factors of seconds that the table does not know.
+FORWARD, BACKWARD, LINKS = 1.6, 2.5, 1.3
+
+
+def there(**hardware: Any) -> dict[str, Any]:
+    """The environment of a measurement on H100s."""
+    return {**provenance.describe(), "hardware": H100S | hardware}
+
+
+def real() -> Fleet:
+    """The H100s of the table with other rates and links."""
+    hardware = TABLE.hardware
+    slower = {"forward": FORWARD, "backward": BACKWARD}
+    curves = tuple(
+        one.model_copy(
+            update={"rates": {n: x / slower[one.direction] for n, x in one.rates.items()}}
+        )
+        for one in hardware.attention
+    )
+    links = {
+        name: link.model_copy(
+            update={"bandwidth": link.bandwidth / LINKS, "latency": link.latency * LINKS}
+        )
+        for name, link in (("inner", hardware.inner), ("outer", hardware.outer))
+    }
+    return replace(TABLE, hardware=hardware.model_copy(update={"attention": curves, **links}))
+
+
+def config(**given: Any) -> TrialConfig:
+    usual = {
+        "seq_len": 64 << 10, "heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16",
+        "ring_size": 8, "direction": "forward", "device": "cuda",
+    }  # fmt: skip
+    return point(**usual | given)
+
+
+SOME = [
+    config(seq_len=length << 10, transport=transport, direction=direction, ring_size=ranks)
+    for length in (32, 128)
+    for transport in ("ring", "allgather")
+    for direction in ("forward", "forward+backward")
+    for ranks in (1, 8, 16)
+    if ranks > 1 or transport == "ring"
+]
+OTHERS = [
+    config(seq_len=length << 10, partition=partition, ring_size=ranks, direction=direction)
+    for length in (64, 256)
+    for partition in ("striped", "contiguous")
+    for direction in ("forward", "forward+backward")
+    for ranks in (4, 32)
+]
+
+
+def seconds(one: TrialConfig, on: Fleet) -> float:
+    return cost_model.predict(one, on).time_ms / 1e3
+
+
+def measured(
+    configs: list[TrialConfig] = SOME, noise: Callable[[], float] = lambda: 1.0, **hardware: Any
+) -> list[MeasuredTrial]:
+    on, environment = real(), there(**hardware)
+    return [MeasuredTrial(one, seconds(one, on) * noise(), environment) for one in configs]
+
+
+def errors(on: Fleet) -> list[float]:
+    return [abs(seconds(one, on) / seconds(one, real()) - 1) for one in OTHERS]
+
+
+def test_trials_of_some_points_correct_the_prediction_of_others() -> None:
+    found = fitted(TABLE, measured())
+    assert found.hardware.fitted == len(SOME)
+    assert statistics.median(errors(TABLE)) > 0.3
+    assert max(errors(found)) < 0.05
+    assert found.hardware.spread < 0.05 < TABLE.hardware.spread, "what is left is little"
+    assert (found.nodes, found.per_node) == (TABLE.nodes, TABLE.per_node)
+
+
+def test_a_few_trials_beside_other_work_change_little() -> None:
+    draw = random.Random(1)
+    noise = lambda: 6.0 if draw.random() < 0.2 else draw.lognormvariate(0, 0.03)  # noqa: E731
+    found = fitted(TABLE, measured(noise=noise))
+    assert statistics.median(errors(found)) < 0.1
+
+
+def test_the_interval_holds_what_the_fit_leaves() -> None:
+    draw = random.Random(2)
+    found = fitted(TABLE, measured(SOME, lambda: draw.lognormvariate(0, 0.2)))
+    assert 0.15 < found.hardware.spread < 0.45
+    calibrated = TABLE.hardware.model_copy(update={"measured": "2026-11-23", "spread": 0.6})
+    sure = fitted(replace(TABLE, hardware=calibrated), measured())
+    assert sure.hardware.spread == 0.6, "measured ones are not narrowed"
+
+
+def test_types_and_head_dims_that_no_trial_had_take_the_median_of_the_others() -> None:
+    found = fitted(TABLE, measured())
+    other = config(head_dim=64, ring_size=1)
+    assert seconds(other, found) == pytest.approx(seconds(other, real()), rel=0.1)
+
+
+CASES: dict[str, Callable[[], list[MeasuredTrial]]] = {
+    "few": lambda: measured(SOME[: LEAST - 1]),
+    "none": list,
+    "another GPU": lambda: measured(gpus=["NVIDIA A100-SXM4-80GB"]),
+    "no GPU": lambda: measured(gpus=[]),
+    "other code": lambda: [
+        one._replace(environment={**there(), "kernels": "other"}) for one in measured()
+    ],
+    "another torch": lambda: [
+        one._replace(environment={**there(), "versions": {"torch": "1"}}) for one in measured()
+    ],
+    "another backend": lambda: measured([replace(one, backend="cudnn") for one in SOME]),
+    "on CPUs": lambda: measured([replace(one, device="cpu") for one in SOME]),
+    "choices": lambda: [
+        one._replace(config=replace(one.config, transport="auto")) for one in measured()
+    ],
+    "decoding": lambda: [
+        one._replace(config=replace(one.config, new_tokens=4)) for one in measured()
+    ],
+    "as predicted": lambda: [
+        MeasuredTrial(one, seconds(one, TABLE), there()) for one in SOME
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trials_that_say_nothing_of_this_hardware_change_nothing(case: str) -> None:
+    assert fitted(TABLE, CASES[case]()) is TABLE
+
+
+def test_this_machine_is_fitted_to_its_own_trials_only() -> None:
+    on, configs = cpu(2), [point(seq_len=256 << i, ring_size=n) for i in range(5) for n in (1, 2)]
+    environment = provenance.describe()
+    environment["hardware"] = {**environment["hardware"], "gpus": []}
+
+    def found(**hardware: Any) -> Fleet:
+        where = {**environment, "hardware": environment["hardware"] | hardware}
+        return fitted(on, [MeasuredTrial(one, 3 * seconds(one, on), where) for one in configs])
+
+    if provenance.hardware()["gpus"]:
+        pytest.skip("this machine has GPUs")
+    (one,) = [point(seq_len=3000, ring_size=2)]
+    assert seconds(one, found()) == pytest.approx(3 * seconds(one, on), rel=0.15)
+    assert found(cpu="another") is on
+
+
+def test_the_newest_count() -> None:
+    old = [one._replace(seconds=one.seconds * 100) for one in measured()]
+    newest = (measured() * NEWEST)[:NEWEST]
+    found = fitted(TABLE, iter(newest + old))
+    assert found.hardware.fitted == NEWEST / 4
+    assert max(errors(found)) < 0.05
+
+
+# The command line
+
+SPEC = """
+version: 1
+name: {name}
+kind: latency
+ring: {{size: 2, device: cpu}}
+problem: {{seq_len: [256, 512, 1k, 2k, 3k, 4k, 6k, 8k], heads: 4, head_dim: 64, dtype: float32}}
+measure: {{repeats: {repeats}}}
+"""
+
+
+@pytest.fixture
+def known(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Keeps trials of a sweep that took so many times as long as predicted."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def keep(factor: float) -> None:
+        made = build(parse(SPEC.format(name="before", repeats=3)))
+        info = SweepInfo(made.digest, "before", "latency", {}, "", provenance.describe())
+        with Store(home / "store.db") as store:
+            infos = [TrialInfo(t.key, t.index, t.config.as_dict(), t.predicted._asdict())
+                     for t in made.trials if t.predicted]  # fmt: skip
+            store.begin(info, infos)
+            for trial in made.runnable:
+                assert trial.predicted is not None
+                ms = factor * trial.predicted.time_ms
+                store.record(
+                    made.digest, trial.key, Outcome("ok", None, {"median_ms": ms}, {"ms": [ms]})
+                )
+
+    return keep
+
+
+def planned(home: Path, repeats: int, *options: str) -> dict[str, Any]:
+    (home / "now.yaml").write_text(SPEC.format(name="now", repeats=repeats))
+    asked = ["plan", str(home / "now.yaml"), "--json", str(home / "plan.json"), *options]
+    assert main(asked) == 0
+    answer: dict[str, Any] = json.loads((home / "plan.json").read_text())
+    return answer
+
+
+def test_plans_are_fitted_to_what_the_store_holds(
+    home: Path, known: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir(exist_ok=True)
+    before = planned(home, 5)
+    assert before["fitted_trials"] == 0
+    known(4.0)
+    after = planned(home, 5)
+    assert after["fitted_trials"] == 8
+    assert "fitted to 8 trials of the store, times within" in capsys.readouterr().out
+    longer = [
+        now["predicted"]["time_ms"] / was["predicted"]["time_ms"]
+        for was, now in zip(before["trials"], after["trials"], strict=True)
+    ]
+    assert min(longer) > 1.5, "tiny ones take the time of calls, which is not fitted"
+    assert longer[3:] == pytest.approx([4] * 5, rel=0.25)
+
+
+def test_a_sweep_is_not_fitted_to_itself(home: Path, known: Callable[[float], None]) -> None:
+    """A search that is resumed asks for the same points as before."""
+    home.mkdir(exist_ok=True)
+    known(4.0)
+    (sweep,) = Store(home / "store.db").sweeps()
+    assert not list(past.trials(None, but=sweep.digest))
+    assert len(list(past.trials(None))) == 8
+
+
+def test_a_store_that_cannot_be_read_is_no_obstacle(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "store.db").write_bytes(b"not a store" * 100)
+    assert planned(home, 5)["fitted_trials"] == 0
+    assert "warning: predictions without its trials" in capsys.readouterr().err
+
+
+def test_parts_add_up_to_the_time() -> None:
+    for one in SOME:
+        parts = fitting._parts(one, TABLE)
+        assert sum(parts.values()) == pytest.approx(seconds(one, TABLE))
