@@ -29,6 +29,7 @@ ORDER = (
     "ringray.attention",
     "ringray.nn",
     "ringray.models",
+    "ringray.training",
     "ringray",  # the public API: the end of the library
     "ringray.lab",
     "ringray.lab.trial",

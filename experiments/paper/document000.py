@@ -17,11 +17,12 @@ from table2_minimal_block import flat, least_block
 from ringray.lab.predict import cost_model
 from ringray.lab.predict.advise import Wish
 from ringray.lab.predict.cost_model import Cost
-from ringray.lab.predict.models import named
-from ringray.lab.predict.transformer import SCORES_HELD, Degrees
+from ringray.lab.predict.transformer import SCORES_HELD
+from ringray.models.sizes import named
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
+from ringray.training.degrees import Degrees
 
 N, S = 8, 128 << 10  # ranks, tokens
 MODEL = named("llama-7b", {})  # 32 heads of 128, as in its example

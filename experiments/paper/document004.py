@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ringray.base import units
 from ringray.lab.predict import advise, hardware
 from ringray.lab.predict.advise import Proposal, Wish
-from ringray.lab.predict.models import named
 from ringray.lab.report import tables
+from ringray.models.sizes import named
 
 K, M = 1 << 10, 1 << 20
 # Fleet, context, sequences of a step, and what the document recommends.

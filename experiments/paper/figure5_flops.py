@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from comparison import Row, show
 
-from ringray.lab.predict.models import named
+from ringray.models.sizes import named
 
 SHORT, LONG, M = 4 << 10, 3072 << 12, 1 << 20  # tokens
 RANGE = "printed: 20 to 40"

@@ -13,8 +13,8 @@ from comparison import Row, show
 
 from ringray.lab.predict import cost_model, hardware
 from ringray.lab.predict.advise import Wish
-from ringray.lab.predict.models import named
-from ringray.lab.predict.transformer import Degrees
+from ringray.models.sizes import named
+from ringray.training.degrees import Degrees
 
 S, C = 32 << 10, 4 << 10  # tokens of the sequence and of a block
 MODEL = named("llama-7b", {})

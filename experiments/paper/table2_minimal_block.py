@@ -14,8 +14,8 @@ from comparison import Row, show
 from ringray.lab.predict import cost_model, hardware
 from ringray.lab.predict.advise import Wish
 from ringray.lab.predict.hardware import Fleet
-from ringray.lab.predict.models import named
-from ringray.lab.predict.transformer import Degrees
+from ringray.models.sizes import named
+from ringray.training.degrees import Degrees
 
 RANKS = 4
 # name: TFLOP/s, GB/s one way, printed block and sequence (1000 tokens)

@@ -16,8 +16,9 @@ from comparison import Row, show
 
 from ringray.lab.predict import cost_model, hardware, transformer
 from ringray.lab.predict.advise import Wish
-from ringray.lab.predict.models import Model, named
-from ringray.lab.predict.transformer import Degrees, Training
+from ringray.lab.predict.transformer import Training
+from ringray.models.sizes import Model, named
+from ringray.training.degrees import Degrees
 
 # Memory (GB), devices (chips), and per model: vanilla, memory-efficient, with blockwise MLP, ring.
 PRINTED = {

@@ -21,8 +21,9 @@ from ringray.lab.predict import cost_model, hardware, transformer
 from ringray.lab.predict.advise import Wish
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
-from ringray.lab.predict.models import named
-from ringray.lab.predict.transformer import Degrees, Training
+from ringray.lab.predict.transformer import Training
+from ringray.models.sizes import named
+from ringray.training.degrees import Degrees
 
 K, M = 1 << 10, 1 << 20
 # Model, fleet, bytes/s between its devices, context of one device and of the ring, tokens a step;

@@ -1,10 +1,12 @@
-"""Adapters of existing models: each routes a model's own attention to the ring.
+"""Models on a ring: one of our own, and adapters of existing ones.
 
+sizes              of decoders by name: parameters and FLOPs
+decoder            ``Decoder``, Llama-style, from ringray.nn
 sdpa               code that calls ``scaled_dot_product_attention``
 attention_kernels  PyTorch's kernels, which refuse other callers meanwhile
 huggingface        Hugging Face models
 
-To add one, write ``ringray/models/<name>.py`` beside the others, on top of ``ring_attention``. It
-refuses attention that it cannot route with a ValueError: a model that attends locally by mistake
-trains without any error. Adapters are imported on first use.
+To add an adapter, write ``ringray/models/<name>.py`` beside the others, on top of
+``ring_attention``. It refuses attention that it cannot route with a ValueError: a model that
+attends locally by mistake trains without any error. Models are imported on first use.
 """

@@ -7,6 +7,15 @@ loss       cross entropy over shards
 from __future__ import annotations
 
 from ringray.nn.attention import ContextParallelAttention
-from ringray.nn.loss import next_token_labels, sharded_cross_entropy
+from ringray.nn.loss import (
+    next_token_labels,
+    sharded_cross_entropy,
+    sharded_linear_cross_entropy,
+)
 
-__all__ = ["ContextParallelAttention", "next_token_labels", "sharded_cross_entropy"]
+__all__ = [
+    "ContextParallelAttention",
+    "next_token_labels",
+    "sharded_cross_entropy",
+    "sharded_linear_cross_entropy",
+]

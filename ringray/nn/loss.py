@@ -10,7 +10,8 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ringray.attention.agreement import Averaging, agree
 from ringray.attention.arguments import boundaries
@@ -76,22 +77,74 @@ def sharded_cross_entropy(
     Raises:
         ValueError: shapes or dtypes that do not fit, or an unknown ``gradients``.
     """
+    _check(logits, labels, gradients, "logits")
+    own = _summed(logits, labels, ignore_index)
+    return _per_token(own, labels, group, ignore_index, gradients)
+
+
+def sharded_linear_cross_entropy(
+    x: Tensor,
+    head: nn.Module,
+    labels: Tensor,
+    *,
+    rows: int | None = 1024,
+    group: dist.ProcessGroup | None = None,
+    ignore_index: int = -100,
+    gradients: Literal["sum", "mean"] = "sum",
+) -> Tensor:
+    """Returns ``sharded_cross_entropy`` of the logits ``head(x)``, of which only some rows exist at
+    a time: they are computed again in the backward pass.
+
+    Args:
+        x: (B, S, H), this rank's rows.
+        head: a module that makes logits (B, S', V) of S' of the rows.
+        labels: (B, S) integers, this rank's rows.
+        rows: of logits at once; None: all, and they are kept.
+        group, ignore_index, gradients: as in ``sharded_cross_entropy``, and so are the errors.
+    """
+    if x.dim() != 3:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, S, H)")
+    _check(x, labels, gradients, "x")
+    if rows is None or rows >= x.shape[1]:
+        return sharded_cross_entropy(
+            head(x), labels, group=group, ignore_index=ignore_index, gradients=gradients
+        )
+
+    def of_rows(some: Tensor, wanted: Tensor) -> Tensor:
+        return _summed(head(some), wanted, ignore_index)
+
+    parts = zip(x.split(rows, 1), labels.split(rows, 1), strict=True)
+    sums = [checkpoint(of_rows, *part, use_reentrant=False) for part in parts]
+    own = torch.stack(cast("list[Tensor]", sums)).sum()
+    return _per_token(own, labels, group, ignore_index, gradients)
+
+
+def _check(x: Tensor, labels: Tensor, gradients: str, name: str) -> None:
     if gradients not in ("sum", "mean"):
         raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
-    if not logits.is_floating_point() or logits.dim() < 2:
+    if not x.is_floating_point() or x.dim() < 2:
         raise ValueError(
-            f"logits: got {logits.dtype} of shape {tuple(logits.shape)}, expected floating point "
-            "(..., V)"
+            f"{name}: got {x.dtype} of shape {tuple(x.shape)}, expected floating point (..., "
+            f"{'V' if name == 'logits' else 'H'})"
         )
-    if labels.is_floating_point() or labels.shape != logits.shape[:-1]:
+    if labels.is_floating_point() or labels.shape != x.shape[:-1]:
         raise ValueError(
             f"labels: got {labels.dtype} of shape {tuple(labels.shape)}, expected integers of "
-            f"shape {tuple(logits.shape[:-1])}, as the logits"
+            f"shape {tuple(x.shape[:-1])}, as {'the logits' if name == 'logits' else name}"
         )
-    labels = labels.flatten().long()
-    own = F.cross_entropy(
-        logits.flatten(0, -2).float(), labels, ignore_index=ignore_index, reduction="sum"
-    )
+
+
+def _summed(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """Returns the sum of the losses of this rank's rows, in fp32."""
+    flat = logits.flatten(0, -2).float()
+    wanted = labels.flatten().long()
+    return F.cross_entropy(flat, wanted, ignore_index=ignore_index, reduction="sum")
+
+
+def _per_token(
+    own: Tensor, labels: Tensor, group: dist.ProcessGroup | None, ignore_index: int, gradients: str
+) -> Tensor:
+    """Returns the sum of ``own`` over the group over the number of labels."""
     counted = (labels != ignore_index).sum()
     _, ranks = place_in(group)
     factor = ranks if gradients == "mean" else 1

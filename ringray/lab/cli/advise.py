@@ -13,13 +13,14 @@ from ringray.base.errors import UserError, unknown
 from ringray.lab.cli import past
 from ringray.lab.cli.options import STORE, Option, options, write
 from ringray.lab.predict import advise as advice
-from ringray.lab.predict import calibration, models
+from ringray.lab.predict import calibration
 from ringray.lab.predict.advise import Proposal, Wish
 from ringray.lab.predict.fitting import fitted
 from ringray.lab.predict.transformer import RankMemory
 from ringray.lab.report import tables, words
 from ringray.lab.spec import model as specs
 from ringray.lab.spec.fields import Mismatch, tokens
+from ringray.models import sizes
 from ringray_kernels.dtypes import DTYPES
 
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
@@ -83,7 +84,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     if arguments.dtype not in names:
         raise UserError(unknown("--dtype", arguments.dtype, names))
     dtype = names[arguments.dtype]
-    model = models.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
+    model = sizes.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
     on = fitted(calibration.fleet(arguments.on), past.trials(arguments.store))
     if dtype not in on.hardware.peak:
         raise UserError(unknown(f"--dtype on {on.name}", dtype, on.hardware.peak))

@@ -7,7 +7,6 @@ simulator    ranks and ports, step by step
 ring_time    the time of a trial, from both
 cost_model   FLOPs, bytes, messages, memory and time of a trial
 peak_memory  predicted memory of a rank
-models       sizes of transformers by name, their parameters and FLOPs
 transformer  memory of a rank and time of a step around the attention
 advise       degrees and rings that train a model fastest
 """

@@ -21,10 +21,11 @@ from ringray.base.errors import UserError
 from ringray.lab.predict import cost_model, rates, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Direction, Fleet
-from ringray.lab.predict.models import Model
-from ringray.lab.predict.transformer import Degrees, RankMemory, StepTime, Training
+from ringray.lab.predict.transformer import RankMemory, StepTime, Training
 from ringray.lab.trial.config import TrialConfig
+from ringray.models.sizes import Model
 from ringray.traffic.walk import BACKWARDS
+from ringray.training.degrees import Degrees
 
 USABLE = 0.92  # of a device's memory; the rest is its context, libraries' buffers and gaps
 LONGEST = (1 << 31) - 1  # tokens of a sequence

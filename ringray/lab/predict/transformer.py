@@ -17,8 +17,9 @@ from typing import Literal, get_args
 from ringray.lab.predict import ring_time
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
-from ringray.lab.predict.models import Model
+from ringray.models.sizes import Model
 from ringray.traffic.walk import FP32
+from ringray.training.degrees import Degrees
 from ringray_kernels.dtypes import DTYPES
 
 STATE_BYTES = 16  # of a parameter: weight and gradient in 2 bytes, or 4; Adam in 12, or 8
@@ -29,24 +30,6 @@ Kept = Literal["all", "attention", "input"]
 KEPT: tuple[Kept, ...] = get_args(Kept)
 Scores = Literal["blockwise", "whole"]
 SCORES_HELD = 4  # matrices of scores in a backward pass: weights, their gradient, both of scores
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """Ranks of each kind of parallelism."""
-
-    dp: int = 1
-    cp: int = 1
-    tp: int = 1
-    pp: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """Returns the ranks of all together."""
-        return self.dp * self.cp * self.tp * self.pp
-
-    def __str__(self) -> str:
-        return f"DP {self.dp} x CP {self.cp} x TP {self.tp} x PP {self.pp}"
 
 
 @dataclass(frozen=True)

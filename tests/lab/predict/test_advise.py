@@ -9,8 +9,8 @@ import pytest
 from ringray.base.errors import UserError
 from ringray.lab.predict import advise, hardware
 from ringray.lab.predict.advise import Wish
-from ringray.lab.predict.models import named
-from ringray.lab.predict.transformer import Degrees
+from ringray.models.sizes import named
+from ringray.training.degrees import Degrees
 
 
 def wish(context: int = 1 << 17, sequences: int = 4, fleet: str = "h100:2x8", **given: int) -> Wish:

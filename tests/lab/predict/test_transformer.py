@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from ringray.base.errors import UserError
 from ringray.lab.predict import hardware, transformer
 from ringray.lab.predict.cost_model import Cost
-from ringray.lab.predict.models import Model, named, table
-from ringray.lab.predict.transformer import Degrees, Training
+from ringray.lab.predict.transformer import Training
+from ringray.models.sizes import Model, named, table
+from ringray.training.degrees import Degrees
 
 TINY = Model("tiny", 4, 96, 6, 2, 16, 160, 512)
 

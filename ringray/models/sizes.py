@@ -1,6 +1,6 @@
-"""Models: sizes of decoders by name or by numbers, their parameters and FLOPs.
+"""Sizes of decoders by name or by numbers, their parameters and FLOPs.
 
-The table is data (``models.yaml``). Imports numpy only.
+The table is data (``sizes.yaml``). Imports numpy only, no torch.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ringray.base.errors import UserError, unknown
 from ringray.traffic.geometry import total_visible
 from ringray.traffic.mask import Mask
 
-TABLE = Path(__file__).with_name("models.yaml")
+TABLE = Path(__file__).with_name("sizes.yaml")
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,8 @@ class Model:
 @cache
 def table() -> dict[str, Model]:
     """Returns the known models by name."""
+    import yaml
+
     read: dict[str, dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     return {
         name: Model(name, **{"kv_heads": sizes["heads"], **sizes}) for name, sizes in read.items()

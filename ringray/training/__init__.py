@@ -1,0 +1,9 @@
+"""Training on a mesh of ranks: data, context (the ring), tensor and pipeline parallelism.
+
+degrees      how many ranks each kind of parallelism has
+mesh         the ranks in order, and the groups that they form
+parallelize  a model on a mesh: groups, tensor parallelism, FSDP
+corpus       documents in files, packed; each rank reads its own rows
+trainer      steps of training
+checkpoint   checkpoints that are complete or absent, for any mesh
+"""

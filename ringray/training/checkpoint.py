@@ -1,0 +1,125 @@
+"""Checkpoints that are complete or absent, written beside training, for any mesh.
+
+    FOLDER/step-00000100/  facts.json  .metadata  __0_0.distcp ...
+
+``torch.distributed.checkpoint`` writes ``.metadata`` last, so a folder without it was interrupted:
+it is never loaded, and removed with the next save. Tensors are kept whole, whatever their shards:
+another ring size or mesh loads them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+_COMPLETE, _FACTS = ".metadata", "facts.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says why."""
+
+
+class Checkpoints:
+    """The checkpoints of one training; every rank has one.
+
+    ``folder``: seen by all ranks. ``keep``: complete ones that remain.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
+        self.folder, self._keep = Path(folder), keep
+        self._rank = dist.get_rank()
+        # Its messages must not meet those of training, which go on meanwhile.
+        self._group = dist.new_group(backend="gloo")
+        self._writing: Any = None
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Copies the state behind ``step`` and begins to write it; waits for the one before.
+        ``facts``: JSON-able, the same on every rank."""
+        self.wait()
+        place = self.folder / f"step-{step:08d}"
+        if self._rank == 0:
+            for old in self._interrupted():
+                shutil.rmtree(old, ignore_errors=True)
+            place.mkdir(parents=True, exist_ok=True)
+            (place / _FACTS).write_text(json.dumps({**facts, "step": step}), encoding="utf-8")
+        dist.barrier(self._group)
+        weights, moments = get_state_dict(model, optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an existing folder, which has the facts
+            self._writing = async_save(
+                {"model": weights, "optimizer": moments},
+                checkpoint_id=place,
+                process_group=self._group,
+            )
+
+    def wait(self) -> None:
+        """Waits until the last save is complete; removes those beyond ``keep``. Raises what
+        writing raised."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        writing.result()
+        dist.barrier(self._group)
+        if self._rank == 0:
+            for old in complete(self.folder)[: -self._keep]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """Loads the newest complete checkpoint, and returns its facts; None if there is none.
+
+        Raises:
+            CheckpointError: it is of another model, or damaged.
+        """
+        there = complete(self.folder)
+        if not there:
+            return None
+        place = there[-1]
+        weights, moments = get_state_dict(model, optimizer)
+        try:
+            facts: dict[str, Any] = json.loads((place / _FACTS).read_text(encoding="utf-8"))
+            state: dict[str, Any] = {"model": weights, "optimizer": moments}
+            load(state, checkpoint_id=place, process_group=self._group)
+        except (OSError, ValueError, KeyError, RuntimeError, CheckpointException) as error:
+            raise CheckpointError(f"checkpoint {place}: {str(error)[:500]}") from None
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        return facts
+
+    def _interrupted(self) -> list[Path]:
+        return [one for one in self.folder.glob("step-*") if not (one / _COMPLETE).exists()]
+
+
+def complete(folder: str | Path) -> list[Path]:
+    """Returns the complete checkpoints of a folder, the newest last."""
+    return sorted(one.parent for one in Path(folder).glob(f"step-*/{_COMPLETE}"))
+
+
+def facts(folder: str | Path) -> dict[str, Any] | None:
+    """Returns the facts of the newest complete checkpoint; None if there is none."""
+    there = complete(folder)
+    if not there:
+        return None
+    try:
+        found: dict[str, Any] = json.loads((there[-1] / _FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {there[-1]}: {error}") from None
+    return found

@@ -1,0 +1,219 @@
+"""Documents in files, packed into sequences; each rank reads only its own rows.
+
+A *text* file is one document of UTF-8 bytes, each byte a token, unless a tokenizer is given. A
+*token* file is a ``.npy`` array of integers, one document, or several if ``NAME.ends.npy`` beside
+it has the index behind the last token of each. Files are mapped into memory, not read.
+
+The documents of an epoch follow each other in an order drawn from the seed; a sequence is the next
+``seq_len`` tokens of them. Documents that do not end there go on in the next sequence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BYTES = 256  # tokens of text without a tokenizer
+NO_LABEL = -100
+_SUFFIXES = (".txt", ".md", ".jsonl", ".npy")  # that are taken from folders
+_CONTROL = frozenset(range(32)) - {8, 9, 10, 12, 13, 27}  # bytes that text does not have
+_LOOKED_AT = 1 << 16  # bytes of a file that are checked
+
+Ints = NDArray[np.int64]
+
+
+class CorpusError(ValueError):
+    """A corpus that cannot be used; the message names the file."""
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """SequenceRows of one sequence: tokens, and labels, the next token of the same document, else
+    ``NO_LABEL``. ``ends``: boundaries of the documents in the whole sequence, 0 first."""
+
+    tokens: Ints
+    labels: Ints
+    ends: Ints
+
+
+class Corpus:
+    """The documents of some files.
+
+    Args:
+        paths: files, or folders, of which all ``.txt``, ``.md``, ``.jsonl`` and ``.npy`` files.
+        tokenizer: folder of a Hugging Face tokenizer; text is then tokenized once and kept in
+            ``kept``.
+        seed: of the order of documents.
+
+    Raises:
+        CorpusError: nothing there, an empty or a binary file, arrays of another kind.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        tokenizer: str | Path | None = None,
+        kept: str | Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        files = list(_files(paths))
+        if not files:
+            raise CorpusError(f"corpus: no .txt, .md, .jsonl or .npy file in {_listed(paths)}")
+        self.vocabulary = BYTES
+        self.seed = seed
+        if tokenizer is not None:
+            files, self.vocabulary = _tokenized(files, Path(tokenizer), kept)
+        self._files = [_mapped(file) for file in files]
+        pieces = [
+            (number, begin, end)
+            for number, file in enumerate(files)
+            for begin, end in _documents(file, len(self._files[number]))
+        ]
+        self._pieces = np.array(pieces, np.int64).reshape(-1, 3)
+        self.tokens = int((self._pieces[:, 2] - self._pieces[:, 1]).sum())
+        if self.tokens < 2:
+            raise CorpusError(f"corpus: {_listed(paths)} holds {self.tokens} tokens, expected more")
+        largest = max(int(file[:_LOOKED_AT].max(initial=0)) for file in self._files)
+        self.vocabulary = max(self.vocabulary, largest + 1)
+
+    def rows(self, number: int, seq_len: int, positions: Ints) -> SequenceRows:
+        """Returns rows of sequence ``number`` (from 0) of ``seq_len`` tokens, at ``positions`` in
+        it; those from ``seq_len`` on are padding."""
+        first = number * seq_len
+        inside = positions < seq_len
+        at = first + np.minimum(positions, seq_len - 1)
+        tokens = np.where(inside, self._tokens(at), 0)
+        ends = self._ends(first, first + seq_len)
+        following = np.where(np.isin(at + 1, self._all_ends(first, first + seq_len)), -1, at + 1)
+        labels = np.full_like(tokens, NO_LABEL)
+        known = inside & (following >= 0)
+        labels[known] = self._tokens(following[known])
+        return SequenceRows(tokens, labels, ends)
+
+    def _tokens(self, at: Ints) -> Ints:
+        """Returns the tokens at some places of the endless order of documents."""
+        found = np.empty(at.shape, np.int64)
+        for epoch in np.unique(at // self.tokens):
+            here = at // self.tokens == epoch
+            order, begins = self._order(int(epoch))
+            place = at[here] - epoch * self.tokens
+            which = np.searchsorted(begins, place, side="right") - 1
+            number, begin, _ = self._pieces[order[which]].T
+            inside = begin + place - begins[which]
+            values = np.empty(len(place), np.int64)
+            for file in np.unique(number):
+                some = number == file
+                values[some] = self._files[file][inside[some]]
+            found[here] = values
+        return found
+
+    def _ends(self, first: int, last: int) -> Ints:
+        """Returns the boundaries of documents of a sequence, from 0 to its length."""
+        inner = self._all_ends(first, last)
+        inner = inner[(inner > first) & (inner < last)] - first
+        return np.concatenate([[0], inner, [last - first]]).astype(np.int64)
+
+    def _all_ends(self, first: int, last: int) -> Ints:
+        """Returns where documents end in [first, last], the ends of epochs included."""
+        found = []
+        for epoch in range(first // self.tokens, last // self.tokens + 1):
+            _, begins = self._order(epoch)
+            ends = np.append(begins[1:], self.tokens) + epoch * self.tokens
+            low, high = np.searchsorted(ends, [first, last + 1])
+            found.append(ends[low:high])
+        return np.concatenate(found)
+
+    @lru_cache(maxsize=4)  # noqa: B019  # a corpus lives as long as its training
+    def _order(self, epoch: int) -> tuple[Ints, Ints]:
+        """Returns the documents of an epoch in their order, and where each begins in it."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self._pieces))
+        sizes = (self._pieces[:, 2] - self._pieces[:, 1])[order]
+        return order, np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+
+
+def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
+    for given in map(Path, paths):
+        if given.is_dir():
+            some = (one for one in given.rglob("*") if one.suffix in _SUFFIXES)
+            yield from sorted(one for one in some if not one.name.endswith(".ends.npy"))
+        elif given.is_file():
+            yield given
+        else:
+            raise CorpusError(f"corpus: {given} is neither a file nor a folder")
+
+
+def _listed(paths: Sequence[str | Path]) -> str:
+    return ", ".join(map(str, paths)) or "no path"
+
+
+def _mapped(file: Path) -> NDArray[Any]:
+    """Returns the tokens of a file, mapped into memory."""
+    if file.stat().st_size == 0:
+        raise CorpusError(f"corpus: {file} is empty")
+    if file.suffix != ".npy":
+        found = np.memmap(file, np.uint8, "r")
+        if _CONTROL & set(found[:_LOOKED_AT].tolist()):
+            raise CorpusError(f"corpus: {file} is binary, expected text or a .npy array of tokens")
+        return found
+    try:
+        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise CorpusError(f"corpus: {file} is no .npy array: {error}") from None
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise CorpusError(
+            f"corpus: {file} has {array.dtype} of shape {array.shape}, expected integers (tokens,)"
+        )
+    return array
+
+
+def _documents(file: Path, tokens: int) -> list[tuple[int, int]]:
+    """Returns begin and end of each document of a file."""
+    beside = file.with_suffix(".ends.npy")
+    if file.suffix != ".npy" or not beside.exists():
+        return [(0, tokens)]
+    ends = _mapped(beside)
+    if (np.diff(ends) <= 0).any() or ends[0] <= 0 or ends[-1] != tokens:
+        raise CorpusError(
+            f"corpus: {beside} has no ascending ends of documents up to the {tokens} tokens"
+        )
+    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+
+
+def _tokenized(
+    files: Sequence[Path], folder: Path, kept: str | Path | None
+) -> tuple[list[Path], int]:
+    """Returns token files of text files, made once, and the size of the vocabulary."""
+    if not folder.is_dir():
+        raise CorpusError(f"tokenizer: {folder} is no folder of a Hugging Face tokenizer")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CorpusError(f"tokenizer: {folder} holds none: {str(error)[:200]}") from None
+    place = Path(kept) if kept is not None else folder / "tokens"
+    place.mkdir(parents=True, exist_ok=True)
+    found = []
+    for file in files:
+        if file.suffix == ".npy":
+            found.append(file)
+            continue
+        _mapped(file)  # is text
+        known = f"{file.resolve()} {file.stat().st_mtime_ns} {folder.resolve()}"
+        made = place / f"{file.stem}-{hashlib.sha256(known.encode()).hexdigest()[:12]}.npy"
+        if not made.exists():
+            ids = tokenizer(file.read_text(encoding="utf-8"), return_attention_mask=False)
+            aside = made.with_suffix(f".{os.getpid()}.tmp.npy")
+            np.save(aside, np.array(ids["input_ids"], np.uint32))
+            aside.replace(made)
+        found.append(made)
+    return found, len(tokenizer)

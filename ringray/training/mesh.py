@@ -1,0 +1,57 @@
+"""The ranks of a training in order: DP x PP x CP x TP, those of TP next to each other.
+
+Ranks of one node follow each other, so TP lies in a node, then CP (the ring), PP and DP, as their
+messages are ever larger in number and smaller in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ringray.training.degrees import Degrees
+
+_AXES = ("dp", "pp", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The groups of this rank. ``shards``: DP x CP, over which FSDP shards weights and the loss is
+    a mean; ``device``: its type."""
+
+    degrees: Degrees
+    device: str
+    whole: DeviceMesh
+    shards: DeviceMesh
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Returns the group of this rank along ``dp``, ``pp``, ``cp`` or ``tp``."""
+        return self.whole[axis].get_group()
+
+    def place(self, axis: str) -> int:
+        """Returns this rank's place along an axis."""
+        return self.whole[axis].get_local_rank()
+
+    @property
+    def ring(self) -> dist.ProcessGroup:
+        """Returns the ranks that share a sequence."""
+        return self.group("cp")
+
+
+def make(degrees: Degrees, device: str = "cpu") -> Mesh:
+    """Forms the groups of the default process group's ranks; every rank calls it.
+
+    Raises:
+        ValueError: the degrees are not those of so many ranks.
+    """
+    ranks = dist.get_world_size()
+    if degrees.ranks != ranks:
+        raise ValueError(
+            f"{degrees} needs {degrees.ranks} ranks, but there are {ranks}: expected degrees whose "
+            "product is the number of ranks"
+        )
+    sizes = tuple(getattr(degrees, axis) for axis in _AXES)
+    whole = init_device_mesh(device, sizes, mesh_dim_names=_AXES)
+    return Mesh(degrees, device, whole, whole["dp", "cp"]._flatten("shards"))

@@ -1,0 +1,120 @@
+"""``parallelize``: a model on a mesh of ranks.
+
+Tensor parallelism splits heads and the MLP and leaves the stream between layers sharded over rows
+(sequence parallel); FSDP2 shards weights over DP x CP and averages gradients, so losses are made
+with ``gradients="mean"`` over ``mesh.shards``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from ringray.models.decoder import Decoder
+from ringray.nn import ContextParallelAttention
+from ringray.training.mesh import Mesh
+
+_ROWS = 1  # dimension of (B, S, H)
+
+
+def parallelize(model: nn.Module, mesh: Mesh, *, dtype: torch.dtype | None = None) -> nn.Module:
+    """Returns ``model`` with its attention on the mesh's ring and its weights sharded.
+
+    Args:
+        model: a ``Decoder``, a model with ``ContextParallelAttention``, or one of Hugging Face with
+            ``attn_implementation="ringray"``, whose batches come from ``hf.shard_batch(...,
+            group=mesh.ring, gradients="mean")``. Every rank has the same weights.
+        mesh: the ranks; TP needs a ``Decoder``.
+        dtype: of computation and of gathered weights; their reduction and the optimizer stay in
+            the weights' own. None: the weights'.
+
+    Raises:
+        ValueError: TP does not divide heads, K/V heads or the MLP, or the model has no TP.
+    """
+    for part in model.modules():
+        if isinstance(part, ContextParallelAttention):
+            part.group = mesh.ring
+    if mesh.degrees.tp > 1:
+        if not isinstance(model, Decoder):
+            raise ValueError(
+                f"tp: got {mesh.degrees.tp}, expected 1 for {type(model).__name__}; only a Decoder "
+                "has tensor parallelism here"
+            )
+        _split(model, mesh)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    options: dict[str, Any] = {"mesh": mesh.shards, "mp_policy": policy}
+    for layer in _layers(model):
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Returns the layers of a model: of its longest list of modules of one class."""
+    lists = [
+        list(part.children())
+        for part in model.modules()
+        if isinstance(part, nn.ModuleList | nn.ModuleDict)
+    ]
+    alike = [some for some in lists if len({type(one) for one in some}) == 1]
+    return max(alike, key=len, default=[])
+
+
+def _split(model: Decoder, mesh: Mesh) -> None:
+    size, tp = model.size, mesh.degrees.tp
+    for name in ("heads", "kv_heads", "intermediate", "vocab"):
+        if getattr(size, name) % tp:
+            raise ValueError(
+                f"tp: got {tp}, expected a divisor of {name} = {getattr(size, name)} of {size.name}"
+            )
+    rows = Shard(_ROWS)
+
+    def gathered() -> ParallelStyle:
+        """Makes a module take rows of all, and sums and shards its result: it may compute some
+        rows at a time."""
+        return PrepareModuleInputOutput(
+            input_layouts=rows, desired_input_layouts=Replicate(), use_local_input=True,
+            output_layouts=Partial(), desired_output_layouts=rows,
+        )  # fmt: skip
+
+    layer: dict[str, ParallelStyle] = {
+        "input_layernorm": SequenceParallel(use_local_output=True),
+        "self_attn": gathered(),
+        **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Partial()),
+        "post_attention_layernorm": SequenceParallel(use_local_output=True),
+        "mlp": gathered(),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(output_layouts=Partial()),
+    }
+    group = mesh.whole["tp"]
+    for one in model.layers.values():
+        parallelize_module(one, group, layer)
+    outer: dict[str, ParallelStyle] = {}
+    if model.embed_tokens is not None:
+        outer["embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=rows)
+    if model.norm is not None:
+        # The loss takes rows of all; the head gathers its logits.
+        outer["norm"] = SequenceParallel(use_local_output=False)
+        outer["lm_head"] = ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(model, group, outer)
+    if model.norm is not None:
+        cast("nn.Module", model.norm).register_forward_hook(_whole)
+
+
+def _whole(_: nn.Module, __: Any, out: Any) -> Any:
+    """Gathers the rows of a stream that TP sharded."""
+    return out.full_tensor()

@@ -1,0 +1,292 @@
+"""``Trainer``: steps of training a ``Decoder`` on a mesh.
+
+A step takes ``sequences`` of ``seq_len`` tokens; each replica (DP) takes its share of them one
+after another (micro-batches), its ring (CP) the rows of each, its stages (PP) the layers. The loss
+is per token of the whole step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor
+
+from ringray.attention.sharding import local_positions
+from ringray.models.decoder import Checkpointed, Decoder, Scores
+from ringray.models.sizes import Model
+from ringray.partition import DEFAULT, padded_length
+from ringray.training.checkpoint import CheckpointError
+from ringray.training.corpus import NO_LABEL, Corpus, SequenceRows
+from ringray.training.degrees import Degrees
+from ringray.training.mesh import Mesh
+from ringray.training.parallelize import parallelize
+from ringray.transport import DEFAULT as USUAL
+from ringray_kernels.dtypes import torch_dtype
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The training of a model.
+
+    ``seq_len``: tokens of a sequence. ``sequences``: of a step. ``steps``: of the whole training:
+    the learning rate rises for ``warmup`` of them and then falls to a tenth along a cosine.
+    ``clip``: largest norm of the gradients. ``documents``: tokens see their own document only.
+    ``dtype``: of computation; weights and optimizer are in fp32. The others are options of the
+    ``Decoder``.
+    """
+
+    seq_len: int
+    sequences: int = 1
+    steps: int = 100
+    learning_rate: float = 1e-3
+    warmup: int = 10
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    documents: bool = True
+    dtype: str = "float32"
+    seed: int = 0
+    scores: Scores = "blockwise"
+    mlp_rows: int | None = 1024
+    loss_rows: int | None = 1024
+    kept: Checkpointed = "input"
+    partition: str = DEFAULT
+    transport: str = USUAL
+    rope_theta: float = 10000.0
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """What a step came to. ``number``: from 1. ``norm``: of the gradients before they are clipped.
+    ``tokens``: of all ranks."""
+
+    number: int
+    loss: float
+    norm: float
+    tokens: int
+
+
+class LossError(ArithmeticError):
+    """A loss that is not finite. The step was not taken: weights are those of the one before."""
+
+
+class Trainer:
+    """A model, its optimizer and its place in the data; every rank of the mesh has one.
+
+    Raises:
+        ValueError: sizes, degrees or lengths that do not fit (``check`` tells before ranks exist).
+    """
+
+    def __init__(self, model: Model, mesh: Mesh, recipe: Recipe, corpus: Corpus) -> None:
+        check(model, mesh.degrees, recipe)
+        if corpus.vocabulary > model.vocab:
+            raise ValueError(
+                f"vocab: got {model.vocab}, expected at least {corpus.vocabulary}, as the corpus"
+            )
+        self.size, self.mesh, self.recipe, self.corpus = model, mesh, recipe, corpus
+        self.done = 0  # steps
+        stages, stage = mesh.degrees.pp, mesh.place("pp")
+        self._first, self._last = stage == 0, stage == stages - 1
+        self.model = Decoder(
+            model, scores=recipe.scores, mlp_rows=recipe.mlp_rows, loss_rows=recipe.loss_rows,
+            kept=recipe.kept, partition=recipe.partition, transport=recipe.transport,
+            rope_theta=recipe.rope_theta, device=mesh.device,
+            first=stage * model.layers // stages, last=(stage + 1) * model.layers // stages,
+        )  # fmt: skip
+        self.model.reset(recipe.seed)
+        parallelize(self.model, mesh, dtype=torch_dtype(recipe.dtype))
+        matrices = [weight for weight in self.model.parameters() if weight.dim() > 1]
+        others = [weight for weight in self.model.parameters() if weight.dim() <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": recipe.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=recipe.learning_rate,
+            betas=(0.9, 0.95),
+        )
+        self._positions = local_positions(
+            recipe.partition, recipe.seq_len, mesh.degrees.cp, mesh.place("cp")
+        ).numpy()
+        self._schedule = self._pipeline() if stages > 1 else None
+
+    def step(self) -> TrainingStep:
+        """Takes one step.
+
+        Raises:
+            LossError: the loss is not finite; nothing was changed.
+        """
+        recipe, share = self.recipe, self.recipe.sequences // self.mesh.degrees.dp
+        first = self.done * recipe.sequences + self.mesh.place("dp") * share
+        rows = [self.corpus.rows(first + i, recipe.seq_len, self._positions) for i in range(share)]
+        counts = torch.tensor([float((one.labels != NO_LABEL).sum()) for one in rows])
+        counts = counts.to(self.mesh.device)
+        dist.all_reduce(counts, group=self.mesh.shards.get_group())
+        weights = counts / counts.sum().clamp(min=1)
+        run = self._piped if self._schedule is not None else self._alone
+        loss = float(run(rows, weights))
+        if not math.isfinite(loss):
+            self.optimizer.zero_grad()
+            raise LossError(f"step {self.done + 1}: the loss is {loss}")
+        norm = self._clip()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+        return TrainingStep(self.done, loss, norm, recipe.sequences * recipe.seq_len)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what a checkpoint must agree on, and the place in the data."""
+        return {"model": asdict(self.size), "sequences": self.done * self.recipe.sequences}
+
+    def resume(self, facts: dict[str, Any]) -> None:
+        """Goes on behind a checkpoint that was loaded into model and optimizer."""
+        self.done = int(facts["step"])
+
+    def _alone(self, rows: list[SequenceRows], weights: Tensor) -> Tensor:
+        """Computes loss and gradients, all layers on this rank."""
+        total = torch.zeros((), device=self.mesh.device)
+        for i, (one, weight) in enumerate(zip(rows, weights, strict=True)):
+            cast("FSDPModule", self.model).set_requires_gradient_sync(i == len(rows) - 1)
+            loss = self.model(
+                self._tensor(one.tokens), labels=self._tensor(one.labels), **self._where(one)
+            )
+            (loss * weight).backward()
+            total += loss.detach() * weight
+        return total
+
+    def _piped(self, rows: list[SequenceRows], weights: Tensor) -> Tensor:
+        """Computes loss and gradients of this rank's stage; every stage learns the loss."""
+        assert self._schedule is not None
+        where = {
+            name: value for name, value in self._where(rows[0]).items() if name != "cu_seqlens"
+        }
+        if self.recipe.documents:
+            longest = max(len(one.ends) for one in rows)
+            ends = [
+                torch.cat([torch.from_numpy(one.ends), torch.full((longest - len(one.ends),), n)])
+                for one in rows
+                for n in [self.recipe.seq_len]
+            ]
+            where["cu_seqlens"] = torch.stack(ends)
+        inputs: tuple[Tensor, ...] = ()
+        if self._first:
+            inputs = (torch.cat([self._tensor(one.tokens) for one in rows]),)
+        target = None
+        if self._last:
+            where["labels"] = torch.cat([self._tensor(one.labels) for one in rows])
+            target = weights[:, None]
+        losses: list[Tensor] = []
+        self._schedule.step(*inputs, target=target, losses=losses, **where)
+        total = torch.zeros((), device=self.mesh.device)
+        if self._last:
+            total += torch.stack([loss.detach() for loss in losses]).sum()
+        group = self.mesh.group("pp")
+        last = dist.get_global_rank(group, self.mesh.degrees.pp - 1)
+        dist.broadcast(total, last, group=group)
+        return total
+
+    def _pipeline(self) -> Schedule1F1B:
+        """Makes the stage of this rank and the schedule of its micro-batches."""
+        degrees, recipe = self.mesh.degrees, self.recipe
+        rows = len(self._positions)
+        whole = padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
+        assert rows == whole
+        stream = torch.empty(
+            1, rows // degrees.tp, self.size.hidden, device="meta", requires_grad=True,
+            dtype=torch_dtype(recipe.dtype),
+        )  # fmt: skip
+        ids = torch.empty(1, rows, dtype=torch.int64, device="meta")
+        loss = torch.empty(1, device="meta", requires_grad=True)
+        # Schedules join what micro-batches return, which a scalar does not allow.
+        self.model.register_forward_hook(
+            lambda _, __, out: out.reshape(1) if out.dim() == 0 else out
+        )
+        stage = PipelineStage(
+            self.model, self.mesh.place("pp"), degrees.pp, torch.device(self.mesh.device),
+            input_args=(ids if self._first else stream,),
+            output_args=(loss if self._last else stream,),
+            group=self.mesh.group("pp"),
+        )  # fmt: skip
+        return Schedule1F1B(
+            stage, recipe.sequences // degrees.dp, scale_grads=False,
+            loss_fn=lambda loss, weight: (loss * weight.flatten()).sum(),
+        )  # fmt: skip
+
+    def _where(self, rows: SequenceRows) -> dict[str, Any]:
+        where: dict[str, Any] = {"seq_len": self.recipe.seq_len}
+        if self._last:
+            where |= {"shards": self.mesh.shards.get_group(), "gradients": "mean"}
+        if self.recipe.documents:
+            where["cu_seqlens"] = torch.from_numpy(rows.ends)
+        return where
+
+    def _tensor(self, values: Any) -> Tensor:
+        return torch.from_numpy(values)[None].to(self.mesh.device)
+
+    def _clip(self) -> float:
+        """Clips the gradients; returns their norm over all ranks."""
+        weights = [weight for weight in self.model.parameters() if weight.grad is not None]
+        total = torch.nn.utils.get_total_norm([cast("Tensor", weight.grad) for weight in weights])
+        whole = total.full_tensor() if isinstance(total, DTensor) else total
+        if self.mesh.degrees.pp > 1:
+            squared = whole**2
+            dist.all_reduce(squared, group=self.mesh.group("pp"))
+            whole = squared.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(weights, self.recipe.clip, whole)
+        return float(whole)
+
+    def _rate(self) -> float:
+        """Returns the learning rate of the next step."""
+        recipe = self.recipe
+        if self.done < recipe.warmup:
+            return recipe.learning_rate * (self.done + 1) / recipe.warmup
+        part = (self.done - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+        return recipe.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, part)))
+
+
+def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
+    """Raises ValueError, which names the field, if a model cannot be trained so."""
+    if recipe.sequences % degrees.dp:
+        raise ValueError(
+            f"dp: got {degrees.dp}, expected a divisor of sequences = {recipe.sequences}"
+        )
+    if degrees.pp > model.layers:
+        raise ValueError(f"pp: got {degrees.pp}, expected at most layers = {model.layers}")
+    if degrees.pp > 1 and recipe.sequences // degrees.dp < degrees.pp:
+        raise ValueError(
+            f"pp: got {degrees.pp} stages, expected at most as many as sequences of a replica: "
+            f"{recipe.sequences // degrees.dp}"
+        )
+    for name in ("heads", "kv_heads", "intermediate", "vocab"):
+        if getattr(model, name) % degrees.tp:
+            raise ValueError(
+                f"tp: got {degrees.tp}, expected a divisor of {name} = {getattr(model, name)}"
+            )
+    rows = padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
+    if rows % degrees.tp:
+        raise ValueError(
+            f"seq_len: got {recipe.seq_len}, whose {rows} rows of a rank are no multiple of tp = "
+            f"{degrees.tp}"
+        )
+    if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents):
+        raise ValueError("scores: whole scores need cp 1 and documents: false")
+
+
+def check_facts(facts: dict[str, Any], model: Model) -> None:
+    """Raises CheckpointError if a checkpoint is of another model."""
+    known = {name: value for name, value in facts.get("model", {}).items() if name != "name"}
+    mine = {name: value for name, value in asdict(model).items() if name != "name"}
+    different = [f"{name} {known.get(name)}" for name in mine if known.get(name) != mine[name]]
+    if different:
+        raise CheckpointError(
+            f"the checkpoint is of another model: {', '.join(different)}, expected "
+            + ", ".join(f"{one.split()[0]} {mine[one.split()[0]]}" for one in different)
+        )

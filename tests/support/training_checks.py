@@ -1,0 +1,176 @@
+"""Checks of every rank of a training: the same losses on every mesh, checkpoints of any mesh."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+import ringray
+from ringray.models.decoder import Decoder
+from ringray.models.sizes import named
+from ringray.nn import next_token_labels
+from ringray.training import mesh as meshes
+from ringray.training.checkpoint import CheckpointError, Checkpoints, complete
+from ringray.training.corpus import Corpus
+from ringray.training.degrees import Degrees
+from ringray.training.parallelize import parallelize
+from ringray.training.trainer import LossError, Recipe, Trainer, TrainingStep
+
+TINY = named("llama-tiny", {})
+TEXT = [Path(__file__).parents[2] / "docs" / name for name in ("design.md", "models.md")]
+RECIPE = Recipe(seq_len=126, sequences=4, steps=40, warmup=4, mlp_rows=16, loss_rows=16)
+
+
+def trainer(degrees: Degrees, recipe: Recipe = RECIPE) -> Trainer:
+    return Trainer(TINY, meshes.make(degrees), recipe, Corpus(TEXT))
+
+
+def steps(made: Trainer, until: int) -> list[TrainingStep]:
+    found = []
+    while made.done < until:
+        found.append(made.step())
+    return found
+
+
+def losses_are(
+    wanted: list[TrainingStep], degrees: Degrees, recipe: Recipe, rank: int, size: int
+) -> None:
+    """Every mesh has the losses and norms of one process."""
+    found = steps(trainer(degrees, recipe), len(wanted))
+    for got, want in zip(found, wanted, strict=True):
+        assert got.loss == pytest.approx(want.loss, rel=2e-5), got.number
+        assert got.norm == pytest.approx(want.norm, rel=2e-3), got.number
+        assert got.tokens == want.tokens
+
+
+def gradients_are(degrees: Degrees, options: dict[str, Any], rank: int, size: int) -> None:
+    """Gradients of a decoder on a mesh are those of one process, odd lengths included."""
+    mesh, seq_len = meshes.make(degrees), 50
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, TINY.vocab, (2 * degrees.dp, seq_len), generator=draw)
+    labels = next_token_labels(ids)
+    whole = Decoder(TINY, group=alone, loss_rows=None)
+    want = whole(ids, labels=labels, shards=alone)
+    want.backward()
+    made = Decoder(TINY, **options)
+    parallelize(made, mesh)
+    mine = slice(2 * mesh.place("dp"), 2 * mesh.place("dp") + 2)
+    x = ringray.shard(ids[mine], dim=1, group=mesh.ring)
+    y = ringray.shard(labels[mine], dim=1, group=mesh.ring, pad_value=-100)
+    loss = made(x, labels=y, shards=mesh.shards.get_group(), gradients="mean", seq_len=seq_len)
+    loss.backward()
+    assert loss.item() == pytest.approx(want.item(), rel=1e-6)
+    wanted = dict(whole.named_parameters())
+    for name, weight in made.named_parameters():
+        assert isinstance(weight.grad, DTensor)
+        grad, true = weight.grad.full_tensor(), wanted[name].grad
+        assert true is not None
+        assert (grad - true).norm() <= 1e-5 * true.norm(), name
+    with torch.no_grad():  # and logits without labels
+        assert made(x, seq_len=seq_len).shape == (*x.shape, TINY.vocab)
+
+
+def saves(folder: Path, at: int, degrees: Degrees, rank: int, size: int) -> None:
+    """Trains and saves behind a step, going on meanwhile."""
+    made, kept = trainer(degrees), Checkpoints(folder, keep=1)
+    for step in (at - 1, at):
+        steps(made, step)
+        kept.save(step, made.model, made.optimizer, made.facts())
+    steps(made, at + 2)  # what is written is a copy
+    kept.wait()
+    dist.barrier()
+    assert [one.name for one in complete(folder)] == [f"step-{at:08d}"]
+
+
+def continues(
+    folder: Path, wanted: list[TrainingStep], degrees: Degrees, rank: int, size: int
+) -> None:
+    """Goes on behind a checkpoint of another mesh as if nothing had happened."""
+    made, kept = trainer(degrees), Checkpoints(folder)
+    facts = kept.load(made.model, made.optimizer)
+    assert facts is not None
+    made.resume(facts)
+    found = steps(made, wanted[-1].number)
+    later = wanted[-len(found) :]
+    assert len(found) >= 3
+    assert [step.number for step in found] == [step.number for step in later]
+    for got, want in zip(found, later, strict=True):
+        assert got.loss == pytest.approx(want.loss, rel=2e-5), got.number
+
+
+def interrupted_saves_are_not_loaded(folder: Path, rank: int, size: int) -> None:
+    made, kept = trainer(Degrees(cp=size)), Checkpoints(folder)
+    assert kept.load(made.model, made.optimizer) is None
+    steps(made, 1)
+    kept.save(1, made.model, made.optimizer, made.facts())
+    kept.wait()
+    steps(made, 2)
+    kept.save(2, made.model, made.optimizer, made.facts())
+    kept.wait()
+    dist.barrier()
+    if rank == 0:  # as a process leaves it that is killed while it writes
+        (folder / "step-00000002" / ".metadata").unlink()
+    dist.barrier()
+    facts = kept.load(made.model, made.optimizer)
+    assert facts is not None
+    assert facts["step"] == 1
+    steps(made, 3)
+    kept.save(3, made.model, made.optimizer, made.facts())
+    kept.wait()
+    dist.barrier()
+    assert sorted(one.name for one in folder.iterdir()) == ["step-00000001", "step-00000003"]
+    if rank == 0:
+        for piece in (folder / "step-00000003").glob("*.distcp"):
+            piece.write_bytes(piece.read_bytes()[:100])
+    dist.barrier()
+    with pytest.raises(CheckpointError, match="step-00000003"):
+        kept.load(made.model, made.optimizer)
+
+
+def a_bad_loss_changes_nothing(rank: int, size: int) -> None:
+    made = trainer(Degrees(cp=size))
+    steps(made, 2)
+    before = whole(made)
+    assert made.model.norm is not None
+    scale = made.model.norm.weight
+    with torch.no_grad():
+        kept = scale.detach().clone()
+        scale.mul_(float("nan"))
+    with pytest.raises(LossError, match=re.escape("step 3: the loss is nan")):
+        made.step()
+    with torch.no_grad():
+        scale.copy_(kept)
+    assert made.done == 2
+    assert all(weight.grad is None for weight in made.model.parameters())
+    assert all(map(torch.equal, before, whole(made)))
+
+
+def whole(made: Trainer) -> list[torch.Tensor]:
+    """All weights, gathered."""
+    weights = made.model.parameters()
+    return [weight.full_tensor().clone() for weight in weights if isinstance(weight, DTensor)]
+
+
+def wrong_meshes_are_told(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match=r"DP 3 .* needs 3 ranks, but there are 2"):
+        meshes.make(Degrees(dp=3))
+    with pytest.raises(ValueError, match=r"sequences = 3"):
+        trainer(Degrees(dp=2), replace(RECIPE, sequences=3))
+    mesh = meshes.make(Degrees(tp=2))
+    with pytest.raises(ValueError, match="expected 1 for Linear"):
+        parallelize(torch.nn.Linear(2, 2), mesh)
+    with pytest.raises(ValueError, match="expected a divisor of kv_heads = 1"):
+        parallelize(Decoder(replace(TINY, kv_heads=1)), mesh)
+
+
+def bound(check: Any, *arguments: Any) -> Any:
+    return partial(check, *arguments)

@@ -1,0 +1,144 @@
+"""The corpus, against documents joined by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from ringray.attention.sharding import local_positions
+from ringray.training.corpus import NO_LABEL, Corpus, CorpusError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXTS = {"a.txt": "abcdef", "b.md": "0123456789", "sub/c.txt": "XYZ", "d.txt": "q"}
+WHOLE = sum(map(len, TEXTS.values()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in TEXTS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def every(corpus: Corpus, number: int, seq_len: int) -> tuple[str, list[int], list[int]]:
+    found = corpus.rows(number, seq_len, np.arange(seq_len))
+    return bytes(found.tokens.astype(np.uint8)).decode(), found.labels.tolist(), found.ends.tolist()
+
+
+def test_an_epoch_has_every_document_once_in_an_order_of_its_own(folder: Path) -> None:
+    corpus = Corpus([folder])
+    assert corpus.tokens == WHOLE
+    texts = []
+    for epoch in range(8):
+        text, _, ends = every(corpus, epoch, WHOLE)
+        pieces = [text[a:b] for a, b in pairwise(ends)]
+        assert sorted(pieces) == sorted(TEXTS.values())
+        texts.append(text)
+    assert len(set(texts)) > 4
+    assert every(Corpus([folder]), 3, WHOLE)[0] == texts[3]
+    assert every(Corpus([folder], seed=1), 3, WHOLE)[0] != texts[3]
+
+
+@pytest.mark.parametrize("seq_len", [1, 5, 7, 50])
+def test_sequences_follow_each_other_across_epochs(folder: Path, seq_len: int) -> None:
+    corpus = Corpus([folder])
+    count = -(-3 * WHOLE // seq_len)
+    joined = "".join(every(corpus, number, seq_len)[0] for number in range(count))
+    epochs = "".join(every(corpus, epoch, WHOLE)[0] for epoch in range(4))
+    assert epochs.startswith(joined[: 3 * WHOLE])
+
+
+@pytest.mark.parametrize("seq_len", [5, 7, 20, 50])
+def test_labels_are_successors_within_documents(folder: Path, seq_len: int) -> None:
+    corpus = Corpus([folder])
+    for number in range(6):
+        text, labels, ends = every(corpus, number, seq_len)
+        assert (ends[0], ends[-1]) == (0, seq_len)
+        following = text[1:] + every(corpus, number + 1, seq_len)[0][0]
+        for i, label in enumerate(labels):
+            last = any(text[i] == document[-1] for document in TEXTS.values())
+            assert label == (NO_LABEL if last else ord(following[i])), (number, i)
+            if i + 1 < seq_len:
+                assert (i + 1 in ends) == last
+
+
+@pytest.mark.parametrize("partition", ["zigzag", "striped"])
+def test_ranks_read_their_own_rows(folder: Path, partition: str) -> None:
+    corpus, seq_len = Corpus([folder]), 21
+    whole = corpus.rows(2, seq_len, np.arange(seq_len))
+    seen = []
+    for rank in range(4):
+        positions = local_positions(partition, seq_len, 4, rank).numpy()
+        own = corpus.rows(2, seq_len, positions)
+        inside = positions < seq_len
+        assert own.tokens[inside].tolist() == whole.tokens[positions[inside]].tolist()
+        assert own.labels[inside].tolist() == whole.labels[positions[inside]].tolist()
+        assert set(own.labels[~inside].tolist()) <= {NO_LABEL}
+        assert own.ends.tolist() == whole.ends.tolist()
+        seen += positions[inside].tolist()
+    assert sorted(seen) == list(range(seq_len))
+
+
+def test_token_files_may_hold_several_documents(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.arange(1000, 1010, dtype=np.uint16))
+    np.save(tmp_path / "t.ends.npy", np.array([4, 10]))
+    corpus = Corpus([tmp_path])
+    assert (corpus.tokens, corpus.vocabulary) == (10, 1010)
+    found = corpus.rows(0, 10, np.arange(10))
+    assert sorted(np.diff(found.ends)) == [4, 6]
+    assert (found.labels == NO_LABEL).sum() == 2
+
+
+def test_text_is_tokenized_once_by_a_tokenizer_of_a_folder(folder: Path, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = tokenizers.Tokenizer(tokenizers.models.BPE())
+    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    words.train_from_iterator(["abc abc 012 012"] * 10, trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    fast.save_pretrained(tmp_path / "words")
+    files = [folder / "a.txt", folder / "b.md"]
+    corpus = Corpus(files, tokenizer=tmp_path / "words", kept=tmp_path / "kept")
+    assert corpus.vocabulary == len(fast)
+    assert corpus.tokens < sum(len(TEXTS[name]) for name in ("a.txt", "b.md"))
+    made = sorted((tmp_path / "kept").glob("*.npy"))
+    times = [one.stat().st_mtime_ns for one in made]
+    Corpus(files, tokenizer=tmp_path / "words", kept=tmp_path / "kept")
+    assert [one.stat().st_mtime_ns for one in sorted((tmp_path / "kept").glob("*.npy"))] == times
+
+
+def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+    def says(message: str, *paths: Path, **options: Path) -> None:
+        with pytest.raises(CorpusError, match=message):
+            Corpus(paths, **options)
+
+    says("no .txt, .md, .jsonl or .npy file in", tmp_path)
+    says("is neither a file nor a folder", tmp_path / "none.txt")
+    (tmp_path / "empty.txt").touch()
+    says(r"empty\.txt is empty", tmp_path)
+    (tmp_path / "empty.txt").unlink()
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
+    says(r"binary\.txt is binary", tmp_path)
+    (tmp_path / "binary.txt").unlink()
+    np.save(tmp_path / "floats.npy", np.ones(4))
+    says(r"floats\.npy has float64 of shape \(4,\), expected integers", tmp_path)
+    (tmp_path / "floats.npy").write_bytes(b"nothing")
+    says(r"floats\.npy is no \.npy array", tmp_path)
+    np.save(tmp_path / "floats.npy", np.arange(9))
+    np.save(tmp_path / "floats.ends.npy", np.array([5, 4, 9]))
+    says("no ascending ends of documents up to the 9 tokens", tmp_path)
+    (tmp_path / "one.txt").write_text("a")
+    says("holds 1 tokens", tmp_path / "one.txt")
+    (tmp_path / "two.txt").write_text("ab")
+    says("is no folder of a Hugging Face tokenizer", tmp_path / "two.txt", tokenizer=tmp_path / "x")
+    pytest.importorskip("transformers")
+    (tmp_path / "folder").mkdir()
+    says("folder holds none", tmp_path / "two.txt", tokenizer=tmp_path / "folder")

@@ -1,0 +1,133 @@
+"""Training on meshes of real ranks: the losses of one process, checkpoints of any mesh."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.training.checkpoint import CheckpointError, facts
+from ringray.training.degrees import Degrees
+from ringray.training.trainer import Recipe, TrainingStep, check, check_facts
+from tests.support import training_checks as checks
+from tests.support.ranks import on_ring
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALONE: dict[Recipe, list[TrainingStep]] = {}
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Any:
+    """Steps of one process, which are computed once for each recipe."""
+
+    def steps(recipe: Recipe, count: int) -> list[TrainingStep]:
+        if recipe not in ALONE:
+            place = tmp_path / "steps.json"
+            on_ring(1, [checks.bound(_record, place, recipe, count)])
+            ALONE[recipe] = [TrainingStep(**one) for one in json.loads(place.read_text())]
+        return ALONE[recipe][:count]
+
+    return steps
+
+
+def _record(place: Path, recipe: Recipe, count: int, rank: int, size: int) -> None:
+    found = checks.steps(checks.trainer(Degrees(), recipe), count)
+    place.write_text(json.dumps([vars(step) for step in found]))
+
+
+MESHES = [
+    Degrees(dp=2, cp=2), Degrees(cp=2, tp=2), Degrees(pp=2, cp=2), Degrees(cp=2), Degrees(cp=4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("degrees", MESHES[:3], ids=str)
+def test_every_mesh_has_the_losses_of_one_process(degrees: Degrees, alone: Any) -> None:
+    wanted = alone(checks.RECIPE, 8)[:3]
+    assert wanted[-1].loss < wanted[0].loss
+    on_ring(degrees.ranks, [checks.bound(checks.losses_are, wanted, degrees, checks.RECIPE)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", MESHES, ids=str)
+def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone: Any) -> None:
+    recipe = replace(checks.RECIPE, seq_len=254, steps=100)
+    wanted = alone(recipe, 100)
+    on_ring(degrees.ranks, [checks.bound(checks.losses_are, wanted, degrees, recipe)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("transport", "ulysses"), ("partition", "striped"), ("kept", "all"), ("documents", False)],
+)
+def test_every_strategy_trains_the_same(name: str, value: Any, alone: Any) -> None:
+    changed: Any = {name: value}
+    recipe = replace(checks.RECIPE, **changed)
+    on_ring(2, [checks.bound(checks.losses_are, alone(recipe, 3), Degrees(cp=2), recipe)])
+
+
+def test_vanilla_attention_and_mlp_train_the_same(alone: Any) -> None:
+    recipe = replace(checks.RECIPE, documents=False)
+    vanilla = replace(recipe, scores="whole", mlp_rows=None, loss_rows=None, kept="all")
+    on_ring(2, [checks.bound(checks.losses_are, alone(recipe, 3), Degrees(dp=2), vanilla)])
+
+
+@pytest.mark.parametrize("degrees", [Degrees(dp=2, cp=2), Degrees(cp=2, tp=2)], ids=str)
+def test_gradients_are_those_of_one_process(degrees: Degrees) -> None:
+    options: list[dict[str, Any]] = [
+        {"mlp_rows": 7, "loss_rows": 7, "kept": "input"}, {"loss_rows": None},
+    ]  # fmt: skip
+    some = [checks.bound(checks.gradients_are, degrees, one) for one in options]
+    on_ring(degrees.ranks, some)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(Degrees(cp=2), Degrees(cp=4)), (Degrees(cp=2), Degrees(tp=2)), (Degrees(pp=2), Degrees())],
+    ids=str,
+)
+def test_a_checkpoint_goes_on_with_another_mesh(
+    before: Degrees, after: Degrees, tmp_path: Path, alone: Any
+) -> None:
+    on_ring(before.ranks, [checks.bound(checks.saves, tmp_path, 4, before)])
+    wanted = alone(checks.RECIPE, 8)
+    on_ring(after.ranks, [checks.bound(checks.continues, tmp_path, wanted, after)])
+    known = facts(tmp_path)
+    assert known is not None
+    check_facts(known, checks.TINY)
+    with pytest.raises(CheckpointError, match="another model: layers 2, expected layers 3"):
+        check_facts(known, replace(checks.TINY, layers=3))
+
+
+def test_what_was_interrupted_is_not_loaded(tmp_path: Path) -> None:
+    on_ring(2, [checks.bound(checks.interrupted_saves_are_not_loaded, tmp_path)])
+
+
+def test_a_loss_that_is_not_finite_changes_nothing() -> None:
+    on_ring(2, [checks.a_bad_loss_changes_nothing])
+
+
+def test_wrong_meshes_are_told_on_every_rank() -> None:
+    on_ring(2, [checks.wrong_meshes_are_told])
+
+
+@pytest.mark.parametrize(
+    ("degrees", "changes", "says"),
+    [
+        (Degrees(dp=3), {}, "dp: got 3, expected a divisor of sequences = 4"),
+        (Degrees(pp=3), {}, "pp: got 3, expected at most layers = 2"),
+        (Degrees(dp=4, pp=2), {}, "pp: got 2 stages, expected at most"),
+        (Degrees(tp=3), {}, "tp: got 3, expected a divisor of heads = 4"),
+        (Degrees(tp=2), {"seq_len": 127, "partition": "contiguous"}, "seq_len: got 127"),
+        (Degrees(cp=2), {"scores": "whole", "documents": False}, "whole scores need cp 1"),
+        (Degrees(), {"scores": "whole"}, "whole scores need"),
+    ],
+)
+def test_what_does_not_fit_is_known_before_there_are_ranks(
+    degrees: Degrees, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        check(checks.TINY, degrees, replace(checks.RECIPE, **changes))
