@@ -19,13 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ringray.models.sizes import Model
+from ringray.models.sizes import Kept, Model, Scores
 from ringray.nn import ContextParallelAttention
 from ringray.nn.loss import sharded_linear_cross_entropy
-
-# What a layer keeps for its backward pass, the rest is computed again: everything; its input.
-Checkpointed = Literal["all", "input"]
-Scores = Literal["blockwise", "whole"]
 
 
 class WholeScores(ContextParallelAttention):
@@ -77,7 +73,7 @@ class Layer(nn.Module):
     """One layer of a decoder. ``kept``: for its backward pass."""
 
     def __init__(
-        self, model: Model, scores: Scores, mlp_rows: int | None, kept: Checkpointed,
+        self, model: Model, scores: Scores, mlp_rows: int | None, kept: Kept,
         eps: float, like: dict[str, Any], **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -128,7 +124,7 @@ class Decoder(nn.Module):
         scores: Scores = "blockwise",
         mlp_rows: int | None = None,
         loss_rows: int | None = 1024,
-        kept: Checkpointed = "all",
+        kept: Kept = "all",
         eps: float = 1e-5,
         first: int = 0,
         last: int | None = None,
@@ -209,7 +205,7 @@ def _check(
 ) -> None:
     if not model.gated:
         raise ValueError(f"{model.name}: expected a model with a gated MLP")
-    for name, value, valid in (("scores", scores, Scores), ("kept", kept, Checkpointed)):
+    for name, value, valid in (("scores", scores, Scores), ("kept", kept, Kept)):
         if value not in get_args(valid):
             raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(get_args(valid))}")
     for name, rows in (("mlp_rows", mlp_rows), ("loss_rows", loss_rows)):

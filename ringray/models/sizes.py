@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ringray.base.errors import UserError, unknown
 from ringray.traffic.geometry import total_visible
 from ringray.traffic.mask import Mask
+
+# What a layer of a decoder keeps for its backward pass, the rest is computed again: everything; its
+# input.
+Kept = Literal["all", "input"]
+Scores = Literal["blockwise", "whole"]  # of attention; whole: their matrix is kept
 
 TABLE = Path(__file__).with_name("sizes.yaml")
 

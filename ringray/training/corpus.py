@@ -140,6 +140,21 @@ class Corpus:
         return order, np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
 
 
+class RandomTokens:
+    """Endless documents of uniform random tokens, for measurements; each sequence is one."""
+
+    def __init__(self, vocabulary: int, seed: int = 0) -> None:
+        self.vocabulary, self.seed = vocabulary, seed
+
+    def rows(self, number: int, seq_len: int, positions: Ints) -> SequenceRows:
+        """Returns rows of a sequence, as ``Corpus.rows``."""
+        drawn = np.random.default_rng([self.seed, number])
+        whole = drawn.integers(self.vocabulary, size=seq_len + 1, dtype=np.int64)
+        at = np.minimum(positions, seq_len - 1)
+        labels = np.where(positions < seq_len, whole[at + 1], NO_LABEL)
+        return SequenceRows(whole[at], labels, np.array([0, seq_len]))
+
+
 def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
     for given in map(Path, paths):
         if given.is_dir():

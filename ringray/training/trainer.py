@@ -19,46 +19,15 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
 from ringray.attention.sharding import local_positions
-from ringray.models.decoder import Checkpointed, Decoder, Scores
+from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model
-from ringray.partition import DEFAULT, padded_length
+from ringray.partition import padded_length
 from ringray.training.checkpoint import CheckpointError
-from ringray.training.corpus import NO_LABEL, Corpus, SequenceRows
-from ringray.training.degrees import Degrees
+from ringray.training.corpus import NO_LABEL, Corpus, RandomTokens, SequenceRows
 from ringray.training.mesh import Mesh
 from ringray.training.parallelize import parallelize
-from ringray.transport import DEFAULT as USUAL
+from ringray.training.recipe import Recipe, check
 from ringray_kernels.dtypes import torch_dtype
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The training of a model.
-
-    ``seq_len``: tokens of a sequence. ``sequences``: of a step. ``steps``: of the whole training:
-    the learning rate rises for ``warmup`` of them and then falls to a tenth along a cosine.
-    ``clip``: largest norm of the gradients. ``documents``: tokens see their own document only.
-    ``dtype``: of computation; weights and optimizer are in fp32. The others are options of the
-    ``Decoder``.
-    """
-
-    seq_len: int
-    sequences: int = 1
-    steps: int = 100
-    learning_rate: float = 1e-3
-    warmup: int = 10
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    documents: bool = True
-    dtype: str = "float32"
-    seed: int = 0
-    scores: Scores = "blockwise"
-    mlp_rows: int | None = 1024
-    loss_rows: int | None = 1024
-    kept: Checkpointed = "input"
-    partition: str = DEFAULT
-    transport: str = USUAL
-    rope_theta: float = 10000.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +52,9 @@ class Trainer:
         ValueError: sizes, degrees or lengths that do not fit (``check`` tells before ranks exist).
     """
 
-    def __init__(self, model: Model, mesh: Mesh, recipe: Recipe, corpus: Corpus) -> None:
+    def __init__(
+        self, model: Model, mesh: Mesh, recipe: Recipe, corpus: Corpus | RandomTokens
+    ) -> None:
         check(model, mesh.degrees, recipe)
         if corpus.vocabulary > model.vocab:
             raise ValueError(
@@ -250,34 +221,6 @@ class Trainer:
             return recipe.learning_rate * (self.done + 1) / recipe.warmup
         part = (self.done - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
         return recipe.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, part)))
-
-
-def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
-    """Raises ValueError, which names the field, if a model cannot be trained so."""
-    if recipe.sequences % degrees.dp:
-        raise ValueError(
-            f"dp: got {degrees.dp}, expected a divisor of sequences = {recipe.sequences}"
-        )
-    if degrees.pp > model.layers:
-        raise ValueError(f"pp: got {degrees.pp}, expected at most layers = {model.layers}")
-    if degrees.pp > 1 and recipe.sequences // degrees.dp < degrees.pp:
-        raise ValueError(
-            f"pp: got {degrees.pp} stages, expected at most as many as sequences of a replica: "
-            f"{recipe.sequences // degrees.dp}"
-        )
-    for name in ("heads", "kv_heads", "intermediate", "vocab"):
-        if getattr(model, name) % degrees.tp:
-            raise ValueError(
-                f"tp: got {degrees.tp}, expected a divisor of {name} = {getattr(model, name)}"
-            )
-    rows = padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
-    if rows % degrees.tp:
-        raise ValueError(
-            f"seq_len: got {recipe.seq_len}, whose {rows} rows of a rank are no multiple of tp = "
-            f"{degrees.tp}"
-        )
-    if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents):
-        raise ValueError("scores: whole scores need cp 1 and documents: false")
 
 
 def check_facts(facts: dict[str, Any], model: Model) -> None:

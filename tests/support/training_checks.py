@@ -22,7 +22,8 @@ from ringray.training.checkpoint import CheckpointError, Checkpoints, complete
 from ringray.training.corpus import Corpus
 from ringray.training.degrees import Degrees
 from ringray.training.parallelize import parallelize
-from ringray.training.trainer import LossError, Recipe, Trainer, TrainingStep
+from ringray.training.recipe import Recipe
+from ringray.training.trainer import LossError, Trainer, TrainingStep
 
 TINY = named("llama-tiny", {})
 TEXT = [Path(__file__).parents[2] / "docs" / name for name in ("design.md", "models.md")]

@@ -10,7 +10,8 @@ import pytest
 
 from ringray.training.checkpoint import CheckpointError, facts
 from ringray.training.degrees import Degrees
-from ringray.training.trainer import Recipe, TrainingStep, check, check_facts
+from ringray.training.recipe import Recipe, check
+from ringray.training.trainer import TrainingStep, check_facts
 from tests.support import training_checks as checks
 from tests.support.ranks import on_ring
 

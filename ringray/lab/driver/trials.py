@@ -15,6 +15,7 @@ from ringray.lab.driver.run import Sweep
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Trial, deadline_s
+from ringray.lab.predict.rates import peak_of
 from ringray.lab.ring.monitor import RingFault
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.ring.quarantine import Quarantine
@@ -169,7 +170,9 @@ class TrialRunner:
         reports = ring.run(trial.kind, config, until)
         self._quarantine.succeeded(ring.nodes)
         assert trial.predicted is not None
-        metrics, samples = summarise(trial.config, trial.predicted.flops, reports, work.before)
+        peak = peak_of(self._sweep.plan.on, trial.config) if KINDS[trial.kind].trains else None
+        flops = trial.predicted.flops
+        metrics, samples = summarise(trial.config, flops, reports, work.before, peak)
         self._keep_trace(trial, reports)
         status: Status = "ok"
         reason = None

@@ -6,6 +6,7 @@ overlap      how much communication is hidden
 correctness  output and gradients against an fp64 oracle
 kernel_tune  one rank's attention under each way to cut it
 decode       the time of new tokens, with a context that stays sharded
+train        steps of training a decoder on a mesh of ranks
 
 To add one, write ``ringray/lab/kinds/<name>.py`` beside the others with a function ``run(config,
 context)`` that returns a ``RankReport``, and give it a line in ``KINDS``. The modules need torch,
@@ -28,7 +29,8 @@ class TrialKind:
     timed run by run, so a search may return to one. ``tunes``: the tuned choice that its best
     points become, "" for none. ``ranks_alone``: ranks measure different points side by side, as
     rings of one. ``decodes``: a trial is a step of new tokens, not a pass. ``oracle_passes``: the
-    cost of its fp64 oracle, in passes of the whole problem by one process; 0 for none.
+    cost of its fp64 oracle, in passes of the whole problem by one process; 0 for none. ``trains``:
+    a trial is a training, whose repeats are steps.
     """
 
     module: str
@@ -38,6 +40,7 @@ class TrialKind:
     ranks_alone: bool = False
     decodes: bool = False
     oracle_passes: int = 0
+    trains: bool = False
 
 
 KINDS: dict[str, TrialKind] = {
@@ -47,6 +50,9 @@ KINDS: dict[str, TrialKind] = {
     "latency": TrialKind("ringray.lab.kinds.latency", _TIMED, searchable=True),
     "overlap": TrialKind("ringray.lab.kinds.overlap", (*_TIMED, "overlap")),
     "decode": TrialKind("ringray.lab.kinds.decode", _TIMED, searchable=True, decodes=True),
+    "train": TrialKind(
+        "ringray.lab.kinds.train", ("time", "traffic", "memory", "train"), trains=True
+    ),
     "strategy-tune": TrialKind(
         "ringray.lab.kinds.latency", _TIMED, searchable=True, tunes="strategy"
     ),

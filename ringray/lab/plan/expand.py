@@ -13,6 +13,7 @@ from ringray.lab.plan import kernel_cuts, limits
 from ringray.lab.spec.domain_fields import Window
 from ringray.lab.spec.model import ProblemSection, Spec
 from ringray.lab.trial.config import TrialConfig
+from ringray.models import sizes
 from ringray.partition import PARTITIONS
 from ringray.traffic import walk
 from ringray.tuning import table as tuned
@@ -31,19 +32,30 @@ AXES = tuple(
 )
 
 
+_TRAINED = ("model", "dp", "tp", "pp", "scores", "mlp_rows", "kept")  # of ``train``, swept
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
+
+
+def axes_of(spec: Spec) -> tuple[tuple[str, str, str], ...]:
+    """Returns the axes of a spec, slowest first."""
+    if not KINDS[spec.kind].trains:
+        return AXES
+    return tuple(("train", name, name) for name in _TRAINED) + AXES
+
+
 def expand(spec: Spec, device: str) -> list[TrialConfig]:
     """Returns the points of ``spec`` on ``device`` (cpu or cuda), each once, in running order.
 
     Raises:
         SpecError: too many points or documents.
     """
-    limits.check_sweep(spec, [(*axis[:2], spec.sweep(*axis[:2])) for axis in AXES])
+    limits.check_sweep(spec, [(*axis[:2], spec.sweep(*axis[:2])) for axis in axes_of(spec)])
     return limits.check_points(spec, _points(spec, device))
 
 
 def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
     axes: dict[str, Sequence[Any]] = {}
-    for section, field, name in AXES:
+    for section, field, name in axes_of(spec):
         if section == "strategy":
             # The strategies of one problem take turns, replica by replica: a machine drifts.
             axes.setdefault("replica", range(spec.measure.replicas))
@@ -59,11 +71,17 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         "baseline": baseline.name if baseline else None,
         "baseline_threads": baseline.threads if baseline and alone else None,
     }
+    if KINDS[spec.kind].trains:
+        constant |= _trained(spec)
     for point in itertools.product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, point, strict=True))
         chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
         if isinstance(window := chosen["window"], Window):
             chosen["window"] = (window.left, window.right)
+        if KINDS[spec.kind].trains:
+            given = {name: getattr(spec.train, name) for name in _SIZES}
+            model = vars(sizes.named(chosen["model"], given))
+            chosen |= {name: model[name] for name in _SIZES}
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         if KINDS[spec.kind].decodes:
             chosen["new_tokens"] = chosen["new_tokens"] or 1
@@ -71,6 +89,16 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             chosen["value_head_dim"] = None
         for searched in _searched(spec.kind, chosen, device):
             yield TrialConfig(**(chosen | searched), **constant)
+
+
+def _trained(spec: Spec) -> dict[str, Any]:
+    """Returns the constant fields of trainings: a step is a repeat, and has no baseline."""
+    train = spec.train
+    return {
+        "warmup": 0, "repeats": train.steps, "baseline": None, "baseline_threads": None,
+        "learning_rate": train.learning_rate, "corpus": train.corpus or None,
+        "tokenizer": train.tokenizer, "save_every": train.save_every,
+    }  # fmt: skip
 
 
 def _searched(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:

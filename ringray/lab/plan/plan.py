@@ -26,7 +26,7 @@ from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import forecast, limits
 from ringray.lab.plan.expand import expand
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
-from ringray.lab.predict import calibration, cost_model
+from ringray.lab.predict import calibration, cost_model, transformer
 from ringray.lab.predict.fitting import MeasuredTrial, fitted
 from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, parse_fleet
 from ringray.lab.spec.model import LimitsSection, Spec
@@ -226,6 +226,8 @@ def _costs(
 
 
 def _predict(on: Fleet, config: TrialConfig) -> cost_model.Cost:
+    if config.model is not None:
+        return transformer.predict(config, on)
     slow = on.shares_cores and interpreted(config, "cpu")
     return cost_model.predict(config, interpreter(on) if slow else on)
 

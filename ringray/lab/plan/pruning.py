@@ -7,15 +7,18 @@ knows the device that ``auto`` means there. Imports neither torch nor ray.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ringray import transport
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES, DEFAULT
 from ringray.lab.predict.cost_model import choose_walks
+from ringray.lab.trial import training
 from ringray.lab.trial.config import LATER, TrialConfig
 from ringray.traffic import walk
 from ringray.traffic.mask import normal_window
+from ringray.training.recipe import check
 from ringray_kernels.backends import BLOCKS, GPU_ONLY, INTERPRETED, on_device
 from ringray_kernels.config import TARGETS, Blocks, supports
 from ringray_kernels.dtypes import DTYPES
@@ -31,6 +34,17 @@ _BACKWARD_PASSES = 3
 _TILE_ROWS = 128  # a tile costs the same for any number of visible keys
 
 _ANY = {"new_tokens", "global_tokens"}  # fields of decoding with any value
+
+# Fields with one value in training; sections of the fields that its check names.
+_TRAINS: dict[str, dict[str, object]] = {
+    "problem": {
+        "direction": "forward+backward", "causal": True, "documents": None, "window": None,
+        "chunk": None, "prefix": None, "global_tokens": None, "value_head_dim": None,
+        "softcap": None, "sinks": False, "alibi": False, "dropout_p": None, "quantize": None,
+    },
+    "strategy": {"backward": "auto", "backend": "auto", "blocks": None},
+}  # fmt: skip
+_SECTIONS = {"size": "ring.size", "seq_len": "problem.seq_len", "transport": "strategy.transport"}
 
 # Fields with one value in decoding.
 _DECODES: dict[str, dict[str, object]] = {
@@ -55,8 +69,10 @@ class Reason:
 
 def impossible(kind: str, config: TrialConfig) -> Reason | None:
     """Returns the reason why a point can never run anywhere, or None."""
-    if reason := _undecodable(kind, config):
+    if reason := _undecodable(kind, config) or _untrainable(kind, config):
         return reason
+    if KINDS[kind].trains:
+        config = training.ring_config(config, training.of_config(config)[1])
     if KINDS[kind].oracle_passes:
         scores = 8 * config.batch * config.heads * config.seq_len**2
         if scores > ORACLE_BYTES:
@@ -114,6 +130,20 @@ def _unseen_globals(config: TrialConfig) -> Reason | None:
     return Reason("problem.global_tokens", text)
 
 
+def _untrainable(kind: str, config: TrialConfig) -> Reason | None:
+    """Prunes trainings that do not fit their ranks, and masks that a decoder has not."""
+    if not KINDS[kind].trains:
+        return None
+    if reason := _fixed(config, _TRAINS, "a decoder trains without it"):
+        return reason
+    try:
+        check(*training.of_config(config))
+    except ValueError as error:
+        name, _, text = str(error).partition(": ")
+        return Reason(_SECTIONS.get(name, f"train.{name}"), text)
+    return None
+
+
 def _undecodable(kind: str, config: TrialConfig) -> Reason | None:
     """Prunes new tokens of other kinds, and what a step of new tokens does not compute."""
     if not KINDS[kind].decodes:
@@ -129,14 +159,18 @@ def _undecodable(kind: str, config: TrialConfig) -> Reason | None:
     if config.baseline not in (None, DEFAULT):
         text = f"got {config.baseline}, expected {DEFAULT} or null: it has a step of decoding"
         return Reason("measure.baseline", text)
-    for section, fields in _DECODES.items():
+    return _fixed(config, _DECODES, "new tokens attend to a sharded context, forward and causally")
+
+
+def _fixed(
+    config: TrialConfig, sections: Mapping[str, Mapping[str, object]], why: str
+) -> Reason | None:
+    """Prunes other values of fields that a kind fixes."""
+    for section, fields in sections.items():
         for name, expected in fields.items():
             if (given := getattr(config, name)) != expected:
-                return Reason(
-                    f"{section}.{name}",
-                    f"got {_written(given)}, expected {_written(expected)}: new tokens attend to "
-                    "a sharded context, forward and causally",
-                )
+                text = f"got {_written(given)}, expected {_written(expected)}: {why}"
+                return Reason(f"{section}.{name}", text)
     return None
 
 

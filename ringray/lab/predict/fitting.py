@@ -67,10 +67,11 @@ def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
 
 
 def _comparable(config: TrialConfig, on: Fleet) -> bool:
-    """Tells whether a trial says something of rates: decoding has a model of its own, and the
-    choices of ``auto`` and of other backends are not known or have other rates."""
+    """Tells whether a trial says something of rates: decoding and training have models of their
+    own, the choices of ``auto`` are not known, and other backends have other rates."""
     known = "auto" not in (config.partition, config.transport) and config.backend == "auto"
-    return known and config.new_tokens is None and config.ring_size <= on.ranks
+    one_pass = config.new_tokens is None and config.model is None
+    return known and one_pass and config.ring_size <= on.ranks
 
 
 def _errors(on: Fleet, seen: Sequence[MeasuredTrial]) -> list[float]:

@@ -13,8 +13,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ringray.lab.predict.hardware import Curve, Direction, Hardware
+from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware
 from ringray.lab.predict.peak_memory import MASKED_ROWS
+from ringray.lab.trial.config import TrialConfig
 
 Floats = NDArray[np.float64]
 
@@ -133,6 +134,14 @@ def curves(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) 
 
     best = min(known, key=distance)
     return [one for one in known if (one.dtype, one.head_dim) == (best.dtype, best.head_dim)]
+
+
+def peak_of(on: Fleet, config: TrialConfig) -> float:
+    """Returns FLOP/s of dense products of all ranks of a trial; of ranks that share cores, of as
+    many as there are."""
+    hardware = on.hardware
+    ranks = config.ring_size if hardware.cores is None else min(config.ring_size, hardware.cores)
+    return ranks * _peak(hardware, config.dtype)
 
 
 def _peak(hardware: Hardware, dtype: str) -> float:

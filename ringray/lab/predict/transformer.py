@@ -11,13 +11,15 @@ only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from ringray.lab.predict import ring_time
+from ringray.lab.predict import cost_model, ring_time
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
-from ringray.models.sizes import Model
+from ringray.lab.trial import training
+from ringray.lab.trial.config import TrialConfig
+from ringray.models.sizes import Model, Scores
 from ringray.traffic.walk import FP32
 from ringray.training.degrees import Degrees
 from ringray_kernels.dtypes import DTYPES
@@ -28,7 +30,6 @@ OPTIMIZER_BYTES = 28  # moved per parameter by a step of Adam: seven numbers in 
 # attention and the layer's input; the input.
 Kept = Literal["all", "attention", "input"]
 KEPT: tuple[Kept, ...] = get_args(Kept)
-Scores = Literal["blockwise", "whole"]
 SCORES_HELD = 4  # matrices of scores in a backward pass: weights, their gradient, both of scores
 
 
@@ -80,6 +81,40 @@ class RankMemory:
     def as_dict(self) -> dict[str, float]:
         """Returns the bytes by name, the total last."""
         return {**vars(self), "total": self.total}
+
+
+def predict(config: TrialConfig, on: Fleet) -> Cost:
+    """Returns the cost of one step of a training: FLOPs of the model's visible pairs, bytes and
+    messages of its rings, and ``memory`` and ``step``."""
+    model, degrees, recipe = training.of_config(config)
+    if on.shares_cores:
+        on = replace(on, per_node=config.ring_size)
+    ring = training.ring_config(config, degrees)
+    there = replace(on, stride=on.stride * degrees.tp)
+    both = cost_model.predict(ring, there)
+    forward = cost_model.predict(replace(ring, direction="forward"), there)
+    how = Training(
+        recipe.seq_len, recipe.sequences, recipe.dtype, recipe.kept, recipe.mlp_rows,
+        recipe.loss_rows, recipe.scores,
+    )  # fmt: skip
+    time = step(model, degrees, how, on, forward, both)
+    calls = model.layers * recipe.sequences * degrees.tp
+
+    def in_all(name: str) -> int:
+        again = getattr(forward, name) * (recipe.kept == "input")
+        return int(calls * (getattr(both, name) + again))
+
+    milliseconds = time.total * 1e3
+    return Cost(
+        flops=3 * recipe.sequences * model.forward_flops(recipe.seq_len),
+        peak_memory_bytes=int(memory(model, degrees, how, both.peak_memory_bytes).total),
+        time_ms=milliseconds,
+        low_ms=milliseconds / (1 + time.spread),
+        high_ms=milliseconds * (1 + time.spread),
+        exposed_ms=1e3 * (time.ring + time.tensor + time.shards + time.pipeline),
+        balance=both.balance,
+        **{name: in_all(name) for name in ("sent_bytes", "messages", "inner_bytes", "outer_bytes")},
+    )
 
 
 def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float) -> RankMemory:

@@ -24,10 +24,11 @@ PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap", "sinks",
     "alibi", "dropout_p", "dtype", "quantize", "causal", "window", "chunk", "prefix",
     "global_tokens",
-    "documents", "direction", "new_tokens",
+    "documents", "direction", "new_tokens", "model",
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", *PROBLEM, "backward", "backend", "blocks", "threads",
+    "dp", "tp", "pp", "kept", "mlp_rows", "scores",
 )  # fmt: skip
 STRATEGY = tuple(name for name in _FIELDS if name not in PROBLEM)
 # Column headings of both, in the order of comparison.

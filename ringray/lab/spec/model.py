@@ -16,7 +16,7 @@ import json
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
@@ -48,6 +48,7 @@ from ringray.lab.spec.fields import (
 from ringray.lab.spec.yaml_source import Source, read_text
 from ringray.lab.trial.config import LATER
 from ringray.lab.trial.metrics import METRICS
+from ringray.models import sizes
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
 from ringray_kernels.dtypes import DTYPES
@@ -58,6 +59,7 @@ OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objectiv
 
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
 _FLEET = text(r"[^:]{1,500}(:[0-9x]{1,12})?", "hardware with its ranks, such as h100:8x8")
+_PATH = text(rf"[^{UNPRINTABLE}\t\n]+", "a path", 4096)
 _URI = text(rf"[^{UNPRINTABLE}\t\n ]+", "a tracking URI", 2000)
 
 Ints = int | tuple[int, ...]
@@ -154,6 +156,51 @@ class StrategySection(Fields):
     dkv= and atomic_dq or ordered_dq, separated by commas (quote it in a list or in braces); each
     configuration is query rows x key rows / warps / stages, as in forward=128x64/8/2. null: the
     tuned choice, or the default."""
+
+
+class TrainSection(Fields):
+    """The training of kind train: a model, its place on the ranks, and its data. ``problem`` has
+    the tokens of a sequence, the sequences of a step (``batch``) and the type of computation."""
+
+    model: Annotated[Names, Several(one_of(sizes.table()))] = "llama-tiny"
+    """Sizes of the model."""
+    layers: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
+    """Layers. null: the model's, as for the sizes below."""
+    hidden: Annotated[int | None, or_null(whole(1, 1 << 18), "the model's")] = None
+    """Features of a token."""
+    heads: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
+    """Query heads."""
+    kv_heads: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
+    """K/V heads."""
+    head_dim: Annotated[int | None, or_null(whole(2, 512), "the model's")] = None
+    """Size of one head, in elements."""
+    intermediate: Annotated[int | None, or_null(whole(1, 1 << 20), "the model's")] = None
+    """Features inside the MLP."""
+    vocab: Annotated[int | None, or_null(whole(2, 1 << 22), "the model's")] = None
+    """Tokens of the vocabulary."""
+    dp: Annotated[Ints, Several(whole(1, 4096))] = 1
+    """Replicas, each with its share of the sequences of a step. The ring (CP) has the ranks that
+    dp, tp and pp leave of ring.size."""
+    tp: Annotated[Ints, Several(whole(1, 64))] = 1
+    """Ranks among which heads and MLP are split (tensor parallelism)."""
+    pp: Annotated[Ints, Several(whole(1, 256))] = 1
+    """Stages of layers (pipeline parallelism)."""
+    scores: Annotated[Names, Several(one_of(get_args(sizes.Scores)))] = "blockwise"
+    """whole: attention keeps the matrix of its scores, for comparison; without a ring."""
+    mlp_rows: Annotated[IntsOrNull, Several(or_null(tokens(1, 2**31 - 1), "all, and kept"))] = 1024
+    """Rows of the MLP at once, computed again in backward (blockwise). null: all, and kept."""
+    kept: Annotated[Names, Several(one_of(get_args(sizes.Kept)))] = "input"
+    """What a layer keeps for its backward pass: all, or its input alone."""
+    steps: Annotated[int, whole(1, 1_000_000)] = 20
+    """Steps of the training."""
+    learning_rate: Annotated[float, RATE] = 1e-3
+    """Learning rate after the first tenth of the steps; it falls to a tenth of it."""
+    corpus: Annotated[tuple[str, ...], Several(_PATH, always=True)] = ()
+    """Files or folders of text or of .npy arrays of tokens. Without any: random tokens."""
+    tokenizer: Annotated[str | None, or_null(_PATH, "bytes")] = None
+    """Folder of a Hugging Face tokenizer. null: each byte of text is a token."""
+    save_every: Annotated[int | None, or_null(whole(1, 1_000_000), "never")] = None
+    """Steps between checkpoints, from which a retried or resumed trial goes on. null: none."""
 
 
 class Baseline(Fields):
@@ -270,6 +317,7 @@ class Spec(Fields):
     problem: ProblemSection
     ring: RingSection = Field(default_factory=RingSection)
     strategy: StrategySection = Field(default_factory=StrategySection)
+    train: TrainSection = Field(default_factory=TrainSection)
     measure: MeasureSection = Field(default_factory=MeasureSection)
     search: SearchSection = Field(default_factory=SearchSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
@@ -321,7 +369,10 @@ class Spec(Fields):
         given."""
         measured = self.canonical()
         del measured["tracking"], measured["limits"], measured["cluster"]
-        for section, options in (("search", ("budget", "seed")), ("problem", LATER)):
+        if not KINDS[self.kind].trains:
+            del measured["train"]
+        later = LATER.keys() & measured["problem"].keys()
+        for section, options in (("search", ("budget", "seed")), ("problem", later)):
             for option in options:
                 if measured[section][option] is None or measured[section][option] is False:
                     del measured[section][option]

@@ -59,6 +59,21 @@ class TrialConfig:
     alibi: bool = False
     dropout_p: float | None = None
     quantize: str | None = None
+    model: str | None = None  # of a training, and its sizes beside heads and head dims
+    layers: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    vocab: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    scores: str | None = None
+    mlp_rows: int | None = None
+    kept: str | None = None
+    learning_rate: float | None = None
+    corpus: tuple[str, ...] | None = None
+    tokenizer: str | None = None
+    save_every: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not

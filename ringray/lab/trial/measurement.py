@@ -33,8 +33,8 @@ class RankReport:
     ``seconds`` of the pass on this rank and ``baseline_seconds``, on the ranks that compute the
     baseline, have one entry per repeat. ``values``: by the names of ``metrics.METRICS``, one entry
     per repeat or one in all. ``messages``: sends of one pass. ``errors``: shares of the error
-    budget by tensor (rank 0 only). ``hops``: see ``instruments.hops``. ``spans``: of the median
-    repeat, from its barrier.
+    budget by tensor (rank 0 only). ``curves``: numbers of each step of a training. ``hops``: see
+    ``instruments.hops``. ``spans``: of the median repeat, from its barrier.
     ``refused``: why this rank did not run the trial.
     """
 
@@ -44,6 +44,7 @@ class RankReport:
     values: dict[str, list[float]] = field(default_factory=dict)
     messages: int = 0
     errors: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, list[float]] = field(default_factory=dict)
     hops: list[Hop] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     failure: str | None = None
@@ -55,13 +56,14 @@ def summarise(
     flops: int,
     reports: Sequence[RankReport],
     before: Outcome | TrialRow | None = None,
+    peak: float | None = None,
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Computes a trial's metrics, and the samples behind them, from the reports of all ranks.
 
     The time of a repeat is the slowest rank's; ``ratio`` is the median over repeats of ring over
-    baseline. ``flops``: exact count of one pass, all ranks. ``before``: an earlier visit to the
-    same trial, whose repeats count too. ``repeats`` is their number over all visits; it is left out
-    where one visit measured the config's number of repeats.
+    baseline. ``flops``: exact count of one pass, all ranks; ``peak``: FLOP/s of all of them, of a
+    training. ``before``: an earlier visit to the same trial, whose repeats count too. ``repeats``
+    is their number over all visits; it is left out where one visit measured the config's number.
     """
     metrics = _over_ranks(reports)
     samples = _times(reports)
@@ -72,12 +74,15 @@ def summarise(
     if samples and (before is not None or len(samples["ms"]) != config.repeats):
         metrics["repeats"] = len(samples["ms"])
     metrics |= _from_samples(config, flops, samples)
+    if peak is not None and "tflops" in metrics:
+        metrics["mfu"] = metrics["tflops"] * 1e12 / peak
     if (share := hidden(report.hops for report in reports)) is not None:
         metrics["hidden"] = share
     samples |= {
         HOP + hop.name: [hop.compute * 1e3, hop.transfer * 1e3, hop.wait * 1e3, float(hop.sent)]
         for hop in merged(report.hops for report in reports)
     }
+    samples |= reports[0].curves
     metrics |= {f"error_{name}": share for name, share in reports[0].errors.items()}
     return metrics, samples
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ringray.lab.trial.machine_load import LOADS
 
-Group = Literal["time", "memory", "traffic", "baseline", "overlap", "error", "load"]
+Group = Literal["time", "memory", "traffic", "baseline", "overlap", "error", "train", "load"]
 Table = Literal["results", "live", "mlflow", "tuned"]
 
 
@@ -81,6 +81,13 @@ _METRICS = (
            predicted="peak_memory_bytes", heading="peak MiB", tables=_ALL, expendable=True),
     Metric("sent_bytes", "bytes", "traffic", sum, exact=True, predicted="sent_bytes",
            heading="sent MiB", tables=("results", "live"), expendable=True),
+    # Of the last step.
+    Metric("loss", "", "train", max, heading="loss", tables=("results", "live", "mlflow"),
+           extreme="best"),
+    Metric("gradient_norm", "", "train", max, objective=False),
+    Metric("mfu", "share", "train", less_is_better=False, heading="MFU",
+           tables=("results", "live", "mlflow"), extreme="best",
+           legend="MFU: FLOPs of the model's visible pairs ÷ time ÷ the peak of all ranks"),
     # Never recorded: a record has both numbers.
     Metric("prediction_ratio", "ratio", "time", over_predicted="median_ms", objective=False,
            heading="÷ predicted", tables=("results", "mlflow"), expendable=True,

@@ -1,0 +1,46 @@
+"""Trials of training: the model, the degrees and the recipe that a config means. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from ringray.lab.trial.config import TrialConfig
+from ringray.models.sizes import Model, named
+from ringray.training.degrees import Degrees
+from ringray.training.recipe import Recipe
+
+
+def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
+    """Returns what is trained, on which ranks and how.
+
+    Raises:
+        ValueError: the ranks are no multiple of those of dp, tp and pp.
+    """
+    sizes = {one.name for one in fields(Model)} & {one.name for one in fields(config)}
+    model = named(config.model, {name: getattr(config, name) for name in sizes})
+    others = Degrees(config.dp or 1, 1, config.tp or 1, config.pp or 1)
+    ring, left = divmod(config.ring_size, others.ranks)
+    if left:
+        raise ValueError(
+            f"size: got {config.ring_size} ranks, expected a multiple of dp x tp x pp = "
+            f"{others.ranks}"
+        )
+    given: dict[str, Any] = {
+        name: getattr(config, name)
+        for name in ("seq_len", "dtype", "seed", "scores", "mlp_rows", "kept", "partition",
+                     "transport", "learning_rate")
+    }  # fmt: skip
+    recipe = Recipe(
+        sequences=config.batch, steps=config.repeats, warmup=max(1, config.repeats // 10),
+        documents=config.corpus is not None, **given,
+    )  # fmt: skip
+    return model, replace(others, cp=ring), recipe
+
+
+def ring_config(config: TrialConfig, degrees: Degrees) -> TrialConfig:
+    """Returns the attention of one layer and sequence on one of its rings."""
+    return replace(
+        config, ring_size=degrees.cp, batch=1, heads=config.heads // degrees.tp,
+        kv_heads=config.kv_heads // degrees.tp, direction="forward+backward", model=None,
+    )  # fmt: skip

@@ -1,0 +1,76 @@
+"""The training of a model, and whether it fits a mesh. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringray import partition as partitions
+from ringray import transport as transports
+from ringray.models.sizes import Kept, Model, Scores
+from ringray.training.degrees import Degrees
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The training of a model.
+
+    ``seq_len``: tokens of a sequence. ``sequences``: of a step. ``steps``: of the whole training:
+    the learning rate rises for ``warmup`` of them and then falls to a tenth along a cosine.
+    ``clip``: largest norm of the gradients. ``documents``: tokens see their own document only.
+    ``dtype``: of computation; weights and optimizer are in fp32. The others are options of the
+    ``Decoder``.
+    """
+
+    seq_len: int
+    sequences: int = 1
+    steps: int = 100
+    learning_rate: float = 1e-3
+    warmup: int = 10
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    documents: bool = True
+    dtype: str = "float32"
+    seed: int = 0
+    scores: Scores = "blockwise"
+    mlp_rows: int | None = 1024
+    loss_rows: int | None = 1024
+    kept: Kept = "input"
+    partition: str = partitions.DEFAULT
+    transport: str = transports.DEFAULT
+    rope_theta: float = 10000.0
+
+
+def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
+    """Raises ValueError, which names the field, if a model cannot be trained so."""
+    if recipe.sequences % degrees.dp:
+        raise ValueError(
+            f"dp: got {degrees.dp}, expected a divisor of sequences = {recipe.sequences}"
+        )
+    if degrees.pp > model.layers:
+        raise ValueError(f"pp: got {degrees.pp}, expected at most layers = {model.layers}")
+    if degrees.pp > 1 and recipe.sequences // degrees.dp < degrees.pp:
+        raise ValueError(
+            f"pp: got {degrees.pp} stages, expected at most as many as sequences of a replica: "
+            f"{recipe.sequences // degrees.dp}"
+        )
+    for name in ("heads", "kv_heads", "intermediate", "vocab"):
+        if getattr(model, name) % degrees.tp:
+            raise ValueError(
+                f"tp: got {degrees.tp}, expected a divisor of {name} = {getattr(model, name)}"
+            )
+    rows = partitions.padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
+    if rows % degrees.tp:
+        raise ValueError(
+            f"seq_len: got {recipe.seq_len}, whose {rows} rows of a rank are no multiple of tp = "
+            f"{degrees.tp}"
+        )
+    try:
+        transports.plan(
+            recipe.transport, degrees.cp, model.heads // degrees.tp, model.kv_heads // degrees.tp
+        )
+    except ValueError as error:
+        raise ValueError(f"transport: {error}") from None
+    if not model.gated or model.head_dim % 2:
+        raise ValueError(f"model: {model.name} has no gated MLP, or an odd head dim")
+    if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents):
+        raise ValueError("scores: whole scores need cp 1 and documents: false")
