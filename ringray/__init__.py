@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ringray.attention.sharding import local_positions, shard, unshard
     from ringray.models.sdpa import context_parallel
     from ringray.nn import ContextParallelAttention, sharded_cross_entropy
+    from ringray.training.mesh import make_mesh
+    from ringray.training.parallelize import parallelize
     from ringray.tuning.lookup import tuned_strategy
     from ringray_kernels.config import Blocks
 
@@ -26,6 +28,8 @@ __all__ = [
     "ShardedKV",
     "context_parallel",
     "local_positions",
+    "make_mesh",
+    "parallelize",
     "ring_attention",
     "ring_decode",
     "shard",
@@ -40,6 +44,8 @@ _HOME = {
     "ShardedKV": "ringray.attention.sharded_kv",
     "context_parallel": "ringray.models.sdpa",
     "local_positions": "ringray.attention.sharding",
+    "make_mesh": "ringray.training.mesh",
+    "parallelize": "ringray.training.parallelize",
     "ring_attention": "ringray.attention",
     "ring_decode": "ringray.attention.decode",
     "shard": "ringray.attention.sharding",

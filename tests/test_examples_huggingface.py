@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
 
 
-def losses(command: list[str], home: Path) -> list[str]:
+def losses(command: list[str], home: Path, steps: range = range(20)) -> list[str]:
     """The losses that a program prints, by step."""
     environment = os.environ | {
         "HOME": str(home), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,8 +33,8 @@ def losses(command: list[str], home: Path) -> list[str]:
     assert done.returncode == 0, done.stdout + done.stderr
     # Ray Train shows a worker's lines more than once.
     found = dict(re.findall(r"step +(\d+)  loss (\d+\.\d+)", done.stdout + done.stderr))
-    assert sorted(map(int, found)) == list(range(20))
-    return [found[str(step)] for step in range(20)]
+    assert sorted(map(int, found)) == list(steps)
+    return [found[str(step)] for step in steps]
 
 
 @pytest.mark.slow
@@ -47,6 +47,22 @@ def test_the_examples_train_alike(tmp_path: Path) -> None:
     assert float(by_torchrun[-1]) < 0.5 * float(by_torchrun[0])
     if not torch.cuda.is_available():  # where both run two workers
         assert losses([sys.executable, str(EXAMPLES / "ray_train.py")], tmp_path) == by_torchrun
+
+
+@pytest.mark.slow
+def test_fine_tuning_has_one_loss_on_any_ring_and_goes_on(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    program = [str(EXAMPLES / "finetune.py"), "--data", str(ROOT / "docs"), "--seq-len", "501"]
+    alone = losses([*torchrun, "1", *program], tmp_path)
+    kept = ["--checkpoints", str(tmp_path / "kept")]
+    ring = losses([*torchrun, "2", *program, *kept], tmp_path)
+    assert [float(loss) for loss in ring] == pytest.approx(
+        [float(loss) for loss in alone], abs=2e-4
+    )
+    assert float(ring[-1]) < 0.8 * float(ring[0])
+    longer = [*program, *kept, "--steps", "22"]
+    more = losses([*torchrun, "4", *longer], tmp_path, range(20, 22))
+    assert max(map(float, more)) < float(ring[10])
 
 
 @pytest.fixture

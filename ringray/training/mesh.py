@@ -40,13 +40,22 @@ class Mesh:
         return self.group("cp")
 
 
-def make(degrees: Degrees, device: str = "cpu") -> Mesh:
+def make_mesh(
+    degrees: Degrees | None = None, *, device: str = "cpu", dp: int = 1, tp: int = 1, pp: int = 1
+) -> Mesh:
     """Forms the groups of the default process group's ranks; every rank calls it.
+
+    Args:
+        degrees: of each kind of parallelism. None: ``dp``, ``tp`` and ``pp``, and a ring of the
+            ranks that they leave.
+        device: type of the ranks' devices.
 
     Raises:
         ValueError: the degrees are not those of so many ranks.
     """
     ranks = dist.get_world_size()
+    if degrees is None:
+        degrees = Degrees(dp, max(1, ranks // (dp * tp * pp)), tp, pp)
     if degrees.ranks != ranks:
         raise ValueError(
             f"{degrees} needs {degrees.ranks} ranks, but there are {ranks}: expected degrees whose "

@@ -31,7 +31,7 @@ RECIPE = Recipe(seq_len=126, sequences=4, steps=40, warmup=4, mlp_rows=16, loss_
 
 
 def trainer(degrees: Degrees, recipe: Recipe = RECIPE) -> Trainer:
-    return Trainer(TINY, meshes.make(degrees), recipe, Corpus(TEXT))
+    return Trainer(TINY, meshes.make_mesh(degrees), recipe, Corpus(TEXT))
 
 
 def steps(made: Trainer, until: int) -> list[TrainingStep]:
@@ -54,7 +54,7 @@ def losses_are(
 
 def gradients_are(degrees: Degrees, options: dict[str, Any], rank: int, size: int) -> None:
     """Gradients of a decoder on a mesh are those of one process, odd lengths included."""
-    mesh, seq_len = meshes.make(degrees), 50
+    mesh, seq_len = meshes.make_mesh(degrees), 50
     alone = dist.new_group([rank], use_local_synchronization=True)
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(0, TINY.vocab, (2 * degrees.dp, seq_len), generator=draw)
@@ -163,10 +163,10 @@ def whole(made: Trainer) -> list[torch.Tensor]:
 
 def wrong_meshes_are_told(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match=r"DP 3 .* needs 3 ranks, but there are 2"):
-        meshes.make(Degrees(dp=3))
+        meshes.make_mesh(Degrees(dp=3))
     with pytest.raises(ValueError, match=r"sequences = 3"):
         trainer(Degrees(dp=2), replace(RECIPE, sequences=3))
-    mesh = meshes.make(Degrees(tp=2))
+    mesh = meshes.make_mesh(Degrees(tp=2))
     with pytest.raises(ValueError, match="expected 1 for Linear"):
         parallelize(torch.nn.Linear(2, 2), mesh)
     with pytest.raises(ValueError, match="expected a divisor of kv_heads = 1"):

@@ -69,6 +69,7 @@ class Schedule:
         unasked: Collection[str] | None = None,
     ) -> None:
         self._objectives = plan.spec.search.objectives
+        self._trains = KINDS[plan.spec.kind].trains  # steps before a checkpoint have no times
         self._results: dict[str, Outcome | TrialRow] = dict(done)
         trials = [trial for trial in plan.runnable if trial.key not in refused]
         beaten = [trial for trial in plan.trials if trial.pruned == BEATEN]
@@ -83,7 +84,7 @@ class Schedule:
         self._left = [study for study in self._studies if study not in self._open]
 
     def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
-        search, measure = plan.spec.search, plan.spec.measure
+        search, measure = plan.spec.search, trials[0].config
         # A choice is kept only if it beats the default, which needs half of the other's runs.
         usual = defaults(trials) if KINDS[plan.spec.kind].tunes else []
         half = -(-measure.repeats // 2)
@@ -120,7 +121,7 @@ class Schedule:
             while study.queue:
                 ask = study.queue.popleft()
                 before = self._results.get(ask.key)
-                if before is None or not _enough(before, ask.repeats):
+                if before is None or not (self._trains or _enough(before, ask.repeats)):
                     study.out += 1
                     return Work(study.trials[ask.key], ask.repeats, before, ask.together)
                 study.answer(ask.key, score_of(before, self._objectives, ask.repeats))

@@ -1,16 +1,13 @@
 """Train: steps of training a decoder on the ranks of a mesh.
 
 A repeat is one step. The first one is not timed: its memory is measured, together with weights and
-optimizer. With ``save_every`` a trial keeps checkpoints and goes on from the last one, on another
-ring after a fault, or when it is resumed.
+optimizer. With ``checkpoints`` a trial goes on from the last one of its folder: on a new ring after
+a fault, when it is resumed, or on other ranks.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from pathlib import Path
-
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ringray.base import private_files
@@ -30,18 +27,31 @@ from ringray.training.trainer import Trainer, TrainingStep, check_facts
 def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Trains on this rank; every rank of the ring calls it at the same time."""
     model, degrees, recipe = of_config(config)
-    mesh = meshes.make(degrees, context.device.type)
+    if not dist.is_initialized():  # a ring of one
+        backend = "nccl" if context.device.type == "cuda" else "gloo"
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    mesh = meshes.make_mesh(degrees, context.device.type)
     with context.agreed():
         trainer = Trainer(model, mesh, recipe, corpus(config, model))
-    kept = Checkpoints(folder(config)) if config.save_every is not None else None
-    if kept is not None and (facts := kept.load(trainer.model, trainer.optimizer)) is not None:
-        check_facts(facts, model)
-        trainer.resume(facts)
+    kept, losses = None, []
+    if config.checkpoints is not None:
+        kept = Checkpoints(config.checkpoints)
+        if (facts := kept.load(trainer.model, trainer.optimizer)) is not None:
+            check_facts(facts, model)
+            trainer.resume(facts)
+            losses = facts.get("losses", [])
+    if trainer.done >= config.repeats:
+        raise ValueError(
+            f"{config.checkpoints} holds a training of {trainer.done} steps: give more steps, or "
+            "another folder"
+        )
     report = RankReport(rank=context.rank)
     taken: list[TrainingStep] = []
 
     def take() -> None:
         taken.append(trainer.step())
+        losses.append(taken[-1].loss)
 
     while trainer.done < config.repeats:
         HERE.enter(f"step {trainer.done + 1}" + (f", loss {taken[-1].loss:.4g}" if taken else ""))
@@ -55,14 +65,15 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         used = METER.since(meter)
         report.values["sent_bytes"], report.messages = [used.sent_bytes], used.messages
         report.values.setdefault("wait_ms", []).append(used.wait_s * 1e3)
-        if kept is not None and config.save_every and trainer.done % config.save_every == 0:
-            kept.save(trainer.done, trainer.model, trainer.optimizer, trainer.facts())
+        last = trainer.done == config.repeats
+        if kept is not None and (last or trainer.done % (config.save_every or 1) == 0):
+            facts = {**trainer.facts(), "losses": losses}
+            kept.save(trainer.done, trainer.model, trainer.optimizer, facts)
     if kept is not None:
         kept.wait()
     context.barrier()
-    if taken:
-        report.values["loss"], report.values["gradient_norm"] = [taken[-1].loss], [taken[-1].norm]
-        report.curves = {"loss": [step.loss for step in taken]}
+    report.values["loss"], report.values["gradient_norm"] = [taken[-1].loss], [taken[-1].norm]
+    report.curves = {"loss": losses}
     return report
 
 
@@ -72,12 +83,6 @@ def corpus(config: TrialConfig, model: Model) -> Corpus | RandomTokens:
         return RandomTokens(model.vocab, config.seed)
     made = private_files.home() / "tokens"
     return Corpus(config.corpus, tokenizer=config.tokenizer, kept=made, seed=config.seed)
-
-
-def folder(config: TrialConfig) -> Path:
-    """Returns the place of a trial's checkpoints, by what it measures."""
-    text = json.dumps(config.as_dict(), sort_keys=True)
-    return private_files.home() / "checkpoints" / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _held(trainer: Trainer) -> int:

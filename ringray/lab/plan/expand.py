@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ringray import transport as transports
@@ -50,7 +51,11 @@ def expand(spec: Spec, device: str) -> list[TrialConfig]:
         SpecError: too many points or documents.
     """
     limits.check_sweep(spec, [(*axis[:2], spec.sweep(*axis[:2])) for axis in axes_of(spec)])
-    return limits.check_points(spec, _points(spec, device))
+    found = limits.check_points(spec, _points(spec, device))
+    if spec.train.checkpoints is not None and len(found) > 1:
+        text = f"one folder for {len(found):,} points, expected a spec of one point"
+        raise spec.error("train.checkpoints", text)
+    return found
 
 
 def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
@@ -96,9 +101,15 @@ def _trained(spec: Spec) -> dict[str, Any]:
     train = spec.train
     return {
         "warmup": 0, "repeats": train.steps, "baseline": None, "baseline_threads": None,
-        "learning_rate": train.learning_rate, "corpus": train.corpus or None,
-        "tokenizer": train.tokenizer, "save_every": train.save_every,
+        "learning_rate": train.learning_rate, "corpus": tuple(map(_absolute, train.corpus)) or None,
+        "tokenizer": _absolute(train.tokenizer), "checkpoints": _absolute(train.checkpoints),
+        "save_every": train.save_every if train.checkpoints else None,
     }  # fmt: skip
+
+
+def _absolute(path: str | None) -> str | None:
+    """Returns a path as ranks understand it, whose working directory is another one."""
+    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _searched(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:

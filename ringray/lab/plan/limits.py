@@ -96,6 +96,15 @@ def _dividing(spec: Spec) -> tuple[str, str]:
     return "ring.size" if spec.problem.documents is None else "problem.documents", "documents"
 
 
+def check_sections(spec: Spec) -> None:
+    """Raises SpecError if a kind that trains nothing has a training."""
+    given = spec.train.model_fields_set
+    if given and not KINDS[spec.kind].trains:
+        training = [name for name, kind in KINDS.items() if kind.trains]
+        message = f"kind {spec.kind} trains nothing, expected kind {' or '.join(training)}"
+        raise spec.error(f"train.{min(given)}", message)
+
+
 def check_search(spec: Spec) -> None:
     """Checks that the search fits its method, the kind and the metrics of the trials.
 

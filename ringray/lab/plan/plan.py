@@ -124,6 +124,7 @@ def build(
             too large, or its search does not fit what its trials measure.
     """
     limits.check_search(spec)
+    limits.check_sections(spec)
     named = _cluster(spec)
     given = on or (named if machine is None else None)
     on = fitted(given or local_fleet(spec.ring.device), seen)

@@ -199,8 +199,11 @@ class TrainSection(Fields):
     """Files or folders of text or of .npy arrays of tokens. Without any: random tokens."""
     tokenizer: Annotated[str | None, or_null(_PATH, "bytes")] = None
     """Folder of a Hugging Face tokenizer. null: each byte of text is a token."""
-    save_every: Annotated[int | None, or_null(whole(1, 1_000_000), "never")] = None
-    """Steps between checkpoints, from which a retried or resumed trial goes on. null: none."""
+    checkpoints: Annotated[str | None, or_null(_PATH, "none")] = None
+    """Folder of checkpoints, which all ranks see; a training whose folder has one goes on from it,
+    on any ranks. It needs a spec of one point. null: none."""
+    save_every: Annotated[int, whole(1, 1_000_000)] = 100
+    """Steps between checkpoints."""
 
 
 class Baseline(Fields):

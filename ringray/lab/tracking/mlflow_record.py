@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ringray.base.redaction import plain, public_spec, without_credentials
@@ -24,6 +24,7 @@ from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow, record_line
 TABLE = "results_table.json"
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
+_CURVE = 500  # points of a curve
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
@@ -33,6 +34,16 @@ def finite(metrics: dict[str, float]) -> dict[str, float]:
     }
 
 
+def run_curves(trial: TrialRow) -> Iterator[tuple[str, float, int]]:
+    """Yields name, value and step of what a training reports of each step."""
+    for name in of_group("train"):
+        values = trial.samples.get(name, [])
+        every = -(-len(values) // _CURVE)
+        for at, value in enumerate(values):
+            if math.isfinite(value) and ((at + 1) % every == 0 or at == 0):
+                yield name, value, at + 1
+
+
 def run_metrics(trial: TrialRow) -> dict[str, float]:
     """Returns the metrics of a child run, also over their predictions; those of the machine's load
     begin with ``system/``, which MLflow shows in a section of its own."""
@@ -40,6 +51,7 @@ def run_metrics(trial: TrialRow) -> dict[str, float]:
     return {
         f"system/{name}" if name in load else name: value
         for name, value in finite(trial.numbers).items()
+        if name not in trial.samples
     }
 
 

@@ -167,7 +167,8 @@ class Projection:
         self._client.log_batch(
             child.run_id,
             metrics=[
-                Metric(name, value, ended, 0) for name, value in show.run_metrics(trial).items()
+                *(Metric(name, value, ended, 0) for name, value in show.run_metrics(trial).items()),
+                *(Metric(name, value, ended, step) for name, value, step in show.run_curves(trial)),
             ],
             params=[Param(name, value) for name, value in show.params(trial.config).items()],
         )

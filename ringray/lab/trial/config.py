@@ -73,6 +73,7 @@ class TrialConfig:
     learning_rate: float | None = None
     corpus: tuple[str, ...] | None = None
     tokenizer: str | None = None
+    checkpoints: str | None = None
     save_every: int | None = None
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""Kind train: plans, bad specs, and trainings that end, are interrupted and go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringray.base.errors import SpecError
+from ringray.lab.plan.plan import build
+from ringray.lab.predict.hardware import parse_fleet
+from ringray.lab.spec.model import parse
+from ringray.lab.trial.training import of_config
+from ringray.training.checkpoint import facts
+from ringray.training.degrees import Degrees
+from tests.support import place as drive
+from tests.support.place import Place
+
+DOCS = Path(__file__).parents[3] / "docs"
+SPEC = """
+version: 1
+name: tiny-train
+kind: train
+ring: {{size: {size}, device: cpu}}
+problem: {{seq_len: 254, batch: 4, dtype: float32{problem}}}
+train: {{model: llama-tiny, steps: {steps}, mlp_rows: 64{train}}}
+"""
+
+
+def spec(size: int = 2, steps: int = 6, train: str = "", problem: str = "", more: str = "") -> str:
+    return SPEC.format(size=size, steps=steps, train=train, problem=problem) + more
+
+
+def test_a_plan_counts_steps_of_the_whole_model() -> None:
+    made = build(parse(spec(size=4, train=", dp: [1, 2, 4]")))
+    assert [of_config(trial.config)[1] for trial in made.runnable] == [
+        Degrees(1, 4), Degrees(2, 2), Degrees(4, 1),
+    ]  # fmt: skip
+    costs = [trial.predicted for trial in made.runnable]
+    model, _, recipe = of_config(made.runnable[0].config)
+    for cost in costs:
+        assert cost is not None
+        assert cost.flops == 3 * 4 * model.forward_flops(recipe.seq_len)
+    sent = [cost.sent_bytes for cost in costs if cost]
+    assert sent[0] > sent[1] > sent[2] == 0
+    config = made.runnable[0].config
+    assert (config.heads, config.kv_heads, config.head_dim) == (4, 2, 16)
+    assert (config.warmup, config.repeats, config.baseline) == (0, 6, None)
+    # A larger model on a cluster: the ring's own limits and times.
+    large = build(parse(spec(size=64, train=", tp: 4").replace("llama-tiny", "llama3-8b")
+                        .replace("254", "256k").replace("float32", "bfloat16")),
+                  parse_fleet("h100:8x8"))  # fmt: skip
+    (trial,) = large.runnable
+    assert trial.predicted is not None
+    assert 1e3 < trial.predicted.time_ms < 1e6
+    assert 2e9 < trial.predicted.peak_memory_bytes < 80e9
+
+
+def test_what_is_trained_belongs_to_the_identity_of_its_sweep_alone() -> None:
+    one, other = (parse(spec(train=more)).digest for more in ("", ", learning_rate: 0.5"))
+    assert one != other
+    text = "version: 1\nname: x\nkind: latency\nproblem: {seq_len: 64}\n"
+    assert parse(text).digest == parse(text).model_copy(update={"train": None}).digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "says"),
+    [
+        ({"size": 3, "train": ", dp: 2"}, "ring.size", "multiple of dp x tp x pp = 2"),
+        ({"size": 3, "train": ", dp: 3"}, "train.dp", "expected a divisor of sequences = 4"),
+        ({"size": 4, "train": ", tp: 4"}, "train.tp", "expected a divisor of kv_heads = 2"),
+        ({"size": 4, "train": ", pp: 4"}, "train.pp", "expected at most layers = 2"),
+        ({"size": 4, "more": "strategy: {transport: ulysses}"}, "strategy.transport", "4"),
+        ({"train": ", scores: whole"}, "train.scores", "need cp 1"),
+        ({"problem": ", window: 7"}, "problem.window", "a decoder trains without it"),
+        ({"more": "strategy: {blocks: 64}"}, "strategy.blocks", "got 64, expected null"),
+        ({"train": ", dp: [1, 2], checkpoints: x"}, "train.checkpoints", "a spec of one point"),
+        ({"train": ", learning_rate: 2"}, "train.learning_rate", "above 0, below 1"),
+        ({"train": ", layers: 0"}, "train.layers", "1 to 1024"),
+        ({"more": "search: {method: halving}"}, "search.method", "kind train measures every"),
+    ],
+)  # fmt: skip
+def test_bad_trainings_are_known_before_anything_starts(
+    changes: dict[str, Any], field: str, says: str
+) -> None:
+    with pytest.raises(SpecError) as raised:
+        build(parse(spec(**changes)))
+    assert raised.value.field == field
+    assert says in str(raised.value)
+
+
+def test_a_training_in_a_kind_that_trains_nothing_is_told() -> None:
+    text = spec().replace("kind: train", "kind: latency")
+    with pytest.raises(SpecError, match="kind latency trains nothing, expected kind train"):
+        build(parse(text))
+
+
+@pytest.mark.slow
+def test_losses_memory_and_traffic_are_as_planned(place: Place) -> None:
+    text = spec(size=4, train=f", corpus: [{DOCS}], dp: [1, 2], tp: [1, 2]")
+    lines = place.home / "a.jsonl"
+    done = place.run("run", place.spec(text), "--json", lines)
+    assert done.code == 0, done.out + done.err
+    rows = place.trials("tiny-train")
+    assert len(rows) == 4
+    losses = [row.samples["loss"] for row in rows]
+    assert [len(some) for some in losses] == [6] * 4
+    for some in losses[1:]:
+        assert some == pytest.approx(losses[0], rel=1e-4)
+    assert losses[0][-1] < losses[0][0]
+    for row in rows:
+        assert row.metrics["sent_bytes"] == row.predicted["sent_bytes"]
+        assert row.metrics["loss"] == row.samples["loss"][-1]
+        assert 0 < row.metrics["mfu"] < 1
+        assert row.metrics["gradient_norm"] > 0
+    assert place.run("run", place.spec(text), "--json", lines).code == 0
+    assert len(place.lines(lines)) == 4, "nothing is measured again"
+
+
+@pytest.mark.chaos
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(place: Place) -> None:
+    folder = place.home / "kept"
+    train = f", corpus: [{DOCS}], save_every: 5, checkpoints: {folder}"
+    driver = place.start("run", place.spec(spec(steps=60, train=train)), "--no-tracking")
+    drive.wait_until("two checkpoints", lambda: len(list(folder.glob("*/.metadata"))) >= 2)
+    place.ranks()[1].kill()
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    (row,) = place.trials("tiny-train")
+    assert row.attempts == 2
+    assert len(row.samples["loss"]) == 60
+    assert len(row.samples["ms"]) < 55, "it did not begin again"
+    steps = json.loads(next(folder.glob("*60/facts.json")).read_text())
+    assert steps["losses"] == row.samples["loss"]
+
+    # On other ranks it goes on as if nothing had happened.
+    more = place.run("run", place.spec(spec(size=4, steps=64, train=train)))
+    assert more.code == 0, more.err
+    alone = train.replace(str(folder), str(place.home / "alone"))
+    whole = place.run("run", place.spec(spec(size=1, steps=64, train=alone)))
+    assert whole.code == 0, whole.err
+    found = [facts(place.home / name) for name in ("kept", "alone")]
+    assert all(one is not None and one["step"] == 64 for one in found)
+    went_on, at_once = (one["losses"] for one in found if one is not None)
+    # The learning rate falls over all steps, of which the first 60 were fewer.
+    assert went_on[:40] == pytest.approx(at_once[:40], rel=2e-2)
+    assert went_on[-1] == pytest.approx(at_once[-1], rel=5e-2)
