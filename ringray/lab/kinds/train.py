@@ -31,7 +31,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         backend = "nccl" if context.device.type == "cuda" else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    mesh = meshes.make_mesh(degrees, context.device.type)
+    mesh = meshes.make_mesh(degrees, device=context.device.type)
     with context.agreed():
         trainer = Trainer(model, mesh, recipe, corpus(config, model))
     kept, losses = None, []
