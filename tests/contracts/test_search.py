@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringray.lab.search.base import Ask, Search
 
 REPEATS, WARMUP = 18, 1
-SEARCHING = [name for name, method in METHODS.items() if not method.exhaustive]
+SEARCHING = [name for name, method in METHODS.items() if "budget" in method.options]
 
 LANDSCAPES: dict[str, Callable[[int, int, int], float]] = {
     "bowl": lambda x, y, z: 10 + (x - 3) ** 2 + (y - 2) ** 2 + 2 * z,
@@ -115,7 +115,7 @@ def test_it_asks_for_points_that_exist_and_never_for_less_than_they_have(name: s
     assert max(had.values()) == REPEATS  # the best has been measured in full
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in SEARCHING])
+@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.exhaustive])
 def test_an_exhaustive_method_measures_every_point_in_full(name: str) -> None:
     points = candidates(LANDSCAPES["bowl"])
     machine = play(name, points, Machine(LANDSCAPES["bowl"]))
@@ -199,6 +199,27 @@ def test_of_several_objectives_it_measures_more_than_one_compromise(name: str) -
     assert len({point[2] for point in front}) >= 2
     best = min(cost(*point) for point in points)
     assert best <= 1.1 * cost(2, 0, 2)
+
+
+@pytest.mark.parametrize("works", [0, 1, 2, 9, 40, 57, 71, 72])
+def test_bisection_finds_the_largest_that_works(works: int) -> None:
+    """It begins with the largest, so what is near it takes few probes, and what is far few more."""
+    points = [Candidate(str(i), (("length", i),), (math.inf,)) for i in range(72)]
+    search = METHODS["bisect"].search(points[::-1], SearchSettings(1, 0, 0.25, 0))
+    asked, asks = [], next(search, None)
+    while asks:
+        (ask,) = asks
+        asked.append(int(ask.key))
+        told = Told((1.0,)) if asked[-1] < works else Told(None)
+        try:
+            asks = search.send({ask.key: told})
+        except StopIteration:
+            break
+    fine = [i for i in asked if i < works]
+    assert max(fine, default=-1) == works - 1
+    assert works == 72 or works in asked
+    assert len(asked) == len(set(asked)) <= 12
+    assert asked[0] == 71
 
 
 def test_layers_are_fronts_of_what_is_left() -> None:

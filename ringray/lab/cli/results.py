@@ -76,7 +76,8 @@ def print_answer(console: Console, kind: str, trials: Sequence[TrialRow], cores:
     """
     if kind in KINDS and KINDS[kind].ranks_alone:
         return
-    say(console, *(f"answer: {line}" for line in verdict.lines(trials)))
+    if kind not in KINDS or not KINDS[kind].reaches:  # the longest are no fastest
+        say(console, *(f"answer: {line}" for line in verdict.lines(trials)))
     if errors := verdict.predictions(trials):
         say(console, f"prediction: {errors}")
     if disturbed := verdict.busy(trials, cores):

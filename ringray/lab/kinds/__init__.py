@@ -6,7 +6,7 @@ overlap      how much communication is hidden
 correctness  output and gradients against an fp64 oracle
 kernel_tune  one rank's attention under each way to cut it
 decode       the time of new tokens, with a context that stays sharded
-train        steps of training a decoder on a mesh of ranks
+train        steps of training a decoder on a mesh of ranks; max-context: how long they may be
 
 To add one, write ``ringray/lab/kinds/<name>.py`` beside the others with a function ``run(config,
 context)`` that returns a ``RankReport``, and give it a line in ``KINDS``. The modules need torch,
@@ -30,7 +30,8 @@ class TrialKind:
     points become, "" for none. ``ranks_alone``: ranks measure different points side by side, as
     rings of one. ``decodes``: a trial is a step of new tokens, not a pass. ``oracle_passes``: the
     cost of its fp64 oracle, in passes of the whole problem by one process; 0 for none. ``trains``:
-    a trial is a training, whose repeats are steps.
+    a trial is a training, whose repeats are steps. ``reaches``: the longest one that works is
+    searched, by bisection.
     """
 
     module: str
@@ -41,6 +42,7 @@ class TrialKind:
     decodes: bool = False
     oracle_passes: int = 0
     trains: bool = False
+    reaches: bool = False
 
 
 KINDS: dict[str, TrialKind] = {
@@ -52,6 +54,13 @@ KINDS: dict[str, TrialKind] = {
     "decode": TrialKind("ringray.lab.kinds.decode", _TIMED, searchable=True, decodes=True),
     "train": TrialKind(
         "ringray.lab.kinds.train", ("time", "traffic", "memory", "train"), trains=True
+    ),
+    "max-context": TrialKind(
+        "ringray.lab.kinds.train",
+        ("time", "traffic", "memory", "train"),
+        searchable=True,
+        trains=True,
+        reaches=True,
     ),
     "strategy-tune": TrialKind(
         "ringray.lab.kinds.latency", _TIMED, searchable=True, tunes="strategy"

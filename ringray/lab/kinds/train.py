@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ringray.base import private_files
+from ringray.base import private_files, units
 from ringray.comm.batch import METER
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import RankContext
 from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.faults import BudgetError
 from ringray.lab.trial.measurement import RankReport, peak_memory
 from ringray.lab.trial.training import of_config
 from ringray.models.sizes import Model
@@ -59,7 +60,12 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         meter = METER.snapshot()
         if not taken:
             peak = peak_memory(take, context.device)
-            report.values["peak_memory_bytes"] = [float(peak + _held(trainer))]
+            peak += _held(trainer)
+            report.values["peak_memory_bytes"] = [float(peak)]
+            with context.agreed():
+                if config.budget is not None and peak > config.budget:
+                    text = f"tensors of {units.memory(peak)}, more than"
+                    raise BudgetError(f"{text} limits.rank_memory {units.memory(config.budget)}")
         else:
             report.seconds.append(context.timed(take))
         used = METER.since(meter)
@@ -73,6 +79,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         kept.wait()
     context.barrier()
     report.values["loss"], report.values["gradient_norm"] = [taken[-1].loss], [taken[-1].norm]
+    report.values["context"] = [float(config.seq_len)]
     report.curves = {"loss": losses}
     return report
 

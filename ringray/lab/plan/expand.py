@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ringray.partition import PARTITIONS
 from ringray.traffic import walk
 from ringray.tuning import table as tuned
 
+_LENGTHS = 64  # that those of a reach are multiples of
 STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 _SWEPT = {
     "ring": ("size", "threads"),
@@ -65,6 +67,8 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             # The strategies of one problem take turns, replica by replica: a machine drifts.
             axes.setdefault("replica", range(spec.measure.replicas))
         axes[name] = spec.sweep(section, field)
+    if KINDS[spec.kind].reaches:
+        axes["seq_len"] = _ladder(*limits.check_reach(spec))
     baseline = spec.measure.baseline
     alone = baseline is not None and not BASELINES[baseline.name].on_ring
     constant: dict[str, Any] = {
@@ -78,6 +82,8 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
     }
     if KINDS[spec.kind].trains:
         constant |= _trained(spec)
+    if KINDS[spec.kind].reaches and device == "cpu":
+        constant["budget"] = spec.limits.rank_memory
     for point in itertools.product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, point, strict=True))
         chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
@@ -105,6 +111,13 @@ def _trained(spec: Spec) -> dict[str, Any]:
         "tokenizer": _absolute(train.tokenizer), "checkpoints": _absolute(train.checkpoints),
         "save_every": train.save_every if train.checkpoints else None,
     }  # fmt: skip
+
+
+def _ladder(shortest: int, longest: int) -> list[int]:
+    """Returns lengths up to ``longest``, of which each is about 9% longer than the one before."""
+    count = int(8 * math.log2(longest / shortest))
+    found = [round(shortest * 2 ** (i / 8) / _LENGTHS) * _LENGTHS for i in range(count + 1)]
+    return sorted({shortest, longest, *(one for one in found if shortest < one < longest)})
 
 
 def _absolute(path: str | None) -> str | None:

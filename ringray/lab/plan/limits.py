@@ -105,6 +105,16 @@ def check_sections(spec: Spec) -> None:
         raise spec.error(f"train.{min(given)}", message)
 
 
+def check_reach(spec: Spec) -> tuple[int, int]:
+    """Returns the shortest and the longest context that are searched; raises SpecError for others
+    than two lengths."""
+    lengths = spec.sweep("problem", "seq_len")
+    if len(lengths) != 2 or lengths[0] >= lengths[1]:
+        message = f"got {list(lengths)}, expected two lengths, such as [1k, 1M]: from, to"
+        raise spec.error("problem.seq_len", message)
+    return lengths[0], lengths[1]
+
+
 def check_search(spec: Spec) -> None:
     """Checks that the search fits its method, the kind and the metrics of the trials.
 
@@ -122,6 +132,9 @@ def check_search(spec: Spec) -> None:
         if value is not None and name not in method.options:
             takes = ", ".join(sorted(method.options)) or "none"
             refuse(f"search.{name}", value, f"no {name}: {search.method} takes {takes}")
+    if kind.reaches != method.extreme:
+        fitting = [name for name, one in METHODS.items() if one.extreme == kind.reaches]
+        refuse("search.method", search.method, f"{' or '.join(fitting)}, for kind {spec.kind}")
     if not kind.searchable:
         if method.exhaustive:
             return

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def searched(kind: str) -> tuple[str, ...]:
     """Returns the config fields that are searched, not part of the problem."""
+    if KINDS[kind].reaches:
+        return ("seq_len",)
     return (*STRATEGY, "threads") if KINDS[kind].tunes else STRATEGY
 
 

@@ -180,7 +180,7 @@ class Rank:
     def _fault(self, error: Exception) -> Fault:
         """Returns the fault; of memory with the free bytes while the trial's tensors still live."""
         fault = replace(faults.of_exception(error, self._rank), hop=str(HERE))
-        if not faults.out_of_memory(error):
+        if not faults.out_of_memory(error) or isinstance(error, faults.BudgetError):
             return fault
         return replace(fault, free_bytes=self._free(), limit_bytes=self._memory)
 

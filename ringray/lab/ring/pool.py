@@ -84,7 +84,9 @@ class RingPool:
         return ActorRing(capacity, placement, timeout, patience, avoid)
 
     def _placement(self, config: TrialConfig) -> Placement:
-        return replace(self._cluster.placement(config), memory=self._spec.limits.rank_memory)
+        # With a budget a rank counts its tensors itself.
+        limit = self._spec.limits.rank_memory if config.budget is None else None
+        return replace(self._cluster.placement(config), memory=limit)
 
     def rest(self) -> None:
         """Starts the idle time of the ring, which the next trial ends."""

@@ -5,6 +5,7 @@ grid     every point
 random   points drawn at random
 halving  all points a few times, the better ones more often
 optuna   what Optuna's sampler proposes
+bisect   the largest point that works
 
 To add one, write ``ringray/lab/search/<name>.py`` beside the others with a generator (see
 ``base.Search``) and its ``METHOD``, and add it to ``METHODS``. The contract suite in
@@ -14,7 +15,7 @@ needs a library imports it when it is asked to search.
 
 from __future__ import annotations
 
-from ringray.lab.search import grid, halving, optuna, random
+from ringray.lab.search import bisect, grid, halving, optuna, random
 from ringray.lab.search.base import Method
 
 METHODS: dict[str, Method] = {
@@ -22,4 +23,5 @@ METHODS: dict[str, Method] = {
     "random": random.METHOD,
     "halving": halving.METHOD,
     "optuna": optuna.METHOD,
+    "bisect": bisect.METHOD,
 }

@@ -80,12 +80,13 @@ Search = Generator[list[Ask], dict[str, Told], None]
 class Method(NamedTuple):
     """A method of search. ``summary``: a phrase for the spec's schema; ``options``: the fields of a
     spec's ``search`` that it takes beside method and objectives; ``exhaustive``: it measures every
-    point."""
+    point; ``extreme``: it finds the largest one that works, not the best."""
 
     search: Callable[[Sequence[Candidate], SearchSettings], Search]
     summary: str
     options: tuple[str, ...] = ()
     exhaustive: bool = False
+    extreme: bool = False
 
 
 def then(search: Search, keys: Sequence[str], repeats: int) -> Search:

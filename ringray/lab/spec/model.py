@@ -330,9 +330,13 @@ class Spec(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_the_experiment(cls, data: Any) -> Any:
+    def _fill(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        kind, search = KINDS.get(str(data.get("kind"))), data.get("search", {})
+        if kind is not None and kind.reaches and isinstance(search, dict):
+            method = next(name for name, one in METHODS.items() if one.extreme)
+            data = {**data, "search": {"method": method, "objectives": ["context"], **search}}
         name, tracking = data.get("name"), data.get("tracking", {})
         named = isinstance(name, str) and re.fullmatch(NAME, name)
         if named and isinstance(tracking, dict) and tracking.get("experiment") is None:

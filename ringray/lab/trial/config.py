@@ -75,6 +75,7 @@ class TrialConfig:
     tokenizer: str | None = None
     checkpoints: str | None = None
     save_every: int | None = None
+    budget: int | None = None  # bytes of a CPU rank's tensors, beyond which a training has failed
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not

@@ -140,11 +140,16 @@ _BROKEN = re.compile(
 )
 
 
+class BudgetError(MemoryError):
+    """Tensors beyond a budget, which were allocated all the same."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Tells whether an exception reports a failed allocation."""
     text = str(error).lower()
     return (
-        type(error).__name__ in ("OutOfMemoryError", "MemoryError", "_ArrayMemoryError")
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
         or _NO_MEMORY.search(text) is not None
         or (isinstance(error, OSError) and "cannot allocate memory" in text)
     )

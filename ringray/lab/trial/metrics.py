@@ -84,6 +84,7 @@ _METRICS = (
     # Of the last step.
     Metric("loss", "", "train", max, heading="loss", tables=("results", "live", "mlflow"),
            extreme="best"),
+    Metric("context", "tokens", "train", max, exact=True, less_is_better=False, extreme="best"),
     Metric("gradient_norm", "", "train", max, objective=False),
     Metric("mfu", "share", "train", less_is_better=False, heading="MFU",
            tables=("results", "live", "mlflow"), extreme="best",

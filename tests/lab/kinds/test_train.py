@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,56 @@ def test_a_training_in_a_kind_that_trains_nothing_is_told() -> None:
     text = spec().replace("kind: train", "kind: latency")
     with pytest.raises(SpecError, match="kind latency trains nothing, expected kind train"):
         build(parse(text))
+
+
+REACH = """
+version: 1
+name: reach
+kind: max-context
+ring: {size: [1, 2], device: cpu}
+problem: {seq_len: [256, 64k], dtype: float32}
+train: {model: llama-tiny, steps: 1, mlp_rows: 64, layers: 8}
+limits: {rank_memory: 64MiB}
+"""
+
+
+def test_a_reach_has_lengths_between_two_and_is_searched_by_bisection() -> None:
+    made = build(parse(REACH))
+    assert made.spec.search.method == "bisect"
+    lengths = [trial.config.seq_len for trial in made.trials if trial.config.ring_size == 1]
+    assert (lengths[0], lengths[-1]) == (256, 65536)
+    assert all(1 < b / a < 1.27 for a, b in pairwise(lengths))
+    assert all(length % 64 == 0 for length in lengths)
+    alone = [trial for trial in made.trials if trial.config.ring_size == 1]
+    pruned = [trial.config.seq_len for trial in alone if trial.pruned]
+    assert pruned == lengths[-len(pruned) :], "what surely does not fit is not tried"
+    for wrong, says in (
+        (REACH.replace("[256, 64k]", "4k"), "expected two lengths"),
+        (REACH.replace("[256, 64k]", "[4k, 1k]"), "expected two lengths"),
+        (REACH + "search: {method: grid}", "expected bisect, for kind max-context"),
+        (spec(more="search: {method: bisect}"), "for kind train"),
+    ):
+        with pytest.raises(SpecError, match=says):
+            build(parse(wrong))
+
+
+@pytest.mark.slow
+def test_twice_the_ranks_reach_about_twice_the_context(place: Place) -> None:
+    done = place.run("run", place.spec(REACH), "--no-tracking")
+    assert done.code == 0, done.out + done.err
+    rows = [row for row in place.trials("reach") if row.status in ("ok", "oom")]
+    longest = {}
+    for ranks in (1, 2):
+        some = [row for row in rows if row.config["ring_size"] == ranks]
+        works = [row.config["seq_len"] for row in some if row.status == "ok"]
+        fails = [row.config["seq_len"] for row in some if row.status == "oom"]
+        longest[ranks] = max(works)
+        assert max(works) < min(fails, default=1 << 30) <= max(fails, default=1 << 30)
+        assert len(some) < 9
+        (last,) = (row for row in some if row.config["seq_len"] == max(works))
+        assert last.metrics["context"] == max(works)
+        assert last.metrics["peak_memory_bytes"] <= 64 << 20
+    assert longest[2] >= 1.8 * longest[1]
 
 
 @pytest.mark.slow
