@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -28,11 +29,11 @@ def trials(given: str | None, but: str = "") -> Iterator[MeasuredTrial]:
                 if sweep.digest == but or sweep.kind not in KINDS or KINDS[sweep.kind].ranks_alone:
                     continue
                 for row in store.newest(sweep.digest, NEWEST):
-                    if "prediction_ratio" in row.numbers:
-                        yield MeasuredTrial(
-                            TrialConfig.from_dict(row.config),
-                            row.metrics["median_ms"] / 1e3,
-                            row.environment or sweep.environment,
-                        )
+                    if "prediction_ratio" not in row.numbers:
+                        continue
+                    seconds, where = row.metrics["median_ms"] / 1e3, row.environment
+                    with suppress(TypeError):  # of another version, with other fields
+                        config = TrialConfig.from_dict(row.config)
+                        yield MeasuredTrial(config, seconds, where or sweep.environment)
     except UserError as error:
         print(f"ringray: warning: predictions without its trials: {error}", file=sys.stderr)

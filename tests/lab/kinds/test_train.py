@@ -104,7 +104,7 @@ name: reach
 kind: max-context
 ring: {size: [1, 2], device: cpu}
 problem: {seq_len: [256, 64k], dtype: float32}
-train: {model: llama-tiny, steps: 1, mlp_rows: 64, layers: 8}
+train: {model: llama-tiny, steps: 1, mlp_rows: 64, layers: 16}
 limits: {rank_memory: 64MiB}
 """
 

@@ -194,15 +194,15 @@ measure: {{repeats: {repeats}}}
 
 
 @pytest.fixture
-def known(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def known(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Keeps trials of a sweep that took so many times as long as predicted."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
-    def keep(factor: float) -> None:
+    def keep(factor: float, **more: int) -> None:
         made = build(parse(SPEC.format(name="before", repeats=3)))
         info = SweepInfo(made.digest, "before", "latency", {}, "", provenance.describe())
         with Store(home / "store.db") as store:
-            infos = [TrialInfo(t.key, t.index, t.config.as_dict(), t.predicted._asdict())
+            infos = [TrialInfo(t.key, t.index, t.config.as_dict() | more, t.predicted._asdict())
                      for t in made.trials if t.predicted]  # fmt: skip
             store.begin(info, infos)
             for trial in made.runnable:
@@ -248,6 +248,13 @@ def test_a_sweep_is_not_fitted_to_itself(home: Path, known: Callable[[float], No
     (sweep,) = Store(home / "store.db").sweeps()
     assert not list(past.trials(None, but=sweep.digest))
     assert len(list(past.trials(None))) == 8
+
+
+def test_trials_of_another_version_are_passed_over(home: Path, known: Callable[..., None]) -> None:
+    home.mkdir(exist_ok=True)
+    known(4.0, once=1)
+    assert not list(past.trials(None))
+    assert planned(home, 5)["fitted_trials"] == 0
 
 
 def test_a_store_that_cannot_be_read_is_no_obstacle(
