@@ -53,11 +53,11 @@ KINDS: dict[str, TrialKind] = {
     "overlap": TrialKind("ringray.lab.kinds.overlap", (*_TIMED, "overlap")),
     "decode": TrialKind("ringray.lab.kinds.decode", _TIMED, searchable=True, decodes=True),
     "train": TrialKind(
-        "ringray.lab.kinds.train", ("time", "traffic", "memory", "train"), trains=True
+        "ringray.lab.kinds.train", ("time", "traffic", "memory", "training"), trains=True
     ),
     "max-context": TrialKind(
         "ringray.lab.kinds.train",
-        ("time", "traffic", "memory", "train"),
+        ("time", "traffic", "memory", "training"),
         searchable=True,
         trains=True,
         reaches=True,

@@ -35,7 +35,7 @@ AXES = tuple(
 )
 
 
-_TRAINED = ("model", "dp", "tp", "pp", "scores", "mlp_rows", "kept")  # of ``train``, swept
+_TRAINED = ("model", "dp", "tp", "pp", "scores", "mlp_rows", "kept")  # of ``training``, swept
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
 
 
@@ -43,7 +43,7 @@ def axes_of(spec: Spec) -> tuple[tuple[str, str, str], ...]:
     """Returns the axes of a spec, slowest first."""
     if not KINDS[spec.kind].trains:
         return AXES
-    return tuple(("train", name, name) for name in _TRAINED) + AXES
+    return tuple(("training", name, name) for name in _TRAINED) + AXES
 
 
 def expand(spec: Spec, device: str) -> list[TrialConfig]:
@@ -54,9 +54,9 @@ def expand(spec: Spec, device: str) -> list[TrialConfig]:
     """
     limits.check_sweep(spec, [(*axis[:2], spec.sweep(*axis[:2])) for axis in axes_of(spec)])
     found = limits.check_points(spec, _points(spec, device))
-    if spec.train.checkpoints is not None and len(found) > 1:
+    if spec.training.checkpoints is not None and len(found) > 1:
         text = f"one folder for {len(found):,} points, expected a spec of one point"
-        raise spec.error("train.checkpoints", text)
+        raise spec.error("training.checkpoints", text)
     return found
 
 
@@ -90,7 +90,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         if isinstance(window := chosen["window"], Window):
             chosen["window"] = (window.left, window.right)
         if KINDS[spec.kind].trains:
-            given = {name: getattr(spec.train, name) for name in _SIZES}
+            given = {name: getattr(spec.training, name) for name in _SIZES}
             model = vars(sizes.named(chosen["model"], given))
             chosen |= {name: model[name] for name in _SIZES}
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
@@ -104,10 +104,11 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
 
 def _trained(spec: Spec) -> dict[str, Any]:
     """Returns the constant fields of trainings: a step is a repeat, and has no baseline."""
-    train = spec.train
+    train = spec.training
+    paths = tuple(_absolute(path) for path in spec.sweep("training", "corpus") if path is not None)
     return {
         "warmup": 0, "repeats": train.steps, "baseline": None, "baseline_threads": None,
-        "learning_rate": train.learning_rate, "corpus": tuple(map(_absolute, train.corpus)) or None,
+        "learning_rate": train.learning_rate, "corpus": paths or None,
         "tokenizer": _absolute(train.tokenizer), "checkpoints": _absolute(train.checkpoints),
         "save_every": train.save_every if train.checkpoints else None,
     }  # fmt: skip

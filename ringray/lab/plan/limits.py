@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ringray.lab.kinds import KINDS
@@ -15,6 +16,8 @@ from ringray.lab.search import METHODS
 from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
+from ringray.models import sizes
+from ringray.training.corpus import Corpus, CorpusError
 
 MOST_POINTS = 100_000
 MOST_DOCUMENTS = 20_000_000  # boundaries of documents, of all points
@@ -98,11 +101,33 @@ def _dividing(spec: Spec) -> tuple[str, str]:
 
 def check_sections(spec: Spec) -> None:
     """Raises SpecError if a kind that trains nothing has a training."""
-    given = spec.train.model_fields_set
+    given = spec.training.model_fields_set
     if given and not KINDS[spec.kind].trains:
         training = [name for name, kind in KINDS.items() if kind.trains]
         message = f"kind {spec.kind} trains nothing, expected kind {' or '.join(training)}"
-        raise spec.error(f"train.{min(given)}", message)
+        raise spec.error(f"training.{min(given)}", message)
+
+
+def check_corpus(spec: Spec) -> None:
+    """Raises SpecError if the data of a training, which is on this machine, cannot be used."""
+    train = spec.training
+    paths = [path for path in spec.sweep("training", "corpus") if path is not None]
+    if not paths:
+        return
+    try:
+        found = Corpus(paths)
+    except CorpusError as error:
+        raise spec.error("training.corpus", str(error).removeprefix("corpus: ")) from None
+    if train.tokenizer is not None:
+        if not Path(train.tokenizer).is_dir():
+            message = f"got {train.tokenizer!r}, expected the folder of a Hugging Face tokenizer"
+            raise spec.error("training.tokenizer", message)
+        return
+    for name in spec.sweep("training", "model"):
+        known = train.vocab or sizes.named(name, {}).vocab
+        if found.vocabulary > known:
+            message = f"got {known}, expected at least {found.vocabulary}, as the corpus has"
+            raise spec.error("training.vocab", message)
 
 
 def check_reach(spec: Spec) -> tuple[int, int]:

@@ -29,7 +29,8 @@ from ringray.lab.plan.pruning import Reason, impossible, interpreted
 from ringray.lab.predict import calibration, cost_model, transformer
 from ringray.lab.predict.fitting import MeasuredTrial, fitted
 from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, parse_fleet
-from ringray.lab.spec.model import LimitsSection, Spec
+from ringray.lab.spec.conditions import LimitsSection
+from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
@@ -125,6 +126,8 @@ def build(
     """
     limits.check_search(spec)
     limits.check_sections(spec)
+    if machine is not None:
+        limits.check_corpus(spec)
     named = _cluster(spec)
     given = on or (named if machine is None else None)
     on = fitted(given or local_fleet(spec.ring.device), seen)

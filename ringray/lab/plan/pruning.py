@@ -140,7 +140,7 @@ def _untrainable(kind: str, config: TrialConfig) -> Reason | None:
         check(*training.of_config(config))
     except ValueError as error:
         name, _, text = str(error).partition(": ")
-        return Reason(_SECTIONS.get(name, f"train.{name}"), text)
+        return Reason(_SECTIONS.get(name, f"training.{name}"), text)
     return None
 
 

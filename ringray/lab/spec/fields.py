@@ -27,6 +27,12 @@ from pydantic_core import CoreSchema, core_schema
 from ringray.base import units
 from ringray.base.errors import suggestion
 
+Ints = int | tuple[int, ...]
+IntsOrNull = int | None | tuple[int | None, ...]
+Names = str | tuple[str, ...]
+NamesOrNull = str | None | tuple[str | None, ...]
+FloatsOrNull = float | None | tuple[float | None, ...]
+
 TOKENS = {"k": 1 << 10, "K": 1 << 10, "M": 1 << 20}
 _TOKEN_UNITS = "64k or 1M (k is 1024, M is 1024k)"
 _SIZES = {unit: units.BYTES[unit] for unit in ("MiB", "GiB", "TiB")}

@@ -16,17 +16,17 @@ import json
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.base.errors import SpecError
-from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.kinds import KINDS, baselines
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
+from ringray.lab.spec.conditions import LimitsSection, TrackingSection
 from ringray.lab.spec.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, WINDOW, Documents, Window
 from ringray.lab.spec.explain import explain
 from ringray.lab.spec.fields import (
@@ -35,20 +35,24 @@ from ringray.lab.spec.fields import (
     SHARE,
     TRUTH,
     Fields,
+    FloatsOrNull,
+    Ints,
+    IntsOrNull,
     Kind,
+    Names,
+    NamesOrNull,
     Several,
     duration,
     one_of,
     or_null,
-    size,
     text,
     tokens,
     whole,
 )
+from ringray.lab.spec.training import TrainSection
 from ringray.lab.spec.yaml_source import Source, read_text
 from ringray.lab.trial.config import LATER
 from ringray.lab.trial.metrics import METRICS
-from ringray.models import sizes
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
 from ringray_kernels.dtypes import DTYPES
@@ -57,17 +61,9 @@ DTYPE_ALIASES = {dtype.short: name for name, dtype in DTYPES.items()}
 DIRECTIONS = ("forward", "forward+backward")
 OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
-_EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
 _FLEET = text(r"[^:]{1,500}(:[0-9x]{1,12})?", "hardware with its ranks, such as h100:8x8")
-_PATH = text(rf"[^{UNPRINTABLE}\t\n]+", "a path", 4096)
-_URI = text(rf"[^{UNPRINTABLE}\t\n ]+", "a tracking URI", 2000)
 
-Ints = int | tuple[int, ...]
-IntsOrNull = int | None | tuple[int | None, ...]
 DocumentsOrNull = int | Documents | None | tuple[int | Documents | None, ...]
-NamesOrNull = str | None | tuple[str | None, ...]
-FloatsOrNull = float | None | tuple[float | None, ...]
-Names = str | tuple[str, ...]
 Cut = int | str | None
 
 
@@ -158,54 +154,6 @@ class StrategySection(Fields):
     tuned choice, or the default."""
 
 
-class TrainSection(Fields):
-    """The training of kind train: a model, its place on the ranks, and its data. ``problem`` has
-    the tokens of a sequence, the sequences of a step (``batch``) and the type of computation."""
-
-    model: Annotated[Names, Several(one_of(sizes.table()))] = "llama-tiny"
-    """Sizes of the model."""
-    layers: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
-    """Layers. null: the model's, as for the sizes below."""
-    hidden: Annotated[int | None, or_null(whole(1, 1 << 18), "the model's")] = None
-    """Features of a token."""
-    heads: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
-    """Query heads."""
-    kv_heads: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
-    """K/V heads."""
-    head_dim: Annotated[int | None, or_null(whole(2, 512), "the model's")] = None
-    """Size of one head, in elements."""
-    intermediate: Annotated[int | None, or_null(whole(1, 1 << 20), "the model's")] = None
-    """Features inside the MLP."""
-    vocab: Annotated[int | None, or_null(whole(2, 1 << 22), "the model's")] = None
-    """Tokens of the vocabulary."""
-    dp: Annotated[Ints, Several(whole(1, 4096))] = 1
-    """Replicas, each with its share of the sequences of a step. The ring (CP) has the ranks that
-    dp, tp and pp leave of ring.size."""
-    tp: Annotated[Ints, Several(whole(1, 64))] = 1
-    """Ranks among which heads and MLP are split (tensor parallelism)."""
-    pp: Annotated[Ints, Several(whole(1, 256))] = 1
-    """Stages of layers (pipeline parallelism)."""
-    scores: Annotated[Names, Several(one_of(get_args(sizes.Scores)))] = "blockwise"
-    """whole: attention keeps the matrix of its scores, for comparison; without a ring."""
-    mlp_rows: Annotated[IntsOrNull, Several(or_null(tokens(1, 2**31 - 1), "all, and kept"))] = 1024
-    """Rows of the MLP at once, computed again in backward (blockwise). null: all, and kept."""
-    kept: Annotated[Names, Several(one_of(get_args(sizes.Kept)))] = "input"
-    """What a layer keeps for its backward pass: all, or its input alone."""
-    steps: Annotated[int, whole(1, 1_000_000)] = 20
-    """Steps of the training."""
-    learning_rate: Annotated[float, RATE] = 1e-3
-    """Learning rate after the first tenth of the steps; it falls to a tenth of it."""
-    corpus: Annotated[tuple[str, ...], Several(_PATH, always=True)] = ()
-    """Files or folders of text or of .npy arrays of tokens. Without any: random tokens."""
-    tokenizer: Annotated[str | None, or_null(_PATH, "bytes")] = None
-    """Folder of a Hugging Face tokenizer. null: each byte of text is a token."""
-    checkpoints: Annotated[str | None, or_null(_PATH, "none")] = None
-    """Folder of checkpoints, which all ranks see; a training whose folder has one goes on from it,
-    on any ranks. It needs a spec of one point. null: none."""
-    save_every: Annotated[int, whole(1, 1_000_000)] = 100
-    """Steps between checkpoints."""
-
-
 class Baseline(Fields):
     """The computation that the ring is compared with, measured in turns with it."""
 
@@ -264,42 +212,6 @@ class SearchSection(Fields):
         return 0.25 if self.budget is None else self.budget
 
 
-class LimitsSection(Fields):
-    """Limits at which a trial is given up. They do not change the identity of a sweep."""
-
-    trial_timeout: Annotated[
-        float | None, or_null(duration(1, 86400), "2 minutes, or longer if a trial needs it")
-    ] = None
-    """Longest time of one trial, in seconds. If 50 times its predicted time is less, a trial is
-    stopped after that, but not before 60 s. null: 10 times the predicted time of the longest trial,
-    baseline included, and at least 120 s."""
-    retries: Annotated[int, whole(0, 10)] = 2
-    """Number of retries of a trial after a fault that is not its own: the loss of a rank, its node
-    or its connections."""
-    rank_memory: Annotated[
-        int | None, or_null(size(64 << 20, 64 << 40), "what the machine has")
-    ] = None
-    """Bytes that a rank may use beyond its usage at the start of its first trial: writable memory
-    on a CPU, PyTorch's allocator on a GPU. A trial that needs more is out of memory. null: the
-    memory of the machine."""
-    place_timeout: Annotated[float, duration(1, 86400)] = 600.0
-    """Longest wait of a ring for its place, in seconds: until other work on the cluster ends or
-    nodes start."""
-
-
-class TrackingSection(Fields):
-    """The MLflow store of the results. Does not change the identity of a sweep."""
-
-    experiment: Annotated[str, or_null(_EXPERIMENT, "the name")] = Field(
-        default="", json_schema_extra={"default": None}
-    )
-    """MLflow experiment. null: the spec's name."""
-    uri: Annotated[str | None, or_null(_URI, "the environment's, or local")] = None
-    """MLflow tracking URI. null: $MLFLOW_TRACKING_URI, or sqlite under $RINGRAY_HOME."""
-    enabled: Annotated[bool, TRUTH] = True
-    """true: log to MLflow. false: results stay in the store only."""
-
-
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -320,7 +232,7 @@ class Spec(Fields):
     problem: ProblemSection
     ring: RingSection = Field(default_factory=RingSection)
     strategy: StrategySection = Field(default_factory=StrategySection)
-    train: TrainSection = Field(default_factory=TrainSection)
+    training: TrainSection = Field(default_factory=TrainSection)
     measure: MeasureSection = Field(default_factory=MeasureSection)
     search: SearchSection = Field(default_factory=SearchSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
@@ -367,8 +279,10 @@ class Spec(Fields):
         return value if isinstance(value, tuple) else (value,)
 
     def canonical(self) -> dict[str, Any]:
-        """Returns the spec as JSON-able data in its normal form, with all defaults filled in."""
-        return self.model_dump(mode="json")
+        """Returns the spec as JSON-able data in its normal form, with all defaults filled in and
+        without the section of another kind."""
+        trains = KINDS[self.kind].trains
+        return self.model_dump(mode="json", exclude=None if trains else {"training"})
 
     @cached_property
     def digest(self) -> str:
@@ -376,8 +290,6 @@ class Spec(Fields):
         given."""
         measured = self.canonical()
         del measured["tracking"], measured["limits"], measured["cluster"]
-        if not KINDS[self.kind].trains:
-            del measured["train"]
         later = LATER.keys() & measured["problem"].keys()
         for section, options in (("search", ("budget", "seed")), ("problem", later)):
             for option in options:
@@ -414,6 +326,6 @@ def parse(text: str, path: str = "<spec>") -> Spec:
 
 
 def json_schema() -> dict[str, Any]:
-    """Returns the JSON Schema (2020-12) of specs, for editors."""
+    """Returns the JSON Schema (2020-12) of specs."""
     plain = re.sub(r'(\w)Section"', r'\1"', json.dumps(Spec.model_json_schema()))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **json.loads(plain)}

@@ -36,7 +36,7 @@ def finite(metrics: dict[str, float]) -> dict[str, float]:
 
 def run_curves(trial: TrialRow) -> Iterator[tuple[str, float, int]]:
     """Yields name, value and step of what a training reports of each step."""
-    for name in of_group("train"):
+    for name in of_group("training"):
         values = trial.samples.get(name, [])
         every = -(-len(values) // _CURVE)
         for at, value in enumerate(values):
@@ -47,11 +47,11 @@ def run_curves(trial: TrialRow) -> Iterator[tuple[str, float, int]]:
 def run_metrics(trial: TrialRow) -> dict[str, float]:
     """Returns the metrics of a child run, also over their predictions; those of the machine's load
     begin with ``system/``, which MLflow shows in a section of its own."""
-    load = of_group("load")
+    load, curves = of_group("load"), of_group("training")
     return {
         f"system/{name}" if name in load else name: value
         for name, value in finite(trial.numbers).items()
-        if name not in trial.samples
+        if name not in trial.samples or name not in curves
     }
 
 

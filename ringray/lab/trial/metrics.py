@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ringray.lab.trial.machine_load import LOADS
 
-Group = Literal["time", "memory", "traffic", "baseline", "overlap", "error", "train", "load"]
+Group = Literal["time", "memory", "traffic", "baseline", "overlap", "error", "training", "load"]
 Table = Literal["results", "live", "mlflow", "tuned"]
 
 
@@ -82,11 +82,11 @@ _METRICS = (
     Metric("sent_bytes", "bytes", "traffic", sum, exact=True, predicted="sent_bytes",
            heading="sent MiB", tables=("results", "live"), expendable=True),
     # Of the last step.
-    Metric("loss", "", "train", max, heading="loss", tables=("results", "live", "mlflow"),
+    Metric("loss", "", "training", max, heading="loss", tables=("results", "live", "mlflow"),
            extreme="best"),
-    Metric("context", "tokens", "train", max, exact=True, less_is_better=False, extreme="best"),
-    Metric("gradient_norm", "", "train", max, objective=False),
-    Metric("mfu", "share", "train", less_is_better=False, heading="MFU",
+    Metric("context", "tokens", "training", max, exact=True, less_is_better=False, extreme="best"),
+    Metric("gradient_norm", "", "training", max, objective=False),
+    Metric("mfu", "share", "training", less_is_better=False, heading="MFU",
            tables=("results", "live", "mlflow"), extreme="best",
            legend="MFU: FLOPs of the model's visible pairs ÷ time ÷ the peak of all ranks"),
     # Never recorded: a record has both numbers.

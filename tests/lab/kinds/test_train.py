@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ringray.base.errors import SpecError
@@ -26,7 +27,7 @@ name: tiny-train
 kind: train
 ring: {{size: {size}, device: cpu}}
 problem: {{seq_len: 254, batch: 4, dtype: float32{problem}}}
-train: {{model: llama-tiny, steps: {steps}, mlp_rows: 64{train}}}
+training: {{model: llama-tiny, steps: {steps}, mlp_rows: 64{train}}}
 """
 
 
@@ -63,23 +64,23 @@ def test_what_is_trained_belongs_to_the_identity_of_its_sweep_alone() -> None:
     one, other = (parse(spec(train=more)).digest for more in ("", ", learning_rate: 0.5"))
     assert one != other
     text = "version: 1\nname: x\nkind: latency\nproblem: {seq_len: 64}\n"
-    assert parse(text).digest == parse(text).model_copy(update={"train": None}).digest
+    assert parse(text).digest == parse(text).model_copy(update={"training": None}).digest
 
 
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
         ({"size": 3, "train": ", dp: 2"}, "ring.size", "multiple of dp x tp x pp = 2"),
-        ({"size": 3, "train": ", dp: 3"}, "train.dp", "expected a divisor of sequences = 4"),
-        ({"size": 4, "train": ", tp: 4"}, "train.tp", "expected a divisor of kv_heads = 2"),
-        ({"size": 4, "train": ", pp: 4"}, "train.pp", "expected at most layers = 2"),
+        ({"size": 3, "train": ", dp: 3"}, "training.dp", "expected a divisor of sequences = 4"),
+        ({"size": 4, "train": ", tp: 4"}, "training.tp", "expected a divisor of kv_heads = 2"),
+        ({"size": 4, "train": ", pp: 4"}, "training.pp", "expected at most layers = 2"),
         ({"size": 4, "more": "strategy: {transport: ulysses}"}, "strategy.transport", "4"),
-        ({"train": ", scores: whole"}, "train.scores", "need cp 1"),
+        ({"train": ", scores: whole"}, "training.scores", "need cp 1"),
         ({"problem": ", window: 7"}, "problem.window", "a decoder trains without it"),
         ({"more": "strategy: {blocks: 64}"}, "strategy.blocks", "got 64, expected null"),
-        ({"train": ", dp: [1, 2], checkpoints: x"}, "train.checkpoints", "a spec of one point"),
-        ({"train": ", learning_rate: 2"}, "train.learning_rate", "above 0, below 1"),
-        ({"train": ", layers: 0"}, "train.layers", "1 to 1024"),
+        ({"train": ", dp: [1, 2], checkpoints: x"}, "training.checkpoints", "a spec of one point"),
+        ({"train": ", learning_rate: 2"}, "training.learning_rate", "above 0, below 1"),
+        ({"train": ", layers: 0"}, "training.layers", "1 to 1024"),
         ({"more": "search: {method: halving}"}, "search.method", "kind train measures every"),
     ],
 )  # fmt: skip
@@ -90,6 +91,22 @@ def test_bad_trainings_are_known_before_anything_starts(
         build(parse(spec(**changes)))
     assert raised.value.field == field
     assert says in str(raised.value)
+
+
+def test_data_that_cannot_be_used_is_known_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    np.save(tmp_path / "large.npy", np.array([1, 2, 300]))
+    for train, field, says in (
+        ("corpus: [nowhere]", "training.corpus", "nowhere is neither a file nor a folder"),
+        (f"corpus: {tmp_path / 'empty.txt'}", "training.corpus", "is empty"),
+        (f"corpus: {tmp_path / 'large.npy'}", "training.vocab", "got 256, expected at least 301"),
+        (f"corpus: {DOCS}, tokenizer: x", "training.tokenizer", "expected the folder"),
+    ):
+        with pytest.raises(SpecError) as raised:
+            build(parse(spec(train=f", {train}")), machine=1 << 34)
+        assert raised.value.field == field
+        assert says in str(raised.value)
+        build(parse(spec(train=f", {train}")))  # a cluster may have it
 
 
 def test_a_training_in_a_kind_that_trains_nothing_is_told() -> None:
@@ -104,7 +121,7 @@ name: reach
 kind: max-context
 ring: {size: [1, 2], device: cpu}
 problem: {seq_len: [256, 64k], dtype: float32}
-train: {model: llama-tiny, steps: 1, mlp_rows: 64, layers: 16}
+training: {model: llama-tiny, steps: 1, mlp_rows: 64, layers: 16}
 limits: {rank_memory: 64MiB}
 """
 

@@ -300,7 +300,7 @@ def test_a_ring_sends_what_the_plan_says(
     messages: list[int] = []
 
     def summarise(
-        config: TrialConfig, flops: int, reports: Sequence[RankReport], before: object
+        config: TrialConfig, flops: int, reports: Sequence[RankReport], *_: object
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
         messages.append(sum(report.messages for report in reports))
         return measurement.summarise(config, flops, reports)
