@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from ringray.models.sizes import named
 from ringray.nn import next_token_labels
 from ringray.training import mesh as meshes
 from ringray.training.checkpoint import CheckpointError, Checkpoints, complete
-from ringray.training.corpus import Corpus
+from ringray.training.corpus import NO_LABEL, Corpus
 from ringray.training.degrees import Degrees
 from ringray.training.parallelize import parallelize
 from ringray.training.recipe import Recipe
@@ -159,6 +160,24 @@ def whole(made: Trainer) -> list[torch.Tensor]:
     """All weights, gathered."""
     weights = made.model.parameters()
     return [weight.full_tensor().clone() for weight in weights if isinstance(weight, DTensor)]
+
+
+def the_loss_is_per_token(folder: Path, rank: int, size: int) -> None:
+    """Sequences with few labels count less than those with many, on whatever replica."""
+    recipe, corpus = replace(RECIPE, seq_len=50), Corpus([folder])
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    model, total, labels = Decoder(TINY, group=alone), 0.0, []
+    for number in range(recipe.sequences):
+        rows = corpus.rows(number, recipe.seq_len, np.arange(recipe.seq_len))
+        labels.append(int((rows.labels != NO_LABEL).sum()))
+        ids, wanted = (torch.from_numpy(x)[None] for x in (rows.tokens, rows.labels))
+        ends = torch.from_numpy(rows.ends)
+        with torch.no_grad():
+            loss = model(ids, labels=wanted, shards=alone, cu_seqlens=ends)
+        total += loss.item() * labels[-1]
+    assert max(labels) > 2 * min(labels)
+    made = Trainer(TINY, meshes.make_mesh(Degrees(dp=size)), recipe, corpus)
+    assert made.step().loss == pytest.approx(total / sum(labels), rel=1e-6)
 
 
 def wrong_meshes_are_told(rank: int, size: int) -> None:

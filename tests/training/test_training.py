@@ -108,6 +108,14 @@ def test_what_was_interrupted_is_not_loaded(tmp_path: Path) -> None:
     on_ring(2, [checks.bound(checks.interrupted_saves_are_not_loaded, tmp_path)])
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_loss_is_per_token_of_the_step(replicas: int, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("The quick brown fox jumps over the lazy dog. " * 4)
+    for number in range(120):
+        (tmp_path / f"{number}.txt").write_text(chr(97 + number % 26))
+    on_ring(replicas, [checks.bound(checks.the_loss_is_per_token, tmp_path)])
+
+
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     on_ring(2, [checks.a_bad_loss_changes_nothing])
 
