@@ -223,8 +223,10 @@ class Trainer:
         return recipe.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, part)))
 
 
-def check_facts(facts: dict[str, Any], model: Model) -> None:
-    """Raises CheckpointError if a checkpoint is of another model."""
+def check_facts(facts: dict[str, Any] | None, model: Model) -> None:
+    """Raises CheckpointError if a checkpoint is of another model; ``facts``: None without one."""
+    if facts is None:
+        return
     known = {name: value for name, value in facts.get("model", {}).items() if name != "name"}
     mine = {name: value for name, value in asdict(model).items() if name != "name"}
     different = [f"{name} {known.get(name)}" for name in mine if known.get(name) != mine[name]]

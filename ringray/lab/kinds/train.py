@@ -8,6 +8,7 @@ a fault, when it is resumed, or on other ranks.
 from __future__ import annotations
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ringray.base import private_files, units
@@ -20,7 +21,7 @@ from ringray.lab.trial.measurement import RankReport, peak_memory
 from ringray.lab.trial.training import of_config
 from ringray.models.sizes import Model
 from ringray.training import mesh as meshes
-from ringray.training.checkpoint import Checkpoints
+from ringray.training.checkpoint import Checkpoints, facts
 from ringray.training.corpus import Corpus, RandomTokens
 from ringray.training.trainer import Trainer, TrainingStep, check_facts
 
@@ -38,10 +39,10 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     kept, losses = None, []
     if config.checkpoints is not None:
         kept = Checkpoints(config.checkpoints)
-        if (facts := kept.load(trainer.model, trainer.optimizer)) is not None:
-            check_facts(facts, model)
-            trainer.resume(facts)
-            losses = facts.get("losses", [])
+        check_facts(facts(config.checkpoints), model)
+        if (known := kept.load(trainer.model, trainer.optimizer)) is not None:
+            trainer.resume(known)
+            losses = known.get("losses", [])
     if trainer.done >= config.repeats:
         raise ValueError(
             f"{config.checkpoints} holds a training of {trainer.done} steps: give more steps, or "
@@ -59,8 +60,8 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         context.barrier()
         meter = METER.snapshot()
         if not taken:
-            peak = peak_memory(take, context.device)
-            peak += _held(trainer)
+            peak = _held(trainer)
+            peak += peak_memory(take, context.device)
             report.values["peak_memory_bytes"] = [float(peak)]
             with context.agreed():
                 if config.budget is not None and peak > config.budget:
@@ -73,8 +74,8 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         report.values.setdefault("wait_ms", []).append(used.wait_s * 1e3)
         last = trainer.done == config.repeats
         if kept is not None and (last or trainer.done % (config.save_every or 1) == 0):
-            facts = {**trainer.facts(), "losses": losses}
-            kept.save(trainer.done, trainer.model, trainer.optimizer, facts)
+            said = {**trainer.facts(), "losses": losses}
+            kept.save(trainer.done, trainer.model, trainer.optimizer, said)
     if kept is not None:
         kept.wait()
     context.barrier()
@@ -93,7 +94,9 @@ def corpus(config: TrialConfig, model: Model) -> Corpus | RandomTokens:
 
 
 def _held(trainer: Trainer) -> int:
-    """Returns the bytes of this rank's weights; the first step makes the optimizer's."""
-    weights = trainer.model.parameters()
-    local = (x.to_local() if isinstance(x, DTensor) else x for x in weights)
+    """Returns the bytes of this rank's weights, and of its optimizer's numbers; the first step of a
+    training makes them."""
+    numbers = (x for one in trainer.optimizer.state.values() for x in one.values())
+    tensors = (x for x in (*trainer.model.parameters(), *numbers) if isinstance(x, Tensor))
+    local = (x.to_local() if isinstance(x, DTensor) else x for x in tensors)
     return sum(x.numel() * x.element_size() for x in local)
