@@ -121,7 +121,7 @@ name: reach
 kind: max-context
 ring: {size: [1, 2], device: cpu}
 problem: {seq_len: [256, 64k], dtype: float32}
-training: {model: llama-tiny, steps: 1, mlp_rows: 64, layers: 16}
+training: {model: llama-tiny, steps: 1, mlp_rows: 64, layers: 16, kept: all}
 limits: {rank_memory: 64MiB}
 """
 
