@@ -9,12 +9,13 @@ another ring size or mesh loads them.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-_COMPLETE, _FACTS = ".metadata", "facts.json"
+_COMPLETE, _FACTS, _LOCK = ".metadata", "facts.json", "lock"
 
 
 class CheckpointError(ValueError):
@@ -32,9 +33,12 @@ class CheckpointError(ValueError):
 
 
 class Checkpoints:
-    """The checkpoints of one training; every rank has one.
+    """The checkpoints of one training; every rank has one, until it is closed.
 
-    ``folder``: seen by all ranks. ``keep``: complete ones that remain.
+    ``folder``: seen by all ranks; made if it is absent. ``keep``: complete ones that remain.
+
+    Raises:
+        CheckpointError: on every rank, the folder cannot be used, or another training has it.
     """
 
     def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
@@ -43,6 +47,34 @@ class Checkpoints:
         # Its messages must not meet those of training, which go on meanwhile.
         self._group = dist.new_group(backend="gloo")
         self._writing: Any = None
+        self._lock: IO[str] | None = None
+        refused: list[str | None] = [self._take() if self._rank == 0 else None]
+        dist.broadcast_object_list(refused, group=self._group)
+        if refused[0] is not None:
+            raise CheckpointError(f"checkpoints {self.folder}: {refused[0]}")
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the folder to other trainings; the end of the process does so, too."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def _take(self) -> str | None:
+        """Locks the folder; returns the reason if that cannot be done."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / _LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "another training writes there; give each a folder of its own"
+        except OSError as error:
+            return str(error)
+        return None
 
     def save(
         self,
@@ -71,12 +103,18 @@ class Checkpoints:
             )
 
     def wait(self) -> None:
-        """Waits until the last save is complete; removes those beyond ``keep``. Raises what
-        writing raised."""
+        """Waits until the last save is complete; removes those beyond ``keep``.
+
+        Raises:
+            CheckpointError: it could not be written; the one before is still there.
+        """
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
-        writing.result()
+        try:
+            writing.result()
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise CheckpointError(f"checkpoints {self.folder}: {str(error)[:500]}") from None
         dist.barrier(self._group)
         if self._rank == 0:
             for old in complete(self.folder)[: -self._keep]:

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 from ringray.models.decoder import Decoder
 from ringray.nn import ContextParallelAttention
 from ringray.training.mesh import Mesh
+from ringray.training.recipe import check_split
 
 _ROWS = 1  # dimension of (B, S, H)
 
@@ -73,12 +74,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _split(model: Decoder, mesh: Mesh) -> None:
-    size, tp = model.size, mesh.degrees.tp
-    for name in ("heads", "kv_heads", "intermediate", "vocab"):
-        if getattr(size, name) % tp:
-            raise ValueError(
-                f"tp: got {tp}, expected a divisor of {name} = {getattr(size, name)} of {size.name}"
-            )
+    check_split(model.size, mesh.degrees.tp)
     rows = Shard(_ROWS)
 
     def gathered() -> ParallelStyle:

@@ -53,11 +53,7 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
             f"pp: got {degrees.pp} stages, expected at most as many as sequences of a replica: "
             f"{recipe.sequences // degrees.dp}"
         )
-    for name in ("heads", "kv_heads", "intermediate", "vocab"):
-        if getattr(model, name) % degrees.tp:
-            raise ValueError(
-                f"tp: got {degrees.tp}, expected a divisor of {name} = {getattr(model, name)}"
-            )
+    check_split(model, degrees.tp)
     rows = partitions.padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
     if rows % degrees.tp:
         raise ValueError(
@@ -74,3 +70,11 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         raise ValueError(f"model: {model.name} has no gated MLP, or an odd head dim")
     if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents):
         raise ValueError("scores: whole scores need cp 1 and documents: false")
+
+
+def check_split(model: Model, tp: int) -> None:
+    """Raises ValueError if ``tp`` ranks cannot split a model."""
+    for name in ("heads", "kv_heads", "intermediate", "vocab"):
+        if getattr(model, name) % tp:
+            whole = getattr(model, name)
+            raise ValueError(f"tp: got {tp}, expected a divisor of {name} = {whole}")

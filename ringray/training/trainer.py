@@ -23,7 +23,7 @@ from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model
 from ringray.partition import padded_length
 from ringray.training.checkpoint import CheckpointError
-from ringray.training.corpus import NO_LABEL, Corpus, RandomTokens, SequenceRows
+from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, RandomTokens, SequenceRows
 from ringray.training.mesh import Mesh
 from ringray.training.parallelize import parallelize
 from ringray.training.recipe import Recipe, check
@@ -95,7 +95,7 @@ class Trainer:
         """
         recipe, share = self.recipe, self.recipe.sequences // self.mesh.degrees.dp
         first = self.done * recipe.sequences + self.mesh.place("dp") * share
-        rows = [self.corpus.rows(first + i, recipe.seq_len, self._positions) for i in range(share)]
+        rows = [self._read(first + i) for i in range(share)]
         counts = torch.tensor([float((one.labels != NO_LABEL).sum()) for one in rows])
         counts = counts.to(self.mesh.device)
         dist.all_reduce(counts, group=self.mesh.shards.get_group())
@@ -190,6 +190,18 @@ class Trainer:
             stage, recipe.sequences // degrees.dp, scale_grads=False,
             loss_fn=lambda loss, weight: (loss * weight.flatten()).sum(),
         )  # fmt: skip
+
+    def _read(self, number: int) -> SequenceRows:
+        """Returns this rank's rows of a sequence; raises CorpusError for a token that the model
+        does not know. Files are looked at in part before."""
+        rows = self.corpus.rows(number, self.recipe.seq_len, self._positions)
+        low, high = int(rows.tokens.min()), max(int(rows.tokens.max()), int(rows.labels.max()))
+        if low < 0 or high >= self.size.vocab:
+            raise CorpusError(
+                f"corpus: token {low if low < 0 else high} in sequence {number}, expected 0 to "
+                f"{self.size.vocab - 1}, the vocabulary of the model"
+            )
+        return rows
 
     def _where(self, rows: SequenceRows) -> dict[str, Any]:
         where: dict[str, Any] = {"seq_len": self.recipe.seq_len}

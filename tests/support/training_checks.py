@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ringray.models.sizes import named
 from ringray.nn import next_token_labels
 from ringray.training import mesh as meshes
 from ringray.training.checkpoint import CheckpointError, Checkpoints, complete
-from ringray.training.corpus import NO_LABEL, Corpus
+from ringray.training.corpus import NO_LABEL, Corpus, CorpusError
 from ringray.training.degrees import Degrees
 from ringray.training.parallelize import parallelize
 from ringray.training.recipe import Recipe
@@ -129,13 +128,35 @@ def interrupted_saves_are_not_loaded(folder: Path, rank: int, size: int) -> None
     kept.save(3, made.model, made.optimizer, made.facts())
     kept.wait()
     dist.barrier()
-    assert sorted(one.name for one in folder.iterdir()) == ["step-00000001", "step-00000003"]
+    assert sorted(one.name for one in folder.glob("*-*")) == ["step-00000001", "step-00000003"]
     if rank == 0:
         for piece in (folder / "step-00000003").glob("*.distcp"):
             piece.write_bytes(piece.read_bytes()[:100])
     dist.barrier()
     with pytest.raises(CheckpointError, match="step-00000003"):
         kept.load(made.model, made.optimizer)
+
+
+def a_folder_has_one_training(folder: Path, rank: int, size: int) -> None:
+    with Checkpoints(folder), pytest.raises(CheckpointError, match="another training writes"):
+        Checkpoints(folder)
+    dist.barrier()
+    Checkpoints(folder).close()
+    dist.barrier()
+    if rank == 0:
+        (folder / "file").touch()
+    dist.barrier()
+    with pytest.raises(CheckpointError, match=r"file: .*File exists|Not a directory"):
+        Checkpoints(folder / "file")
+
+
+def tokens_beyond_the_vocabulary_are_told(folder: Path, rank: int, size: int) -> None:
+    corpus = Corpus([folder])
+    assert corpus.vocabulary <= TINY.vocab, "only the begin of a file is looked at"
+    mesh = meshes.make_mesh(Degrees(cp=size))
+    made = Trainer(TINY, mesh, replace(RECIPE, seq_len=66_000, sequences=1), corpus)
+    with pytest.raises(CorpusError, match="token 256 in sequence 0, expected 0 to 255"):
+        made.step()
 
 
 def a_bad_loss_changes_nothing(rank: int, size: int) -> None:
@@ -190,7 +211,3 @@ def wrong_meshes_are_told(rank: int, size: int) -> None:
         parallelize(torch.nn.Linear(2, 2), mesh)
     with pytest.raises(ValueError, match="expected a divisor of kv_heads = 1"):
         parallelize(Decoder(replace(TINY, kv_heads=1)), mesh)
-
-
-def bound(check: Any, *arguments: Any) -> Any:
-    return partial(check, *arguments)

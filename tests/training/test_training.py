@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from ringray.training.checkpoint import CheckpointError, facts
@@ -28,7 +30,7 @@ def alone(tmp_path: Path) -> Any:
     def steps(recipe: Recipe, count: int) -> list[TrainingStep]:
         if recipe not in ALONE:
             place = tmp_path / "steps.json"
-            on_ring(1, [checks.bound(_record, place, recipe, count)])
+            on_ring(1, [partial(_record, place, recipe, count)])
             ALONE[recipe] = [TrainingStep(**one) for one in json.loads(place.read_text())]
         return ALONE[recipe][:count]
 
@@ -49,7 +51,7 @@ MESHES = [
 def test_every_mesh_has_the_losses_of_one_process(degrees: Degrees, alone: Any) -> None:
     wanted = alone(checks.RECIPE, 8)[:3]
     assert wanted[-1].loss < wanted[0].loss
-    on_ring(degrees.ranks, [checks.bound(checks.losses_are, wanted, degrees, checks.RECIPE)])
+    on_ring(degrees.ranks, [partial(checks.losses_are, wanted, degrees, checks.RECIPE)])
 
 
 @pytest.mark.slow
@@ -58,7 +60,7 @@ def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone:
     """TP of processes that share cores is slow: fewer steps of it."""
     recipe = replace(checks.RECIPE, seq_len=254, steps=100)
     wanted = alone(recipe, 100)[: 30 if degrees.tp > 1 else 100]
-    on_ring(degrees.ranks, [checks.bound(checks.losses_are, wanted, degrees, recipe)])
+    on_ring(degrees.ranks, [partial(checks.losses_are, wanted, degrees, recipe)])
 
 
 @pytest.mark.parametrize(
@@ -68,13 +70,13 @@ def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone:
 def test_every_strategy_trains_the_same(name: str, value: Any, alone: Any) -> None:
     changed: Any = {name: value}
     recipe = replace(checks.RECIPE, **changed)
-    on_ring(2, [checks.bound(checks.losses_are, alone(recipe, 3), Degrees(cp=2), recipe)])
+    on_ring(2, [partial(checks.losses_are, alone(recipe, 3), Degrees(cp=2), recipe)])
 
 
 def test_vanilla_attention_and_mlp_train_the_same(alone: Any) -> None:
     recipe = replace(checks.RECIPE, documents=False)
     vanilla = replace(recipe, scores="whole", mlp_rows=None, loss_rows=None, kept="all")
-    on_ring(2, [checks.bound(checks.losses_are, alone(recipe, 3), Degrees(dp=2), vanilla)])
+    on_ring(2, [partial(checks.losses_are, alone(recipe, 3), Degrees(dp=2), vanilla)])
 
 
 @pytest.mark.parametrize("degrees", [Degrees(dp=2, cp=2), Degrees(cp=2, tp=2)], ids=str)
@@ -82,7 +84,7 @@ def test_gradients_are_those_of_one_process(degrees: Degrees) -> None:
     options: list[dict[str, Any]] = [
         {"mlp_rows": 7, "loss_rows": 7, "kept": "input"}, {"loss_rows": None},
     ]  # fmt: skip
-    some = [checks.bound(checks.gradients_are, degrees, one) for one in options]
+    some = [partial(checks.gradients_are, degrees, one) for one in options]
     on_ring(degrees.ranks, some)
 
 
@@ -94,9 +96,9 @@ def test_gradients_are_those_of_one_process(degrees: Degrees) -> None:
 def test_a_checkpoint_goes_on_with_another_mesh(
     before: Degrees, after: Degrees, tmp_path: Path, alone: Any
 ) -> None:
-    on_ring(before.ranks, [checks.bound(checks.saves, tmp_path, 4, before)])
+    on_ring(before.ranks, [partial(checks.saves, tmp_path, 4, before)])
     wanted = alone(checks.RECIPE, 8)
-    on_ring(after.ranks, [checks.bound(checks.continues, tmp_path, wanted, after)])
+    on_ring(after.ranks, [partial(checks.continues, tmp_path, wanted, after)])
     known = facts(tmp_path)
     assert known is not None
     check_facts(known, checks.TINY)
@@ -105,7 +107,7 @@ def test_a_checkpoint_goes_on_with_another_mesh(
 
 
 def test_what_was_interrupted_is_not_loaded(tmp_path: Path) -> None:
-    on_ring(2, [checks.bound(checks.interrupted_saves_are_not_loaded, tmp_path)])
+    on_ring(2, [partial(checks.interrupted_saves_are_not_loaded, tmp_path)])
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -113,11 +115,22 @@ def test_the_loss_is_per_token_of_the_step(replicas: int, tmp_path: Path) -> Non
     (tmp_path / "long.txt").write_text("The quick brown fox jumps over the lazy dog. " * 4)
     for number in range(120):
         (tmp_path / f"{number}.txt").write_text(chr(97 + number % 26))
-    on_ring(replicas, [checks.bound(checks.the_loss_is_per_token, tmp_path)])
+    on_ring(replicas, [partial(checks.the_loss_is_per_token, tmp_path)])
 
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     on_ring(2, [checks.a_bad_loss_changes_nothing])
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
+    on_ring(2, [partial(checks.a_folder_has_one_training, tmp_path)])
+
+
+def test_tokens_beyond_the_vocabulary_are_told(tmp_path: Path) -> None:
+    tokens = np.zeros(66_001, np.uint16)
+    tokens[65_990] = 256
+    np.save(tmp_path / "t.npy", tokens)
+    on_ring(1, [partial(checks.tokens_beyond_the_vocabulary_are_told, tmp_path)])
 
 
 def test_wrong_meshes_are_told_on_every_rank() -> None:

@@ -69,7 +69,7 @@ class Schedule:
         unasked: Collection[str] | None = None,
     ) -> None:
         self._objectives = plan.spec.search.objectives
-        self._trains = KINDS[plan.spec.kind].trains  # steps before a checkpoint have no times
+        self._returns = KINDS[plan.spec.kind].searchable
         self._results: dict[str, Outcome | TrialRow] = dict(done)
         trials = [trial for trial in plan.runnable if trial.key not in refused]
         beaten = [trial for trial in plan.trials if trial.pruned == BEATEN]
@@ -121,7 +121,7 @@ class Schedule:
             while study.queue:
                 ask = study.queue.popleft()
                 before = self._results.get(ask.key)
-                if before is None or not (self._trains or _enough(before, ask.repeats)):
+                if before is None or (self._returns and not _enough(before, ask.repeats)):
                     study.out += 1
                     return Work(study.trials[ask.key], ask.repeats, before, ask.together)
                 study.answer(ask.key, score_of(before, self._objectives, ask.repeats))

@@ -58,7 +58,6 @@ KINDS: dict[str, TrialKind] = {
     "max-context": TrialKind(
         "ringray.lab.kinds.train",
         ("time", "traffic", "memory", "training"),
-        searchable=True,
         trains=True,
         reaches=True,
     ),

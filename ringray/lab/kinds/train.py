@@ -18,6 +18,7 @@ from ringray.lab.kinds.base import RankContext
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.faults import BudgetError
 from ringray.lab.trial.measurement import RankReport, peak_memory
+from ringray.lab.trial.metrics import REACH
 from ringray.lab.trial.training import of_config
 from ringray.models.sizes import Model
 from ringray.training import mesh as meshes
@@ -36,13 +37,21 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     mesh = meshes.make_mesh(degrees, device=context.device.type)
     with context.agreed():
         trainer = Trainer(model, mesh, recipe, corpus(config, model))
-    kept, losses = None, []
-    if config.checkpoints is not None:
-        kept = Checkpoints(config.checkpoints)
+    if config.checkpoints is None:
+        return _train(config, context, trainer, None)
+    with Checkpoints(config.checkpoints) as kept:
         check_facts(facts(config.checkpoints), model)
-        if (known := kept.load(trainer.model, trainer.optimizer)) is not None:
-            trainer.resume(known)
-            losses = known.get("losses", [])
+        return _train(config, context, trainer, kept)
+
+
+def _train(
+    config: TrialConfig, context: RankContext, trainer: Trainer, kept: Checkpoints | None
+) -> RankReport:
+    """Takes the steps that are missing."""
+    losses = []
+    if kept and (known := kept.load(trainer.model, trainer.optimizer)) is not None:
+        trainer.resume(known)
+        losses = known.get("losses", [])
     if trainer.done >= config.repeats:
         raise ValueError(
             f"{config.checkpoints} holds a training of {trainer.done} steps: give more steps, or "
@@ -80,7 +89,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         kept.wait()
     context.barrier()
     report.values["loss"], report.values["gradient_norm"] = [taken[-1].loss], [taken[-1].norm]
-    report.values["context"] = [float(config.seq_len)]
+    report.values[REACH] = [float(config.seq_len)]
     report.curves = {"loss": losses}
     return report
 

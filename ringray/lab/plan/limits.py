@@ -15,7 +15,7 @@ from ringray.lab.kinds import KINDS
 from ringray.lab.search import METHODS
 from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import TrialConfig
-from ringray.lab.trial.metrics import METRICS
+from ringray.lab.trial.metrics import METRICS, REACH
 from ringray.models import sizes
 from ringray.training.corpus import Corpus, CorpusError
 
@@ -160,8 +160,10 @@ def check_search(spec: Spec) -> None:
     if kind.reaches != method.extreme:
         fitting = [name for name, one in METHODS.items() if one.extreme == kind.reaches]
         refuse("search.method", search.method, f"{' or '.join(fitting)}, for kind {spec.kind}")
+    if kind.reaches and search.objectives != (REACH,):
+        refuse("search.objectives", list(search.objectives), f"{REACH}, for kind {spec.kind}")
     if not kind.searchable:
-        if method.exhaustive:
+        if method.exhaustive or method.extreme:
             return
         kinds = ", ".join(name for name, one in KINDS.items() if one.searchable)
         expected = f"grid, for kind {spec.kind} measures every point ({kinds} can be searched)"

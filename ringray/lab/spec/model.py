@@ -52,7 +52,7 @@ from ringray.lab.spec.fields import (
 from ringray.lab.spec.training import TrainSection
 from ringray.lab.spec.yaml_source import Source, read_text
 from ringray.lab.trial.config import LATER
-from ringray.lab.trial.metrics import METRICS
+from ringray.lab.trial.metrics import METRICS, REACH
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
 from ringray_kernels.dtypes import DTYPES
@@ -248,7 +248,7 @@ class Spec(Fields):
         kind, search = KINDS.get(str(data.get("kind"))), data.get("search", {})
         if kind is not None and kind.reaches and isinstance(search, dict):
             method = next(name for name, one in METHODS.items() if one.extreme)
-            data = {**data, "search": {"method": method, "objectives": ["context"], **search}}
+            data = {**data, "search": {"method": method, "objectives": [REACH], **search}}
         name, tracking = data.get("name"), data.get("tracking", {})
         named = isinstance(name, str) and re.fullmatch(NAME, name)
         if named and isinstance(tracking, dict) and tracking.get("experiment") is None:

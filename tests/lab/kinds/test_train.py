@@ -140,6 +140,7 @@ def test_a_reach_has_lengths_between_two_and_is_searched_by_bisection() -> None:
         (REACH.replace("[256, 64k]", "4k"), "expected two lengths"),
         (REACH.replace("[256, 64k]", "[4k, 1k]"), "expected two lengths"),
         (REACH + "search: {method: grid}", "expected bisect, for kind max-context"),
+        (REACH + "search: {objectives: median_ms}", "expected context, for kind max-context"),
         (spec(more="search: {method: bisect}"), "for kind train"),
     ):
         with pytest.raises(SpecError, match=says):
