@@ -25,6 +25,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from ringray.base.units import memory
+
 _COMPLETE, _FACTS, _LOCK = ".metadata", "facts.json", "lock"
 
 
@@ -114,7 +116,9 @@ class Checkpoints:
         try:
             writing.result()
         except (OSError, RuntimeError, CheckpointException) as error:
-            raise CheckpointError(f"checkpoints {self.folder}: {str(error)[:500]}") from None
+            # torch says of a full disk that a position is wrong.
+            left = f"{memory(shutil.disk_usage(self.folder).free)} free there"
+            raise CheckpointError(f"checkpoints {self.folder}, {left}: {_told(error)}") from None
         dist.barrier(self._group)
         if self._rank == 0:
             for old in complete(self.folder)[: -self._keep]:
@@ -136,7 +140,7 @@ class Checkpoints:
             state: dict[str, Any] = {"model": weights, "optimizer": moments}
             load(state, checkpoint_id=place, process_group=self._group)
         except (OSError, ValueError, KeyError, RuntimeError, CheckpointException) as error:
-            raise CheckpointError(f"checkpoint {place}: {str(error)[:500]}") from None
+            raise CheckpointError(f"checkpoint {place}: {_told(error)}") from None
         set_state_dict(
             model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
@@ -144,6 +148,14 @@ class Checkpoints:
 
     def _interrupted(self) -> list[Path]:
         return [one for one in self.folder.glob("step-*") if not (one / _COMPLETE).exists()]
+
+
+def _told(error: BaseException) -> str:
+    """Writes an error in a line; of one that ranks gathered the first rank's own."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (first, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {_told(first)}"
+    return f"{type(error).__name__}: {error}"[:300]
 
 
 def complete(folder: str | Path) -> list[Path]:

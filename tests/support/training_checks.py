@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import resource
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,24 @@ def a_folder_has_one_training(folder: Path, rank: int, size: int) -> None:
     dist.barrier()
     with pytest.raises(CheckpointError, match=r"file: .*File exists|Not a directory"):
         Checkpoints(folder / "file")
+
+
+def a_full_disk_is_told(folder: Path, rank: int, size: int) -> None:
+    """A limit on the size of files stands for it; the checkpoint before is still there."""
+    made = trainer(Degrees(cp=size))
+    with Checkpoints(folder) as kept:
+        kept.save(made.step().number, made.model, made.optimizer, made.facts())
+        kept.wait()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        try:
+            kept.save(made.step().number, made.model, made.optimizer, made.facts())
+            with pytest.raises(CheckpointError, match=r"iB free there: rank \d: "):
+                kept.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [one.name for one in complete(folder)] == ["step-00000001"]
 
 
 def tokens_beyond_the_vocabulary_are_told(folder: Path, rank: int, size: int) -> None:

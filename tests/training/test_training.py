@@ -126,6 +126,10 @@ def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
     on_ring(2, [partial(checks.a_folder_has_one_training, tmp_path)])
 
 
+def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    on_ring(2, [partial(checks.a_full_disk_is_told, tmp_path)])
+
+
 def test_tokens_beyond_the_vocabulary_are_told(tmp_path: Path) -> None:
     tokens = np.zeros(66_001, np.uint16)
     tokens[65_990] = 256
