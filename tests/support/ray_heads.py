@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -16,6 +17,7 @@ import sys
 import urllib.request
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,23 +145,35 @@ def cluster(
             f"--ray-client-server-port={client}", **variables,
         )  # fmt: skip
         drive.wait_until("the head answers", lambda: head.alive() == 1)
+        waited = []
         for variables, machine in zip_longest(nodes, machines):
             # Of two nodes in one folder, the later would empty the working directory of the first.
             folder = place.ray / str(len(head.nodes))
-            head.start(
-                f"--address={head.address}", "--num-cpus=4", f"--temp-dir={folder}",
+            start = partial(
+                head.start, f"--address={head.address}", "--num-cpus=4", f"--temp-dir={folder}",
                 machine=machine, **variables,
             )  # fmt: skip
-        drive.wait_until("all nodes are there", lambda: head.alive() == 1 + len(nodes))
+            waited.append((start(), start))
+
+        def all_there() -> bool:
+            """Ray gives a node up after 30 s, which a busy machine may need: it gets another."""
+            for position, (node, start) in enumerate(waited):
+                if node.poll() is not None:
+                    waited[position] = (start(), start)
+            return head.alive() == 1 + len(nodes)
+
+        drive.wait_until("all nodes are there", all_there)
         yield head
     finally:
         head.end()
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns unused ports."""
-    sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Returns unused ports, none of those that the system deals to whoever asks for any: such a
+    one may be taken before its owner opens it."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(12_000, 32_000)  # Linux deals from 32768, others from 49152
+        with suppress(OSError), socket.create_server((ADDRESS, port)):  # refused when taken
+            found.append(port)
+    return found

@@ -19,7 +19,8 @@ import pytest
 
 from ringray.base.errors import PlaceError
 from ringray.lab.tracking import location as place
-from tests.support.tracking_store import free_port, wait_for
+from tests.support.ray_heads import free_ports
+from tests.support.tracking_store import wait_for
 
 
 class Server:
@@ -29,7 +30,7 @@ class Server:
     """
 
     def __init__(self, folder: Path, database: str, workers: int = 1) -> None:
-        self.port = free_port()
+        self.port = free_ports(1)[0]
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder, self._database, self._workers = folder, database, workers
         self._process: subprocess.Popen[bytes] | None = None
@@ -113,7 +114,7 @@ def postgres() -> Iterator[str]:
     if user:
         settings["extra_groups"] = []
         settings["group"] = pwd.getpwnam(user).pw_gid
-    port = free_port()
+    port = free_ports(1)[0]
     data = str(folder / "data")
     server: subprocess.Popen[bytes] | None = None
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,9 +142,3 @@ def wait_for(condition: Callable[[], Any], seconds: float = 20.0, pause: float =
     while not condition():
         assert time.monotonic() < until, "it did not happen"
         time.sleep(pause)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

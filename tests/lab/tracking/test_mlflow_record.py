@@ -23,7 +23,8 @@ from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.outcome import Tracked, TrialRow
 from tests.support.figure_rows import row as drawn_row
 from tests.support.figure_rows import strategies, timed
-from tests.support.tracking_store import ENVIRONMENT, begin, config, free_port, outcome
+from tests.support.ray_heads import free_ports
+from tests.support.tracking_store import ENVIRONMENT, begin, config, outcome
 
 
 def row(index: int, status: Any = "ok", **changes: Any) -> TrialRow:
@@ -214,8 +215,9 @@ def test_a_place_that_cannot_be_used_is_named_at_once(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_text("no database at all " * 99)
     Store(tmp_path / "store.db").close()
+    (port,) = free_ports(1)
     for uri, why in {
-        f"http://u:hush@127.0.0.1:{free_port()}": "no MLflow server answers at .*refused.*start",
+        f"http://u:hush@127.0.0.1:{port}": "no MLflow server answers at .*refused.*start",
         "http://127.0.0.1:99999": "Port out of range",
         "http://": "names no host",
         "sqlite://": "names no file: expected sqlite:///PATH",
