@@ -155,15 +155,17 @@ class Decoder(nn.Module):
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
-        """Draws new weights: normal with deviation 0.02, in layers' last products less by the root
-        of twice their number (GPT-2). Each depends on its name and the seed alone, so the stages of
-        a pipeline draw those of the whole model."""
+        """Draws new weights: normal with deviation sqrt(2/5H) (Nguyen and Salazar 2019), in layers'
+        last products less by the root of twice their number (GPT-2). Each depends on its name and
+        the seed alone, so the stages of a pipeline draw those of the whole model."""
         for name, weight in self.named_parameters():
             if weight.dim() == 1:
                 nn.init.ones_(weight)
                 continue
             last = name.endswith(("o_proj.weight", "down_proj.weight"))
-            deviation = 0.02 / math.sqrt(2 * self.size.layers) if last else 0.02
+            deviation = math.sqrt(0.4 / self.size.hidden)
+            if last:
+                deviation /= math.sqrt(2 * self.size.layers)
             draw = torch.Generator(weight.device).manual_seed(crc32(name.encode(), seed))
             nn.init.normal_(weight, std=deviation, generator=draw)
 

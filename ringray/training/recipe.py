@@ -14,7 +14,8 @@ from ringray.training.degrees import Degrees
 class Recipe:
     """The training of a model.
 
-    ``seq_len``: tokens of a sequence. ``sequences``: of a step. ``steps``: of the whole training:
+    ``seq_len``: tokens of a sequence. ``sequences``: of a step, ``micro_batch`` of them at once.
+    ``steps``: of the whole training:
     the learning rate rises for ``warmup`` of them and then falls to a tenth along a cosine.
     ``clip``: largest norm of the gradients. ``documents``: tokens see their own document only.
     ``dtype``: of computation; weights and optimizer are in fp32. The others are options of the
@@ -23,6 +24,7 @@ class Recipe:
 
     seq_len: int
     sequences: int = 1
+    micro_batch: int = 1
     steps: int = 100
     learning_rate: float = 1e-3
     warmup: int = 10
@@ -45,6 +47,15 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
     if recipe.sequences % degrees.dp:
         raise ValueError(
             f"dp: got {degrees.dp}, expected a divisor of sequences = {recipe.sequences}"
+        )
+    if (recipe.sequences // degrees.dp) % recipe.micro_batch:
+        raise ValueError(
+            f"micro_batch: got {recipe.micro_batch}, expected a divisor of the sequences of a "
+            f"replica = {recipe.sequences // degrees.dp}"
+        )
+    if recipe.micro_batch > 1 and (recipe.documents or degrees.pp > 1):
+        raise ValueError(
+            f"micro_batch: got {recipe.micro_batch}, expected 1 with documents or stages"
         )
     if degrees.pp > model.layers:
         raise ValueError(f"pp: got {degrees.pp}, expected at most layers = {model.layers}")

@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,10 +24,11 @@ from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model
 from ringray.partition import padded_length
 from ringray.training.checkpoint import CheckpointError
-from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, RandomTokens, SequenceRows
+from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, Ints, RandomTokens, SequenceRows
 from ringray.training.mesh import Mesh
 from ringray.training.parallelize import parallelize
 from ringray.training.recipe import Recipe, check
+from ringray.training.tasks import Task
 from ringray_kernels.dtypes import torch_dtype
 
 
@@ -53,7 +55,7 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Model, mesh: Mesh, recipe: Recipe, corpus: Corpus | RandomTokens
+        self, model: Model, mesh: Mesh, recipe: Recipe, corpus: Corpus | RandomTokens | Task
     ) -> None:
         check(model, mesh.degrees, recipe)
         if corpus.vocabulary > model.vocab:
@@ -82,9 +84,7 @@ class Trainer:
             lr=recipe.learning_rate,
             betas=(0.9, 0.95),
         )
-        self._positions = local_positions(
-            recipe.partition, recipe.seq_len, mesh.degrees.cp, mesh.place("cp")
-        ).numpy()
+        self._positions = self._rows_of(recipe.seq_len)
         self._schedule = self._pipeline() if stages > 1 else None
 
     def step(self) -> TrainingStep:
@@ -113,6 +113,22 @@ class Trainer:
         self.done += 1
         return TrainingStep(self.done, loss, norm, recipe.sequences * recipe.seq_len)
 
+    def answers(self, tokens: Ints, at: Ints, among: range) -> Ints:
+        """Returns the likeliest of some tokens after places ``at`` (N,) of sequences (B, S), as a
+        ``tasks.Answer``; every rank asks the same. Without stages."""
+        seq_len = tokens.shape[1]
+        mine = self._rows_of(seq_len)
+        rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
+        with torch.no_grad():
+            logits = self.model(rows.to(self.mesh.device), seq_len=seq_len)
+        likeliest = among.start + logits[..., among.start : among.stop].argmax(-1).cpu()
+        which, row = np.nonzero(at[:, None] == mine)
+        found = torch.zeros(len(tokens), len(at), dtype=torch.int64)
+        found[:, which] = likeliest[:, row]
+        found = found.to(self.mesh.device)
+        dist.all_reduce(found, group=self.mesh.ring)
+        return cast("Ints", found.cpu().numpy())
+
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint must agree on, and the place in the data."""
         return {"model": asdict(self.size), "sequences": self.done * self.recipe.sequences}
@@ -123,12 +139,16 @@ class Trainer:
 
     def _alone(self, rows: list[SequenceRows], weights: Tensor) -> Tensor:
         """Computes loss and gradients, all layers on this rank."""
-        total = torch.zeros((), device=self.mesh.device)
-        for i, (one, weight) in enumerate(zip(rows, weights, strict=True)):
-            cast("FSDPModule", self.model).set_requires_gradient_sync(i == len(rows) - 1)
-            loss = self.model(
-                self._tensor(one.tokens), labels=self._tensor(one.labels), **self._where(one)
+        total, width = torch.zeros((), device=self.mesh.device), self.recipe.micro_batch
+        for i in range(0, len(rows), width):
+            some, weight = rows[i : i + width], weights[i : i + width].sum()
+            last = i + width == len(rows)
+            cast("FSDPModule", self.model).set_requires_gradient_sync(last)
+            tokens, labels = (
+                torch.cat([self._tensor(getattr(one, name)) for one in some])
+                for name in ("tokens", "labels")
             )
+            loss = self.model(tokens, labels=labels, **self._where(some[0]))
             (loss * weight).backward()
             total += loss.detach() * weight
         return total
@@ -202,6 +222,12 @@ class Trainer:
                 f"{self.size.vocab - 1}, the vocabulary of the model"
             )
         return rows
+
+    def _rows_of(self, seq_len: int) -> Ints:
+        """Returns the positions of this rank's rows."""
+        degrees, place = self.mesh.degrees, self.mesh.place("cp")
+        positions = local_positions(self.recipe.partition, seq_len, degrees.cp, place)
+        return cast("Ints", positions.numpy())
 
     def _where(self, rows: SequenceRows) -> dict[str, Any]:
         where: dict[str, Any] = {"seq_len": self.recipe.seq_len}

@@ -6,7 +6,8 @@ overlap      how much communication is hidden
 correctness  output and gradients against an fp64 oracle
 kernel_tune  one rank's attention under each way to cut it
 decode       the time of new tokens, with a context that stays sharded
-train        steps of training a decoder on a mesh of ranks; max-context: how long they may be
+train        steps of training a decoder on a mesh of ranks; max-context: how long they may be;
+             retrieval, in-context-rl: training on a task, and an examination
 
 To add one, write ``ringray/lab/kinds/<name>.py`` beside the others with a function ``run(config,
 context)`` that returns a ``RankReport``, and give it a line in ``KINDS``. The modules need torch,
@@ -19,6 +20,7 @@ from typing import Literal
 from ringray.lab.trial.metrics import Group
 
 _TIMED: tuple[Group, ...] = ("time", "traffic", "memory", "baseline")
+_TRAINED: tuple[Group, ...] = ("time", "traffic", "memory", "training")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class TrialKind:
     rings of one. ``decodes``: a trial is a step of new tokens, not a pass. ``oracle_passes``: the
     cost of its fp64 oracle, in passes of the whole problem by one process; 0 for none. ``trains``:
     a trial is a training, whose repeats are steps. ``reaches``: the longest one that works is
-    searched, by bisection.
+    searched, by bisection. ``task``: the data that it trains on and is examined with (``TASKS`` of
+    ``ringray.training.tasks``), "" for a corpus.
     """
 
     module: str
@@ -43,6 +46,7 @@ class TrialKind:
     oracle_passes: int = 0
     trains: bool = False
     reaches: bool = False
+    task: str = ""
 
 
 KINDS: dict[str, TrialKind] = {
@@ -52,15 +56,10 @@ KINDS: dict[str, TrialKind] = {
     "latency": TrialKind("ringray.lab.kinds.latency", _TIMED, searchable=True),
     "overlap": TrialKind("ringray.lab.kinds.overlap", (*_TIMED, "overlap")),
     "decode": TrialKind("ringray.lab.kinds.decode", _TIMED, searchable=True, decodes=True),
-    "train": TrialKind(
-        "ringray.lab.kinds.train", ("time", "traffic", "memory", "training"), trains=True
-    ),
-    "max-context": TrialKind(
-        "ringray.lab.kinds.train",
-        ("time", "traffic", "memory", "training"),
-        trains=True,
-        reaches=True,
-    ),
+    "train": TrialKind("ringray.lab.kinds.train", _TRAINED, trains=True),
+    "max-context": TrialKind("ringray.lab.kinds.train", _TRAINED, trains=True, reaches=True),
+    "retrieval": TrialKind("ringray.lab.kinds.train", _TRAINED, trains=True, task="lines"),
+    "in-context-rl": TrialKind("ringray.lab.kinds.train", _TRAINED, trains=True, task="point-mass"),
     "strategy-tune": TrialKind(
         "ringray.lab.kinds.latency", _TIMED, searchable=True, tunes="strategy"
     ),

@@ -2,10 +2,12 @@
 
 A repeat is one step. The first one is not timed: its memory is measured, together with weights and
 optimizer. With ``checkpoints`` a trial goes on from the last one of its folder: on a new ring after
-a fault, when it is resumed, or on other ranks.
+a fault, when it is resumed, or on other ranks. A trained task ends with its examination.
 """
 
 from __future__ import annotations
+
+import statistics
 
 import torch.distributed as dist
 from torch import Tensor
@@ -18,12 +20,13 @@ from ringray.lab.kinds.base import RankContext
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.faults import BudgetError
 from ringray.lab.trial.measurement import RankReport, peak_memory
-from ringray.lab.trial.metrics import REACH
+from ringray.lab.trial.metrics import REACH, SCORE
 from ringray.lab.trial.training import of_config
 from ringray.models.sizes import Model
 from ringray.training import mesh as meshes
 from ringray.training.checkpoint import Checkpoints, facts
 from ringray.training.corpus import Corpus, RandomTokens
+from ringray.training.tasks import TASKS, Task
 from ringray.training.trainer import Trainer, TrainingStep, check_facts
 
 
@@ -36,7 +39,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     mesh = meshes.make_mesh(degrees, device=context.device.type)
     with context.agreed():
-        trainer = Trainer(model, mesh, recipe, corpus(config, model))
+        trainer = Trainer(model, mesh, recipe, corpus(config, model, recipe.seed))
     if config.checkpoints is None:
         return _train(config, context, trainer, None)
     with Checkpoints(config.checkpoints) as kept:
@@ -91,15 +94,30 @@ def _train(
     report.values["loss"], report.values["gradient_norm"] = [taken[-1].loss], [taken[-1].norm]
     report.values[REACH] = [float(config.seq_len)]
     report.curves = {"loss": losses}
+    if config.task is not None:
+        examine(config, trainer, report)
     return report
 
 
-def corpus(config: TrialConfig, model: Model) -> Corpus | RandomTokens:
+def examine(config: TrialConfig, trainer: Trainer, report: RankReport) -> None:
+    """Adds the scores of a task to ``report``, those of the longest sequence last."""
+    assert config.task is not None
+    task = TASKS[config.task](trainer.recipe.seed)
+    for length in sorted(config.examined or [config.seq_len]):
+        HERE.enter(f"examined at {length} tokens")
+        scores = task.examine(trainer.answers, length)
+        report.curves[f"{SCORE} {length}"] = scores
+        report.values[SCORE] = [statistics.mean(scores)]
+
+
+def corpus(config: TrialConfig, model: Model, seed: int) -> Corpus | RandomTokens | Task:
     """Returns the tokens of a trial."""
+    if config.task is not None:
+        return TASKS[config.task](seed)
     if config.corpus is None:
-        return RandomTokens(model.vocab, config.seed)
+        return RandomTokens(model.vocab, seed)
     made = private_files.home() / "tokens"
-    return Corpus(config.corpus, tokenizer=config.tokenizer, kept=made, seed=config.seed)
+    return Corpus(config.corpus, tokenizer=config.tokenizer, kept=made, seed=seed)
 
 
 def _held(trainer: Trainer) -> int:

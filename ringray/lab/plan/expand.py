@@ -82,7 +82,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
     }
     if KINDS[spec.kind].trains:
         constant |= _trained(spec)
-    if KINDS[spec.kind].reaches and device == "cpu":
+    if KINDS[spec.kind].trains and device == "cpu":
         constant["budget"] = spec.limits.rank_memory
     for point in itertools.product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, point, strict=True))
@@ -108,7 +108,9 @@ def _trained(spec: Spec) -> dict[str, Any]:
     paths = tuple(_absolute(path) for path in spec.sweep("training", "corpus") if path is not None)
     return {
         "warmup": 0, "repeats": train.steps, "baseline": None, "baseline_threads": None,
-        "learning_rate": train.learning_rate, "corpus": paths or None,
+        "task": KINDS[spec.kind].task or None, "examined": limits.check_task(spec),
+        "learning_rate": train.learning_rate, "rope_theta": train.rope_theta,
+        "micro_batch": train.micro_batch, "corpus": paths or None,
         "tokenizer": _absolute(train.tokenizer), "checkpoints": _absolute(train.checkpoints),
         "save_every": train.save_every if train.checkpoints else None,
     }  # fmt: skip

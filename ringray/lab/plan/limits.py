@@ -18,6 +18,7 @@ from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS, REACH
 from ringray.models import sizes
 from ringray.training.corpus import Corpus, CorpusError
+from ringray.training.tasks import TASKS
 
 MOST_POINTS = 100_000
 MOST_DOCUMENTS = 20_000_000  # boundaries of documents, of all points
@@ -128,6 +129,35 @@ def check_corpus(spec: Spec) -> None:
         if found.vocabulary > known:
             message = f"got {known}, expected at least {found.vocabulary}, as the corpus has"
             raise spec.error("training.vocab", message)
+
+
+def check_task(spec: Spec) -> tuple[int, ...] | None:
+    """Returns the lengths in which a trained task is examined, None for that of the training;
+    raises SpecError if model, mesh or lengths do not hold the task of this kind."""
+    name, train = KINDS[spec.kind].task, spec.training
+    examined = tuple(one for one in spec.sweep("training", "examined") if one is not None)
+    if not name:
+        if examined:
+            raise spec.error("training.examined", f"kind {spec.kind} has no examination")
+        return None
+    task = TASKS[name]
+    if train.corpus is not None:
+        raise spec.error("training.corpus", f"kind {spec.kind} makes its own data, expected null")
+    if max(spec.sweep("training", "pp")) > 1:
+        raise spec.error("training.pp", f"expected 1: kind {spec.kind} examines without stages")
+    for field, lengths in (
+        ("problem.seq_len", spec.sweep("problem", "seq_len")),
+        ("training.examined", examined),
+    ):
+        if lengths and min(lengths) < task.shortest:
+            message = f"got {min(lengths)}, expected at least {task.shortest} for kind {spec.kind}"
+            raise spec.error(field, message)
+    for size in spec.sweep("training", "model"):
+        known = train.vocab or sizes.named(size, {}).vocab
+        if known < task.vocabulary:
+            message = f"got {known}, expected at least {task.vocabulary} for kind {spec.kind}"
+            raise spec.error("training.vocab", message)
+    return examined or None
 
 
 def check_reach(spec: Spec) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 Attention itself comes from ``cost_model``. Degrees: DP x CP x TP x PP, the ranks of TP next to each
 other, then those of CP, PP and DP. Weights, gradients and optimizer are sharded over DP x CP
 (FSDP) and gathered a layer at a time, the residual stream is sharded over TP (sequence parallel),
-and stages run one forward, one backward. A micro-batch is one sequence of a replica. Imports numpy
+and stages run one forward, one backward. Imports numpy
 only.
 
     model.layers x [norm, Q K V, attention, product, norm, MLP], norm, logits, loss
@@ -35,7 +35,8 @@ SCORES_HELD = 4  # matrices of scores in a backward pass: weights, their gradien
 
 @dataclass(frozen=True)
 class Training:
-    """The training to predict. ``context``: tokens of a sequence; ``sequences``: of a step.
+    """The training to predict. ``context``: tokens of a sequence; ``sequences``: of a step,
+    ``micro_batch`` of which a replica computes at once.
 
     ``mlp_rows``, ``loss_rows``: rows of MLP and logits at once; None: all. ``scores``: whole where
     attention keeps the matrix of its scores. ``state_bytes``: of a parameter's weight, gradient
@@ -50,6 +51,7 @@ class Training:
     loss_rows: int | None = 2048
     scores: Scores = "blockwise"
     state_bytes: int = STATE_BYTES
+    micro_batch: int = 1
 
     @property
     def tokens(self) -> int:
@@ -95,10 +97,10 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     forward = cost_model.predict(replace(ring, direction="forward"), there)
     how = Training(
         recipe.seq_len, recipe.sequences, recipe.dtype, recipe.kept, recipe.mlp_rows,
-        recipe.loss_rows, recipe.scores,
+        recipe.loss_rows, recipe.scores, micro_batch=recipe.micro_batch,
     )  # fmt: skip
     time = step(model, degrees, how, on, forward, both)
-    calls = model.layers * recipe.sequences * degrees.tp
+    calls = model.layers * recipe.sequences // recipe.micro_batch * degrees.tp
 
     def in_all(name: str) -> int:
         again = getattr(forward, name) * (recipe.kept == "input")
@@ -121,8 +123,9 @@ def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float
     """Returns the memory of a rank; ``attention_bytes``: peak of both passes of one attention with
     blockwise scores, its inputs and gradients included."""
     size, tp, shards = how.itemsize, degrees.tp, degrees.dp * degrees.cp
-    rows, layers = -(-how.context // degrees.cp), model.layers // degrees.pp
-    under_way = min(how.sequences // degrees.dp, degrees.pp) * layers
+    micro, layers = how.micro_batch, model.layers // degrees.pp
+    rows = -(-how.context // degrees.cp) * micro
+    under_way = min(how.sequences // degrees.dp // micro, degrees.pp) * layers
     outer = model.outer_parameters // (1 if degrees.pp == 1 or model.tied else 2)
     states = how.state_bytes * (layers * model.layer_parameters + outer) / (tp * shards)
     # Weights of this layer and of the next, and this one's gradients.
@@ -132,7 +135,7 @@ def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float
     heads = rows * model.head_dim / tp * size
     queries, keys = heads * model.heads, 2 * heads * model.kv_heads  # Q or out; K and V
     lse = rows * model.heads / tp * FP32
-    scores = rows**2 * model.heads / tp * size * (how.scores == "whole")
+    scores = rows**2 / micro * model.heads / tp * size * (how.scores == "whole")
     of_mlp = (4 if model.gated else 2) * model.intermediate / tp * size  # a row, kept
     attended = 3 * stream + 2 * queries + keys + lse  # input, norm, sum; Q, out; K and V
     kept = {
@@ -142,7 +145,7 @@ def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float
     }[how.kept]
 
     whole = rows * model.hidden * size * (tp > 1)  # a norm's result, gathered for the products
-    at_once = min(rows, how.mlp_rows or rows)
+    at_once = min(rows, (how.mlp_rows or rows) * micro)
     mlp = attended + 3 * stream + at_once * of_mlp * 1.75  # with gradients of all but one of four
     attention = 5 * stream + attention_bytes + SCORES_HELD * scores
     at_once = min(rows, how.loss_rows or rows)
@@ -184,8 +187,9 @@ def step(
     model: Model, degrees: Degrees, how: Training, on: Fleet, forward: Cost, both: Cost
 ) -> StepTime:
     """Returns the time of a step; ``forward``, ``both``: of one attention, of its ring."""
-    micros, layers = how.sequences // degrees.dp, model.layers // degrees.pp
-    rows, tp, hardware = -(-how.context // degrees.cp), degrees.tp, on.hardware
+    micros = how.sequences // degrees.dp // how.micro_batch
+    layers, tp, hardware = model.layers // degrees.pp, degrees.tp, on.hardware
+    rows = -(-how.context // degrees.cp) * how.micro_batch
     rate = _rate(on, how.dtype)
     dense = rows / tp * model.dense_flops / rate
     dense += rows / tp * _touched(model) * how.itemsize / hardware.memory_bandwidth

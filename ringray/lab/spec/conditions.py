@@ -25,12 +25,12 @@ class LimitsSection(Fields):
     retries: Annotated[int, whole(0, 10)] = 2
     """Number of retries of a trial after a fault that is not its own: the loss of a rank, its node
     or its connections."""
-    rank_memory: Annotated[
-        int | None, or_null(size(64 << 20, 64 << 40), "what the machine has")
-    ] = None
+    rank_memory: Annotated[int | None, or_null(size(1 << 20, 64 << 40), "what the machine has")] = (
+        None
+    )
     """Bytes that a rank may use beyond its usage at the start of its first trial: writable memory
-    on a CPU, PyTorch's allocator on a GPU. A trial that needs more is out of memory. null: the
-    memory of the machine."""
+    on a CPU, but of a training its tensors; PyTorch's allocator on a GPU. A trial that needs more
+    is out of memory. null: the memory of the machine."""
     place_timeout: Annotated[float, duration(1, 86400)] = 600.0
     """Longest wait of a ring for its place, in seconds: until other work on the cluster ends or
     nodes start."""

@@ -180,6 +180,7 @@ def _quantity(
 
 TRUTH = Kind(bool, "true or false")
 CAP = Kind(Annotated[float, Field(ge=0.001, le=1e6)], "a number from 0.001 to 1e6")
+BASE = Kind(Annotated[float, Field(gt=1, le=1e12)], "a number above 1")
 RATE = Kind(Annotated[float, Field(gt=0, lt=1)], "a number above 0, below 1")
 SHARE = Kind(Annotated[float, Field(gt=0, le=1)], "a number above 0, at most 1")
 

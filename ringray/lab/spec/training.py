@@ -6,6 +6,7 @@ from typing import Annotated, get_args
 
 from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.spec.fields import (
+    BASE,
     RATE,
     Fields,
     Ints,
@@ -51,12 +52,17 @@ class TrainSection(Fields):
     """Ranks among which heads and MLP are split (tensor parallelism)."""
     pp: Annotated[Ints, Several(whole(1, 256))] = 1
     """Stages of layers (pipeline parallelism)."""
+    rope_theta: Annotated[float, BASE] = 10000.0
+    """Base of the rotary embedding: the slowest pair of a head of D turns by rope_theta**(2/D - 1)
+    a token. Longer contexts want a larger one."""
     scores: Annotated[Names, Several(one_of(get_args(sizes.Scores)))] = "blockwise"
     """whole: attention keeps the matrix of its scores, for comparison; without a ring."""
     mlp_rows: Annotated[IntsOrNull, Several(or_null(tokens(1, 2**31 - 1), "all, and kept"))] = 1024
     """Rows of the MLP at once, computed again in backward (blockwise). null: all, and kept."""
     kept: Annotated[Names, Several(one_of(get_args(sizes.Kept)))] = "input"
     """What a layer keeps for its backward pass: all, or its input alone."""
+    micro_batch: Annotated[int, whole(1, 4096)] = 1
+    """Sequences of a replica that are computed at once; more than one without documents only."""
     steps: Annotated[int, whole(1, 1_000_000)] = 20
     """Steps of the training."""
     learning_rate: Annotated[float, RATE] = 1e-3
@@ -65,6 +71,11 @@ class TrainSection(Fields):
     """Files or folders of text or of .npy arrays of tokens; of a list all. null: random tokens."""
     tokenizer: Annotated[str | None, or_null(_PATH, "bytes")] = None
     """Folder of a Hugging Face tokenizer. null: each byte of text is a token."""
+    examined: Annotated[
+        IntsOrNull, Several(or_null(tokens(1, 2**31 - 1), "that of the training"))
+    ] = None
+    """Lengths of the sequences in which a task is examined after its training; of a list all. null:
+    that of the training."""
     checkpoints: Annotated[str | None, or_null(_PATH, "none")] = None
     """Folder of checkpoints, which all ranks see; a training whose folder has one goes on from it,
     on any ranks. It needs a spec of one point. null: none."""

@@ -67,6 +67,8 @@ class TrialConfig:
     dp: int | None = None
     tp: int | None = None
     pp: int | None = None
+    rope_theta: float | None = None
+    micro_batch: int | None = None
     scores: str | None = None
     mlp_rows: int | None = None
     kept: str | None = None
@@ -75,6 +77,8 @@ class TrialConfig:
     tokenizer: str | None = None
     checkpoints: str | None = None
     save_every: int | None = None
+    task: str | None = None  # that a training is examined in, instead of a corpus
+    examined: tuple[int, ...] | None = None  # lengths
     budget: int | None = None  # bytes of a CPU rank's tensors, beyond which a training has failed
 
     def as_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ringray.lab.trial.machine_load import LOADS
 
+SCORE = "score"
 REACH = "context"  # the metric that a search for the longest one makes larger
 Group = Literal["time", "memory", "traffic", "baseline", "overlap", "error", "training", "load"]
 Table = Literal["results", "live", "mlflow", "tuned"]
@@ -86,6 +87,9 @@ _METRICS = (
     Metric("loss", "", "training", max, heading="loss", tables=("results", "live", "mlflow"),
            extreme="best"),
     Metric(REACH, "tokens", "training", max, exact=True, less_is_better=False, extreme="best"),
+    Metric(SCORE, "share", "training", max, less_is_better=False, heading=SCORE,
+           tables=("results", "live", "mlflow"), extreme="best",
+           legend="score: in the task trained, at the longest sequence examined; 1 is all"),
     Metric("gradient_norm", "", "training", max, objective=False),
     Metric("mfu", "share", "training", less_is_better=False, heading="MFU",
            tables=("results", "live", "mlflow"), extreme="best",

@@ -28,19 +28,21 @@ def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
         )
     given: dict[str, Any] = {
         name: getattr(config, name)
-        for name in ("seq_len", "dtype", "seed", "scores", "mlp_rows", "kept", "partition",
-                     "transport", "learning_rate")
+        for name in ("seq_len", "dtype", "scores", "mlp_rows", "kept", "partition",
+                     "transport", "learning_rate", "rope_theta",
+                     "micro_batch")
     }  # fmt: skip
     recipe = Recipe(
         sequences=config.batch, steps=config.repeats, warmup=max(1, config.repeats // 10),
-        documents=config.corpus is not None, **given,
+        documents=config.corpus is not None, seed=config.seed + config.replica, **given,
     )  # fmt: skip
     return model, replace(others, cp=ring), recipe
 
 
 def ring_config(config: TrialConfig, degrees: Degrees) -> TrialConfig:
-    """Returns the attention of one layer and sequence on one of its rings."""
+    """Returns the attention of one layer and micro-batch on one of its rings."""
     return replace(
-        config, ring_size=degrees.cp, batch=1, heads=config.heads // degrees.tp,
-        kv_heads=config.kv_heads // degrees.tp, direction="forward+backward", model=None,
+        config, ring_size=degrees.cp, batch=config.micro_batch or 1,
+        heads=config.heads // degrees.tp, kv_heads=config.kv_heads // degrees.tp,
+        direction="forward+backward", model=None,
     )  # fmt: skip

@@ -109,6 +109,26 @@ def test_data_that_cannot_be_used_is_known_before_anything_starts(tmp_path: Path
         build(parse(spec(train=f", {train}")))  # a cluster may have it
 
 
+@pytest.mark.parametrize(
+    ("kind", "train", "field", "says"),
+    [
+        ("train", ", examined: 512", "training.examined", "kind train has no examination"),
+        ("retrieval", ", corpus: x", "training.corpus", "makes its own data"),
+        ("retrieval", ", pp: 2", "training.pp", "expected 1"),
+        ("retrieval", ", vocab: 99", "training.vocab", "got 99, expected at least 232"),
+        ("retrieval", ", examined: [256, 99]", "training.examined", "got 99, expected at least"),
+        ("in-context-rl", ", vocab: 200", "training.vocab", "got 200, expected at least 206"),
+    ],
+)
+def test_bad_tasks_are_known_before_anything_starts(
+    kind: str, train: str, field: str, says: str
+) -> None:
+    with pytest.raises(SpecError) as raised:
+        build(parse(spec(train=train).replace("kind: train", f"kind: {kind}")))
+    assert raised.value.field == field
+    assert says in str(raised.value)
+
+
 def test_a_training_in_a_kind_that_trains_nothing_is_told() -> None:
     text = spec().replace("kind: train", "kind: latency")
     with pytest.raises(SpecError, match="kind latency trains nothing, expected kind train"):

@@ -4,6 +4,7 @@ throughput, memory  a metric by sequence length (lines)
 speedup             the ring against the baseline
 pareto              time against memory
 blocks              time by block sizes
+scores              of a trained task, by length and depth
 data                points, problems and strategies that the figures show
 lines               what throughput and memory share
 style               how figures look
@@ -31,6 +32,7 @@ TITLES: dict[str, str] = {
     "speedup": "Speed-up over the baseline",
     "pareto": "Time against memory",
     "blocks": "Time by block sizes",
+    "scores": "Score of a trained task",
 }
 """Name -> title, in the order in which a person reads them."""
 
