@@ -36,7 +36,7 @@ def test_table_2_to_rounding(rows: Any) -> None:
 
 
 def test_table_3_within_a_factor_of_two_or_said_why_not(rows: Any) -> None:
-    found = rows("table3_max_context")
+    found = rows("figure1_table3_max_context")
     assert len(found) == 52
     for cell, row in found.items():
         assert (0.5 <= row.ratio <= 2) == (not row.note), cell

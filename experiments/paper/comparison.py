@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from ringray.base.units import digits
+from ringray.lab.cli.store import open_store
 from ringray.lab.report import tables
+from ringray.lab.spec import model as specs
+from ringray.lab.trial.outcome import TrialRow
 
 
 class Row(NamedTuple):
@@ -27,6 +33,15 @@ class Row(NamedTuple):
 def number(value: float | None) -> str:
     """Writes three digits, and one after the point below 1000."""
     return f"{value:.1f}" if value and 100 <= value < 1000 else digits(value)
+
+
+def measured(name: str) -> list[TrialRow]:
+    """Returns the trials of a spec of this folder; ``ringray run`` measures those that the store
+    lacks, and writes all to MLflow."""
+    path = Path(__file__).with_name(f"{name}.yaml")
+    subprocess.run([sys.executable, "-m", "ringray", "run", str(path)], check=True)
+    with open_store(None) as store:
+        return store.trials(specs.load(path).digest)
 
 
 def show(title: str, rows: Sequence[Row], unit: str) -> None:

@@ -16,6 +16,8 @@ SHOWN = {
     "strategies": {"throughput", "memory", "speedup", "pareto"},
     "tiles": {"speedup", "blocks"},
     "cuts": {"speedup", "blocks"},
+    "tasks": {"scores"},
+    "contexts": {"scores"},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from ringray.lab.trial.outcome import TrialRow
@@ -57,4 +58,21 @@ def cuts() -> list[TrialRow]:
     return [row(i, timed(5.0 + 3 * i % 5), **point) for i, point in enumerate(points)]
 
 
-SWEEPS = {"strategies": strategies, "tiles": tiles, "cuts": cuts}
+def tasks() -> list[TrialRow]:
+    """Trainings of a task, examined at two lengths by depth, and one that failed."""
+    rows = [row(i, {"score": 0.5 + i / 10}, seq_len=64 << i, ring_size=1 + i) for i in range(2)]
+    samples = {"score 64": [1.0, 0.5, 0.0], "score 128": [0.2, 0.4, 0.9], "loss": [3.0, 2.0]}
+    failed = row(2, {}, "failed", seq_len=512)
+    return [*(replace(one, samples=samples) for one in rows), failed]
+
+
+def contexts() -> list[TrialRow]:
+    """Trainings of a task without depths, in replicas, by length."""
+    points = grid(seq_len=[64, 256], replica=[0, 1])
+    rows = [row(i, {"score": 0.1 * i}, **point) for i, point in enumerate(points)]
+    return [replace(one, samples={f"score {one.config['seq_len']}": [0.3]}) for one in rows]
+
+
+SWEEPS = {
+    "strategies": strategies, "tiles": tiles, "cuts": cuts, "tasks": tasks, "contexts": contexts,
+}  # fmt: skip

@@ -21,7 +21,7 @@ from ringray.models.sizes import named
 from ringray.nn import next_token_labels
 from ringray.training import mesh as meshes
 from ringray.training.checkpoint import CheckpointError, Checkpoints, complete
-from ringray.training.corpus import NO_LABEL, Corpus, CorpusError
+from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, RandomTokens
 from ringray.training.degrees import Degrees
 from ringray.training.parallelize import parallelize
 from ringray.training.recipe import Recipe
@@ -52,6 +52,22 @@ def losses_are(
         assert got.loss == pytest.approx(want.loss, rel=2e-5), got.number
         assert got.norm == pytest.approx(want.norm, rel=2e-3), got.number
         assert got.tokens == want.tokens
+
+
+def answers_are_whole(degrees: Degrees, rank: int, size: int) -> None:
+    """A mesh answers as a model that holds all rows, at any length."""
+    recipe = replace(RECIPE, documents=False)
+    made = Trainer(TINY, meshes.make_mesh(degrees), recipe, RandomTokens(TINY.vocab))
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    whole = Decoder(TINY, group=alone)
+    whole.reset(recipe.seed)
+    for seq_len in (50, 142):
+        tokens = np.random.default_rng(seq_len).integers(TINY.vocab, size=(3, seq_len))
+        at = np.array([seq_len - 1, 7, 24])
+        with torch.no_grad():
+            logits = whole(torch.from_numpy(tokens))
+        wanted = 100 + logits[:, at, 100:120].argmax(-1).numpy()
+        assert (made.answers(tokens, at, range(100, 120)) == wanted).all()
 
 
 def gradients_are(degrees: Degrees, options: dict[str, Any], rank: int, size: int) -> None:

@@ -79,6 +79,18 @@ def test_vanilla_attention_and_mlp_train_the_same(alone: Any) -> None:
     on_ring(2, [partial(checks.losses_are, alone(recipe, 3), Degrees(dp=2), vanilla)])
 
 
+@pytest.mark.parametrize("degrees", [Degrees(cp=2), Degrees(dp=2, cp=2)], ids=str)
+def test_sequences_at_once_train_as_one_by_one(degrees: Degrees, alone: Any) -> None:
+    recipe = replace(checks.RECIPE, documents=False)
+    wanted, at_once = alone(recipe, 3), replace(recipe, micro_batch=2)
+    on_ring(degrees.ranks, [partial(checks.losses_are, wanted, degrees, at_once)])
+
+
+@pytest.mark.parametrize("degrees", [Degrees(dp=2, cp=2), Degrees(cp=2, tp=2)], ids=str)
+def test_answers_are_those_of_the_whole_sequence(degrees: Degrees) -> None:
+    on_ring(degrees.ranks, [partial(checks.answers_are_whole, degrees)])
+
+
 @pytest.mark.parametrize("degrees", [Degrees(dp=2, cp=2), Degrees(cp=2, tp=2)], ids=str)
 def test_gradients_are_those_of_one_process(degrees: Degrees) -> None:
     options: list[dict[str, Any]] = [

@@ -90,7 +90,8 @@ def lines(rows: Sequence[TrialRow]) -> list[str]:
             f"{right:,} of {units.plural(len(shares), 'trial')} within the error budget; the worst "
             f"takes {units.digits(worst)} of it: #{row.index + 1}"
         )
-    if not said and any(row.status not in (None, "pruned") for row in rows):
+    statuses = {row.status for row in rows} - {None, "pruned"}
+    if not said and statuses and "ok" not in statuses:
         said.append("none, because no trial ended well")
     return said
 

@@ -187,6 +187,31 @@ def test_twice_the_ranks_reach_about_twice_the_context(place: Place) -> None:
 
 
 @pytest.mark.slow
+def test_a_task_is_examined_the_same_on_every_ring(place: Place) -> None:
+    text = spec(train=", examined: [200, 131], micro_batch: 2, rope_theta: 500, kept: all")
+    text = text.replace("size: 2", "size: [1, 3]").replace("kind: train", "kind: retrieval")
+    text += "measure: {replicas: 2}\nlimits: {rank_memory: 16MiB}\n"
+    done = place.run("run", place.spec(text))
+    assert done.code == 0, done.out + done.err
+    rows = place.trials("tiny-train")
+    assert [row.status for row in rows] == ["ok"] * 4
+    by_seed = [[row for row in rows if row.config["replica"] == seed] for seed in (0, 1)]
+    for alone, ring in by_seed:
+        assert ring.samples["loss"] == pytest.approx(alone.samples["loss"], rel=1e-4)
+        for length in (131, 200):
+            scores = [row.samples[f"score {length}"] for row in (alone, ring)]
+            assert scores[1] == pytest.approx(scores[0], abs=0.05)  # close calls
+            assert len(scores[0]) == 7
+        assert alone.metrics["score"] == pytest.approx(np.mean(alone.samples["score 200"]))
+    assert by_seed[0][0].samples["loss"] != by_seed[1][0].samples["loss"]
+    for row in rows:
+        assert row.metrics["sent_bytes"] == row.predicted["sent_bytes"]
+        assert row.metrics["peak_memory_bytes"] == pytest.approx(
+            row.predicted["peak_memory_bytes"], rel=0.25
+        )
+
+
+@pytest.mark.slow
 def test_losses_memory_and_traffic_are_as_planned(place: Place) -> None:
     text = spec(size=4, train=f", corpus: [{DOCS}], dp: [1, 2], tp: [1, 2]")
     lines = place.home / "a.jsonl"

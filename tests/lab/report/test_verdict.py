@@ -57,6 +57,7 @@ def test_every_problem_has_its_answer() -> None:
     assert said[-1] == "and 2 more problems"
     assert verdict.lines([row(0, {}, "failed")]) == ["none, because no trial ended well"]
     assert verdict.lines([]) == []
+    assert verdict.lines([row(0, {"loss": 5.0})]) == []
 
 
 def test_errors_are_an_answer_too() -> None:

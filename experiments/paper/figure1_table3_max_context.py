@@ -1,18 +1,22 @@
 """Table 3 and figure 1 of the ring attention paper: the longest context that trains, by the memory
 model, in 1000 tokens.
 
-    python experiments/paper/table3_max_context.py
+    python experiments/paper/figure1_table3_max_context.py
+    python experiments/paper/figure1_table3_max_context.py --measured  # half an hour, 2 cores
 
 As the paper: fp32, FSDP over all devices, one sequence a device, layers keep their input, logits of
 a whole sequence at once, powers of two, the device's whole memory (Table 2). A ring has as many
 ranks as its printed gain over one device, and each holds what fits into one rank of the ring.
+``--measured`` trains a tiny model within 64 MiB a rank on this machine (figure1_max_context*.yaml);
+printed beside it is the gain of a cell of the table, or the number of ranks.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from comparison import Row, show
+from comparison import Row, measured, show
 
 from ringray.lab.predict import cost_model, hardware, transformer
 from ringray.lab.predict.advise import Wish
@@ -81,5 +85,30 @@ def rows() -> list[Row]:
     return found
 
 
+def reached() -> list[Row]:
+    """Returns the longest contexts that were trained on this machine, as multiples of that of
+    blockwise attention and MLP on one rank."""
+    found: dict[tuple[int, str | None, bool], int] = {}
+    for name in ("figure1_max_context_alone", "figure1_max_context"):
+        for row in measured(name):
+            if row.status == "ok":
+                config = row.config
+                cell = (config["ring_size"], config.get("scores"), config["mlp_rows"] is not None)
+                found[cell] = max(found.get(cell, 0), config["seq_len"])
+    one = found[1, "blockwise", True]
+    names: dict[tuple[int, str | None, bool], str]
+    names = {(1, "whole", False): "vanilla", (1, "blockwise", False): "memory-efficient attention"}
+    printed = {"vanilla": 2 / 32, "memory-efficient attention": 16 / 32}  # 7B, 8x A100
+    rows = []
+    for cell, tokens in sorted(found.items(), key=lambda item: item[1]):
+        name = names.get(cell, f"ring of {cell[0]}, and blockwise MLP")
+        note = f"{tokens:,} tokens"
+        rows.append(Row(name, printed.get(name, float(cell[0])), tokens / one, note))
+    return rows
+
+
 if __name__ == "__main__":
-    show("Table 3: longest context", rows(), "1024 tokens")
+    if "--measured" in sys.argv:
+        show("Figure 1: longest context in 64 MiB a rank", reached(), "of blockwise on one rank")
+    else:
+        show("Table 3: longest context", rows(), "1024 tokens")
