@@ -60,6 +60,7 @@ def test_fine_tuning_has_one_loss_on_any_ring_and_goes_on(tmp_path: Path) -> Non
         [float(loss) for loss in alone], abs=2e-4
     )
     assert float(ring[-1]) < 0.8 * float(ring[0])
+    assert losses([sys.executable, *program, "--workers", "2"], tmp_path) == ring
     longer = [*program, *kept, "--steps", "22"]
     more = losses([*torchrun, "4", *longer], tmp_path, range(20, 22))
     assert max(map(float, more)) < float(ring[10])

@@ -3,6 +3,7 @@
 pip install 'ringray[hf]'
 torchrun --nproc-per-node 2 docs/examples/finetune.py --data docs --seq-len 2048
 torchrun --nproc-per-node 8 docs/examples/finetune.py --model FOLDER --data TEXTS --seq-len 131072
+python docs/examples/finetune.py --workers 2 --data docs --seq-len 2048  # by Ray Train
 
 ``--model``: folder of a pretrained model with its tokenizer; without it, a tiny Llama of random
 weights learns bytes. ``--rope-theta`` larger than the model's own fits it to longer sequences.
@@ -11,6 +12,8 @@ Documents are packed; checkpoints go on with another number of ranks.
 
 import argparse
 import os
+import secrets
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,27 +35,57 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--rope-theta", type=float, help="base of RoPE's frequencies")
     parser.add_argument("--checkpoints", help="folder")
+    parser.add_argument("--workers", type=int, help="of Ray Train, instead of torchrun")
     given = parser.parse_args()
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
+    if given.workers:
+        by_ray_train(given)
+        return
+    if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train(given)
+    dist.destroy_process_group()
+
+
+def by_ray_train(given: argparse.Namespace) -> None:
+    """Trains on the workers of the Ray in RAY_ADDRESS, or of one that is started for it."""
+    alone = "RAY_ADDRESS" not in os.environ
+    if alone:  # nobody else may use it
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    import ray
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    if alone:
+        ray.init(address="local", num_cpus=given.workers, include_dashboard=False)
+    for name in ("model", "checkpoints"):  # workers have another working directory
+        if path := getattr(given, name):
+            setattr(given, name, str(Path(path).resolve()))
+    given.data = [str(Path(path).resolve()) for path in given.data]
+    scaling = ScalingConfig(num_workers=given.workers, use_gpu=torch.cuda.is_available())
+    TorchTrainer(train, train_loop_config=given, scaling_config=scaling).fit()
+
+
+def train(given: argparse.Namespace) -> None:
+    """What each rank runs; the default process group is formed."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = ringray.make_mesh(dp=given.dp, device=device)
     corpus = Corpus(given.data, tokenizer=given.model)
 
     hf.register()
     torch.manual_seed(0)  # the same weights on every rank
-    options = {"attn_implementation": "ringray"}
     if given.model:
-        model = AutoModelForCausalLM.from_pretrained(given.model, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            given.model, attn_implementation="ringray", max_position_embeddings=given.seq_len
+        )
     else:
         config = LlamaConfig(
             vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, bos_token_id=None, eos_token_id=None,
+            max_position_embeddings=given.seq_len,
         )  # fmt: skip
-        model = AutoModelForCausalLM.from_config(config, **options)
-    model.config.max_position_embeddings = max(model.config.max_position_embeddings, given.seq_len)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="ringray")
     if given.rope_theta:
         rotary = model.model.rotary_emb
         halves = torch.arange(0, 2 * len(rotary.inv_freq), 2) / (2 * len(rotary.inv_freq))
@@ -82,7 +115,6 @@ def main() -> None:
     if kept:
         kept.save(given.steps, model, optimizer, {})
         kept.wait()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
