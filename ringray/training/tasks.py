@@ -1,7 +1,7 @@
 """Tasks: sequences made from a seed, and an examination of what a model has learnt from them.
 
-Lines       retrieval: the value of a line, given its name (Liu et al. 2023, arXiv 2310.01889, 5.3)
-PointMass   in-context reinforcement learning: to act by trajectories that were seen (its table 5)
+Retrieval  the value of a line, given its name (Liu et al. 2023, arXiv 2310.01889, 5.3)
+PointMass  in-context reinforcement learning: to act by trajectories that were seen (its table 5)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _rows(tokens: Ints, labels: Ints, positions: Ints) -> SequenceRows:
     return SequenceRows(tokens[at], np.where(inside, labels[at], NO_LABEL), ends)
 
 
-class Lines:
+class Retrieval:
     """Lines, each a token for its name and value and then noise, and questions: a name, which its
     value follows.
 
@@ -186,4 +186,7 @@ class PointMass:
         return np.asarray((rewarded * self.PLACES + at) * self._WIDTH + speed + self.SPEED)
 
 
-TASKS: dict[str, type[Lines] | type[PointMass]] = {"lines": Lines, "point-mass": PointMass}
+TASKS: dict[str, type[Retrieval] | type[PointMass]] = {
+    "lines": Retrieval,
+    "point-mass": PointMass,
+}

@@ -7,7 +7,7 @@ import pytest
 
 from ringray.attention.sharding import local_positions
 from ringray.training.corpus import NO_LABEL, Ints
-from ringray.training.tasks import TASKS, Lines, PointMass
+from ringray.training.tasks import TASKS, Retrieval, PointMass
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -27,6 +27,18 @@ def test_sequences_follow_from_seed_and_number(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
+def test_examinations_have_not_been_trained(name: str) -> None:
+    task, seen = TASKS[name](), []
+    task.examine(
+        lambda x, at, some: seen.append(x.copy()) or np.zeros((len(x), len(at)), int) + some.start,
+        200,
+    )
+    trained = {tuple(task.rows(i, 200, np.arange(126)).tokens) for i in range(200)}
+    assert len(seen[0]) >= 48
+    assert not trained & {tuple(one[:126]) for one in seen[0]}
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_ranks_read_their_rows(name: str) -> None:
     task = TASKS[name]()
     whole = task.rows(1, 201, np.arange(201))
@@ -39,21 +51,21 @@ def test_ranks_read_their_rows(name: str) -> None:
         assert (rows.labels[~inside] == NO_LABEL).all()
 
 
-@pytest.mark.parametrize("seq_len", [Lines.shortest, 500, 3000])
+@pytest.mark.parametrize("seq_len", [Retrieval.shortest, 500, 3000])
 def test_lines_are_told_apart_by_name_and_depth(seq_len: int) -> None:
-    lines = Lines()
+    lines = Retrieval()
 
     def reader(tokens: Ints, at: Ints, among: range, first: float = 0) -> Ints:
         """Knows the lines behind a share of the sequence."""
         found = []
         for one in tokens:
-            known = one[int(first * (seq_len - 2 * Lines.ASKED)) : -2 * Lines.ASKED]
-            pairs = known[known >= Lines.NOISE] - Lines.NOISE
-            values = dict(zip(pairs // Lines.VALUES, pairs % Lines.VALUES, strict=True))
-            found.append([among.start + values.get(name, -1) for name in one[at] - Lines._NAME])
+            known = one[int(first * (seq_len - 2 * Retrieval.ASKED)) : -2 * Retrieval.ASKED]
+            pairs = known[known >= Retrieval.NOISE] - Retrieval.NOISE
+            values = dict(zip(pairs // Retrieval.VALUES, pairs % Retrieval.VALUES, strict=True))
+            found.append([among.start + values.get(name, -1) for name in one[at] - Retrieval._NAME])
         return np.array(found)
 
-    assert lines.examine(reader, seq_len) == [1.0] * Lines.DEPTHS
+    assert lines.examine(reader, seq_len) == [1.0] * Retrieval.DEPTHS
     half = lines.examine(lambda *asked: reader(*asked, 0.5), seq_len)
     assert half[:3] == [0.0] * 3
     assert half[4:] == [1.0] * 3

@@ -60,6 +60,11 @@ def test_a_plan_counts_steps_of_the_whole_model() -> None:
     assert 2e9 < trial.predicted.peak_memory_bytes < 80e9
 
 
+def test_replicas_of_a_training_are_seeds() -> None:
+    made = build(parse(spec(more="measure: {replicas: 3, seed: 5}")))
+    assert [of_config(trial.config)[2].seed for trial in made.runnable] == [5, 6, 7]
+
+
 def test_what_is_trained_belongs_to_the_identity_of_its_sweep_alone() -> None:
     one, other = (parse(spec(train=more)).digest for more in ("", ", learning_rate: 0.5"))
     assert one != other
