@@ -7,7 +7,7 @@ import pytest
 
 from ringray.attention.sharding import local_positions
 from ringray.training.corpus import NO_LABEL, Ints
-from ringray.training.tasks import TASKS, Retrieval, PointMass
+from ringray.training.tasks import TASKS, PointMass, Retrieval
 
 
 @pytest.mark.parametrize("name", TASKS)
