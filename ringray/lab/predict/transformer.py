@@ -109,7 +109,11 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     milliseconds = time.total * 1e3
     return Cost(
         flops=3 * recipe.sequences * model.forward_flops(recipe.seq_len),
-        peak_memory_bytes=int(memory(model, degrees, how, both.peak_memory_bytes).total),
+        peak_memory_bytes=int(
+            memory(
+                model, degrees, how, both.peak_memory_bytes, cpu=on.hardware.cores is not None
+            ).total
+        ),
         time_ms=milliseconds,
         low_ms=milliseconds / (1 + time.spread),
         high_ms=milliseconds * (1 + time.spread),
@@ -119,9 +123,11 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     )
 
 
-def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float) -> RankMemory:
+def memory(
+    model: Model, degrees: Degrees, how: Training, attention_bytes: float, *, cpu: bool = False
+) -> RankMemory:
     """Returns the memory of a rank; ``attention_bytes``: peak of both passes of one attention with
-    blockwise scores, its inputs and gradients included."""
+    blockwise scores, its inputs and gradients included. ``cpu``: where norms are not fused."""
     size, tp, shards = how.itemsize, degrees.tp, degrees.dp * degrees.cp
     micro, layers = how.micro_batch, model.layers // degrees.pp
     rows = -(-how.context // degrees.cp) * micro
@@ -139,7 +145,12 @@ def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float
     of_mlp = (4 if model.gated else 2) * model.intermediate / tp * size  # a row, kept
     attended = 3 * stream + 2 * queries + keys + lse  # input, norm, sum; Q, out; K and V
     kept = {
-        "all": attended + stream + scores + (rows * of_mlp if how.mlp_rows is None else 0),
+        # Also the result by rows instead of by heads, and each norm's before its weight.
+        "all": attended
+        + queries
+        + (1 + 2 * cpu) * stream
+        + scores
+        + (rows * of_mlp if how.mlp_rows is None else 0),
         "attention": stream + queries + lse,
         "input": stream,
     }[how.kept]
