@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _FRAMES = 40  # of one thread
@@ -19,15 +19,24 @@ _THREADS = 16
 @dataclass
 class Progress:
     """``phase``: for example "repeat 3"; ``hop``: the last that began, for example "forward, step
-    1"; ``waiting``: for another rank, which is then to blame for a delay."""
+    1"; ``waiting``: for another rank, which is then to blame for a delay. ``values``: what a
+    training reports of its last ``step``."""
 
     phase: str = ""
     hop: str = ""
     waiting: bool = False
+    step: int = 0
+    values: dict[str, float] = field(default_factory=dict)
 
     def enter(self, phase: str) -> None:
         """Begins a part of the trial; an empty ``phase`` ends the trial."""
         self.phase, self.hop, self.waiting = phase, "", False
+        if not phase:
+            self.tell(0)
+
+    def tell(self, step: int, **values: float) -> None:
+        """Reports a step that has ended."""
+        self.values, self.step = values, step
 
     def now(self) -> Progress:
         """Returns a copy."""

@@ -20,6 +20,7 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.observer import Observer, Summary, Tracking
 from ringray.lab.driver.resume import Resume
 from ringray.lab.plan.plan import Plan, Trial, trial_row
+from ringray.lab.store import progress
 from ringray.lab.store.jsonl import Lines
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome, SweepInfo, SweepStatus
@@ -114,6 +115,7 @@ class Sweep:
             PlaceError: the tracking server cannot be used; a new sweep is forgotten.
         """
         new = not self.store.knows(self.plan.digest)
+        progress.clear(self.plan.digest)
         self.store.begin(self.info, resume.infos(), resume.earlier)
         try:
             if tracking is not None:
@@ -162,6 +164,7 @@ class Sweep:
             rows = self.store.trials(digest)
             self.summary.counts = dict(Counter(row.status or "pending" for row in rows))
             self.store.finish(digest, _ENDINGS[self.summary.exit_code])
+        progress.clear(self.plan.digest)
         if self._tracker is not None:
             self._tracker.ask_to_finish(self.summary.measured)
             self._finishing = True

@@ -7,19 +7,21 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ringray.instruments.progress import Progress
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.run import Sweep
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Trial, deadline_s
 from ringray.lab.predict.rates import peak_of
-from ringray.lab.ring.monitor import RingFault
+from ringray.lab.ring.monitor import RingFault, Watch
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.ring.quarantine import Quarantine
-from ringray.lab.store import traces
+from ringray.lab.store import progress, traces
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.measurement import RankReport, summarise, verdict
@@ -167,7 +169,8 @@ class TrialRunner:
             self._sources.add(chosen["source"])
             self._note(chosen["source"])
         until = deadline_s(trial, config, self._limits)
-        reports = ring.run(trial.kind, config, until)
+        watch = self._watch(trial) if KINDS[trial.kind].trains else None
+        reports = ring.run(trial.kind, config, until, watch)
         self._quarantine.succeeded(ring.nodes)
         assert trial.predicted is not None
         peak = peak_of(self._sweep.plan.on, trial.config) if KINDS[trial.kind].trains else None
@@ -183,6 +186,19 @@ class TrialRunner:
             status, reason = "pruned", NOT_TRIED + refused
         place = ring.place if KINDS[trial.kind].tunes else None
         return self._outcome(trial, status, reason, metrics, samples, met, chosen, place)
+
+    def _watch(self, trial: Trial) -> Watch:
+        """Returns what passes the curves of a running training on, as far as that is possible."""
+        path, last = progress.path_of(self._sweep.plan.digest), 0
+
+        def watch(now: Progress) -> None:
+            nonlocal last
+            if now.step > last:
+                with suppress(OSError):
+                    progress.tell(path, trial.index, now.step, now.values)
+                last = now.step
+
+        return watch
 
     def _outcome(
         self,

@@ -68,6 +68,8 @@ def _train(
         losses.append(taken[-1].loss)
 
     while trainer.done < config.repeats:
+        if taken:
+            HERE.tell(trainer.done, loss=taken[-1].loss, gradient_norm=taken[-1].norm)
         HERE.enter(f"step {trainer.done + 1}" + (f", loss {taken[-1].loss:.4g}" if taken else ""))
         context.barrier()
         meter = METER.snapshot()

@@ -26,7 +26,7 @@ from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.kinds import KINDS
 from ringray.lab.ring.actor import Introduction, Rank
 from ringray.lab.ring.calls import BESIDE, RankCalls, Where
-from ringray.lab.ring.monitor import RankMonitor, RingFault
+from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
 from ringray.lab.trial.config import CHOICES, TrialConfig, resolved
 from ringray.lab.trial.measurement import RankReport
 from ringray.tuning.table import Place
@@ -128,8 +128,11 @@ class ActorRing:
             self._call(joining, self._timeout)
         self.size = size
 
-    def run(self, kind: str, config: TrialConfig, timeout: float) -> list[RankReport]:
-        """Runs one trial on all ranks of the ring; it counts only if every rank reports.
+    def run(
+        self, kind: str, config: TrialConfig, timeout: float, watch: Watch | None = None
+    ) -> list[RankReport]:
+        """Runs one trial on all ranks of the ring; it counts only if every rank reports. ``watch``
+        is called every few seconds with the progress of rank 0.
 
         Raises:
             RingFault: a rank died, failed or took longer than ``timeout`` seconds. Close the ring,
@@ -138,7 +141,7 @@ class ActorRing:
         flat = config.as_dict()
         try:
             calls = [a.run.remote(kind, flat) for a in self._actors[: self.size]]
-            return self._call(calls, timeout)
+            return self._call(calls, timeout, watch)
         except RingFault:
             self.size = 0  # messages may be under way in its group
             raise
@@ -180,10 +183,12 @@ class ActorRing:
     def _all(self, method: str, timeout: float) -> list[Any]:
         return self._call([getattr(a, method).remote() for a in self._actors], timeout)
 
-    def _call(self, references: Sequence[Any], timeout: float) -> list[Any]:
+    def _call(
+        self, references: Sequence[Any], timeout: float, watch: Watch | None = None
+    ) -> list[Any]:
         """Returns results by rank; the first failure of any rank ends the wait."""
         calls = RankCalls(self._actors, self._where, references, self._started)
-        return RankMonitor(calls, timeout, self._stop).answers()
+        return RankMonitor(calls, timeout, self._stop, watch).answers()
 
 
 def mixed_versions(ranks: Sequence[Introduction], driver: str | None) -> str | None:

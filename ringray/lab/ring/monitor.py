@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from ringray.base.errors import RingrayError, StoppedError
+from ringray.instruments.progress import Progress
 from ringray.lab.ring.calls import SIGN_S, RankCalls, gone, lost
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
@@ -31,6 +32,9 @@ _GRACE_S = {"connection-lost": 3.0, "out-of-memory": 1.0}
 _DEATH_GRACE_S = 0.5
 
 
+Watch = Callable[[Progress], None]
+
+
 class RingFault(RingrayError):
     """The end of a ring without a result. ``sound``: all ranks have answered, so that they can go
     on when they have formed a new group."""
@@ -42,10 +46,16 @@ class RingFault(RingrayError):
 
 class RankMonitor:
     """Waits for one call. ``timeout``: seconds until its deadline; ``stop``: set when the answers
-    are not needed any more."""
+    are not needed any more; ``watch``: called with the progress of rank 0 when it is known."""
 
-    def __init__(self, calls: RankCalls, timeout: float, stop: threading.Event) -> None:
-        self._calls, self._timeout, self._stop = calls, timeout, stop
+    def __init__(
+        self,
+        calls: RankCalls,
+        timeout: float,
+        stop: threading.Event,
+        watch: Watch | None = None,
+    ) -> None:
+        self._calls, self._timeout, self._stop, self._watch = calls, timeout, stop, watch
         self._answers: dict[int, Any] = {}
         self._faults: dict[int, Fault] = {}
         self._dead = False  # whether a process ended
@@ -68,6 +78,8 @@ class RankMonitor:
             if now >= deadline:
                 raise RingFault(self._overdue())
             if now >= pulse:
+                if self._watch is not None and 0 in calls.signs:
+                    self._watch(calls.signs[0])
                 if calls.answering:
                     calls.question()
                 elif fault := self._lost_at_start() or self._late_at_start():

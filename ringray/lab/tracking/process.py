@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from ringray.base.errors import PlaceError
 from ringray.lab.driver.observer import SyncState
+from ringray.lab.store import progress
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.location import artifact_root, is_server
 from ringray.lab.tracking.worker import (
@@ -85,6 +86,9 @@ class Session:
         self._backlog: dict[tuple[str, int], Kept] = {}  # by trial key and number
         self._seen: set[str] = set()  # keys of trials
         self._summary_due = inf
+        self._progress = progress.path_of(digest)
+        self._live: list[progress.CurvePoint] = []  # of running trainings, not written yet
+        self._told = 0  # bytes of them that were read
         # After a failed call, which was refused or whose answer was lost, MLflow is asked what it
         # holds before the next one.
         self._sure, self._checked = opened, False
@@ -113,6 +117,10 @@ class Session:
         self._wait(0.0 if self._backlog else POLL_S)
         if self._deadline < inf:
             return self._drain
+        points, self._told = progress.told(self._progress, self._told)
+        self._live += points
+        if self._live:
+            self._insist(self._write_live, tries=1)
         if self._backlog:
             self._insist(self._write_some)
         elif time.monotonic() > self._summary_due:
@@ -187,6 +195,11 @@ class Session:
             self._backlog[row.trial.key, row.seq] = row
             self._seen.add(row.trial.key)
         return True
+
+    def _write_live(self) -> None:
+        some = self._live[:1000]  # MLflow takes no more at once
+        self._projection.log_live(some)
+        del self._live[: len(some)]
 
     def _write_some(self) -> None:
         # Of one trial one recording at a time: which of them is current changes.

@@ -14,6 +14,7 @@ of their own, and none of those that a search did not ask for.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import threading
 import time
@@ -29,6 +30,7 @@ from ringray.base.errors import PlaceError
 from ringray.base.redaction import without_credentials
 from ringray.lab.report.figures import pictures
 from ringray.lab.report.words import shared
+from ringray.lab.store.progress import CurvePoint
 from ringray.lab.store.store import Store
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import mlflow_record as show
@@ -179,6 +181,16 @@ class Projection:
         self._client.set_terminated(child.run_id, status=status, end_time=ended)
         child.ended = True
         return True
+
+    def log_live(self, points: Sequence[CurvePoint]) -> None:
+        """Adds curves of running trials to the parent run."""
+        now = _milliseconds(None)
+        curves = [
+            Metric(f"live/{one.name}/{one.trial + 1}", one.value, now, one.step)
+            for one in points
+            if math.isfinite(one.value)
+        ]
+        self._client.log_batch(self.place.run_id, metrics=curves)
 
     def lacks(self, recording: Kept) -> bool:
         """Returns whether MLflow had no complete run of the recording at the last refresh."""

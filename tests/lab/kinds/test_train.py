@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from ringray.base.errors import SpecError
 from ringray.lab.plan.plan import build
@@ -266,3 +270,30 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(place: Place) -
     # The learning rate falls over all steps, of which the first 60 were fewer.
     assert went_on[:40] == pytest.approx(at_once[:40], rel=2e-2)
     assert went_on[-1] == pytest.approx(at_once[-1], rel=5e-2)
+
+
+@pytest.mark.slow
+def test_curves_reach_mlflow_while_a_training_runs(place: Place) -> None:
+    text = spec(size=1, steps=3000).replace("seq_len: 254", "seq_len: 60")
+    driver = place.start("run", place.spec(text))
+    uri = f"sqlite:///{place.home / 'mlflow.db'}"
+
+    def seen() -> list[Any]:
+        with suppress(MlflowException):
+            client = MlflowClient(uri)
+            found = client.search_runs([e.experiment_id for e in client.search_experiments()])
+            for run in found:
+                history = client.get_metric_history(run.info.run_id, "live/loss/1")
+                if len(history) >= 2:
+                    return history
+        return []
+
+    history = drive.wait_until("two points", seen)
+    assert driver.poll() is None
+    steps = [one.step for one in history]
+    assert steps == sorted(set(steps))
+    assert 0 < steps[-1] < 3000
+    assert all(0 < one.value < 10 for one in history)
+    driver.send_signal(signal.SIGINT)
+    assert place.end(driver).code == 130
+    assert not list(place.home.rglob("progress/*"))
