@@ -144,7 +144,7 @@ class Failing:
     def settle(self, config: Any, kind: str) -> tuple[Any, dict[str, Any]]:
         return config, {}
 
-    def run(self, kind: str, config: Any, timeout: float) -> Any:
+    def run(self, kind: str, config: Any, timeout: float, watch: Any = None) -> Any:
         raise self.met.pop(0)
 
     def close(self) -> None:

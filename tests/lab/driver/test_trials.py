@@ -137,7 +137,7 @@ def test_a_late_failure_does_not_take_what_was_measured(
         def settle(self, config: Any, kind: str) -> tuple[Any, dict[str, Any]]:
             return config, {}
 
-        def run(self, kind: str, config: Any, timeout: float) -> Any:
+        def run(self, kind: str, config: Any, timeout: float, watch: Any = None) -> Any:
             raise RingFault(Fault("rank-died", "gone", (0,)))
 
     class Rings:
