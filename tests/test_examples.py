@@ -78,7 +78,9 @@ def test_an_example_that_starts_ray_asks_for_a_token(path: Path) -> None:
     if "ray.init(" in text:
         mode = text.index('os.environ.setdefault("RAY_AUTH_MODE", "token")')
         token = text.index('os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))')
-        assert max(mode, token) < text.index("\nimport ray\n")
+        imported = re.search(r"^ *import ray$", text, re.MULTILINE)
+        assert imported is not None
+        assert max(mode, token) < imported.start()
         assert "include_dashboard=False" in text
     else:
         assert "import ray\n" not in text
