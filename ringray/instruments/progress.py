@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _FRAMES = 40  # of one thread
@@ -19,14 +19,13 @@ _THREADS = 16
 @dataclass
 class Progress:
     """``phase``: for example "repeat 3"; ``hop``: the last that began, for example "forward, step
-    1"; ``waiting``: for another rank, which is then to blame for a delay. ``values``: what a
-    training reports of its last ``step``."""
+    1"; ``waiting``: for another rank, which is then to blame for a delay. ``told``: the
+    last step of a training that has ended, from 1, and its values."""
 
     phase: str = ""
     hop: str = ""
     waiting: bool = False
-    step: int = 0
-    values: dict[str, float] = field(default_factory=dict)
+    told: tuple[int, dict[str, float]] = (0, {})
 
     def enter(self, phase: str) -> None:
         """Begins a part of the trial; an empty ``phase`` ends the trial."""
@@ -36,7 +35,7 @@ class Progress:
 
     def tell(self, step: int, **values: float) -> None:
         """Reports a step that has ended."""
-        self.values, self.step = values, step
+        self.told = step, values
 
     def now(self) -> Progress:
         """Returns a copy."""

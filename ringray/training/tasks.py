@@ -22,10 +22,12 @@ _EXAMINED = 1 << 32  # number of the first sequence of an examination; no traini
 
 class Task(Protocol):
     """Data of a training, as a ``Corpus``, with an examination. ``vocabulary``: number of tokens;
-    ``shortest``: sequence that holds the task."""
+    ``shortest``: sequence that holds the task; ``passes``: forward passes of one sequence that an
+    examination takes."""
 
     vocabulary: int
     shortest: int
+    passes: int
 
     def rows(self, number: int, seq_len: int, positions: Ints) -> SequenceRows:
         """Returns rows of a sequence, as ``Corpus.rows``."""
@@ -51,7 +53,7 @@ class Retrieval:
     """
 
     NAMES, VALUES, NOISE, LINE, ASKED, DEPTHS = 24, 8, 8, 16, 7, 7
-    SEQUENCES = 96  # of an examination
+    passes = 96
     _NAME = NOISE + NAMES * VALUES
     _VALUE = _NAME + NAMES
     vocabulary = _VALUE + VALUES
@@ -67,7 +69,7 @@ class Retrieval:
 
     def examine(self, answer: Answer, seq_len: int) -> list[float]:
         """Returns the shares of right values, lines from the first to the last."""
-        each = [self._sequence(_EXAMINED + i, seq_len) for i in range(self.SEQUENCES)]
+        each = [self._sequence(_EXAMINED + i, seq_len) for i in range(self.passes)]
         tokens, labels, depths = (np.stack(some) for some in zip(*each, strict=True))
         (at,) = np.nonzero(labels[0] != NO_LABEL)
         said = answer(tokens, at, range(self._VALUE, self.vocabulary))
@@ -109,6 +111,7 @@ class PointMass:
     TRAJECTORY = 1 + 2 * STEPS  # tokens
     vocabulary = _RETURNS + 3
     shortest = TRAJECTORY
+    passes = EPISODES * STEPS
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

@@ -116,15 +116,16 @@ class Trainer:
     def answers(self, tokens: Ints, at: Ints, among: range) -> Ints:
         """Returns the likeliest of some tokens after places ``at`` (N,) of sequences (B, S), as a
         ``tasks.Answer``; every rank asks the same. Without stages."""
-        seq_len = tokens.shape[1]
+        seq_len, found = tokens.shape[1], torch.zeros(len(tokens), len(at), dtype=torch.int64)
         mine = self._rows_of(seq_len)
-        rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
-        with torch.no_grad():
-            logits = self.model(rows.to(self.mesh.device), seq_len=seq_len)
-        likeliest = among.start + logits[..., among.start : among.stop].argmax(-1).cpu()
         which, row = np.nonzero(at[:, None] == mine)
-        found = torch.zeros(len(tokens), len(at), dtype=torch.int64)
-        found[:, which] = likeliest[:, row]
+        rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
+        at_once = self.recipe.micro_batch
+        for some, answers in zip(rows.split(at_once), found.split(at_once), strict=True):
+            with torch.no_grad():
+                logits = self.model(some.to(self.mesh.device), seq_len=seq_len)
+            likeliest = logits[:, row, among.start : among.stop].argmax(-1).cpu()
+            answers[:, which] = among.start + likeliest
         found = found.to(self.mesh.device)
         dist.all_reduce(found, group=self.mesh.ring)
         return cast("Ints", found.cpu().numpy())

@@ -193,10 +193,11 @@ class TrialRunner:
 
         def watch(now: Progress) -> None:
             nonlocal last
-            if now.step > last:
+            step, values = now.told
+            if step > last:
                 with suppress(OSError):
-                    progress.tell(path, trial.index, now.step, now.values)
-                last = now.step
+                    progress.tell(path, trial.index, step, values)
+                last = step
 
         return watch
 

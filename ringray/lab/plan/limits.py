@@ -124,11 +124,14 @@ def check_corpus(spec: Spec) -> None:
             message = f"got {train.tokenizer!r}, expected the folder of a Hugging Face tokenizer"
             raise spec.error("training.tokenizer", message)
         return
+    _check_vocabulary(spec, found.vocabulary, "as the corpus has")
+
+
+def _check_vocabulary(spec: Spec, least: int, why: str) -> None:
     for name in spec.sweep("training", "model"):
-        known = train.vocab or sizes.named(name, {}).vocab
-        if found.vocabulary > known:
-            message = f"got {known}, expected at least {found.vocabulary}, as the corpus has"
-            raise spec.error("training.vocab", message)
+        known = spec.training.vocab or sizes.named(name, {}).vocab
+        if known < least:
+            raise spec.error("training.vocab", f"got {known}, expected at least {least}, {why}")
 
 
 def check_task(spec: Spec) -> tuple[int, ...] | None:
@@ -152,11 +155,7 @@ def check_task(spec: Spec) -> tuple[int, ...] | None:
         if lengths and min(lengths) < task.shortest:
             message = f"got {min(lengths)}, expected at least {task.shortest} for kind {spec.kind}"
             raise spec.error(field, message)
-    for size in spec.sweep("training", "model"):
-        known = train.vocab or sizes.named(size, {}).vocab
-        if known < task.vocabulary:
-            message = f"got {known}, expected at least {task.vocabulary} for kind {spec.kind}"
-            raise spec.error("training.vocab", message)
+    _check_vocabulary(spec, task.vocabulary, f"as kind {spec.kind} has")
     return examined or None
 
 

@@ -33,6 +33,7 @@ from ringray.lab.spec.conditions import LimitsSection
 from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
 from ringray.lab.trial.outcome import Outcome, TrialRow
+from ringray.lab.trial.training import examination
 
 # The deadline of a trial. The factor, over its predicted time, allows for a wrong prediction, the
 # floor, in seconds, for imports, compilers and a busy machine, which no plan knows.
@@ -190,7 +191,7 @@ def _measuring_s(kind: str, config: TrialConfig, cost: cost_model.Cost, on: Flee
         once *= 2
     elif passes := KINDS[kind].oracle_passes or bool(config.baseline):
         once += passes * cost_model.alone_s(default_config(config), on)
-    return once * (config.warmup + config.repeats)
+    return once * (config.warmup + config.repeats + examination(config))
 
 
 def _key(kind: str, config: TrialConfig) -> str:
@@ -245,7 +246,7 @@ def deadline_s(trial: Trial, config: TrialConfig, given: LimitsSection) -> float
     once = trial.predicted.time_ms / 1e3
     # One process computes the whole problem for the baseline; an oracle does so in fp64.
     beside = config.ring_size * (kind.oracle_passes or bool(config.baseline))
-    runs = config.warmup + config.repeats + 1
+    runs = config.warmup + config.repeats + 1 + examination(config)
     longest = _DEADLINE_FACTOR * once * runs * (1 + beside)
     return min(timeout, max(DEADLINE_FLOOR_S, longest))
 

@@ -26,7 +26,7 @@ class CurvePoint(NamedTuple):
 
 def path_of(sweep: str) -> Path:
     """Returns the file of a sweep; ``sweep`` is its digest."""
-    folder = private_files.create_home() / "artifacts" / "progress"
+    folder = private_files.home() / "artifacts" / "progress"
     return folder / f"{part_of_a_path(sweep)[:12]}.jsonl"
 
 
@@ -40,9 +40,9 @@ def tell(path: Path, trial: int, step: int, values: Mapping[str, float]) -> None
     """Adds the values of a step; OSError if that fails."""
     private_files.folder(path.parent.parent)
     private_files.folder(path.parent)
+    lines = [json.dumps([trial, name, step, value]) + "\n" for name, value in values.items()]
     with path.open("a", encoding="utf-8") as file:
-        for name, value in values.items():
-            file.write(json.dumps([trial, name, step, value]) + "\n")
+        file.write("".join(lines))
 
 
 def told(path: Path, offset: int) -> tuple[list[CurvePoint], int]:
@@ -52,5 +52,8 @@ def told(path: Path, offset: int) -> tuple[list[CurvePoint], int]:
     with path.open("rb") as file:
         file.seek(offset)
         whole = file.read().rpartition(b"\n")[0]  # the last line may be half written
-    points = [CurvePoint(*json.loads(line)) for line in whole.splitlines()]
+    points = []
+    for line in whole.splitlines():
+        with suppress(ValueError):  # a line that a full disk cut short
+            points.append(CurvePoint(*json.loads(line)))
     return points, offset + len(whole) + bool(whole)

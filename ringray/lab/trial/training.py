@@ -9,6 +9,7 @@ from ringray.lab.trial.config import TrialConfig
 from ringray.models.sizes import Model, named
 from ringray.training.degrees import Degrees
 from ringray.training.recipe import Recipe
+from ringray.training.tasks import TASKS
 
 
 def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
@@ -37,6 +38,16 @@ def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
         documents=config.corpus is not None, seed=config.seed + config.replica, **given,
     )  # fmt: skip
     return model, replace(others, cp=ring), recipe
+
+
+def examination(config: TrialConfig) -> float:
+    """Returns the steps whose FLOPs the examination of a task takes; 0 without one."""
+    if config.task is None:
+        return 0.0
+    model, _, recipe = of_config(config)
+    flops = sum(map(model.forward_flops, config.examined or [recipe.seq_len]))
+    step = 3 * recipe.sequences * model.forward_flops(recipe.seq_len)
+    return TASKS[config.task].passes * flops / step
 
 
 def ring_config(config: TrialConfig, degrees: Degrees) -> TrialConfig:

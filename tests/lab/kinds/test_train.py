@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from ringray.base.errors import SpecError
-from ringray.lab.plan.plan import build
+from ringray.lab.plan.plan import build, deadline_s
 from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.spec.model import parse
 from ringray.lab.trial.training import of_config
@@ -67,6 +67,19 @@ def test_a_plan_counts_steps_of_the_whole_model() -> None:
 def test_replicas_of_a_training_are_seeds() -> None:
     made = build(parse(spec(more="measure: {replicas: 3, seed: 5}")))
     assert [of_config(trial.config)[2].seed for trial in made.runnable] == [5, 6, 7]
+
+
+def test_an_examination_takes_time_and_may_be_waited_for() -> None:
+    def trial(train: str, kind: str = "retrieval") -> Any:
+        text = spec(steps=2, train=train).replace("kind: train", f"kind: {kind}")
+        made = build(parse(text + "limits: {trial_timeout: 24h}"))
+        (one,) = made.runnable
+        return deadline_s(one, one.config, made.spec.limits), one.measuring_s
+
+    plain, short, long = trial("", "train"), trial(""), trial(", examined: 64k")
+    assert plain[1] < short[1] < long[1] / 100
+    assert plain[0] <= short[0] < long[0]
+    assert long[0] > 10 * long[1]
 
 
 def test_what_is_trained_belongs_to_the_identity_of_its_sweep_alone() -> None:

@@ -1,5 +1,5 @@
 """Scores of a trained task by length and depth, a heat map per training; where a task has no
-depths, by the length of the training, each replica a point."""
+depths, by the length of the training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _heat(axes: style.Axes, rows: dict[int, list[float]]) -> None:
 
 
 def _lines(found: Sequence[TrialRow]) -> style.Figure | None:
-    """Draws the medians of replicas by length; None where no length varies."""
+    """Draws the medians by length; None where no length varies."""
     scores: dict[int, list[float]] = {}
     for point in found:
         scores.setdefault(point.config["seq_len"], []).append(point.metrics[SCORE])
