@@ -26,6 +26,13 @@ MOST_WORK = 4_000_000_000  # elements of the planner's tables; 20 million take a
 _TABLES = 16  # tables of ranks x ranks of a geometry, beside those of its documents
 _PIECES = 4  # pairs of ranges that two ranks have, each of every document
 
+# Fields that trainings do not read, and what a spec has in their place.
+_UNREAD = {
+    "problem.heads": "training.heads", "problem.kv_heads": "training.kv_heads",
+    "problem.head_dim": "training.head_dim", "measure.repeats": "training.steps",
+    "measure.warmup": "0", "measure.baseline": "null",
+}  # fmt: skip
+
 
 def check_sweep(spec: Spec, axes: Sequence[tuple[str, str, Sequence[Any]]]) -> None:
     """Checks the number of points; ``axes``: section, field and values of each swept field.
@@ -101,12 +108,19 @@ def _dividing(spec: Spec) -> tuple[str, str]:
 
 
 def check_sections(spec: Spec) -> None:
-    """Raises SpecError if a kind that trains nothing has a training."""
+    """Raises SpecError if a kind that trains nothing has a training, or a training what it does
+    not read."""
     given = spec.training.model_fields_set
     if given and not KINDS[spec.kind].trains:
         training = [name for name, kind in KINDS.items() if kind.trains]
         message = f"kind {spec.kind} trains nothing, expected kind {' or '.join(training)}"
         raise spec.error(f"training.{min(given)}", message)
+    for field, instead in _UNREAD.items() if KINDS[spec.kind].trains else ():
+        section, _, name = field.partition(".")
+        part = getattr(spec, section)
+        if getattr(part, name) not in (None, 0, type(part).model_fields[name].default):
+            message = f"kind {spec.kind} does not read it, expected {instead}"
+            raise spec.error(field, message)
 
 
 def check_corpus(spec: Spec) -> None:

@@ -82,6 +82,25 @@ def test_an_examination_takes_time_and_may_be_waited_for() -> None:
     assert long[0] > 10 * long[1]
 
 
+@pytest.mark.parametrize(
+    ("more", "field", "instead"),
+    [
+        ("measure: {repeats: 9}", "measure.repeats", "training.steps"),
+        ("measure: {warmup: 2}", "measure.warmup", "0"),
+        ("measure: {baseline: ring-flash-attn}", "measure.baseline", "null"),
+        ("problem: {seq_len: 256, heads: [12, 64]}", "problem.heads", "training.heads"),
+        ("problem: {seq_len: 256, kv_heads: 1}", "problem.kv_heads", "training.kv_heads"),
+        ("problem: {seq_len: 256, head_dim: 32}", "problem.head_dim", "training.head_dim"),
+    ],
+)
+def test_what_a_training_does_not_read_is_refused(more: str, field: str, instead: str) -> None:
+    base = "version: 1\nname: a\nkind: train\nring: {size: 1}\n"
+    problem = "" if "problem" in more else "problem: {seq_len: 256}\n"
+    with pytest.raises(SpecError, match=f"kind train does not read it, expected {instead}") as told:
+        build(parse(base + problem + more))
+    assert field in str(told.value)
+
+
 def test_what_is_trained_belongs_to_the_identity_of_its_sweep_alone() -> None:
     one, other = (parse(spec(train=more)).digest for more in ("", ", learning_rate: 0.5"))
     assert one != other
