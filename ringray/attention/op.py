@@ -23,6 +23,7 @@ from ringray.attention.arguments import (
     resolve,
     several,
 )
+from ringray.attention.keeping import KEEPING
 from ringray.attention.other_names import answering_other_names
 from ringray.attention.per_head import Besides, Learned, numbers
 from ringray.attention.sharding import remember, remembered
@@ -176,11 +177,21 @@ def ring_attention(
         with refusing(comm):
             options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
         q, k, v = autocast(q, k, v)
-        problem, call = resolve(q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed)
-        results = _RingAttention.apply(q, k, v, sinks, distance_bias, problem, comm, call)
-        out, lse = cast("tuple[Tensor, Tensor]", results)
+        rows = q.shape[2] * comm.world_size
+        if KEEPING.get():
+            out, lse = compiled.attention(
+                q, k, v, besides, group, options, seed, needs_grad=needs_grad
+            )
+            length = options.seq_len or rows
+        else:
+            problem, call = resolve(
+                q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed
+            )
+            results = _RingAttention.apply(q, k, v, sinks, distance_bias, problem, comm, call)
+            out, lse = cast("tuple[Tensor, Tensor]", results)
+            length = problem.mask.seq_len
         for x in (out, lse):
-            remember(x, problem.mask.seq_len, q.shape[2] * comm.world_size)
+            remember(x, length, rows)
     return (out, lse) if return_lse else out
 
 

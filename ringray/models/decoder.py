@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ringray.models.sizes import Kept, Model, Scores
-from ringray.nn import ContextParallelAttention
+from ringray.nn import ContextParallelAttention, keep_attention
 from ringray.nn.loss import sharded_linear_cross_entropy
 
 
@@ -89,9 +89,10 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, **where: Any) -> Tensor:
         """Returns the stream behind this layer, (B, S, H)."""
-        if self.kept == "input" and torch.is_grad_enabled():
-            return again(self._layer, x, **where)
-        return self._layer(x, **where)
+        if self.kept == "all" or not torch.is_grad_enabled():
+            return self._layer(x, **where)
+        keeping = {"context_fn": keep_attention} if self.kept == "attention" else {}
+        return again(self._layer, x, **keeping, **where)
 
     def _layer(self, x: Tensor, **where: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), **where)

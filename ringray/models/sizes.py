@@ -16,8 +16,8 @@ from ringray.traffic.geometry import total_visible
 from ringray.traffic.mask import Mask
 
 # What a layer of a decoder keeps for its backward pass, the rest is computed again: everything; its
-# input.
-Kept = Literal["all", "input"]
+# input and the result of attention, so the ring does not run again; its input.
+Kept = Literal["all", "attention", "input"]
 Scores = Literal["blockwise", "whole"]  # of attention; whole: their matrix is kept
 
 TABLE = Path(__file__).with_name("sizes.yaml")

@@ -6,6 +6,7 @@ loss       cross entropy over shards
 
 from __future__ import annotations
 
+from ringray.attention.keeping import keep_attention
 from ringray.nn.attention import ContextParallelAttention
 from ringray.nn.loss import (
     next_token_labels,
@@ -15,6 +16,7 @@ from ringray.nn.loss import (
 
 __all__ = [
     "ContextParallelAttention",
+    "keep_attention",
     "next_token_labels",
     "sharded_cross_entropy",
     "sharded_linear_cross_entropy",

@@ -15,11 +15,10 @@ class Recipe:
     """The training of a model.
 
     ``seq_len``: tokens of a sequence. ``sequences``: of a step, ``micro_batch`` of them at once.
-    ``steps``: of the whole training:
-    the learning rate rises for ``warmup`` of them and then falls to a tenth along a cosine.
-    ``clip``: largest norm of the gradients. ``documents``: tokens see their own document only.
-    ``dtype``: of computation; weights and optimizer are in fp32. The others are options of the
-    ``Decoder``.
+    ``steps``: of the whole training: the learning rate rises for ``warmup`` of them and then falls
+    to a tenth along a cosine. ``clip``: largest norm of the gradients. ``documents``: tokens see
+    their own document only. ``dtype``: of computation; weights and optimizer are in fp32. The
+    others are options of the ``Decoder``.
     """
 
     seq_len: int
@@ -81,6 +80,8 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         raise ValueError(f"model: {model.name} has no gated MLP, or an odd head dim")
     if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents):
         raise ValueError("scores: whole scores need cp 1 and documents: false")
+    if recipe.scores == "whole" and recipe.kept == "attention":
+        raise ValueError("kept: got 'attention', expected 'all' or 'input' with whole scores")
 
 
 def check_split(model: Model, tp: int) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ringray
+from ringray.nn import keep_attention
 from ringray_kernels import testing
 from tests.support.decoder import DOCUMENTS, SEQ_LEN, Decoder, Text, Trainer, gradients
 from tests.support.ranks import Case
@@ -210,7 +211,7 @@ def _step(model: nn.Module, ids: Tensor, labels: Tensor, cu: Tensor | None) -> l
 
 def whole_steps(rank: int, size: int) -> None:
     """Dealing, a model, its loss and putting together, in one graph; layers recomputed too."""
-    for documents, checkpointed in ((None, False), (DOCUMENTS, True)):
+    for documents, checkpointed in ((None, None), (DOCUMENTS, {}), (None, {"context_fn": keep_attention})):
         text, found = Text(documents=documents), []
         for function in (_step, compiled(_step)):
             model = Decoder(checkpointed=checkpointed)
@@ -240,7 +241,7 @@ def fsdp(rank: int, size: int) -> None:
     found = []
     for compile_it in (False, True):
         torch._dynamo.reset()
-        model = Decoder(checkpointed=True)
+        model = Decoder(checkpointed={})
         for block in model.blocks:
             if compile_it:
                 block.compile(fullgraph=True, backend="aot_eager")

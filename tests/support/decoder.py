@@ -36,7 +36,9 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, *, checkpointed: bool = False, **attention: Any) -> None:
+    """``checkpointed``: options of each layer's checkpoint; None without one."""
+
+    def __init__(self, *, checkpointed: dict[str, Any] | None = None, **attention: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
@@ -47,8 +49,8 @@ class Decoder(nn.Module):
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
         x = self.embedding(ids)
         for block in self.blocks:
-            if self.checkpointed:
-                x = checkpoint(block, x, use_reentrant=False, **where)
+            if self.checkpointed is not None:
+                x = checkpoint(block, x, use_reentrant=False, **self.checkpointed, **where)
             else:
                 x = block(x, **where)
         return self.head(x)

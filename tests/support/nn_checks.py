@@ -15,6 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ringray
+from ringray.comm.batch import METER
+from ringray.nn import keep_attention
 from ringray.partition import PARTITIONS
 from tests.support.decoder import (
     DOCUMENTS,
@@ -158,13 +160,20 @@ def trains_alike(rank: int, size: int) -> None:
 
 
 def checkpointing_changes_nothing(rank: int, size: int) -> None:
-    """Recomputed layers give the same bits."""
-    plain, checkpointed = Decoder(), Decoder(checkpointed=True)
-    losses = [Trainer(model).backward() for model in (plain, checkpointed)]
-    assert torch.equal(*losses)
-    again = gradients(checkpointed)
-    for name, grad in gradients(plain).items():
-        assert torch.equal(grad, again[name]), name
+    """Recomputed layers give the same bits, and do not send again where attention is kept."""
+    ways: list[Any] = [None, {}, {"context_fn": keep_attention}]
+    for transport in ("ring", "allgather", "ulysses" if size <= 2 else "bidirectional"):
+        found, sent = [], []
+        for checkpointed in ways:
+            model = Decoder(checkpointed=checkpointed, transport=transport)
+            before = METER.sent_bytes
+            found.append({"loss": Trainer(model).backward(), **gradients(model)})
+            sent.append(METER.sent_bytes - before)
+        for name, grad in found[0].items():
+            assert torch.equal(grad, found[1][name]), name
+            assert torch.equal(grad, found[2][name]), name
+        assert sent[0] == sent[2]
+        assert sent[1] > sent[0] or size == 1
 
 
 def ddp(rank: int, size: int) -> None:
@@ -178,7 +187,7 @@ def ddp(rank: int, size: int) -> None:
 
 def fsdp(rank: int, size: int) -> None:
     """Parameters sharded over the ring's own ranks; several steps."""
-    model = Decoder(checkpointed=True)
+    model = Decoder(checkpointed={})
     want = trainer_alone(model)
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ring",))
     got = Trainer(_sharded(model, mesh), gradients="mean")

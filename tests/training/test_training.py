@@ -65,7 +65,10 @@ def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("transport", "ulysses"), ("partition", "striped"), ("kept", "all"), ("documents", False)],
+    [
+        ("transport", "ulysses"), ("partition", "striped"), ("kept", "all"), ("kept", "attention"),
+        ("documents", False),
+    ],
 )
 def test_every_strategy_trains_the_same(name: str, value: Any, alone: Any) -> None:
     changed: Any = {name: value}
@@ -95,6 +98,7 @@ def test_answers_are_those_of_the_whole_sequence(degrees: Degrees) -> None:
 def test_gradients_are_those_of_one_process(degrees: Degrees) -> None:
     options: list[dict[str, Any]] = [
         {"mlp_rows": 7, "loss_rows": 7, "kept": "input"}, {"loss_rows": None},
+        {"mlp_rows": 7, "kept": "attention"},
     ]  # fmt: skip
     some = [partial(checks.gradients_are, degrees, one) for one in options]
     on_ring(degrees.ranks, some)
@@ -163,6 +167,7 @@ def test_wrong_meshes_are_told_on_every_rank() -> None:
         (Degrees(tp=2), {"seq_len": 127, "partition": "contiguous"}, "seq_len: got 127"),
         (Degrees(cp=2), {"scores": "whole", "documents": False}, "whole scores need cp 1"),
         (Degrees(), {"scores": "whole"}, "whole scores need"),
+        (Degrees(), {"scores": "whole", "documents": False, "kept": "attention"}, "kept: got"),
     ],
 )
 def test_what_does_not_fit_is_known_before_there_are_ranks(

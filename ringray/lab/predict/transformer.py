@@ -12,23 +12,20 @@ only.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from ringray.lab.predict import cost_model, ring_time
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
 from ringray.lab.trial import training
 from ringray.lab.trial.config import TrialConfig
-from ringray.models.sizes import Model, Scores
+from ringray.models.sizes import Kept, Model, Scores
 from ringray.traffic.walk import FP32
 from ringray.training.degrees import Degrees
 from ringray_kernels.dtypes import DTYPES
 
 STATE_BYTES = 16  # of a parameter: weight and gradient in 2 bytes, or 4; Adam in 12, or 8
 OPTIMIZER_BYTES = 28  # moved per parameter by a step of Adam: seven numbers in fp32
-# What a layer keeps for its backward pass, the rest is computed again: everything; the result of
-# attention and the layer's input; the input.
-Kept = Literal["all", "attention", "input"]
 KEPT: tuple[Kept, ...] = get_args(Kept)
 SCORES_HELD = 4  # matrices of scores in a backward pass: weights, their gradient, both of scores
 
