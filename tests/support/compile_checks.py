@@ -211,7 +211,11 @@ def _step(model: nn.Module, ids: Tensor, labels: Tensor, cu: Tensor | None) -> l
 
 def whole_steps(rank: int, size: int) -> None:
     """Dealing, a model, its loss and putting together, in one graph; layers recomputed too."""
-    for documents, checkpointed in ((None, None), (DOCUMENTS, {}), (None, {"context_fn": keep_attention})):
+    for documents, checkpointed in (
+        (None, None),
+        (DOCUMENTS, {}),
+        (None, {"context_fn": keep_attention}),
+    ):
         text, found = Text(documents=documents), []
         for function in (_step, compiled(_step)):
             model = Decoder(checkpointed=checkpointed)

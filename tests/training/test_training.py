@@ -66,7 +66,10 @@ def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("transport", "ulysses"), ("partition", "striped"), ("kept", "all"), ("kept", "attention"),
+        ("transport", "ulysses"),
+        ("partition", "striped"),
+        ("kept", "all"),
+        ("kept", "attention"),
         ("documents", False),
     ],
 )
