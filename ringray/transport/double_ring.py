@@ -20,6 +20,5 @@ def exchange(ranks: int, parameter: int | None) -> Exchange:
             f"transport 'double-ring:{node}': {ranks / node:.4g} (nodes) x {node} (ranks per node) "
             f"= {ranks} ranks does not multiply out; take a divisor of {ranks}"
         )
-    return Exchange(
-        tuple(ring_of_rings(ranks, node, outer, inner) for outer in (1, -1) for inner in (1, -1))
-    )
+    routes = (ring_of_rings(ranks, node, outer, inner) for outer in (1, -1) for inner in (1, -1))
+    return Exchange(tuple(routes), inner=node)

@@ -20,13 +20,15 @@ class Exchange:
     cheapest one is taken. ``fold``: neighbouring ranks that first exchange heads for rows, so that
     each holds the rows of all of them for its share of the heads (1: none). ``heads_at_once``: K/V
     heads that are gathered from all ranks and computed with at once; None: chunks of all heads walk
-    the route. ``staged``: messages go through host memory.
+    the route. ``staged``: messages go through host memory. ``inner``: neighbouring ranks that
+    exchange most, and belong on one node (1: none).
     """
 
     routes: tuple[Route, ...]
     fold: int = 1
     heads_at_once: int | None = None
     staged: bool = False
+    inner: int = 1
 
     @property
     def walks(self) -> bool:

@@ -20,4 +20,4 @@ def exchange(ranks: int, parameter: int | None) -> Exchange:
             f"ranks does not multiply out; take a divisor of {ranks}"
         )
     around_ring = ranks // fold
-    return Exchange((around(around_ring, +1), around(around_ring, -1)), fold=fold)
+    return Exchange((around(around_ring, +1), around(around_ring, -1)), fold=fold, inner=fold)

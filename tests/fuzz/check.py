@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ringray.lab.spec.model import Spec
 
 AXES = {
-    "ring": ("size", "threads"),
+    "ring": ("size", "threads", "order"),
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
         "sinks", "alibi", "dropout_p", "quantize", "causal", "window", "chunk", "prefix",

@@ -19,7 +19,8 @@ from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Trial, deadline_s
 from ringray.lab.predict.rates import peak_of
 from ringray.lab.ring.monitor import RingFault, Watch
-from ringray.lab.ring.pool import RingPool
+from ringray.lab.ring.order import crossings, divided
+from ringray.lab.ring.pool import RingPool, inner_of
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.store import progress, traces
 from ringray.lab.trial.config import TrialConfig
@@ -56,7 +57,7 @@ class TrialRunner:
         self._note = sweep.observer.note
         spec = sweep.plan.spec
         self._limits, self._policy = spec.limits, RetryPolicy(spec.limits.retries)
-        self._sources: set[str] = set()  # of tuned choices, those that were noted
+        self._told: set[str] = set()  # notes that are made once
         self._quarantine = Quarantine()
         self._stop = threading.Event()  # set at the end: nothing waits any more
         # Where ranks work alone, as many rings of one run side by side.
@@ -164,10 +165,10 @@ class TrialRunner:
         ring, formed = rings.take(trial.config, (one.config for one in ahead))
         if formed and self._ended is not None and len(self._rings) == 1:
             self._sweep.summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
+        lies = self._lies(ring.nodes, trial.config)
         config, chosen = ring.settle(work.config, trial.kind)
-        if chosen and chosen["source"] not in self._sources:
-            self._sources.add(chosen["source"])
-            self._note(chosen["source"])
+        if chosen:
+            self._note_once(chosen["source"])
         until = deadline_s(trial, config, self._limits)
         watch = self._watch(trial) if KINDS[trial.kind].trains else None
         reports = ring.run(trial.kind, config, until, watch)
@@ -185,7 +186,22 @@ class TrialRunner:
         if refused := next((r.refused for r in reports if r.refused), None):
             status, reason = "pruned", NOT_TRIED + refused
         place = ring.place if KINDS[trial.kind].tunes else None
-        return self._outcome(trial, status, reason, metrics, samples, met, chosen, place)
+        return self._outcome(trial, status, reason, metrics, samples, met, chosen, place, lies)
+
+    def _lies(self, nodes: Sequence[str], config: TrialConfig) -> dict[str, int]:
+        """Returns how a ring lies on several nodes, and notes inner groups that do, too."""
+        if len(set(nodes)) == 1:
+            return {}
+        inner = inner_of(config)
+        if count := divided(nodes, inner):
+            text = f"{count} of {len(nodes) // inner} groups of {inner} ranks lie on several nodes"
+            self._note_once(text)
+        return {"nodes": len(set(nodes)), "crossings": crossings(nodes)}
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._note(text)
 
     def _watch(self, trial: Trial) -> Watch:
         """Returns what passes the curves of a running training on, as far as that is possible."""
@@ -211,6 +227,7 @@ class TrialRunner:
         met: Sequence[Fault] = (),
         chosen: Mapping[str, Any] | None = None,
         place: Place | None = None,
+        lies: Mapping[str, int] | None = None,
     ) -> Outcome:
         sweep = self._sweep.info.environment
         own: dict[str, Any] = {"chosen": chosen} if chosen else {}
@@ -218,6 +235,8 @@ class TrialRunner:
             own["faults"] = [fault.as_dict() for fault in met]
         if place:
             own["place"] = asdict(place)
+        if lies:
+            own["ring"] = dict(lies)
         environment = {**sweep, **own} if own else None
         point = trial.point(sweep, chosen)
         return Outcome(status, reason, metrics, samples, point, environment=environment)

@@ -23,7 +23,7 @@ from ringray.tuning import table as tuned
 _LENGTHS = 64  # that those of a reach are multiples of
 STRATEGY = ("transport", "backward", "backend", "blocks", "partition")
 _SWEPT = {
-    "ring": ("size", "threads"),
+    "ring": ("size", "threads", "order"),
     "problem": sorted(ProblemSection.model_fields, key=lambda name: name != "dtype"),
     "strategy": STRATEGY,
 }

@@ -10,7 +10,8 @@ import gc
 import importlib
 import os
 import socket
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from ringray.base.provenance import code_digest
 from ringray.instruments import progress
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds import KINDS
+from ringray.lab.ring import gpu_links
 from ringray.lab.ring.memory_limit import MemoryLimit
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Introduction:
     """A rank's description of itself. ``code``: digest of its sources; ``place``: for which tuned
-    choices hold; ``log``: path of its stderr; ``lacks``: what Triton needs there on a GPU, or None.
+    choices hold; ``log``: path of its stderr; ``lacks``: what Triton needs there on a GPU, or None;
+    ``gpu``: UUID; ``gpu_links``: closeness of the node's other GPUs by UUID.
     """
 
     address: str
@@ -46,6 +49,8 @@ class Introduction:
     place: Place
     log: str
     lacks: str | None = None
+    gpu: str = ""
+    gpu_links: Mapping[str, int] = field(default_factory=dict)
 
 
 class Rank:
@@ -85,7 +90,11 @@ class Rank:
         cuda = self._device.type == "cuda"
         hardware = torch.cuda.get_device_name(self._device) if cuda else "cpu"
         lacks = toolchain.missing() if cuda else None
-        return Introduction(_address(), code_digest(), tuned.here(hardware), _log(), lacks)
+        gpu = self._gpu or ""
+        return Introduction(
+            _address(), code_digest(), tuned.here(hardware), _log(), lacks, gpu,
+            gpu_links.of(gpu) if gpu else {},
+        )  # fmt: skip
 
     def host_store(self, timeout: float) -> tuple[str, int]:
         """Starts on rank 0 the store through which ranks find each other; returns its address and

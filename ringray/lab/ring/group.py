@@ -27,6 +27,7 @@ from ringray.lab.kinds import KINDS
 from ringray.lab.ring.actor import Introduction, Rank
 from ringray.lab.ring.calls import BESIDE, RankCalls, Where
 from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
+from ringray.lab.ring.order import Seat, check, ordered, zones_of
 from ringray.lab.trial.config import CHOICES, TrialConfig, resolved
 from ringray.lab.trial.measurement import RankReport
 from ringray.tuning.table import Place
@@ -64,7 +65,8 @@ class ActorRing:
         self._timeout, self._stop = timeout, patience.stop
         self._started = False  # ranks answer questions
         self._address: tuple[str, int] | None = None
-        self._actors: list[Any] = []
+        self._actors: list[Any] = []  # in the order of the bundles
+        self._along: list[int] = []  # which of them the ranks of the ring are
         elsewhere = {"ray.io/node-id": f"!in({', '.join(avoid)})"}
         self._group = placement_group(
             [dict(placement.bundle)] * capacity,
@@ -95,6 +97,12 @@ class ActorRing:
         ]
         self.ranks: list[Introduction] = self._all("introduce", START_TIMEOUT)
         self._started = True
+        labels = {node["NodeID"]: node.get("Labels") or {} for node in ray.nodes()}
+        self._seats = [
+            Seat(at.node_id, zones_of(labels.get(at.node_id, {})), rank.gpu, rank.gpu_links)
+            for at, rank in zip(self._where, self.ranks, strict=True)
+        ]
+        check(self._seats)
         self._where = [
             replace(at, log=rank.log) for at, rank in zip(self._where, self.ranks, strict=True)
         ]
@@ -108,10 +116,12 @@ class ActorRing:
         if mixed := mixed_versions(self.ranks, versions()["torch"]):
             raise PlaceError(mixed)
 
-    def form(self, size: int) -> None:
-        """Makes the first ``size`` actors one process group; a ring of one needs none."""
+    def form(self, size: int, order: str = "topology", inner: int = 1, seed: int = 0) -> None:
+        """Makes ``size`` actors one process group, in an order as ``order.ordered`` finds it; a
+        ring of one needs none."""
         assert 1 <= size <= self.capacity
-        if size == self.size:
+        along = ordered(self._seats, size, order, inner, seed)
+        if size == self.size and along[:size] == self._along:
             return
         self.size = 0
         self._all("leave", self._timeout)
@@ -122,11 +132,11 @@ class ActorRing:
                 self._address = self._call(hosting, self._timeout)[0]
             generation = next(_generations)
             joining = [
-                actor.join.remote(self._address, rank, size, generation, patience)
-                for rank, actor in enumerate(self._actors[:size])
+                self._actors[at].join.remote(self._address, rank, size, generation, patience)
+                for rank, at in enumerate(along[:size])
             ]
-            self._call(joining, self._timeout)
-        self.size = size
+            self._call(joining, self._timeout, along=along)
+        self.size, self._along = size, along[:size]
 
     def run(
         self, kind: str, config: TrialConfig, timeout: float, watch: Watch | None = None
@@ -140,21 +150,21 @@ class ActorRing:
         """
         flat = config.as_dict()
         try:
-            calls = [a.run.remote(kind, flat) for a in self._actors[: self.size]]
-            return self._call(calls, timeout, watch)
+            calls = [self._actors[at].run.remote(kind, flat) for at in self._along]
+            return self._call(calls, timeout, watch, self._along)
         except RingFault:
             self.size = 0  # messages may be under way in its group
             raise
 
     @property
-    def nodes(self) -> set[str]:
-        """Returns Ray's ids of the nodes of the ring."""
-        return {at.node_id for at in self._where[: self.size]}
+    def nodes(self) -> list[str]:
+        """Returns Ray's ids of the nodes by rank."""
+        return [self._where[at].node_id for at in self._along]
 
     @property
     def place(self) -> Place:
         """Returns the place for which tuned choices hold; it names the hardware of all ranks."""
-        places = [rank.place for rank in self.ranks[: self.size]]
+        places = [self.ranks[at].place for at in self._along]
         hardware = " and ".join(sorted({place.hardware for place in places}))
         return replace(places[0], hardware=hardware)
 
@@ -184,10 +194,17 @@ class ActorRing:
         return self._call([getattr(a, method).remote() for a in self._actors], timeout)
 
     def _call(
-        self, references: Sequence[Any], timeout: float, watch: Watch | None = None
+        self,
+        references: Sequence[Any],
+        timeout: float,
+        watch: Watch | None = None,
+        along: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Returns results by rank; the first failure of any rank ends the wait."""
-        calls = RankCalls(self._actors, self._where, references, self._started)
+        """Returns results by rank; the first failure of any rank ends the wait. ``along``: which
+        actors the ranks are; None: all, in their own order."""
+        who = range(len(self._actors)) if along is None else along
+        actors, where = [self._actors[at] for at in who], [self._where[at] for at in who]
+        calls = RankCalls(actors, where, references, self._started)
         return RankMonitor(calls, timeout, self._stop, watch).answers()
 
 

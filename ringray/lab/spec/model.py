@@ -59,6 +59,7 @@ from ringray_kernels.dtypes import DTYPES
 
 DTYPE_ALIASES = {dtype.short: name for name, dtype in DTYPES.items()}
 DIRECTIONS = ("forward", "forward+backward")
+ORDERS = ("topology", "given", "shuffled")
 OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
 _FLEET = text(r"[^:]{1,500}(:[0-9x]{1,12})?", "hardware with its ranks, such as h100:8x8")
@@ -76,6 +77,9 @@ class RingSection(Fields):
     """Device of each rank; auto takes GPUs if the cluster has them."""
     placement: Annotated[str, one_of(["pack", "spread", "strict-pack", "strict-spread"])] = "pack"
     """Placement of the ranks on nodes by Ray; the strict strategies fail if they cannot be met."""
+    order: Annotated[Names, Several(one_of(ORDERS))] = "topology"
+    """Order of the ranks along the ring. topology: by zone, rack and domain, node, and links of its
+    GPUs; given: as Ray places them; shuffled: by measure.seed, for comparison."""
     threads: Annotated[Ints, Several(whole(1, 256))] = 1
     """CPU threads of each rank. The tuning kinds search among several values."""
     idle_release: Annotated[float, duration(0, 86400)] = 60.0
@@ -295,6 +299,8 @@ class Spec(Fields):
             for option in options:
                 if measured[section][option] is None or measured[section][option] is False:
                     del measured[section][option]
+        if measured["ring"]["order"] == LATER["order"]:
+            del measured["ring"]["order"]
         text = json.dumps(measured, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -80,6 +80,7 @@ class TrialConfig:
     task: str | None = None  # that a training is examined in, instead of a corpus
     examined: tuple[int, ...] | None = None  # lengths
     budget: int | None = None  # bytes of a CPU rank's tensors, beyond which a training has failed
+    order: str = "topology"  # of the ranks
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not

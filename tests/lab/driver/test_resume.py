@@ -132,7 +132,7 @@ def test_a_line_is_written_only_of_what_the_store_holds(
 class Failing:
     """A ring pool whose rings end with one fault after another."""
 
-    nodes: frozenset[str] = frozenset()
+    nodes: tuple[str, ...] = ("a",)
 
     def __init__(self, *met: RingFault) -> None:
         self.met, self.taken, self.closed = list(met), 0, 0

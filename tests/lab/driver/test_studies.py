@@ -140,13 +140,13 @@ def _fields(row: TrialRow) -> dict[str, Any]:
 
 def test_ranks_on_different_hardware_tune_for_such_rings_alone() -> None:
     ring = ActorRing.__new__(ActorRing)
-    ring.size = 2
+    ring._along = [0, 1]
     ring.ranks = [
         Introduction("a", "c", tuned.Place(name, "abc", "2.13.0", "3.9.0"), "")
         for name in ("NVIDIA H200", "NVIDIA A100", "NVIDIA H200")
     ]
     assert ring.place.hardware == "NVIDIA A100 and NVIDIA H200"
-    ring.size = 1
+    ring._along = [0]
     assert ring.place == GPU
 
 

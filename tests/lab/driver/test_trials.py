@@ -132,7 +132,7 @@ def test_a_late_failure_does_not_take_what_was_measured(
     store.record(planned.digest, first.trial.key, before)
 
     class Broken:
-        nodes: frozenset[str] = frozenset()
+        nodes: tuple[str, ...] = ("a",)
 
         def settle(self, config: Any, kind: str) -> tuple[Any, dict[str, Any]]:
             return config, {}

@@ -46,7 +46,7 @@ class Counted:
         self.ranks = [Introduction("10.0.0.7", "c", PLACE, "", self.lacks)]
         self.alive.append(self)
 
-    def form(self, size: int) -> None:
+    def form(self, size: int, *_: object) -> None:
         assert size <= self.capacity
         self.size = size
 

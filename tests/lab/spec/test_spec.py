@@ -37,6 +37,7 @@ def test_defaults() -> None:
             "size": 2,
             "device": "auto",
             "placement": "pack",
+            "order": "topology",
             "threads": 1,
             "idle_release": 60.0,
         },

@@ -1,0 +1,105 @@
+"""The order of ranks along a ring: neighbours share a link, a node, a rack.
+
+Racks and domains come from the labels of Ray's nodes (``ray start --labels``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ringray.base.errors import PlaceError
+
+ZONES = (  # labels, from far to near
+    "ray.io/availability-region", "ray.io/availability-zone", "ringray.io/rack",
+    "ringray.io/domain",
+)  # fmt: skip
+_UNIQUE = {1, 3}  # of these: one name, one place; racks of two zones may have one name
+_TRIED = 8  # GPUs of a node whose every order is compared
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of a rank. ``node``: Ray's id; ``zones``: values of ``ZONES``, empty where a node
+    has none; ``gpu``: UUID; ``links``: closeness of the node's other GPUs by UUID."""
+
+    node: str
+    zones: tuple[str, ...] = ("",) * len(ZONES)
+    gpu: str = ""
+    links: Mapping[str, int] = field(default_factory=dict)
+
+
+def zones_of(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the values of ``ZONES`` among a node's labels."""
+    return tuple(labels.get(name, "") for name in ZONES)
+
+
+def check(seats: Sequence[Seat]) -> None:
+    """Raises PlaceError if labels contradict each other."""
+    inside: dict[tuple[int, str], Seat] = {}
+    for seat in seats:
+        for level in _UNIQUE:
+            if not (name := seat.zones[level]):
+                continue
+            other = inside.setdefault((level, name), seat)
+            if other.zones[level - 1] != seat.zones[level - 1]:
+                raise PlaceError(
+                    f"labels contradict: {ZONES[level]} {name!r} is in {ZONES[level - 1]} "
+                    f"{other.zones[level - 1]!r} by node {other.node[:8]} and in "
+                    f"{seat.zones[level - 1]!r} by node {seat.node[:8]}"
+                )
+
+
+def ordered(
+    seats: Sequence[Seat], size: int, order: str = "topology", inner: int = 1, seed: int = 0
+) -> list[int]:
+    """Returns all seats, of which the first ``size`` form the ring in this order.
+
+    ``topology``: by zones, then node, largest first, then links within the node, so a ring crosses
+    each boundary once per direction; groups of ``inner`` neighbours lie on one node while nodes
+    hold whole ones. ``given``: as they are. ``shuffled``: those of ``topology``, by ``seed``.
+    """
+    if order == "given":
+        return list(range(len(seats)))
+    by_node: dict[str, list[int]] = {}
+    for at, seat in enumerate(seats):
+        by_node.setdefault(seat.node, []).append(at)
+    nodes = sorted(by_node.values(), key=lambda some: (seats[some[0]].zones, -len(some)))
+    found: list[int] = []
+    left: list[int] = []
+    for some in nodes:
+        chain, whole = _chain(seats, some), len(some) - len(some) % inner
+        found += chain[:whole]
+        left += chain[whole:]
+    found += left
+    if order == "shuffled":
+        mixed = random.Random(seed).sample(found[:size], size)
+        found[:size] = mixed
+    return found
+
+
+def crossings(nodes: Sequence[str]) -> int:
+    """Returns how often a ring of ranks on these nodes crosses from one node to another."""
+    return sum(a != b for a, b in zip(nodes, [*nodes[1:], *nodes[:1]], strict=True))
+
+
+def divided(nodes: Sequence[str], inner: int) -> int:
+    """Returns how many groups of ``inner`` neighbours lie on several nodes."""
+    groups = (nodes[at : at + inner] for at in range(0, len(nodes), inner))
+    return sum(len(set(group)) > 1 for group in groups)
+
+
+def _chain(seats: Sequence[Seat], some: list[int]) -> list[int]:
+    """Returns the seats of one node, so that neighbours have the closest links."""
+    if len({near for at in some for near in seats[at].links.values()}) < 2 or len(some) > _TRIED:
+        return some
+
+    def closeness(chain: tuple[int, ...]) -> int:
+        return sum(seats[a].links.get(seats[b].gpu, 0) for a, b in itertools.pairwise(chain))
+
+    first, *others = some
+    chains: list[tuple[int, ...]] = [(first, *rest) for rest in itertools.permutations(others)]
+    best = max(chains, key=closeness)
+    return list(best)

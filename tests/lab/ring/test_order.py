@@ -1,0 +1,135 @@
+"""The order of ranks along a ring."""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringray.base.errors import PlaceError
+from ringray.lab.plan.plan import build
+from ringray.lab.predict.hardware import parse_fleet
+from ringray.lab.ring import gpu_links
+from ringray.lab.ring.order import ZONES, Seat, check, crossings, divided, ordered, zones_of
+from ringray.lab.ring.pool import inner_of
+from ringray.lab.spec.model import parse
+from tests.chaos.struck import NODE
+from tests.support import ray_heads
+from tests.support.place import Place, tiny
+
+
+def seats(*counts: int, **zones: str) -> list[Seat]:
+    """Seats on nodes 0, 1, ... in a random order, as a placement group may deal them."""
+    found = [
+        Seat(str(node), zones_of({ZONES[2]: zones.get(f"n{node}", "")}))
+        for node, count in enumerate(counts)
+        for _ in range(count)
+    ]
+    return random.Random(1).sample(found, len(found))
+
+
+def nodes(found: list[Seat], size: int, *how: Any) -> list[str]:
+    along = ordered(found, size, *how)
+    assert sorted(along) == list(range(len(found)))
+    return [found[at].node for at in along[:size]]
+
+
+@pytest.mark.parametrize("counts", [(4, 4), (1, 1, 1, 1), (3, 5, 2), (8,)])
+def test_a_ring_crosses_each_boundary_once_per_direction(counts: tuple[int, ...]) -> None:
+    made, size = seats(*counts), sum(counts)
+    several = len(counts) * (len(counts) > 1)
+    assert crossings(nodes(made, size)) == several
+    if 1 < len(counts) < size:
+        assert crossings([seat.node for seat in made]) > several  # as they are given
+    mixed = nodes(made, size, "shuffled", 1, 7)
+    assert sorted(mixed) == sorted(nodes(made, size))
+    assert mixed == nodes(made, size, "shuffled", 1, 7)
+    assert nodes(made, size, "given") == [seat.node for seat in made]
+
+
+def test_a_smaller_ring_takes_the_fewest_nodes() -> None:
+    assert set(nodes(seats(2, 4, 3), 4)) == {"1"}
+    assert set(nodes(seats(2, 4, 3), 4, "shuffled")) == {"1"}
+
+
+def test_nodes_of_a_rack_follow_each_other() -> None:
+    made = seats(2, 2, 2, 2, n0="b", n1="a", n2="b", n3="a")
+    assert nodes(made, 8)[::2] in (["1", "3", "0", "2"], ["3", "1", "0", "2"],
+                                   ["1", "3", "2", "0"], ["3", "1", "2", "0"])  # fmt: skip
+
+
+def test_inner_groups_lie_on_one_node_where_they_can() -> None:
+    made = seats(5, 3, 4)
+    assert divided(nodes(made, 12), 4) > 1
+    assert divided(nodes(made, 12, "topology", 4), 4) == 1  # of 1 + 3 that are left
+    assert divided(nodes(seats(8, 4), 12, "topology", 4), 4) == 0
+    assert divided(["a", "a", "b"], 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("ring", "more", "inner"),
+    [
+        ("transport: double-ring:4", "", 4), ("transport: hybrid:2", "", 2),
+        ("transport: ring", "", 1), ("transport: auto", "", 1), ("transport: ulysses", "", 1),
+        ("transport: double-ring:2", "training: {model: llama-tiny, tp: 2}", 4),
+    ],
+)  # fmt: skip
+def test_inner_groups_of_a_trial(ring: str, more: str, inner: int) -> None:
+    kind = "train" if more else "latency"
+    text = f"version: 1\nname: a\nkind: {kind}\nring: {{size: 8}}\nproblem: {{seq_len: 1k}}\n"
+    (trial,) = build(parse(f"{text}strategy: {{{ring}}}\n{more}"), parse_fleet("h100:8")).trials
+    assert inner_of(trial.config) == inner
+
+
+def test_neighbours_share_the_closest_links() -> None:
+    # Pairs 0-2 and 1-3 are bridged, all others meet at the host.
+    near = {(0, 2): 100, (2, 0): 100, (1, 3): 100, (3, 1): 100, (2, 1): -20, (1, 2): -20}
+    gpus = [
+        Seat("n", gpu=str(a), links={str(b): near.get((a, b), -50) for b in range(4) if a != b})
+        for a in range(4)
+    ]
+    assert ordered(gpus, 4) == [0, 2, 1, 3]
+    assert ordered([Seat("n", gpu=str(a)) for a in range(4)], 4) == [0, 1, 2, 3]
+
+
+def test_labels_that_contradict_are_told() -> None:
+    def at(node: str, **labels: str) -> Seat:
+        full = {"rack": ZONES[2], "domain": ZONES[3], "zone": ZONES[1], "region": ZONES[0]}
+        return Seat(node, zones_of({full[name]: value for name, value in labels.items()}))
+
+    check([at("a", rack="r1", zone="z1"), at("b", rack="r1", zone="z2"), at("c"), at("d")])
+    with pytest.raises(PlaceError, match=r"ringray.io/domain 'd1' is in ringray.io/rack 'r1'.*'r2'"):
+        check([at("a", rack="r1", domain="d1"), at("b", rack="r2", domain="d1")])
+    with pytest.raises(PlaceError, match="availability-zone 'z' is in ray.io/availability-region"):
+        check([at("a", region="east", zone="z"), at("b", region="west", zone="z")])
+
+
+@pytest.mark.slow
+def test_ranks_follow_the_nodes_of_a_real_cluster(place: Place) -> None:
+    """Ray deals the ranks of this placement in turns."""
+    text = tiny("order", size=4, repeats=2)
+    text = text.replace("threads: 1", "threads: 1, placement: spread, order: [given, topology]")
+    with ray_heads.cluster(place, NODE, NODE) as head:
+        done = place.run("run", place.spec(text), "--no-tracking", "--address", head.address)
+        assert done.code == 0, done.out + done.err
+    given, topology = (row.environment["ring"] for row in place.trials("order"))
+    assert given == {"nodes": 2, "crossings": 4}
+    assert topology == {"nodes": 2, "crossings": 2}
+
+
+def test_links_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_links.of("GPU-1") == {}  # no such GPU, or no NVML
+    levels = {frozenset("01"): 10, frozenset("02"): 50, frozenset("12"): 50}
+    nvml = SimpleNamespace(
+        NVML_P2P_CAPS_INDEX_NVLINK=2, NVML_P2P_STATUS_OK=0, nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 3, nvmlDeviceGetHandleByIndex=str,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid[-1],
+        nvmlDeviceGetUUID=lambda at: f"GPU-{at}".encode(),
+        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: levels.get(frozenset(a + b), 0),
+        nvmlDeviceGetP2PStatus=lambda a, b, _: 0 if {a, b} == {"0", "2"} else 5,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert gpu_links.of("GPU-0") == {"GPU-1": -10, "GPU-2": 50}
