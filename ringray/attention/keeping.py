@@ -19,8 +19,8 @@ KEEPING: ContextVar[bool] = ContextVar("keeping", default=False)
 
 def keep_attention() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Returns contexts of the forward pass and of its repetition, a ``context_fn`` of
-    ``torch.utils.checkpoint.checkpoint``: out and lse of ``ring_attention`` are kept, everything
-    else is computed again.
+    ``torch.utils.checkpoint.checkpoint``: out and lse of ``ring_attention`` are kept, and what
+    ranks exchanged on transports that exchange heads; everything else is computed again.
 
     Example::
 

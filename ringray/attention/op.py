@@ -164,34 +164,29 @@ def ring_attention(
     needs_grad = torch.is_grad_enabled() and any(
         getattr(x, "requires_grad", False) for x in (q, k, v, sinks, distance_bias)
     )
-    if torch.compiler.is_compiling():
-        if "auto" in (partition, transport):
-            raise ValueError(
-                "partition and transport: got 'auto' while compiling, expected names, because the "
-                "graph depends on them; ringray.tuned_strategy returns them beforehand"
-            )
-        q, k, v = autocast(q, k, v)
-        out, lse = compiled.attention(q, k, v, besides, group, options, seed, needs_grad=needs_grad)
-    else:
-        comm = connect(group)
+    compiling = torch.compiler.is_compiling()
+    if compiling and "auto" in (partition, transport):
+        raise ValueError(
+            "partition and transport: got 'auto' while compiling, expected names, because the "
+            "graph depends on them; ringray.tuned_strategy returns them beforehand"
+        )
+    comm = None if compiling else connect(group)
+    if comm is not None:
         with refusing(comm):
             options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
-        q, k, v = autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
+    if comm is None or KEEPING.get():
+        out, lse = compiled.attention(q, k, v, besides, group, options, seed, needs_grad=needs_grad)
+        length = options.seq_len
+    else:
+        problem, call = resolve(q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed)
+        results = _RingAttention.apply(q, k, v, sinks, distance_bias, problem, comm, call)
+        out, lse = cast("tuple[Tensor, Tensor]", results)
+        length = problem.mask.seq_len
+    if comm is not None:
         rows = q.shape[2] * comm.world_size
-        if KEEPING.get():
-            out, lse = compiled.attention(
-                q, k, v, besides, group, options, seed, needs_grad=needs_grad
-            )
-            length = options.seq_len or rows
-        else:
-            problem, call = resolve(
-                q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed
-            )
-            results = _RingAttention.apply(q, k, v, sinks, distance_bias, problem, comm, call)
-            out, lse = cast("tuple[Tensor, Tensor]", results)
-            length = problem.mask.seq_len
         for x in (out, lse):
-            remember(x, length, rows)
+            remember(x, length or rows, rows)
     return (out, lse) if return_lse else out
 
 

@@ -72,9 +72,16 @@ class Model:
     def forward_flops(self, context: int, *, causal: bool = True) -> int:
         """Returns FLOPs of one sequence, forward, by its visible pairs."""
         pairs = total_visible(Mask(context, causal))
-        attention = 4 * self.head_dim * self.heads * pairs
-        dense = context * (self.layers * self.dense_flops + self.logits_flops)
-        return dense + self.layers * attention
+        return context * self.token_flops + int(self.attention_flops(pairs))
+
+    @property
+    def token_flops(self) -> int:
+        """Returns FLOPs of a token's products, forward, attention left out."""
+        return self.layers * self.dense_flops + self.logits_flops
+
+    def attention_flops(self, pairs: float) -> float:
+        """Returns FLOPs of the attention of all layers to visible pairs, forward."""
+        return self.layers * 4 * self.head_dim * self.heads * pairs
 
     def paper_flops(self, context: int) -> int:
         """Returns FLOPs of one sequence, forward, by the paper's formula (appendix C): 12 h² and
@@ -120,6 +127,6 @@ def named(name: str | None, given: Mapping[str, int | None]) -> Model:
         found = replace(table()[short.get(folded, folded)], **sizes)
     if found.heads % found.kv_heads:
         raise UserError(
-            f"--kv-heads: got {found.kv_heads}, expected a divisor of the {found.heads} heads"
+            f"kv_heads: got {found.kv_heads}, expected a divisor of the {found.heads} heads"
         )
     return found

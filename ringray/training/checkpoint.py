@@ -21,13 +21,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ringray.base.units import memory
 
 _COMPLETE, _FACTS, _LOCK = ".metadata", "facts.json", "lock"
+# Groups of parameters by name: stages of a pipeline have other parameters under the same numbers.
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class CheckpointError(ValueError):
@@ -93,9 +99,10 @@ class Checkpoints:
             for old in self._interrupted():
                 shutil.rmtree(old, ignore_errors=True)
             place.mkdir(parents=True, exist_ok=True)
+            (place / _COMPLETE).unlink(missing_ok=True)  # it is written anew
             (place / _FACTS).write_text(json.dumps({**facts, "step": step}), encoding="utf-8")
         dist.barrier(self._group)
-        weights, moments = get_state_dict(model, optimizer)
+        weights, moments = get_state_dict(model, optimizer, options=_FLAT)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of an existing folder, which has the facts
             self._writing = async_save(
@@ -134,7 +141,7 @@ class Checkpoints:
         if not there:
             return None
         place = there[-1]
-        weights, moments = get_state_dict(model, optimizer)
+        weights, moments = get_state_dict(model, optimizer, options=_FLAT)
         try:
             facts: dict[str, Any] = json.loads((place / _FACTS).read_text(encoding="utf-8"))
             state: dict[str, Any] = {"model": weights, "optimizer": moments}
@@ -142,8 +149,9 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, RuntimeError, CheckpointException) as error:
             raise CheckpointError(f"checkpoint {place}: {_told(error)}") from None
         set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+            model, optimizer, model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"], options=_FLAT,
+        )  # fmt: skip
         return facts
 
     def _interrupted(self) -> list[Path]:

@@ -156,9 +156,9 @@ class RandomTokens:
 
 
 def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
-    for given in map(Path, paths):
+    for given in (Path(path).expanduser() for path in paths):
         if given.is_dir():
-            some = (one for one in given.rglob("*") if one.suffix in _SUFFIXES)
+            some = (one for one in given.rglob("*") if one.suffix in _SUFFIXES and one.is_file())
             yield from sorted(one for one in some if not one.name.endswith(".ends.npy"))
         elif given.is_file():
             yield given
@@ -175,7 +175,10 @@ def _mapped(file: Path) -> NDArray[Any]:
     if file.stat().st_size == 0:
         raise CorpusError(f"corpus: {file} is empty")
     if file.suffix != ".npy":
-        found = np.memmap(file, np.uint8, "r")
+        try:
+            found = np.memmap(file, np.uint8, "r")
+        except OSError as error:
+            raise CorpusError(f"corpus: {file}: {error.strerror}") from None
         if _CONTROL & set(found[:_LOOKED_AT].tolist()):
             raise CorpusError(f"corpus: {file} is binary, expected text or a .npy array of tokens")
         return found
@@ -195,7 +198,7 @@ def _documents(file: Path, tokens: int) -> list[tuple[int, int]]:
     beside = file.with_suffix(".ends.npy")
     if file.suffix != ".npy" or not beside.exists():
         return [(0, tokens)]
-    ends = _mapped(beside)
+    ends = _mapped(beside).astype(np.int64)
     if (np.diff(ends) <= 0).any() or ends[0] <= 0 or ends[-1] != tokens:
         raise CorpusError(
             f"corpus: {beside} has no ascending ends of documents up to the {tokens} tokens"
@@ -215,6 +218,7 @@ def _tokenized(
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise CorpusError(f"tokenizer: {folder} holds none: {str(error)[:200]}") from None
+    parts = sorted((one.name, one.stat().st_mtime_ns) for one in folder.glob("*.*"))
     place = Path(kept) if kept is not None else folder / "tokens"
     place.mkdir(parents=True, exist_ok=True)
     found = []
@@ -223,10 +227,14 @@ def _tokenized(
             found.append(file)
             continue
         _mapped(file)  # is text
-        known = f"{file.resolve()} {file.stat().st_mtime_ns} {folder.resolve()}"
+        known = f"{file.resolve()} {file.stat().st_mtime_ns} {folder.resolve()} {parts}"
         made = place / f"{file.stem}-{hashlib.sha256(known.encode()).hexdigest()[:12]}.npy"
         if not made.exists():
-            ids = tokenizer(file.read_text(encoding="utf-8"), return_attention_mask=False)
+            try:
+                text = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise CorpusError(f"corpus: {file} is no UTF-8: {error.reason}") from None
+            ids = tokenizer(text, return_attention_mask=False)
             aside = made.with_suffix(f".{os.getpid()}.tmp.npy")
             np.save(aside, np.array(ids["input_ids"], np.uint32))
             aside.replace(made)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
@@ -35,16 +34,19 @@ from ringray_kernels.dtypes import torch_dtype
 @dataclass(frozen=True)
 class TrainingStep:
     """What a step came to. ``number``: from 1. ``norm``: of the gradients before they are clipped.
-    ``tokens``: of all ranks."""
+    ``tokens``, ``flops``: of all ranks, the latter by visible pairs, without what is computed
+    again."""
 
     number: int
     loss: float
     norm: float
     tokens: int
+    flops: float
 
 
 class LossError(ArithmeticError):
-    """A loss that is not finite. The step was not taken: weights are those of the one before."""
+    """A loss or gradients that are not finite. The step was not taken: weights are those of the one
+    before."""
 
 
 class Trainer:
@@ -64,6 +66,7 @@ class Trainer:
             )
         self.size, self.mesh, self.recipe, self.corpus = model, mesh, recipe, corpus
         self.done = 0  # steps
+        self._before = 0  # sequences that others took, with as many steps
         stages, stage = mesh.degrees.pp, mesh.place("pp")
         self._first, self._last = stage == 0, stage == stages - 1
         self.model = Decoder(
@@ -91,27 +94,33 @@ class Trainer:
         """Takes one step.
 
         Raises:
-            LossError: the loss is not finite; nothing was changed.
+            LossError: the loss or a gradient is not finite; nothing was changed.
         """
         recipe, share = self.recipe, self.recipe.sequences // self.mesh.degrees.dp
-        first = self.done * recipe.sequences + self.mesh.place("dp") * share
+        first = self._first_sequence() + self.mesh.place("dp") * share
         rows = [self._read(first + i) for i in range(share)]
-        counts = torch.tensor([float((one.labels != NO_LABEL).sum()) for one in rows])
+        pairs = sum(int((n * (n + 1) // 2).sum()) for n in (np.diff(one.ends) for one in rows))
+        counts = torch.tensor([float((one.labels != NO_LABEL).sum()) for one in rows] + [pairs])
         counts = counts.to(self.mesh.device)
         dist.all_reduce(counts, group=self.mesh.shards.get_group())
-        weights = counts / counts.sum().clamp(min=1)
+        *_, everywhere = counts.tolist()
+        weights = counts[:-1] / counts[:-1].sum().clamp(min=1)
         run = self._piped if self._schedule is not None else self._alone
         loss = float(run(rows, weights))
-        if not math.isfinite(loss):
+        norm = self._clip() if math.isfinite(loss) else loss
+        if not math.isfinite(norm):
             self.optimizer.zero_grad()
-            raise LossError(f"step {self.done + 1}: the loss is {loss}")
-        norm = self._clip()
+            what = "norm of the gradients" if math.isfinite(loss) else "loss"
+            raise LossError(f"step {self.done + 1}: the {what} is {norm}")
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done += 1
-        return TrainingStep(self.done, loss, norm, recipe.sequences * recipe.seq_len)
+        tokens = recipe.sequences * recipe.seq_len
+        attention = self.size.attention_flops(everywhere / self.mesh.degrees.cp)
+        flops = 3 * (self.size.token_flops * tokens + attention)
+        return TrainingStep(self.done, loss, norm, tokens, flops)
 
     def answers(self, tokens: Ints, at: Ints, among: range) -> Ints:
         """Returns the likeliest of some tokens after places ``at`` (N,) of sequences (B, S), as a
@@ -132,19 +141,25 @@ class Trainer:
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint must agree on, and the place in the data."""
-        return {"model": asdict(self.size), "sequences": self.done * self.recipe.sequences}
+        return {
+            "model": asdict(self.size), "tokens": self._first_sequence() * self.recipe.seq_len,
+        }  # fmt: skip
 
     def resume(self, facts: dict[str, Any]) -> None:
-        """Goes on behind a checkpoint that was loaded into model and optimizer."""
+        """Goes on behind a checkpoint that was loaded into model and optimizer, behind the tokens
+        that it has seen."""
         self.done = int(facts["step"])
+        seen = -(-int(facts["tokens"]) // self.recipe.seq_len)
+        self._before = seen - self.done * self.recipe.sequences
+
+    def _first_sequence(self) -> int:
+        return self._before + self.done * self.recipe.sequences
 
     def _alone(self, rows: list[SequenceRows], weights: Tensor) -> Tensor:
         """Computes loss and gradients, all layers on this rank."""
         total, width = torch.zeros((), device=self.mesh.device), self.recipe.micro_batch
         for i in range(0, len(rows), width):
             some, weight = rows[i : i + width], weights[i : i + width].sum()
-            last = i + width == len(rows)
-            cast("FSDPModule", self.model).set_requires_gradient_sync(last)
             tokens, labels = (
                 torch.cat([self._tensor(getattr(one, name)) for one in some])
                 for name in ("tokens", "labels")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import resource
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,37 @@ def saves(folder: Path, at: int, degrees: Degrees, rank: int, size: int) -> None
     assert [one.name for one in complete(folder)] == [f"step-{at:08d}"]
 
 
+def goes_on_behind_its_tokens(rank: int, size: int) -> None:
+    """Another batch or length takes up where the data was left."""
+    made = trainer(Degrees(cp=size))
+    steps(made, 2)
+    facts = {**made.facts(), "step": 2}
+    for sequences, seq_len in ((2, 126), (4, 63), (4, 100)):
+        other = trainer(Degrees(cp=size), replace(RECIPE, sequences=sequences, seq_len=seq_len))
+        other.resume(facts)
+        read: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(other, "_read", partial(_noting, read))
+            with pytest.raises(StopIteration):
+                other.step()
+        assert read == [-(-2 * 4 * 126 // seq_len)]
+
+
+def _noting(read: list[int], number: int) -> None:
+    read.append(number)
+    raise StopIteration
+
+
+def flops_are_of_visible_pairs(degrees: Degrees, rank: int, size: int) -> None:
+    """Tokens of packed documents see their own."""
+    found, seq_len = trainer(degrees).step(), RECIPE.seq_len
+    corpus, at = Corpus(TEXT), np.arange(seq_len)
+    sizes = [np.diff(corpus.rows(i, seq_len, at).ends) for i in range(RECIPE.sequences)]
+    pairs = sum(int((one * (one + 1) // 2).sum()) for one in sizes)
+    dense = RECIPE.sequences * seq_len * TINY.token_flops
+    assert found.flops == pytest.approx(3 * (dense + TINY.attention_flops(pairs)), rel=1e-5)
+
+
 def continues(
     folder: Path, wanted: list[TrainingStep], degrees: Degrees, rank: int, size: int
 ) -> None:
@@ -208,6 +241,20 @@ def a_bad_loss_changes_nothing(rank: int, size: int) -> None:
         made.step()
     with torch.no_grad():
         scale.copy_(kept)
+
+    class Overflows(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * math.inf
+
+    hook = made.model.norm.register_forward_hook(lambda _, __, out: Overflows.apply(out))
+    with pytest.raises(LossError, match="step 3: the norm of the gradients is"):
+        made.step()
+    hook.remove()
     assert made.done == 2
     assert all(weight.grad is None for weight in made.model.parameters())
     assert all(map(torch.equal, before, whole(made)))

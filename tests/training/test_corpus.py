@@ -113,6 +113,13 @@ def test_text_is_tokenized_once_by_a_tokenizer_of_a_folder(folder: Path, tmp_pat
     times = [one.stat().st_mtime_ns for one in made]
     Corpus(files, tokenizer=tmp_path / "words", kept=tmp_path / "kept")
     assert [one.stat().st_mtime_ns for one in sorted((tmp_path / "kept").glob("*.npy"))] == times
+    fast.add_tokens(["abc"])
+    fast.save_pretrained(tmp_path / "words")
+    Corpus(files, tokenizer=tmp_path / "words", kept=tmp_path / "kept")
+    assert len(list((tmp_path / "kept").glob("*.npy"))) == 2 * len(made)
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    with pytest.raises(CorpusError, match=r"latin\.txt is no UTF-8"):
+        Corpus([tmp_path / "latin.txt"], tokenizer=tmp_path / "words", kept=tmp_path / "kept")
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -135,6 +142,11 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "floats.npy", np.arange(9))
     np.save(tmp_path / "floats.ends.npy", np.array([5, 4, 9]))
     says("no ascending ends of documents up to the 9 tokens", tmp_path)
+    np.save(tmp_path / "floats.ends.npy", np.array([7, 3, 9], np.uint64))
+    says("no ascending ends of documents up to the 9 tokens", tmp_path)
+    (tmp_path / "folder.txt").mkdir()
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    says("no ascending ends", tmp_path)  # not of these two
     (tmp_path / "one.txt").write_text("a")
     says("holds 1 tokens", tmp_path / "one.txt")
     (tmp_path / "two.txt").write_text("ab")

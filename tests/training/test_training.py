@@ -109,7 +109,12 @@ def test_gradients_are_those_of_one_process(degrees: Degrees) -> None:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(Degrees(cp=2), Degrees(cp=4)), (Degrees(cp=2), Degrees(tp=2)), (Degrees(pp=2), Degrees())],
+    [
+        (Degrees(cp=2), Degrees(cp=4)),
+        (Degrees(cp=2), Degrees(tp=2)),
+        (Degrees(pp=2), Degrees()),
+        (Degrees(pp=2), Degrees(pp=2)),
+    ],
     ids=str,
 )
 def test_a_checkpoint_goes_on_with_another_mesh(
@@ -139,6 +144,15 @@ def test_the_loss_is_per_token_of_the_step(replicas: int, tmp_path: Path) -> Non
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     on_ring(2, [checks.a_bad_loss_changes_nothing])
+
+
+def test_another_batch_or_length_goes_on_behind_the_tokens_seen() -> None:
+    on_ring(2, [checks.goes_on_behind_its_tokens])
+
+
+@pytest.mark.parametrize("degrees", [Degrees(dp=2, cp=2), Degrees(cp=2, tp=2)], ids=str)
+def test_flops_are_of_visible_pairs(degrees: Degrees) -> None:
+    on_ring(degrees.ranks, [partial(checks.flops_are_of_visible_pairs, degrees)])
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ class TrialRunner:
         self._quarantine.succeeded(ring.nodes)
         assert trial.predicted is not None
         peak = peak_of(self._sweep.plan.on, trial.config) if KINDS[trial.kind].trains else None
-        flops = trial.predicted.flops
+        flops = reports[0].flops or trial.predicted.flops
         metrics, samples = summarise(trial.config, flops, reports, work.before, peak)
         self._keep_trace(trial, reports)
         status: Status = "ok"

@@ -7,13 +7,14 @@ a fault, when it is resumed, or on other ranks. A trained task ends with its exa
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ringray.base import private_files, units
+from ringray.base import private_files
 from ringray.comm.batch import METER
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import RankContext
@@ -27,7 +28,7 @@ from ringray.training import mesh as meshes
 from ringray.training.checkpoint import Checkpoints, facts
 from ringray.training.corpus import Corpus, RandomTokens
 from ringray.training.tasks import TASKS, Task
-from ringray.training.trainer import Trainer, TrainingStep, check_facts
+from ringray.training.trainer import LossError, Trainer, TrainingStep, check_facts
 
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
@@ -51,20 +52,25 @@ def _train(
     config: TrialConfig, context: RankContext, trainer: Trainer, kept: Checkpoints | None
 ) -> RankReport:
     """Takes the steps that are missing."""
-    losses = []
+    losses, norm = [], math.nan
     if kept and (known := kept.load(trainer.model, trainer.optimizer)) is not None:
         trainer.resume(known)
-        losses = known.get("losses", [])
-    if trainer.done >= config.repeats:
+        losses, norm = known.get("losses", []), known.get("norm", math.nan)
+    if trainer.done > config.repeats:
         raise ValueError(
-            f"{config.checkpoints} holds a training of {trainer.done} steps: give more steps, or "
+            f"{config.checkpoints} holds a training of {trainer.done} steps: give as many, or "
             "another folder"
         )
     report = RankReport(rank=context.rank)
     taken: list[TrainingStep] = []
 
     def take() -> None:
-        taken.append(trainer.step())
+        try:
+            taken.append(trainer.step())
+        except LossError:
+            if kept is not None:
+                kept.wait()  # the last checkpoint is good
+            raise
         losses.append(taken[-1].loss)
 
     while trainer.done < config.repeats:
@@ -79,8 +85,7 @@ def _train(
             report.values["peak_memory_bytes"] = [float(peak)]
             with context.agreed():
                 if config.budget is not None and peak > config.budget:
-                    text = f"tensors of {units.memory(peak)}, more than"
-                    raise BudgetError(f"{text} limits.rank_memory {units.memory(config.budget)}")
+                    raise BudgetError(peak, config.budget)
         else:
             report.seconds.append(context.timed(take))
         used = METER.since(meter)
@@ -88,12 +93,14 @@ def _train(
         report.values.setdefault("wait_ms", []).append(used.wait_s * 1e3)
         last = trainer.done == config.repeats
         if kept is not None and (last or trainer.done % (config.save_every or 1) == 0):
-            said = {**trainer.facts(), "losses": losses}
+            said = {**trainer.facts(), "losses": losses, "norm": taken[-1].norm}
             kept.save(trainer.done, trainer.model, trainer.optimizer, said)
     if kept is not None:
         kept.wait()
     context.barrier()
-    report.values["loss"], report.values["gradient_norm"] = [taken[-1].loss], [taken[-1].norm]
+    if taken:
+        norm, report.flops = taken[-1].norm, statistics.mean(one.flops for one in taken)
+    report.values["loss"], report.values["gradient_norm"] = losses[-1:], [norm]
     report.values[REACH] = [float(config.seq_len)]
     report.curves = {"loss": losses}
     if config.task is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringray import transport as transports
+from ringray.base.errors import UserError
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import kernel_cuts, limits
@@ -90,9 +91,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         if isinstance(window := chosen["window"], Window):
             chosen["window"] = (window.left, window.right)
         if KINDS[spec.kind].trains:
-            given = {name: getattr(spec.training, name) for name in _SIZES}
-            model = vars(sizes.named(chosen["model"], given))
-            chosen |= {name: model[name] for name in _SIZES}
+            chosen |= _sizes(spec, chosen["model"])
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         if KINDS[spec.kind].decodes:
             chosen["new_tokens"] = chosen["new_tokens"] or 1
@@ -100,6 +99,16 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             chosen["value_head_dim"] = None
         for searched in _searched(spec.kind, chosen, device):
             yield TrialConfig(**(chosen | searched), **constant)
+
+
+def _sizes(spec: Spec, name: str) -> dict[str, int]:
+    given = {size: getattr(spec.training, size) for size in _SIZES}
+    try:
+        model = vars(sizes.named(name, given))
+    except UserError as error:
+        field, _, text = str(error).partition(": ")
+        raise spec.error(f"training.{field}", text) from None
+    return {size: model[size] for size in _SIZES}
 
 
 def _trained(spec: Spec) -> dict[str, Any]:

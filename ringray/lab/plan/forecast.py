@@ -20,6 +20,7 @@ from ringray.lab.predict.hardware import RANKS, Fleet
 from ringray.lab.search import METHODS
 from ringray.lab.search.base import LEAST
 from ringray.lab.spec.model import Spec
+from ringray.lab.trial import training
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
 
@@ -111,6 +112,8 @@ def too_large(
 
 
 def _margin(config: TrialConfig) -> float:
+    if config.model is not None:
+        config = training.ring_config(config, training.of_config(config)[1])
     exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
     sure = config.new_tokens is None and config.mask.plain and exchange.heads_at_once is None
     return _SURE if sure else _ROUGH

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringray import transport
 from ringray.lab.kinds import KINDS
@@ -137,10 +137,16 @@ def _untrainable(kind: str, config: TrialConfig) -> Reason | None:
     if reason := _fixed(config, _TRAINS, "a decoder trains without it"):
         return reason
     try:
-        check(*training.of_config(config))
+        model, degrees, recipe = training.of_config(config)
+        check(model, degrees, recipe)
     except ValueError as error:
         name, _, text = str(error).partition(": ")
         return Reason(_SECTIONS.get(name, f"training.{name}"), text)
+    try:
+        for length in config.examined or ():
+            check(model, degrees, replace(recipe, seq_len=length))
+    except ValueError as error:
+        return Reason("training.examined", str(error).partition(": ")[2])
     return None
 
 

@@ -145,7 +145,10 @@ def _proposal(wish: Wish, degrees: Degrees, config: TrialConfig) -> Proposal | N
     both = wish.cost(degrees, config)
     for way in _WAYS:
         training = wish.training(way)
-        memory = transformer.memory(wish.model, degrees, training, both.peak_memory_bytes)
+        memory = transformer.memory(
+            wish.model, degrees, training, both.peak_memory_bytes,
+            exchanged=transformer.exchanged(config),
+        )  # fmt: skip
         if memory.total <= wish.room:
             forward = wish.cost(degrees, replace(config, direction="forward"))
             time = transformer.step(wish.model, degrees, training, wish.on, forward, both)

@@ -14,11 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from ringray import transport as transports
 from ringray.lab.predict import cost_model, ring_time
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
 from ringray.lab.trial import training
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import TrialConfig, default_config
 from ringray.models.sizes import Kept, Model, Scores
 from ringray.traffic.walk import FP32
 from ringray.training.degrees import Degrees
@@ -108,7 +109,12 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         flops=3 * recipe.sequences * model.forward_flops(recipe.seq_len),
         peak_memory_bytes=int(
             memory(
-                model, degrees, how, both.peak_memory_bytes, cpu=on.hardware.cores is not None
+                model,
+                degrees,
+                how,
+                both.peak_memory_bytes,
+                cpu=on.hardware.cores is not None,
+                exchanged=exchanged(ring),
             ).total
         ),
         time_ms=milliseconds,
@@ -120,11 +126,19 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     )
 
 
+def exchanged(ring: TrialConfig) -> bool:
+    """Returns whether the ranks of a ring exchange heads for rows."""
+    transport = default_config(ring).transport
+    return transports.plan(transport, ring.ring_size, ring.heads, ring.kv_heads).fold > 1
+
+
 def memory(
-    model: Model, degrees: Degrees, how: Training, attention_bytes: float, *, cpu: bool = False
-) -> RankMemory:
+    model: Model, degrees: Degrees, how: Training, attention_bytes: float, *, cpu: bool = False,
+    exchanged: bool = False,
+) -> RankMemory:  # fmt: skip
     """Returns the memory of a rank; ``attention_bytes``: peak of both passes of one attention with
-    blockwise scores, its inputs and gradients included. ``cpu``: where norms are not fused."""
+    blockwise scores, its inputs and gradients included. ``cpu``: where norms are not fused.
+    ``exchanged``: ranks exchange heads for rows, of which kept attention keeps what it received."""
     size, tp, shards = how.itemsize, degrees.tp, degrees.dp * degrees.cp
     micro, layers = how.micro_batch, model.layers // degrees.pp
     rows = -(-how.context // degrees.cp) * micro
@@ -148,7 +162,7 @@ def memory(
         + (1 + 2 * cpu) * stream
         + scores
         + (rows * of_mlp if how.mlp_rows is None else 0),
-        "attention": stream + queries + lse,
+        "attention": stream + queries + lse + exchanged * (2 * queries + keys + lse),
         "input": stream,
     }[how.kept]
 

@@ -171,6 +171,7 @@ class Rank:
 
         Returns failures as plain data: exceptions of a compiler or a device may not unpickle.
         """
+        HERE.enter("")  # what the trial before has told is gone
         HERE.enter("inputs")
         try:
             self._limit.impose()
@@ -189,7 +190,9 @@ class Rank:
     def _fault(self, error: Exception) -> Fault:
         """Returns the fault; of memory with the free bytes while the trial's tensors still live."""
         fault = replace(faults.of_exception(error, self._rank), hop=str(HERE))
-        if not faults.out_of_memory(error) or isinstance(error, faults.BudgetError):
+        if isinstance(error, faults.BudgetError):
+            return replace(fault, limit_bytes=error.budget)
+        if not faults.out_of_memory(error):
             return fault
         return replace(fault, free_bytes=self._free(), limit_bytes=self._memory)
 

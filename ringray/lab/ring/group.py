@@ -28,6 +28,7 @@ from ringray.lab.ring.actor import Introduction, Rank
 from ringray.lab.ring.calls import BESIDE, RankCalls, Where
 from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
 from ringray.lab.ring.order import Seat, check, ordered, zones_of
+from ringray.lab.trial import training
 from ringray.lab.trial.config import CHOICES, TrialConfig, resolved
 from ringray.lab.trial.measurement import RankReport
 from ringray.tuning.table import Place
@@ -173,7 +174,10 @@ class ActorRing:
         with their ``source``, empty if there is none but a default for the blocks."""
         if KINDS[kind].ranks_alone:  # it is about to be tuned
             return config, {}
-        settled, source = resolved(config, self.place)
+        if KINDS[kind].trains:
+            settled, source = training.settled(config, self.place)
+        else:
+            settled, source = resolved(config, self.place)
         if settled == config:
             return config, {}
         return settled, {**{name: getattr(settled, name) for name in CHOICES}, "source": source}

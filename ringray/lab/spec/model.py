@@ -291,8 +291,10 @@ class Spec(Fields):
     @cached_property
     def digest(self) -> str:
         """sha256, in hex, of all but cluster, tracking, limits and later fields that are not
-        given."""
+        given. Of a training ``rank_memory`` decides what comes of it."""
         measured = self.canonical()
+        if KINDS[self.kind].trains and self.limits.rank_memory is not None:
+            measured["rank_memory"] = self.limits.rank_memory
         del measured["tracking"], measured["limits"], measured["cluster"]
         later = LATER.keys() & measured["problem"].keys()
         for section, options in (("search", ("budget", "seed")), ("problem", later)):

@@ -47,11 +47,12 @@ def tell(path: Path, trial: int, step: int, values: Mapping[str, float]) -> None
 
 def told(path: Path, offset: int) -> tuple[list[CurvePoint], int]:
     """Returns what was told behind ``offset`` bytes, and where that ends."""
-    if not path.exists():
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            whole = file.read().rpartition(b"\n")[0]  # the last line may be half written
+    except OSError:  # there is none, or it is being removed
         return [], 0
-    with path.open("rb") as file:
-        file.seek(offset)
-        whole = file.read().rpartition(b"\n")[0]  # the last line may be half written
     points = []
     for line in whole.splitlines():
         with suppress(ValueError):  # a line that a full disk cut short

@@ -130,6 +130,7 @@ class Session:
 
     def _drain(self) -> Phase | None:
         """Writes the rest, until nothing is left or time is up."""
+        self._errors.pop("_write_live", None)  # what it wrote was of the trials under way
         if self._tail() and not self._backlog:
             return self._conclude
         if self._time_left() > 0:

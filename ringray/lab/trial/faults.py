@@ -141,7 +141,13 @@ _BROKEN = re.compile(
 
 
 class BudgetError(MemoryError):
-    """Tensors beyond a budget, which were allocated all the same."""
+    """Tensors of ``peak`` bytes beyond a budget, which were allocated all the same."""
+
+    def __init__(self, peak: int, budget: int) -> None:
+        self.budget = budget
+        super().__init__(
+            f"tensors of {memory(peak)}, more than limits.rank_memory {memory(budget)}"
+        )
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -33,9 +33,9 @@ class RankReport:
     ``seconds`` of the pass on this rank and ``baseline_seconds``, on the ranks that compute the
     baseline, have one entry per repeat. ``values``: by the names of ``metrics.METRICS``, one entry
     per repeat or one in all. ``messages``: sends of one pass. ``errors``: shares of the error
-    budget by tensor (rank 0 only). ``curves``: numbers of each step of a training. ``hops``: see
-    ``instruments.hops``. ``spans``: of the median repeat, from its barrier.
-    ``refused``: why this rank did not run the trial.
+    budget by tensor (rank 0 only). ``curves``: numbers of each step of a training, ``flops``: of
+    one step on average, all ranks. ``hops``: see ``instruments.hops``. ``spans``: of the median
+    repeat, from its barrier. ``refused``: why this rank did not run the trial.
     """
 
     rank: int
@@ -45,6 +45,7 @@ class RankReport:
     messages: int = 0
     errors: dict[str, float] = field(default_factory=dict)
     curves: dict[str, list[float]] = field(default_factory=dict)
+    flops: float | None = None
     hops: list[Hop] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     failure: str | None = None
@@ -53,7 +54,7 @@ class RankReport:
 
 def summarise(
     config: TrialConfig,
-    flops: int,
+    flops: float,
     reports: Sequence[RankReport],
     before: Outcome | TrialRow | None = None,
     peak: float | None = None,
@@ -61,7 +62,7 @@ def summarise(
     """Computes a trial's metrics, and the samples behind them, from the reports of all ranks.
 
     The time of a repeat is the slowest rank's; ``ratio`` is the median over repeats of ring over
-    baseline. ``flops``: exact count of one pass, all ranks; ``peak``: FLOP/s of all of them, of a
+    baseline. ``flops``: count of one pass, all ranks; ``peak``: FLOP/s of all of them, of a
     training. ``before``: an earlier visit to the same trial, whose repeats count too. ``repeats``
     is their number over all visits; it is left out where one visit measured the config's number.
     """
@@ -121,7 +122,7 @@ def _times(reports: Sequence[RankReport]) -> dict[str, list[float]]:
 
 
 def _from_samples(
-    config: TrialConfig, flops: int, samples: Mapping[str, Sequence[float]]
+    config: TrialConfig, flops: float, samples: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
     """Returns the metrics that follow from the times of the repeats."""
     if "ms" not in samples:

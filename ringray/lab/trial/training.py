@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import TrialConfig, resolved
 from ringray.models.sizes import Model, named
 from ringray.training.degrees import Degrees
 from ringray.training.recipe import Recipe
 from ringray.training.tasks import TASKS
+from ringray.tuning.table import Place
 
 
 def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
@@ -38,6 +39,15 @@ def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
         documents=config.corpus is not None, seed=config.seed + config.replica, **given,
     )  # fmt: skip
     return model, replace(others, cp=ring), recipe
+
+
+def settled(config: TrialConfig, place: Place) -> tuple[TrialConfig, str]:
+    """Returns a config with partition and transport chosen for its rings, and the source of the
+    choice ("" if both were given)."""
+    if "auto" not in (config.partition, config.transport):
+        return config, ""
+    found, source = resolved(ring_config(config, of_config(config)[1]), place)
+    return replace(config, partition=found.partition, transport=found.transport), source
 
 
 def examination(config: TrialConfig) -> float:

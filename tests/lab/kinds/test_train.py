@@ -17,7 +17,9 @@ from mlflow.exceptions import MlflowException
 from ringray.base.errors import SpecError
 from ringray.lab.plan.plan import build, deadline_s
 from ringray.lab.predict.hardware import parse_fleet
+from ringray.lab.ring.actor import Rank
 from ringray.lab.spec.model import parse
+from ringray.lab.trial.faults import BudgetError, stale
 from ringray.lab.trial.training import of_config
 from ringray.training.checkpoint import facts
 from ringray.training.degrees import Degrees
@@ -99,6 +101,33 @@ def test_what_a_training_does_not_read_is_refused(more: str, field: str, instead
     with pytest.raises(SpecError, match=f"kind train does not read it, expected {instead}") as told:
         build(parse(base + problem + more))
     assert field in str(told.value)
+
+
+def test_a_budget_belongs_to_the_identity_of_a_training() -> None:
+    texts = [spec(more=f"limits: {{rank_memory: {n}MiB}}\n") for n in (64, 128)]
+    assert len({parse(text).digest for text in (spec(), *texts)}) == 3
+
+
+def test_points_of_a_mesh_are_judged_by_their_own_ring() -> None:
+    text = spec(size=4, train=", dp: 2", problem=", batch: 2")
+    text = text.replace("batch: 4, ", "") + "strategy: {transport: ulysses}\n"
+    with pytest.raises(SpecError, match=r"predicted .* per rank, more than"):
+        build(parse(text + "limits: {rank_memory: 1MiB}\n"))
+
+
+def test_a_lack_of_memory_stands_until_the_limit_changes() -> None:
+    rank = Rank.__new__(Rank)
+    rank._rank, rank._memory = 0, None
+    fault = rank._fault(BudgetError(70 << 20, 64 << 20))
+    assert "tensors of 70.0 MiB, more than limits.rank_memory 64.0 MiB" in str(fault)
+    assert not stale([fault.as_dict()], 64 << 20)
+    assert stale([fault.as_dict()], 80 << 20)
+
+
+def test_examined_lengths_fit_the_mesh() -> None:
+    text = spec(size=4, train=", tp: 4, kv_heads: 4, examined: [130]").replace("254", "128")
+    with pytest.raises(SpecError, match=r"training.examined: got 130, whose 130 rows .* tp = 4"):
+        build(parse(text.replace("kind: train", "kind: retrieval")))
 
 
 def test_what_is_trained_belongs_to_the_identity_of_its_sweep_alone() -> None:
@@ -250,6 +279,24 @@ def test_a_task_is_examined_the_same_on_every_ring(place: Place) -> None:
         assert row.metrics["peak_memory_bytes"] == pytest.approx(
             row.predicted["peak_memory_bytes"], rel=0.25
         )
+
+
+@pytest.mark.slow
+def test_a_training_that_ended_is_told_without_a_step(place: Place) -> None:
+    train = f", checkpoints: {place.home / 'kept'}, examined: 140"
+    text = spec(train=train).replace("kind: train", "kind: retrieval")
+    assert place.run("run", place.spec(text), "--no-tracking").code == 0
+    (row,) = place.trials("tiny-train")
+    again = place.run("run", place.spec(text), "--no-tracking", "--again")
+    assert again.code == 0, again.out + again.err
+    (told,) = place.trials("tiny-train")
+    assert told.started > row.started
+    for name in ("loss", "gradient_norm", "score"):
+        assert told.metrics[name] == pytest.approx(row.metrics[name])
+    assert told.samples["loss"] == row.samples["loss"]
+    fewer = place.run("run", place.spec(text.replace("steps: 6", "steps: 4")), "--no-tracking")
+    assert fewer.code == 1
+    assert "holds a training of 6 steps: give as many, or another folder" in fewer.out
 
 
 @pytest.mark.slow

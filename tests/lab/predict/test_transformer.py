@@ -59,7 +59,7 @@ def test_sizes_that_lack_are_usual() -> None:
     [
         ("8bb", {}, "did you mean"),
         (None, {"layers": 2}, "--hidden"),
-        ("8b", {"kv_heads": 5}, "--kv-heads: got 5"),
+        ("8b", {"kv_heads": 5}, "kv_heads: got 5"),
     ],
 )
 def test_models_that_cannot_be(name: str | None, given: dict[str, int], says: str) -> None:
