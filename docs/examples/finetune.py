@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--rope-theta", type=float, help="base of RoPE's frequencies")
     parser.add_argument("--checkpoints", help="folder")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--workers", type=int, help="of Ray Train, instead of torchrun")
     given = parser.parse_args()
     if given.workers:
@@ -112,8 +113,9 @@ def train(given: argparse.Namespace) -> None:
         dist.all_reduce(mean)
         if dist.get_rank() == 0:
             print(f"step {step:2d}  loss {mean.item() / dist.get_world_size():.4f}", flush=True)
+        if kept and (step + 1 == given.steps or (step + 1) % given.save_every == 0):
+            kept.save(step + 1, model, optimizer, {})
     if kept:
-        kept.save(given.steps, model, optimizer, {})
         kept.wait()
 
 

@@ -1,6 +1,6 @@
 """Figure 3 of the ring attention paper: retrieval at lengths that only a ring trains.
 
-    python experiments/paper/figure3_retrieval.py  # a quarter of an hour, 2 cores
+    python experiments/paper/figure3_retrieval.py  # half an hour, 2 cores
 
 The paper draws accuracies and prints none: a model trained at 512k tokens on a ring answers at any
 length, models trained at 16k and 100k fail beyond theirs. Here a tiny model is trained at 128

@@ -301,8 +301,9 @@ class Spec(Fields):
             for option in options:
                 if measured[section][option] is None or measured[section][option] is False:
                     del measured[section][option]
-        if measured["ring"]["order"] == LATER["order"]:
-            del measured["ring"]["order"]
+        for part in measured.values():
+            if isinstance(part, dict) and part.get("order") == LATER["order"]:
+                del part["order"]
         text = json.dumps(measured, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
