@@ -69,3 +69,27 @@ def test_a_cable_is_pulled_while_ranks_start(
         print(f"first trial after {min(row.ended or 0 for row in rows) - since:.1f} s")
         cut.mend()
         head.check_nothing_is_held()
+
+
+def test_rings_side_by_side_lose_nothing_when_a_rank_dies(
+    place: Place, network: tuple[str, list[Machine]]
+) -> None:
+    """Each has machines of its own."""
+    host, there = network
+    text = tiny("beside", size="[1, 2]", replicas=REPLICAS, repeats=40)
+    text = text.replace("threads: 1", "threads: 1, placement: strict-spread")
+    with ray_heads.cluster(place, NODE, NODE, NODE, host=host, machines=there) as head:
+        driver = begun(place, text, "--address", head.address)
+        drive.wait_until("two rings", lambda: len(place.ranks()) == 3)
+        holds = [one for one in there for rank in place.ranks() if one.runs(rank.pid)]
+        assert len(set(holds)) == 3, "two ranks share a machine"
+        place.ranks()[0].kill()
+        done = place.end(driver)
+        assert done.code == 0, done.out + done.err
+        rows = place.trials("beside")
+        assert [row.status for row in rows] == ["ok"] * 2 * REPLICAS
+        assert sum(len(faults(row)) for row in rows) == 1
+        times = [(row.started or 0, row.ended or 0, row.config["ring_size"]) for row in rows]
+        beside = [1 for b, e, n in times for c, f, m in times if n < m and b < f and c < e]
+        assert beside, "one ring waited for the other"
+        head.check_nothing_is_held()

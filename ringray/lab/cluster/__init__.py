@@ -5,6 +5,7 @@ fit             the rings that fit on them
 connect         the connection to a cluster, or a local Ray
 access          tokens and versions: why a cluster refuses
 autoscaler      the nodes that Ray's autoscaler can start
+machines        the machines that rings side by side hold
 placement_wait  waiting for a placement group
 jobs            a sweep as a Ray job
 job_server      the job server's HTTP API

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ringray.lab.cluster.capacity import Capacity, Placement, of_nodes
 from ringray.lab.plan.pruning import Reason, unfit
 from ringray.lab.trial.config import TrialConfig
+
+if TYPE_CHECKING:
+    from ringray.lab.plan.plan import Plan
+
+
+MOST = 64  # rings side by side, of which each has a thread
 
 
 class Cluster:
@@ -54,6 +62,45 @@ class Cluster:
         """Returns whether a ring must not have more ranks than the trial: idle GPUs cost, and so do
         nodes that a cluster would give back."""
         return self.device(config.device) == "cuda" or self.reach != self.present
+
+    def most(self, config: TrialConfig) -> float:
+        """Returns how many rings like the trial's can work side by side, each on machines of its
+        own; of GPU rings as many as they have room on one. Infinite without a limit."""
+        placement, size = self.placement(config), config.ring_size
+        offer = self.present if self.reach is None else self.reach
+        if self.local or placement.strategy == "SPREAD":
+            return 1
+        rings = 0.0
+        for group in offer.groups:
+            count = math.inf if group.most is None else group.most
+            ranks = group.ranks(dict(placement.bundle))
+            if ranks >= size and placement.strategy != "STRICT_SPREAD":
+                rings += count * (ranks // size if placement.device == "cuda" else 1)
+            elif ranks and placement.strategy != "STRICT_PACK":
+                each = -(-size // ranks) if placement.strategy == "PACK" else size
+                rings += count // each
+        return rings
+
+    def side_by_side(self, plan: Plan) -> int:
+        """Returns how many rings of a plan work at the same time.
+
+        Raises:
+            SpecError: the spec wants more than fit.
+        """
+        configs, wanted = [trial.config for trial in plan.runnable], plan.spec.ring.concurrent
+        most = max(map(self.most, configs), default=1.0)
+        settled = self.reach == self.present and not self.present.has("GPU")
+        if most > 1 and settled and len(self._hosts()) == 1:
+            most = 1
+        if wanted is not None and wanted > max(1, most):
+            text = f"got {wanted}, but {max(1, most):g} such rings fit side by side"
+            raise plan.spec.error("ring.concurrent", text)
+        return int(max(1, min(most, len(configs), wanted or MOST)))
+
+    def _hosts(self) -> set[str]:
+        import ray
+
+        return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
     def spare(self, config: TrialConfig, without: Iterable[str]) -> bool:
         """Returns whether the trial's ring fits on the present nodes without some (Ray's ids)."""

@@ -106,6 +106,7 @@ class Sweep:
         self.observer.note(f"connecting to {connect.name(address)}")
         with signals.held():  # a Ray that is interrupted while it starts crashes at exit
             cluster = stack.enter_context(connect.connect(address))
+        cluster.side_by_side(self.plan)  # refuses what does not fit before anything begins
         return resume.on(cluster), cluster
 
     def begin(self, resume: Resume, tracking: Callable[[], Tracking] | None) -> None:

@@ -6,13 +6,17 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import ray
+
 from ringray.instruments.progress import Progress
 from ringray.lab.cluster.fit import Cluster
+from ringray.lab.cluster.machines import Machines
+from ringray.lab.driver.dispatch import Dispatcher
 from ringray.lab.driver.run import Sweep
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.kinds import KINDS
@@ -61,9 +65,14 @@ class TrialRunner:
         self._quarantine = Quarantine()
         self._stop = threading.Event()  # set at the end: nothing waits any more
         # Where ranks work alone, as many rings of one run side by side.
-        count = spec.sweep("ring", "size")[0] if KINDS[spec.kind].ranks_alone else 1
+        alone = KINDS[spec.kind].ranks_alone
+        count = spec.sweep("ring", "size")[0] if alone else cluster.side_by_side(sweep.plan)
+        self._machines: Machines | None = None
+        if not alone and count > 1:
+            self._machines = Machines(ray.nodes, shared=spec.ring.concurrent is not None)
         self._rings = [
-            RingPool(cluster, spec, self._note, self._quarantine, self._stop) for _ in range(count)
+            RingPool(cluster, spec, self._note, self._quarantine, self._stop, self._machines)
+            for _ in range(count)
         ]
         self._ended: float | None = None  # end of the last trial, on perf_counter
 
@@ -91,40 +100,22 @@ class TrialRunner:
 
     def _results(self, schedule: Schedule) -> Iterator[tuple[Work, Outcome]]:
         """Yields work with its outcome as it ends; the schedule must be told before the next."""
+
+        def measure(work: Work, rings: RingPool) -> Outcome:
+            return self._measure(work, schedule, rings)
+
+        method = self._sweep.plan.spec.search.method
+        dispatcher = Dispatcher(
+            schedule, self._rings, measure, self._quarantine, self._machines, method
+        )
         if len(self._rings) == 1:
-            while (work := schedule.next()) is not None:
-                outcome = self._measure(work, schedule, self._rings[0])
-                self._rings[0].rest()
-                yield work, outcome
+            yield from dispatcher.one_by_one()
             return
-        with ThreadPoolExecutor(len(self._rings), "ring") as pool:
+        with ThreadPoolExecutor(len(self._rings), "ring") as threads:
             try:
-                yield from self._side_by_side(schedule, pool)
+                yield from dispatcher.side_by_side(threads)
             finally:
                 self.close()  # ends what the threads wait for
-
-    def _side_by_side(
-        self, schedule: Schedule, pool: ThreadPoolExecutor
-    ) -> Iterator[tuple[Work, Outcome]]:
-        free = list(self._rings)
-        running: dict[Future[Outcome], tuple[Work, RingPool]] = {}
-        held: Work | None = None  # the first ring compares the finalists, one after another
-        while True:
-            while free and (work := held or schedule.next()) is not None:
-                held = None
-                if work.together and free[0] is not self._rings[0]:
-                    held = work
-                    break
-                ring = free.pop(0)
-                running[pool.submit(self._measure, work, schedule, ring)] = work, ring
-            if not running:
-                return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                work, ring = running.pop(future)
-                ring.rest()
-                free = [one for one in self._rings if one in (*free, ring)]
-                yield work, future.result()
 
     # One trial
 
@@ -161,7 +152,7 @@ class TrialRunner:
             RingFault: the ring ended without a result.
         """
         trial = work.trial
-        ahead = [trial] if KINDS[trial.kind].ranks_alone else schedule.ahead()
+        ahead = [trial] if len(self._rings) > 1 else schedule.ahead()
         ring, formed = rings.take(trial.config, (one.config for one in ahead))
         if formed and self._ended is not None and len(self._rings) == 1:
             self._sweep.summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)

@@ -8,7 +8,7 @@ go on only if all of them have answered, as after a lack of memory on which they
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -44,7 +44,7 @@ class ActorRing:
     """``capacity`` started actors; the first ``size`` form the process group.
 
     ``timeout``: seconds for one operation among them; ``patience``: for their placement; ``avoid``:
-    Ray's ids of nodes that get none of them.
+    Ray's ids of nodes that get none of them; ``placed``: is told the nodes of their places.
 
     Raises:
         PlaceError: the actors were not placed in time, or run different code than the driver.
@@ -59,6 +59,7 @@ class ActorRing:
         timeout: float,
         patience: Patience,
         avoid: Sequence[str] = (),
+        placed: Callable[[Sequence[str]], None] = lambda nodes: None,
     ) -> None:
         self.capacity = capacity
         self.placement = placement
@@ -77,6 +78,7 @@ class ActorRing:
         try:
             placement_wait.wait(self._group, capacity, dict(placement.bundle), patience)
             self._where = _places(self._group)
+            placed([at.node_id for at in self._where])
             self._start()
         except BaseException:
             self.close()

@@ -1,8 +1,8 @@
 """The ring that trials share while it fits them.
 
 A ring holds its nodes. On GPUs, and on a cluster that grows and shrinks, it has exactly the ranks
-of its trial. On other CPUs actors start once, as many as any known trial needs, and are re-formed
-into smaller rings.
+of its trial, and so has one of several side by side. On other CPUs actors start once, as many as
+any known trial needs, and are re-formed into smaller rings.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ringray import transport as transports
 from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.fit import Cluster
+from ringray.lab.cluster.machines import Machines
 from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.plan.plan import TIMEOUT_S
 from ringray.lab.ring.group import ActorRing
@@ -26,7 +27,8 @@ from ringray_kernels.backends import BLOCKS, on_device
 
 
 class RingPool:
-    """At most one ring at a time, on one cluster; ``note`` is told about waiting.
+    """At most one ring at a time, on one cluster; ``note`` is told about waiting. ``machines``: of
+    all pools of a run whose rings work side by side.
 
     A timer thread releases a ring that is idle for ``ring.idle_release`` seconds; the next trial
     starts another. ``stop``: set when no ring is needed any more, which ends all waiting.
@@ -39,7 +41,9 @@ class RingPool:
         note: Callable[[str], None],
         quarantine: Quarantine | None = None,
         stop: threading.Event | None = None,
+        machines: Machines | None = None,
     ) -> None:
+        self._machines = machines
         self._cluster, self._spec, self._note = cluster, spec, note
         self._quarantine, self._stop = quarantine or Quarantine(), stop or threading.Event()
         self._ring: ActorRing | None = None
@@ -57,17 +61,13 @@ class RingPool:
             StoppedError: no ring is needed any more.
         """
         self._stop_timer()
-        placement, exact = self._placement(config), self._cluster.exact(config)
-        size, ring = config.ring_size, self._ring
-        if ring is not None and (
-            ring.placement != placement
-            or (ring.capacity != size if exact else ring.capacity < size)
-        ):
+        if not self.suits(config):
             self._release()
-            ring = None
+        size, ring, placement = config.ring_size, self._ring, self.placement(config)
         formed = ring is not None and ring.size == size
         if ring is None:
-            sizes = () if exact else (c.ring_size for c in ahead if self._placement(c) == placement)
+            alike = (c.ring_size for c in ahead if self.placement(c) == placement)
+            sizes = () if self._exact(config) else alike
             ring = self._ring = self._started(config, placement, max((size, *sizes)))
         _check_toolchain(ring, config)
         if self._stop.is_set():  # close() may have run before the ring existed
@@ -83,12 +83,34 @@ class RingPool:
         patience = Patience(limits.place_timeout, self._note, certain, self._stop)
         avoid = self._quarantine.nodes
         timeout = limits.trial_timeout or TIMEOUT_S
-        return ActorRing(capacity, placement, timeout, patience, avoid)
+        if self._machines is None:
+            return ActorRing(capacity, placement, timeout, patience, avoid)
+        with self._machines.placing(self, placement) as (taken, placed):
+            try:
+                avoid = (*avoid, *taken)
+                return ActorRing(capacity, placement, timeout, patience, avoid, placed)
+            except BaseException:
+                self._machines.release(self)
+                raise
 
-    def _placement(self, config: TrialConfig) -> Placement:
+    def placement(self, config: TrialConfig) -> Placement:
+        """Returns the needs of the trial's ring."""
         # With a budget a rank counts its tensors itself.
         limit = self._spec.limits.rank_memory if config.budget is None else None
-        return replace(self._cluster.placement(config), memory=limit)
+        found = replace(self._cluster.placement(config), memory=limit)
+        if self._machines is None:
+            return found
+        return self._machines.placement(found, config.ring_size)
+
+    def suits(self, config: TrialConfig) -> bool:
+        """Returns whether there is a ring that the trial can take as it is, or re-formed."""
+        ring, size = self._ring, config.ring_size
+        if ring is None or ring.placement != self.placement(config):
+            return False
+        return ring.capacity == size if self._exact(config) else ring.capacity >= size
+
+    def _exact(self, config: TrialConfig) -> bool:
+        return self._machines is not None or self._cluster.exact(config)
 
     def rest(self) -> None:
         """Starts the idle time of the ring, which the next trial ends."""
@@ -108,6 +130,8 @@ class RingPool:
             ring, self._ring = self._ring, None
         if ring is not None:
             ring.close()
+        if self._machines is not None:
+            self._machines.release(self)
 
     def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None

@@ -82,6 +82,10 @@ class RingSection(Fields):
     GPUs; given: as Ray places them; shuffled: by measure.seed, for comparison."""
     threads: Annotated[Ints, Several(whole(1, 256))] = 1
     """CPU threads of each rank. The tuning kinds search among several values."""
+    concurrent: Annotated[int | None, or_null(whole(1, 1024), "as many as disturb none")] = None
+    """Rings side by side, each on machines of its own; of GPU rings that fit on one, as many as it
+    holds. A number is at most that many; GPU rings may then share a machine's network. null: as
+    many as have machines of their own, and one on a single machine."""
     idle_release: Annotated[float, duration(0, 86400)] = 60.0
     """Seconds for which an idle ring keeps its actors, and so its nodes. After the last trial, and
     before a trial that needs other ranks, the ring is released at once."""
@@ -290,8 +294,9 @@ class Spec(Fields):
 
     @cached_property
     def digest(self) -> str:
-        """sha256, in hex, of all but cluster, tracking, limits and later fields that are not
-        given. Of a training ``rank_memory`` decides what comes of it."""
+        """sha256, in hex, of all but cluster, tracking, limits, the number of rings side by side
+        and later fields that are not given. Of a training ``rank_memory`` counts: it decides what
+        comes of it."""
         measured = self.canonical()
         if KINDS[self.kind].trains and self.limits.rank_memory is not None:
             measured["rank_memory"] = self.limits.rank_memory
@@ -302,8 +307,10 @@ class Spec(Fields):
                 if measured[section][option] is None or measured[section][option] is False:
                     del measured[section][option]
         for part in measured.values():
-            if isinstance(part, dict) and part.get("order") == LATER["order"]:
-                del part["order"]
+            if isinstance(part, dict):
+                part.pop("concurrent", None)  # no point depends on it
+                if part.get("order") == LATER["order"]:
+                    del part["order"]
         text = json.dumps(measured, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

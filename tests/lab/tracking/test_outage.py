@@ -186,7 +186,11 @@ def test_a_server_that_goes_away_and_comes_back(
     for index, trial in enumerate(planned[:20]):
         store.record(DIGEST, trial.key, outcome(index))
     begun = time.monotonic()
-    wait_for(lambda: len(runs(server.uri)[1]) >= 20, seconds=120, pause=1.0)
+
+    def ended() -> int:
+        return sum(run.info.status != "RUNNING" for run in runs(server.uri)[1].values())
+
+    wait_for(lambda: ended() >= 20, seconds=120, pause=1.0)
     seconds = time.monotonic() - begun
     server.stop()
     for index, trial in enumerate(planned[20:], start=20):

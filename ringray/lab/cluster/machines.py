@@ -1,0 +1,109 @@
+"""The machines that the rings of one run hold, so that measurements do not disturb each other.
+
+Rings side by side share no machine, but for GPU rings that each lie within it: they share neither
+devices nor its network. Ray's nodes with one address are one machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ringray.lab.cluster.capacity import NodeGroup, Placement
+
+Nodes = Callable[[], Sequence[Mapping[str, Any]]]  # as ray.nodes()
+
+
+class Machines:
+    """``nodes``: returns the present ones. ``shared``: rings of GPUs may share the network of a
+    machine, because the user asks for it. Holders are the pools of rings."""
+
+    def __init__(self, nodes: Nodes, *, shared: bool = False) -> None:
+        self._nodes, self._shared = nodes, shared
+        self._held: dict[Hashable, tuple[Counter[str], bool]] = {}  # ranks by node; within one
+        self._placing = threading.Lock()
+
+    def placement(self, wanted: Placement, size: int) -> Placement:
+        """Returns the placement of a ring of ``size``: on one node, if GPUs of one can hold it."""
+        fits = any(_ranks(node, wanted) >= size for node in self._alive())
+        if wanted.device == "cuda" and wanted.strategy == "PACK" and fits:
+            return replace(wanted, strategy="STRICT_PACK")
+        return wanted
+
+    def fits(
+        self,
+        placement: Placement,
+        size: int,
+        avoid: Collection[str] = (),
+        but: Collection[Hashable] = (),
+    ) -> bool:
+        """Tells whether a ring has a place now, without the nodes to ``avoid``; the holders ``but``
+        are about to give theirs back."""
+        held = {holder: one for holder, one in self._held.items() if holder not in but}
+        closed = {*avoid, *self._closed(placement, held)}
+        taken = sum((ranks for ranks, _ in held.values()), Counter[str]())
+        free = [
+            max(0, _ranks(node, placement) - taken[node["NodeID"]])
+            for node in self._alive()
+            if node["NodeID"] not in closed
+        ]
+        room = {"STRICT_PACK": max(free, default=0), "STRICT_SPREAD": sum(map(bool, free))}
+        return room.get(placement.strategy, sum(free)) >= size
+
+    @contextmanager
+    def placing(
+        self, holder: Hashable, placement: Placement
+    ) -> Iterator[tuple[list[str], Callable[[Sequence[str]], None]]]:
+        """Gives the nodes that a new ring must avoid, and a function to call with its nodes by rank
+        when it has them. Until then no other ring is placed."""
+        self._placing.acquire()
+        mine = True
+
+        def placed(nodes: Sequence[str]) -> None:
+            nonlocal mine
+            within = placement.device == "cuda" and len(set(nodes)) == 1
+            self._held[holder] = Counter(nodes), within
+            mine = False
+            self._placing.release()
+
+        try:
+            yield self._closed(placement, self._held), placed
+        finally:
+            if mine:
+                self._placing.release()
+
+    def holds(self, holder: Hashable) -> bool:
+        """Returns whether a holder has machines."""
+        return holder in self._held
+
+    def release(self, holder: Hashable) -> None:
+        """Takes the machines of a holder back."""
+        self._held.pop(holder, None)
+
+    def _closed(
+        self, placement: Placement, held: Mapping[Hashable, tuple[Counter[str], bool]]
+    ) -> list[str]:
+        """Returns the nodes of machines that a new ring must not share."""
+        cuda = placement.device == "cuda"
+        if cuda and self._shared:
+            return []
+        alone = cuda and placement.strategy == "STRICT_PACK"
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._alive()}
+        busy = {
+            addresses.get(node)
+            for ranks, within in held.values()
+            if not (alone and within)
+            for node in ranks
+        }
+        return [node for node, address in addresses.items() if address in busy]
+
+    def _alive(self) -> list[Mapping[str, Any]]:
+        return [node for node in self._nodes() if node["Alive"]]
+
+
+def _ranks(node: Mapping[str, Any], placement: Placement) -> int:
+    return NodeGroup("", node["Resources"]).ranks(dict(placement.bundle))

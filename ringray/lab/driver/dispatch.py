@@ -1,0 +1,102 @@
+"""Work handed to rings: to one after another, or to several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from ringray.lab.cluster.machines import Machines
+from ringray.lab.driver.schedule import Schedule, Work
+from ringray.lab.plan.problems import problem_of
+from ringray.lab.ring.pool import RingPool
+from ringray.lab.ring.quarantine import Quarantine
+from ringray.lab.search import METHODS
+from ringray.lab.trial.outcome import Outcome
+
+LOOK_S = 0.2  # between two looks at the nodes
+
+Measure = Callable[[Work, RingPool], Outcome]
+
+
+class Dispatcher:
+    """Hands the work of a schedule to ``rings`` and yields it with its outcome as it ends; the
+    schedule must be told before the next.
+
+    ``machines``: those of rings side by side, the largest of which come first, so that small ones
+    fill what is left; None where ranks work alone and any ring takes any work. Points that a search
+    compares are measured one after another on one of them.
+    """
+
+    def __init__(
+        self, schedule: Schedule, rings: Sequence[RingPool], measure: Measure,
+        quarantine: Quarantine, machines: Machines | None, method: str,
+    ) -> None:  # fmt: skip
+        self._schedule, self._rings, self._measure = schedule, rings, measure
+        self._quarantine, self._machines = quarantine, machines
+        self._compared = not METHODS[method].exhaustive
+        self._waiting: list[Work] = []
+        self._running: dict[Future[Outcome], tuple[Work, RingPool]] = {}
+        self._own: dict[Any, RingPool] = {}  # of each study the ring that measures it
+
+    def one_by_one(self) -> Iterator[tuple[Work, Outcome]]:
+        """Uses the first ring alone."""
+        (ring,) = self._rings
+        while (work := self._schedule.next()) is not None:
+            outcome = self._measure(work, ring)
+            ring.rest()
+            yield work, outcome
+
+    def side_by_side(self, threads: ThreadPoolExecutor) -> Iterator[tuple[Work, Outcome]]:
+        """Uses all rings that have room."""
+        while True:
+            while (work := self._schedule.next()) is not None:
+                self._waiting.append(work)
+            if self._machines is not None:
+                self._waiting.sort(key=lambda work: -work.trial.config.ring_size)
+            for work in list(self._waiting):
+                if (ring := self._ring_for(work)) is not None:
+                    self._waiting.remove(work)
+                    self._running[threads.submit(self._measure, work, ring)] = work, ring
+            if not self._running:
+                return
+            patience = LOOK_S if self._waiting and self._machines is not None else None
+            done, _ = wait(self._running, timeout=patience, return_when=FIRST_COMPLETED)
+            for future in done:
+                work, ring = self._running.pop(future)
+                ring.rest()
+                yield work, future.result()
+
+    def _ring_for(self, work: Work) -> RingPool | None:
+        """Returns a ring that can begin the work now; None while there is none."""
+        busy = [ring for _, ring in self._running.values()]
+        free = [ring for ring in self._rings if ring not in busy]
+        if self._machines is None:  # the first ring compares the finalists, one after another
+            free = [one for one in free if one is self._rings[0]] if work.together else free
+            return free[0] if free else None
+        study = problem_of(work.trial) if self._compared else work.trial.key
+        if study in self._own:
+            free = [one for one in free if one is self._own[study]]
+        found = self._with_room(work, free, busy)
+        if found is not None and self._compared:
+            self._own[study] = found
+        return found
+
+    def _with_room(self, work: Work, free: list[RingPool], busy: list[RingPool]) -> RingPool | None:
+        machines, config = self._machines, work.trial.config
+        assert machines is not None
+        for ring in free:
+            if ring.suits(config):
+                return ring
+        if not free or not all(map(machines.holds, busy)):  # one is looking for its place
+            return None
+        placement, away = self._rings[0].placement(config), self._quarantine.nodes
+        idle = [ring for ring in self._rings if ring not in busy]
+        chosen = min(free, key=machines.holds)
+        if not machines.fits(placement, config.ring_size, away, idle):
+            return None if busy else chosen  # which waits for nodes
+        for ring in idle:
+            if machines.fits(placement, config.ring_size, away, [chosen]):
+                break
+            ring.close()
+        return chosen

@@ -1,0 +1,150 @@
+"""Work on rings side by side, in a time that only counts."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.lab.cluster.capacity import Placement
+from ringray.lab.cluster.machines import Machines
+from ringray.lab.driver import dispatch
+from ringray.lab.driver.dispatch import Dispatcher
+from ringray.lab.driver.schedule import Schedule
+from ringray.lab.plan.plan import build
+from ringray.lab.ring.quarantine import Quarantine
+from ringray.lab.spec.model import parse
+from ringray.lab.trial.outcome import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringray.lab.driver.schedule import Work
+
+NODES = [
+    {"NodeID": f"n{i}", "NodeManagerAddress": f"n{i}", "Alive": True,
+     "Resources": {"CPU": 1.0, "GPU": 1.0}}
+    for i in range(8)
+]  # fmt: skip
+MIXED = """
+version: 1
+name: mixed
+kind: latency
+ring: {size: [2, 4, 8], device: cuda}
+problem: {seq_len: [1k, 2k, 4k, 8k, 16k], heads: 8}
+strategy: {partition: [zigzag, contiguous, striped]}
+"""
+
+
+class Simulation:
+    """Eight nodes and the rings on them; ``now`` in seconds."""
+
+    def __init__(self, seconds: Callable[[Work], float], pools: int = 8) -> None:
+        self.now, self.seconds = 0.0, seconds
+        self.machines = Machines(lambda: NODES)
+        self.pools = [Pool(self) for _ in range(pools)]
+        self.under_way: dict[Future[Any], tuple[float, Any]] = {}
+        self.log: list[tuple[float, float, Any, Pool]] = []  # begin, end, config, ring
+
+    def submit(self, _: Any, work: Work, pool: Pool) -> Future[Any]:
+        pool.take(work.trial.config)
+        future: Future[Any] = Future()
+        end = self.now + self.seconds(work)
+        self.under_way[future] = end, work
+        self.log.append((self.now, end, work.trial.config, pool))
+        return future
+
+    def wait(self, running: Any, **_: Any) -> tuple[set[Future[Any]], None]:
+        future = min(running, key=lambda one: self.under_way[one][0])
+        self.now, work = self.under_way.pop(future)
+        measured = {"median_ms": self.seconds(work) * 1e3}
+        count = float(work.config.repeats)
+        future.set_result(Outcome("ok", None, measured, {"ms": [1.0] * int(count)}))
+        return {future}, None
+
+    def run(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        plan = build(parse(text))
+        schedule = Schedule(plan, {}, {})
+        monkeypatch.setattr(dispatch, "wait", self.wait)
+        rings: Any = self.pools
+        dispatcher = Dispatcher(
+            schedule, rings, lambda work, ring: Outcome("ok"), Quarantine(), self.machines,
+            plan.spec.search.method,
+        )  # fmt: skip
+        threads: Any = self
+        for work, outcome in dispatcher.side_by_side(threads):
+            schedule.tell(work, outcome)
+        if plan.spec.search.method == "grid":
+            assert len(self.log) == len(plan.trials), "nothing is lost or measured twice"
+        for begin, end, one, ring in self.log:
+            beside = [c.ring_size for b, e, c, r in self.log if b < end and begin < e and r != ring]
+            assert one.ring_size + max(beside, default=0) <= 8
+
+
+class Pool:
+    """A stand-in for a pool of rings."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation, self.size = simulation, 0
+
+    def placement(self, _: Any) -> Placement:
+        return Placement("cuda", "PACK", (("CPU", 1.0), ("GPU", 1.0)))
+
+    def suits(self, config: Any) -> bool:
+        return self.size == config.ring_size
+
+    def take(self, config: Any) -> None:
+        if self.suits(config):
+            return
+        self.close()
+        with self.simulation.machines.placing(self, self.placement(config)) as (avoid, placed):
+            free = [node["NodeID"] for node in NODES if node["NodeID"] not in avoid]
+            assert len(free) >= config.ring_size, "it was begun without room"
+            self.size = config.ring_size
+            placed(free[: self.size])
+
+    def rest(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.size = 0
+        self.simulation.machines.release(self)
+
+
+def test_nodes_are_used_by_rings_of_several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(10):
+        draw = random.Random(seed)
+        times: dict[str, float] = {}
+
+        def seconds(work: Work, times: Any = times, draw: Any = draw) -> float:
+            return float(times.setdefault(work.trial.key, draw.uniform(1, 10)))
+
+        simulated = Simulation(seconds)
+        simulated.run(MIXED, monkeypatch)
+        used = sum((end - begin) * one.ring_size for begin, end, one, _ in simulated.log)
+        longest = max(end for _, end, _, _ in simulated.log)
+        assert used / (8 * longest) >= 0.85, seed
+
+
+def test_rings_that_fit_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = Simulation(lambda work: 1.0)
+    simulated.run(MIXED.replace("[2, 4, 8]", "4"), monkeypatch)
+    assert len({id(pool) for *_, pool in simulated.log}) == 2
+
+
+def test_points_that_are_compared_have_one_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = Simulation(lambda work: float(len(work.trial.config.partition)))
+    text = MIXED.replace("[2, 4, 8]", "[2, 4]") + "search: {method: halving}\n"
+    simulated.run(text, monkeypatch)
+    for size, seq_len in {(c.ring_size, c.seq_len) for _, _, c, _ in simulated.log}:
+        some = sorted(
+            (begin, end, id(pool))
+            for begin, end, config, pool in simulated.log
+            if (config.ring_size, config.seq_len) == (size, seq_len)
+        )
+        assert len({pool for *_, pool in some}) == 1
+        assert all(a[1] <= b[0] for a, b in pairwise(some))
+    assert max(sum(b <= at < e for b, e, _, _ in simulated.log) for at, *_ in simulated.log) > 1
