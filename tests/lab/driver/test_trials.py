@@ -15,7 +15,7 @@ from ringray.base.errors import StoppedError
 from ringray.lab.cluster import connect
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
-from ringray.lab.driver import trials
+from ringray.lab.driver import dispatch, trials
 from ringray.lab.driver.resume import Resume
 from ringray.lab.driver.run import Sweep, run
 from ringray.lab.driver.schedule import Schedule
@@ -77,7 +77,7 @@ def test_ctrl_c_waits_for_no_ring_that_starts(
         begun.wait()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trials, "wait", interrupt)
+    monkeypatch.setattr(dispatch, "wait", interrupt)
     since = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         under_test.run(Schedule(planned, {}, {}))
