@@ -127,6 +127,8 @@ def test_nodes_are_used_by_rings_of_several_sizes(monkeypatch: pytest.MonkeyPatc
         used = sum((end - begin) * one.ring_size for begin, end, one, _ in simulated.log)
         longest = max(end for _, end, _, _ in simulated.log)
         assert used / (8 * longest) >= 0.85, seed
+        sizes = [one.ring_size for _, _, one, _ in simulated.log]
+        assert sizes[:3] == [8] * 3, "what needs most nodes waits for none"
 
 
 def test_rings_that_fit_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
