@@ -77,7 +77,7 @@ def test_rings_side_by_side_lose_nothing_when_a_rank_dies(
     """Each has machines of its own."""
     host, there = network
     text = tiny("beside", size="[1, 2]", replicas=REPLICAS, repeats=40)
-    text = text.replace("threads: 1", "threads: 1, placement: strict-spread")
+    text = text.replace("threads: 1", "threads: 1, concurrent: null, placement: strict-spread")
     with ray_heads.cluster(place, NODE, NODE, NODE, host=host, machines=there) as head:
         driver = begun(place, text, "--address", head.address)
         drive.wait_until("two rings", lambda: len(place.ranks()) == 3)

@@ -70,15 +70,19 @@ class Cluster:
         offer = self.present if self.reach is None else self.reach
         if self.local or placement.strategy == "SPREAD":
             return 1
-        rings = 0.0
+        nodes: dict[int, float] = {}  # by the ranks of each
         for group in offer.groups:
-            count = math.inf if group.most is None else group.most
             ranks = group.ranks(dict(placement.bundle))
+            count = math.inf if group.most is None else group.most
+            count = count if group.head or offer.most is None else min(count, offer.most)
+            nodes[ranks] = nodes.get(ranks, 0) + count
+        rings = 0.0
+        for ranks, count in nodes.items():
             if ranks >= size and placement.strategy != "STRICT_SPREAD":
                 rings += count * (ranks // size if placement.device == "cuda" else 1)
             elif ranks and placement.strategy != "STRICT_PACK":
                 each = -(-size // ranks) if placement.strategy == "PACK" else size
-                rings += count // each
+                rings += count if count == math.inf else count // each
         return rings
 
     def side_by_side(self, plan: Plan) -> int:

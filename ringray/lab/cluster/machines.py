@@ -27,12 +27,14 @@ class Machines:
         self._held: dict[Hashable, tuple[Counter[str], bool]] = {}  # ranks by node; within one
         self._placing = threading.Lock()
 
-    def placement(self, wanted: Placement, size: int) -> Placement:
-        """Returns the placement of a ring of ``size``: on one node, if GPUs of one can hold it."""
-        fits = any(_ranks(node, wanted) >= size for node in self._alive())
-        if wanted.device == "cuda" and wanted.strategy == "PACK" and fits:
-            return replace(wanted, strategy="STRICT_PACK")
-        return wanted
+    def placement(self, wanted: Placement, size: int, avoid: Collection[str] = ()) -> Placement:
+        """Returns the placement of a ring of ``size``: on one node, if GPUs of one can hold it that
+        is not to ``avoid``."""
+        if wanted.device != "cuda" or wanted.strategy != "PACK":
+            return wanted
+        there = [node for node in self._alive() if node["NodeID"] not in avoid]
+        within = any(_ranks(node, wanted) >= size for node in there)
+        return replace(wanted, strategy="STRICT_PACK") if within else wanted
 
     def fits(
         self,
@@ -43,7 +45,7 @@ class Machines:
     ) -> bool:
         """Tells whether a ring has a place now, without the nodes to ``avoid``; the holders ``but``
         are about to give theirs back."""
-        held = {holder: one for holder, one in self._held.items() if holder not in but}
+        held = {holder: one for holder, one in dict(self._held).items() if holder not in but}
         closed = {*avoid, *self._closed(placement, held)}
         taken = sum((ranks for ranks, _ in held.values()), Counter[str]())
         free = [
@@ -71,7 +73,7 @@ class Machines:
             self._placing.release()
 
         try:
-            yield self._closed(placement, self._held), placed
+            yield self._closed(placement, dict(self._held)), placed
         finally:
             if mine:
                 self._placing.release()
@@ -79,6 +81,10 @@ class Machines:
     def holds(self, holder: Hashable) -> bool:
         """Returns whether a holder has machines."""
         return holder in self._held
+
+    def others(self, holder: Hashable) -> bool:
+        """Returns whether others than a holder have machines."""
+        return bool(self._held.keys() - {holder})
 
     def release(self, holder: Hashable) -> None:
         """Takes the machines of a holder back."""

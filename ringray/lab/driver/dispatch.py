@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from ringray.base.errors import PlaceError
 from ringray.lab.cluster.machines import Machines
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.plan.problems import problem_of
-from ringray.lab.ring.pool import RingPool
+from ringray.lab.ring.pool import LOOK_S, RingPool
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.search import METHODS
 from ringray.lab.trial.outcome import Outcome
-
-LOOK_S = 0.2  # between two looks at the nodes
 
 Measure = Callable[[Work, RingPool], Outcome]
 
@@ -32,7 +31,7 @@ class Dispatcher:
         self, schedule: Schedule, rings: Sequence[RingPool], measure: Measure,
         quarantine: Quarantine, machines: Machines | None, method: str,
     ) -> None:  # fmt: skip
-        self._schedule, self._rings, self._measure = schedule, rings, measure
+        self._schedule, self._rings, self._measure = schedule, list(rings), measure
         self._quarantine, self._machines = quarantine, machines
         self._compared = not METHODS[method].exhaustive
         self._waiting: list[Work] = []
@@ -50,22 +49,47 @@ class Dispatcher:
     def side_by_side(self, threads: ThreadPoolExecutor) -> Iterator[tuple[Work, Outcome]]:
         """Uses all rings that have room."""
         while True:
-            while (work := self._schedule.next()) is not None:
-                self._waiting.append(work)
-            if self._machines is not None:
-                self._waiting.sort(key=lambda work: -work.trial.config.ring_size)
-            for work in list(self._waiting):
-                if (ring := self._ring_for(work)) is not None:
-                    self._waiting.remove(work)
-                    self._running[threads.submit(self._measure, work, ring)] = work, ring
+            for work, ring in self._starting():
+                self._waiting.remove(work)
+                self._running[threads.submit(self._measure, work, ring)] = work, ring
             if not self._running:
                 return
             patience = LOOK_S if self._waiting and self._machines is not None else None
             done, _ = wait(self._running, timeout=patience, return_when=FIRST_COMPLETED)
             for future in done:
                 work, ring = self._running.pop(future)
+                if isinstance(future.exception(), PlaceError) and len(self._rings) > 1:
+                    ring.close()  # others have the room
+                    self._rings.remove(ring)
+                    self._own = {key: one for key, one in self._own.items() if one is not ring}
+                    self._waiting.append(work)
+                    continue
                 ring.rest()
                 yield work, future.result()
+
+    def _starting(self) -> Iterator[tuple[Work, RingPool]]:
+        """Yields what can begin now."""
+        if self._machines is None:  # in the order of the schedule
+            while len(self._running) < len(self._rings):
+                if not self._waiting and (work := self._schedule.next()) is not None:
+                    self._waiting.append(work)
+                ring = self._ring_for(self._waiting[0]) if self._waiting else None
+                if ring is None:
+                    return
+                yield self._waiting[0], ring
+            return
+        while (work := self._schedule.next()) is not None:
+            self._waiting.append(work)
+        self._waiting.sort(key=lambda work: (-work.trial.config.ring_size, work.trial.index))
+        refused = set()  # by what they need of nodes
+        for work in list(self._waiting):
+            need = work.trial.config.ring_size, work.trial.config.threads
+            if len(self._running) == len(self._rings) or need in refused:
+                continue
+            if (ring := self._ring_for(work)) is not None:
+                yield work, ring
+            elif not self._compared:
+                refused.add(need)
 
     def _ring_for(self, work: Work) -> RingPool | None:
         """Returns a ring that can begin the work now; None while there is none."""
@@ -94,7 +118,11 @@ class Dispatcher:
         idle = [ring for ring in self._rings if ring not in busy]
         chosen = min(free, key=machines.holds)
         if not machines.fits(placement, config.ring_size, away, idle):
-            return None if busy else chosen  # which waits for nodes
+            if busy:
+                return None
+            for ring in idle:
+                ring.close()
+            return chosen  # which waits for nodes
         for ring in idle:
             if machines.fits(placement, config.ring_size, away, [chosen]):
                 break

@@ -10,16 +10,18 @@ NVLINK = 100  # more than any path over PCI; NVML's levels go from 0 (one board)
 
 def of(uuid: str) -> dict[str, int]:
     """Returns the closeness of a node's other GPUs to this one by UUID; empty without NVML."""
+    found: dict[str, int] = {}
     with suppress(Exception):  # no NVML, or an error of one of many drivers
         import pynvml
 
         pynvml.nvmlInit()
         own = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         others = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        found = {_text(pynvml.nvmlDeviceGetUUID(one)): _near(pynvml, own, one) for one in others}
-        found.pop(uuid, None)
-        return found
-    return {}
+        by_uuid = {_text(pynvml.nvmlDeviceGetUUID(one)): one for one in others}
+        for name in by_uuid.keys() - {uuid}:
+            with suppress(pynvml.NVMLError):  # of this pair
+                found[name] = _near(pynvml, own, by_uuid[name])
+    return found
 
 
 def _near(nvml: Any, own: Any, other: Any) -> int:

@@ -69,6 +69,7 @@ class ActorRing:
         self._address: tuple[str, int] | None = None
         self._actors: list[Any] = []  # in the order of the bundles
         self._along: list[int] = []  # which of them the ranks of the ring are
+        self._orders: dict[tuple[int, str, int, int], list[int]] = {}
         elsewhere = {"ray.io/node-id": f"!in({', '.join(avoid)})"}
         self._group = placement_group(
             [dict(placement.bundle)] * capacity,
@@ -119,13 +120,16 @@ class ActorRing:
         if mixed := mixed_versions(self.ranks, versions()["torch"]):
             raise PlaceError(mixed)
 
-    def form(self, size: int, order: str = "topology", inner: int = 1, seed: int = 0) -> None:
+    def form(self, size: int, order: str = "topology", inner: int = 1, seed: int = 0) -> bool:
         """Makes ``size`` actors one process group, in an order as ``order.ordered`` finds it; a
-        ring of one needs none."""
+        ring of one needs none. Returns whether they were formed so already."""
         assert 1 <= size <= self.capacity
-        along = ordered(self._seats, size, order, inner, seed)
+        how = (size, order, inner, seed)
+        if how not in self._orders:
+            self._orders[how] = ordered(self._seats, *how)
+        along = self._orders[how]
         if size == self.size and along[:size] == self._along:
-            return
+            return True
         self.size = 0
         self._all("leave", self._timeout)
         if size > 1:
@@ -140,6 +144,7 @@ class ActorRing:
             ]
             self._call(joining, self._timeout, along=along)
         self.size, self._along = size, along[:size]
+        return False
 
     def run(
         self, kind: str, config: TrialConfig, timeout: float, watch: Watch | None = None

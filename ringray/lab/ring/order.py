@@ -41,7 +41,7 @@ def check(seats: Sequence[Seat]) -> None:
     inside: dict[tuple[int, str], Seat] = {}
     for seat in seats:
         for level in _UNIQUE:
-            if not (name := seat.zones[level]):
+            if not (name := seat.zones[level]) or not seat.zones[level - 1]:
                 continue
             other = inside.setdefault((level, name), seat)
             if other.zones[level - 1] != seat.zones[level - 1]:

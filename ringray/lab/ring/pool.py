@@ -25,6 +25,8 @@ from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray_kernels.backends import BLOCKS, on_device
 
+LOOK_S = 0.2  # between two looks at the nodes
+
 
 class RingPool:
     """At most one ring at a time, on one cluster; ``note`` is told about waiting. ``machines``: of
@@ -64,7 +66,6 @@ class RingPool:
         if not self.suits(config):
             self._release()
         size, ring, placement = config.ring_size, self._ring, self.placement(config)
-        formed = ring is not None and ring.size == size
         if ring is None:
             alike = (c.ring_size for c in ahead if self.placement(c) == placement)
             sizes = () if self._exact(config) else alike
@@ -73,8 +74,7 @@ class RingPool:
         if self._stop.is_set():  # close() may have run before the ring existed
             self._release()
             raise StoppedError
-        ring.form(size, config.order, inner_of(config), config.seed)
-        return ring, formed
+        return ring, ring.form(size, config.order, inner_of(config), config.seed)
 
     def _started(self, config: TrialConfig, placement: Placement, capacity: int) -> ActorRing:
         limits = self._spec.limits
@@ -85,9 +85,14 @@ class RingPool:
         timeout = limits.trial_timeout or TIMEOUT_S
         if self._machines is None:
             return ActorRing(capacity, placement, timeout, patience, avoid)
+        while self._machines.others(self) and not self._machines.fits(
+            placement, capacity, self._quarantine.nodes, [self]
+        ):  # such as after the loss of a node
+            if self._stop.wait(LOOK_S):
+                raise StoppedError
         with self._machines.placing(self, placement) as (taken, placed):
             try:
-                avoid = (*avoid, *taken)
+                avoid = (*self._quarantine.nodes, *taken)
                 return ActorRing(capacity, placement, timeout, patience, avoid, placed)
             except BaseException:
                 self._machines.release(self)
@@ -100,12 +105,14 @@ class RingPool:
         found = replace(self._cluster.placement(config), memory=limit)
         if self._machines is None:
             return found
-        return self._machines.placement(found, config.ring_size)
+        return self._machines.placement(found, config.ring_size, self._quarantine.nodes)
 
     def suits(self, config: TrialConfig) -> bool:
         """Returns whether there is a ring that the trial can take as it is, or re-formed."""
         ring, size = self._ring, config.ring_size
         if ring is None or ring.placement != self.placement(config):
+            return False
+        if self._machines is not None and set(ring.nodes) & set(self._quarantine.nodes):
             return False
         return ring.capacity == size if self._exact(config) else ring.capacity >= size
 

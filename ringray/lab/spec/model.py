@@ -82,10 +82,10 @@ class RingSection(Fields):
     GPUs; given: as Ray places them; shuffled: by measure.seed, for comparison."""
     threads: Annotated[Ints, Several(whole(1, 256))] = 1
     """CPU threads of each rank. The tuning kinds search among several values."""
-    concurrent: Annotated[int | None, or_null(whole(1, 1024), "as many as disturb none")] = None
-    """Rings side by side, each on machines of its own; of GPU rings that fit on one, as many as it
-    holds. A number is at most that many; GPU rings may then share a machine's network. null: as
-    many as have machines of their own, and one on a single machine."""
+    concurrent: Annotated[int | None, or_null(whole(1, 1024), "as many as disturb none")] = 1
+    """Rings side by side, each on machines of its own; GPU rings that fit on one share it. A number
+    is at most that many; more than one GPU ring may then share a machine's network. null: as many
+    as have machines of their own, and one on a single machine."""
     idle_release: Annotated[float, duration(0, 86400)] = 60.0
     """Seconds for which an idle ring keeps its actors, and so its nodes. After the last trial, and
     before a trial that needs other ranks, the ring is released at once."""

@@ -126,7 +126,8 @@ def test_links_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_links.of("GPU-1") == {}  # no such GPU, or no NVML
     levels = {frozenset("01"): 10, frozenset("02"): 50, frozenset("12"): 50}
     nvml = SimpleNamespace(
-        NVML_P2P_CAPS_INDEX_NVLINK=2, NVML_P2P_STATUS_OK=0, nvmlInit=lambda: None,
+        NVMLError=LookupError, NVML_P2P_CAPS_INDEX_NVLINK=2, NVML_P2P_STATUS_OK=0,
+        nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 3, nvmlDeviceGetHandleByIndex=str,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid[-1],
         nvmlDeviceGetUUID=lambda at: f"GPU-{at}".encode(),

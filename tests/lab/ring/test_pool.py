@@ -46,9 +46,10 @@ class Counted:
         self.ranks = [Introduction("10.0.0.7", "c", PLACE, "", self.lacks)]
         self.alive.append(self)
 
-    def form(self, size: int, *_: object) -> None:
+    def form(self, size: int, *_: object) -> bool:
         assert size <= self.capacity
-        self.size = size
+        formed, self.size = self.size == size, size
+        return formed
 
     def close(self) -> None:
         self.alive.remove(self)

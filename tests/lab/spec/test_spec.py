@@ -39,7 +39,7 @@ def test_defaults() -> None:
             "placement": "pack",
             "order": "topology",
             "threads": 1,
-            "concurrent": None,
+            "concurrent": 1,
             "idle_release": 60.0,
         },
         "problem": {
