@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +19,13 @@ Nodes = Callable[[], Sequence[Mapping[str, Any]]]  # as ray.nodes()
 
 class Machines:
     """``nodes``: returns the present ones. ``shared``: rings of GPUs may share the network of a
-    machine, because the user asks for it. Holders are the pools of rings."""
+    machine, because the user asks for it; ``grows``: there can be more nodes. Holders are the pools
+    of rings."""
 
-    def __init__(self, nodes: Nodes, *, shared: bool = False) -> None:
-        self._nodes, self._shared = nodes, shared
+    def __init__(self, nodes: Nodes, *, shared: bool = False, grows: bool = False) -> None:
+        self._nodes, self._shared, self.grows = nodes, shared, grows
         self._held: dict[Hashable, tuple[Counter[str], bool]] = {}  # ranks by node; within one
-        self._placing = threading.Lock()
+        self._lock = threading.Lock()
 
     def placement(self, wanted: Placement, size: int, avoid: Collection[str] = ()) -> Placement:
         """Returns the placement of a ring of ``size``: on one node, if GPUs of one can hold it that
@@ -46,7 +46,7 @@ class Machines:
         """Tells whether a ring has a place now, without the nodes to ``avoid``; the holders ``but``
         are about to give theirs back."""
         held = {holder: one for holder, one in dict(self._held).items() if holder not in but}
-        closed = {*avoid, *self._closed(placement, held)}
+        closed = {*avoid, *self._shut(placement, held)}
         taken = sum((ranks for ranks, _ in held.values()), Counter[str]())
         free = [
             max(0, _ranks(node, placement) - taken[node["NodeID"]])
@@ -56,47 +56,34 @@ class Machines:
         room = {"STRICT_PACK": max(free, default=0), "STRICT_SPREAD": sum(map(bool, free))}
         return room.get(placement.strategy, sum(free)) >= size
 
-    @contextmanager
-    def placing(
-        self, holder: Hashable, placement: Placement
-    ) -> Iterator[tuple[list[str], Callable[[Sequence[str]], None]]]:
-        """Gives the nodes that a new ring must avoid, and a function to call with its nodes by rank
-        when it has them. Until then no other ring is placed."""
-        self._placing.acquire()
-        mine = True
+    def closed(self, placement: Placement) -> set[str]:
+        """Returns the nodes that a new ring must avoid."""
+        return self._shut(placement, dict(self._held))
 
-        def placed(nodes: Sequence[str]) -> None:
-            nonlocal mine
-            within = placement.device == "cuda" and len(set(nodes)) == 1
+    def take(self, holder: Hashable, placement: Placement, nodes: Sequence[str]) -> bool:
+        """Gives a ring the nodes of its ranks; returns whether no other took one meanwhile."""
+        within = placement.device == "cuda" and len(set(nodes)) == 1
+        with self._lock:
+            if self.closed(placement) & set(nodes):
+                return False
             self._held[holder] = Counter(nodes), within
-            mine = False
-            self._placing.release()
-
-        try:
-            yield self._closed(placement, dict(self._held)), placed
-        finally:
-            if mine:
-                self._placing.release()
+            return True
 
     def holds(self, holder: Hashable) -> bool:
         """Returns whether a holder has machines."""
         return holder in self._held
 
-    def others(self, holder: Hashable) -> bool:
-        """Returns whether others than a holder have machines."""
-        return bool(self._held.keys() - {holder})
-
     def release(self, holder: Hashable) -> None:
         """Takes the machines of a holder back."""
         self._held.pop(holder, None)
 
-    def _closed(
+    def _shut(
         self, placement: Placement, held: Mapping[Hashable, tuple[Counter[str], bool]]
-    ) -> list[str]:
+    ) -> set[str]:
         """Returns the nodes of machines that a new ring must not share."""
         cuda = placement.device == "cuda"
         if cuda and self._shared:
-            return []
+            return set()
         alone = cuda and placement.strategy == "STRICT_PACK"
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._alive()}
         busy = {
@@ -105,7 +92,7 @@ class Machines:
             if not (alone and within)
             for node in ranks
         }
-        return [node for node, address in addresses.items() if address in busy]
+        return {node for node, address in addresses.items() if address in busy}
 
     def _alive(self) -> list[Mapping[str, Any]]:
         return [node for node in self._nodes() if node["Alive"]]

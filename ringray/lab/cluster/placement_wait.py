@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from ringray.base.errors import PlaceError, StoppedError
+from ringray.base.errors import PlaceError, RingrayError, StoppedError
 from ringray.lab.cluster import autoscaler, capacity
 from ringray.lab.cluster.autoscaler import Standing
 
@@ -19,32 +19,41 @@ QUIET_S = 2.0  # seconds before a wait is reported
 NEVER_S = 8.0  # seconds for which the autoscaler has to refuse a group
 
 
+class MovedError(RingrayError):
+    """The end of a wait for a place that must be asked for anew: others took or left nodes."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """Limits of a wait. ``seconds``: at most; ``note``: is told the reason whenever it changes;
     ``certain``: the cluster can have the nodes, so that a refusal is temporary; ``stop``: is set,
-    from any thread, when the place is not needed any more."""
+    from any thread, when the place is not needed any more; ``moved``: returns whether it must be
+    asked for anew; ``began``: on the monotonic clock."""
 
     seconds: float
     note: Callable[[str], None] = print
     certain: bool = True
     stop: threading.Event = field(default_factory=threading.Event)
+    moved: Callable[[], bool] = lambda: False
+    began: float = field(default_factory=lambda: time.monotonic())
 
 
 def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience) -> None:
     """Waits until the placement group ``group``, ``ranks`` times ``bundle``, has its place.
 
     Raises:
+        MovedError: it must be asked for anew.
         PlaceError: it has none after ``patience``, or the autoscaler refuses it for good.
         StoppedError: it is not needed any more.
     """
-    began = time.monotonic()
     refused: tuple[float, int] | None = None  # since when, and by which version of the state
     told = ""
     while not group.wait(POLL_S):
         if patience.stop.is_set():
             raise StoppedError
-        waited = time.monotonic() - began
+        if patience.moved():
+            raise MovedError
+        waited = time.monotonic() - patience.began
         standing = autoscaler.standing(group.id.hex())
         need = ", ".join(f"{n:g} {name}" for name, n in bundle.items())
         if standing is None or not standing.hopeless or patience.certain:

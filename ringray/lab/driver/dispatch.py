@@ -10,10 +10,12 @@ from ringray.base.errors import PlaceError
 from ringray.lab.cluster.machines import Machines
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.plan.problems import problem_of
-from ringray.lab.ring.pool import LOOK_S, RingPool
+from ringray.lab.ring.pool import RingPool
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.search import METHODS
 from ringray.lab.trial.outcome import Outcome
+
+LOOK_S = 0.2  # seconds between two looks at the nodes
 
 Measure = Callable[[Work, RingPool], Outcome]
 
@@ -112,12 +114,15 @@ class Dispatcher:
         for ring in free:
             if ring.suits(config):
                 return ring
-        if not free or not all(map(machines.holds, busy)):  # one is looking for its place
+        placed = all(map(machines.holds, busy))
+        if not free or not (placed or machines.grows):  # one is looking for its place
             return None
         placement, away = self._rings[0].placement(config), self._quarantine.nodes
         idle = [ring for ring in self._rings if ring not in busy]
         chosen = min(free, key=machines.holds)
         if not machines.fits(placement, config.ring_size, away, idle):
+            if machines.grows:
+                return chosen  # which asks for nodes
             if busy:
                 return None
             for ring in idle:

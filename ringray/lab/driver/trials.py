@@ -28,7 +28,7 @@ from ringray.lab.ring.pool import RingPool, inner_of
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.store import progress, traces
 from ringray.lab.trial.config import TrialConfig
-from ringray.lab.trial.faults import Fault
+from ringray.lab.trial.faults import GONE, Fault
 from ringray.lab.trial.measurement import RankReport, summarise, verdict
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, Status
 from ringray.tuning.table import Place
@@ -41,16 +41,18 @@ BACKOFF_MOST_S = 30.0
 class RetryPolicy:
     """Decides whether a trial runs again, at most ``retries`` times after the first attempt.
 
-    Infrastructure faults say nothing about the trial. Every other fault is its result.
+    Infrastructure faults say nothing about the trial. Every other fault is its result. Preemptions
+    are no attempts: a cluster of spot nodes may have many.
     """
 
     retries: int
 
-    def pause(self, fault: Fault, attempt: int) -> float | None:
-        """Returns the seconds before the next attempt, None to give up; attempts count from 1."""
-        if not fault.infrastructure or attempt > self.retries:
+    def pause(self, met: Sequence[Fault]) -> float | None:
+        """Returns the seconds before the next attempt after faults, None to give up."""
+        attempt = sum(fault.kind != "node-preempted" for fault in met)
+        if not met[-1].infrastructure or attempt > self.retries:
             return None
-        return float(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** (attempt - 1)))
+        return float(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** max(0, attempt - 1)))
 
 
 class TrialRunner:
@@ -69,7 +71,8 @@ class TrialRunner:
         count = spec.sweep("ring", "size")[0] if alone else cluster.side_by_side(sweep.plan)
         self._machines: Machines | None = None
         if not alone and count > 1:
-            self._machines = Machines(ray.nodes, shared=spec.ring.concurrent is not None)
+            shared, grows = spec.ring.concurrent is not None, cluster.reach != cluster.present
+            self._machines = Machines(ray.nodes, shared=shared, grows=grows)
         self._rings = [
             RingPool(cluster, spec, self._note, self._quarantine, self._stop, self._machines)
             for _ in range(count)
@@ -132,7 +135,7 @@ class TrialRunner:
                 met.append(fault)
                 if not ended.sound:
                     rings.close()
-                if self._again(fault, attempt, work.trial.config):
+                if self._again(met, work.trial.config):
                     continue
                 had = work.before or Outcome("failed")  # earlier visits to the point
                 outcome = self._outcome(
@@ -234,15 +237,15 @@ class TrialRunner:
 
     # After a fault
 
-    def _again(self, fault: Fault, attempt: int, config: TrialConfig) -> bool:
+    def _again(self, met: Sequence[Fault], config: TrialConfig) -> bool:
         """Decides whether the trial runs again, and waits for the pause before it does."""
         if self._stop.is_set():
             return False
-        self._blame(fault, config)
-        pause = self._policy.pause(fault, attempt)
+        self._blame(met[-1], config)
+        pause = self._policy.pause(met)
         if pause is None:
             return False
-        self._note(f"{fault}; trying again on a new ring")
+        self._note(f"{met[-1]}; trying again on a new ring")
         self._stop.wait(pause)
         return True
 
@@ -253,7 +256,7 @@ class TrialRunner:
         if self._cluster.spare(config, (*self._quarantine.nodes, fault.node_id)):
             self._quarantine.add(fault.node_id)
             why = "it is lost"
-            if fault.kind != "node-lost":
+            if fault.kind not in GONE:
                 why = f"rings failed there {Quarantine.STRIKES} times"
             self._note(f"{fault.node} is excluded for the rest of this run: {why}")
 

@@ -40,6 +40,20 @@ class BoardGroup:
         return together([one.metrics for one in self.ended.values() if one.status == "ok"])
 
 
+@dataclass(frozen=True)
+class RunningTrial:
+    """A trial that is being measured, in row ``group``."""
+
+    group: BoardGroup
+    attempt: int
+    began: float = field(default_factory=lambda: time.monotonic())
+
+    @property
+    def took_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.began
+
+
 class Board:
     """A plan and the outcome of each of its trials so far.
 
@@ -63,29 +77,28 @@ class Board:
         self.total = len(runnable)
         self.pruned = len(plan.trials) - self.total
         self.known = sum(len(group.ended) for group in self.groups)
-        self.running: BoardGroup | None = None
-        self.attempt = 1
+        self.running: dict[str, RunningTrial] = {}  # by key, in the order of their begin
+        self.beside = 1  # the most trials at a time so far
         self.last: BoardGroup | None = None
         self.note = ""
         self._began = time.monotonic()
         self._weight = {trial.key: trial.measuring_s + _FIXED_S for trial in runnable}
-        self._started_at = self._began
         self._took: dict[str, float] = {}  # seconds of the trials that ended in this run
 
     def start(self, trial: Trial, attempt: int) -> None:
         """Notes that ``trial`` is being measured."""
-        self.running, self.attempt = self._group_of[trial.key], attempt
-        self._started_at = time.monotonic()
+        self.running[trial.key] = RunningTrial(self._group_of[trial.key], attempt)
+        self.beside = max(self.beside, len(self.running))
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
         """Notes that ``trial`` has ended."""
-        group = self._group_of.get(trial.key)
+        group, running = self._group_of.get(trial.key), self.running.pop(trial.key, None)
         if group is not None:
-            if trial.key not in group.ended:
-                self._took[trial.key] = time.monotonic() - self._started_at
+            if trial.key not in group.ended and running is not None:
+                self._took[trial.key] = running.took_s
             group.ended[trial.key] = outcome
             self.last = group
-        self.running, self.note = None, ""
+        self.note = ""
 
     @property
     def done(self) -> int:
@@ -106,18 +119,14 @@ class Board:
         return time.monotonic() - self._began
 
     @property
-    def running_s(self) -> float:
-        """Seconds since the running trial began."""
-        return time.monotonic() - self._started_at
-
-    @property
     def remaining_s(self) -> float | None:
         """Estimate of the seconds left: the predicted work at the pace so far; None at first."""
         if not self._took:
             return None
         weight = self._weight
         waiting = sum(weight[key] for key in weight if key not in self._group_of[key].ended)
-        return waiting * sum(self._took.values()) / sum(weight[key] for key in self._took)
+        pace = sum(self._took.values()) / sum(weight[key] for key in self._took)
+        return waiting * pace / self.beside
 
 
 def trial_line(board: Board, trial: Trial, outcome: Outcome) -> str:

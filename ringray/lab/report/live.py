@@ -26,7 +26,7 @@ from ringray.base.redaction import shown
 from ringray.lab.driver.observer import Summary
 from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.report import words
-from ringray.lab.report.board import Board, BoardGroup, trial_line, worst_error
+from ringray.lab.report.board import Board, BoardGroup, RunningTrial, trial_line, worst_error
 from ringray.lab.report.tables import STYLES, bare_table, console, fit, heading, metric_cell
 from ringray.lab.trial.metrics import columns
 from ringray.lab.trial.outcome import UNASKED, Outcome, TrialRow
@@ -61,7 +61,7 @@ class PlainLines:
 
     def __init__(self, file: TextIO) -> None:
         self._file: TextIO | None = file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._quiet: threading.Timer | None = None
 
     def sweep_started(
@@ -98,23 +98,27 @@ class PlainLines:
 
     def close(self) -> None:
         """Ends the lines about the trial that runs."""
-        if self._quiet is not None:
-            self._quiet.cancel()
-            self._quiet = None
+        with self._lock:
+            if self._quiet is not None:
+                self._quiet.cancel()
+                self._quiet = None
 
     def _listen(self) -> None:
-        self.close()
-        self._quiet = threading.Timer(QUIET_S, self._still_there)
-        self._quiet.daemon = True
-        self._quiet.start()
+        with self._lock:  # rings side by side start trials in threads of their own
+            self.close()
+            self._quiet = threading.Timer(QUIET_S, self._still_there)
+            self._quiet.daemon = True
+            self._quiet.start()
 
     def _still_there(self) -> None:
         board = self._board
         if self._quiet is None:
             return
-        if board.running is not None:
-            took = units.duration(board.running_s)
-            self._line(f"measuring {board.done + 1} of {board.total}, {took}")
+        if running := list(board.running.values()):
+            which = f"{board.done + 1} of {board.total}"
+            if len(running) > 1:
+                which = f"{len(running)} at a time, {board.done} of {board.total} done"
+            self._line(f"measuring {which}, {units.duration(running[0].took_s)}")
         self._listen()
 
     def _line(self, text: str) -> None:
@@ -249,7 +253,7 @@ def _header(board: Board) -> RenderableType:
 def _visible(board: Board, rows: int) -> list[BoardGroup]:
     """Returns ``rows`` rows around the running trial, a quarter of them after it."""
     groups = board.groups
-    at = board.running or board.last
+    at = next((one.group for one in list(board.running.values())), board.last)
     focus = next((index for index, group in enumerate(groups) if group is at), 0)
     ahead = max(1, rows // 4)
     first = max(0, min(focus + ahead + 1 - rows, len(groups) - rows))
@@ -270,15 +274,12 @@ def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
     table = bare_table("", *(words.HEADS[name] for name in fields), *headings)
     ascii_only = not to.encoding.lower().startswith("utf")
     for group in shown:
-        running = group is board.running
+        running = next((one for one in list(board.running.values()) if one.group is group), None)
         status = "running" if running else group.status or "pending"
         quiet = "bright_black" if status == "pending" else "bold" if running else ""
         cells: list[RenderableType] = _metric_cells(group, errors, compared is not None, bars)
         if not cells:
-            attempt = f"attempt {board.attempt}" if board.attempt > 1 else "measuring"
-            took = f" {units.duration(board.running_s)}" if board.running_s >= 1 else ""
-            said = f"{attempt}{took}" if running else group.status or ""
-            cells = [Text(said, STYLES[status])]
+            cells = [Text(_measuring(running) if running else group.status or "", STYLES[status])]
         table.add_row(
             Text(_MARKS[status][ascii_only] if status in _MARKS else "-", STYLES[status]),
             *(Text(words.value(name, group.config.get(name)), quiet) for name in fields),
@@ -286,6 +287,11 @@ def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
         )
     fit(table, to)
     return table
+
+
+def _measuring(trial: RunningTrial) -> str:
+    attempt = f"attempt {trial.attempt}" if trial.attempt > 1 else "measuring"
+    return f"{attempt} {units.duration(trial.took_s)}" if trial.took_s >= 1 else attempt
 
 
 def _metric_cells(

@@ -13,7 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from ringray.base.errors import RingrayError, StoppedError
 from ringray.instruments.progress import Progress
@@ -218,5 +224,7 @@ def _of_error(error: RayError, rank: int, node_id: str) -> Fault:
     if isinstance(error, ActorDiedError) and error.actor_init_failed:
         last = [line for line in str(error).splitlines() if line.strip()][-1]
         return Fault("error", f"could not start: {faults.brief(last)}", (rank,))
+    if isinstance(error, RayActorError) and error.preempted:
+        return Fault("node-preempted", "", (rank,), node_id=node_id)
     text = faults.brief(str(error).rpartition("Worker exit detail:")[2].partition(" There ")[0])
     return Fault("rank-died", text, (rank,), node_id=node_id)

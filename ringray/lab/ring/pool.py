@@ -8,7 +8,7 @@ any known trial needs, and are re-formed into smaller rings.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
-from ringray.lab.cluster.placement_wait import Patience
+from ringray.lab.cluster.placement_wait import MovedError, Patience
 from ringray.lab.plan.plan import TIMEOUT_S
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.ring.quarantine import Quarantine
@@ -25,7 +25,7 @@ from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray_kernels.backends import BLOCKS, on_device
 
-LOOK_S = 0.2  # between two looks at the nodes
+MOVED_S = 0.1  # seconds before a place is asked for anew
 
 
 class RingPool:
@@ -81,22 +81,38 @@ class RingPool:
         self._note(f"starting {capacity} {placement.device} actors")
         certain = self._cluster.certain(config)
         patience = Patience(limits.place_timeout, self._note, certain, self._stop)
-        avoid = self._quarantine.nodes
-        timeout = limits.trial_timeout or TIMEOUT_S
         if self._machines is None:
-            return ActorRing(capacity, placement, timeout, patience, avoid)
-        while self._machines.others(self) and not self._machines.fits(
-            placement, capacity, self._quarantine.nodes, [self]
-        ):  # such as after the loss of a node
-            if self._stop.wait(LOOK_S):
-                raise StoppedError
-        with self._machines.placing(self, placement) as (taken, placed):
+            timeout = limits.trial_timeout or TIMEOUT_S
+            return ActorRing(capacity, placement, timeout, patience, self._quarantine.nodes)
+        while not self._stop.wait(MOVED_S):
             try:
-                avoid = (*self._quarantine.nodes, *taken)
-                return ActorRing(capacity, placement, timeout, patience, avoid, placed)
+                return self._beside(self._machines, config, capacity, patience)
+            except MovedError:
+                continue
             except BaseException:
                 self._machines.release(self)
                 raise
+        raise StoppedError
+
+    def _beside(
+        self, machines: Machines, config: TrialConfig, capacity: int, patience: Patience
+    ) -> ActorRing:
+        """Starts a ring where no other ring of the run is.
+
+        Raises:
+            MovedError: other rings took or left nodes before it had its own.
+        """
+        placement = self.placement(config)  # nodes may have come that can hold it alone
+        taken = machines.closed(placement)
+
+        def placed(nodes: Sequence[str]) -> None:
+            if not machines.take(self, placement, nodes):
+                raise MovedError
+
+        patience = replace(patience, moved=lambda: machines.closed(placement) != taken)
+        avoid = (*self._quarantine.nodes, *taken)
+        timeout = self._spec.limits.trial_timeout or TIMEOUT_S
+        return ActorRing(capacity, placement, timeout, patience, avoid, placed)
 
     def placement(self, config: TrialConfig) -> Placement:
         """Returns the needs of the trial's ring."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ringray.lab.trial.faults import Fault
+from ringray.lab.trial.faults import GONE, Fault
 
 
 class Quarantine:
     """The nodes that one run avoids, by Ray's ids.
 
-    A lost node is avoided at once, because Ray may take a while to notice the loss. Another node is
-    avoided after ``STRIKES`` infrastructure faults with fewer than ``CLEARS`` good trials between.
+    A node that is lost or preempted is avoided at once, because Ray may take a while to notice the
+    loss. Another node is avoided after ``STRIKES`` infrastructure faults with fewer than ``CLEARS``
+    good trials between.
     """
 
     STRIKES = 2
@@ -45,4 +46,4 @@ class Quarantine:
             return False
         self._strikes[node] = self._strikes.get(node, 0) + 1
         self._since[node] = 0
-        return fault.kind == "node-lost" or self._strikes[node] >= self.STRIKES
+        return fault.kind in GONE or self._strikes[node] >= self.STRIKES

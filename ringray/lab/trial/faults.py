@@ -17,8 +17,8 @@ from ringray.base.units import BYTES, memory
 from ringray.lab.trial.outcome import Status
 
 Kind = Literal[
-    "out-of-memory", "node-lost", "rank-died", "stalled", "compile-error", "user-error", "error",
-    "mismatch", "timeout", "connection-lost",
+    "out-of-memory", "node-preempted", "node-lost", "rank-died", "stalled", "compile-error",
+    "user-error", "error", "mismatch", "timeout", "connection-lost",
 ]  # fmt: skip
 
 
@@ -34,6 +34,7 @@ class _Meaning(NamedTuple):
 # Of simultaneous faults, the first of these is the cause of the others.
 _KINDS: dict[Kind, _Meaning] = {
     "out-of-memory": _Meaning("out of memory", status="oom"),
+    "node-preempted": _Meaning("preempted with its node", infrastructure=True),
     "node-lost": _Meaning("lost with its node", infrastructure=True),
     "rank-died": _Meaning("died", infrastructure=True),
     "stalled": _Meaning("stalled", infrastructure=True),
@@ -44,6 +45,7 @@ _KINDS: dict[Kind, _Meaning] = {
     "timeout": _Meaning(status="timeout"),
     "connection-lost": _Meaning("lost the connection to another rank", infrastructure=True),
 }
+GONE = "node-preempted", "node-lost"  # kinds of faults that end a node
 LOG_LINES = 10
 _LINE = 200  # characters of a log line, or of a message in one
 _MESSAGE = 500  # characters of a recorded message

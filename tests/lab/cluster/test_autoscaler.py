@@ -12,7 +12,7 @@ from ray.core.generated import autoscaler_pb2 as messages
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import autoscaler, placement_wait
 from ringray.lab.cluster.autoscaler import Standing
-from ringray.lab.cluster.placement_wait import Patience
+from ringray.lab.cluster.placement_wait import MovedError, Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,6 +230,13 @@ def test_patience_ends(clock: Any) -> None:
         PlaceError, match=r"after 5 s \(limits.place_timeout\): each rank needs 1 CPU"
     ):
         placement_wait.wait(Group(99), 2, {"CPU": 1.0}, Patience(5, lambda text: None))
+
+
+def test_a_place_that_others_changed_is_asked_for_anew(clock: Any) -> None:
+    clock([standing(1)] * 10)
+    patience = Patience(60, lambda text: None, moved=iter([False, True]).__next__)
+    with pytest.raises(MovedError):
+        placement_wait.wait(Group(99), 2, {"CPU": 1.0}, patience)
 
 
 def test_a_refusal_that_lasts_is_believed_where_nothing_else_is_known(clock: Any) -> None:

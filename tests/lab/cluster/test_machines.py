@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -25,8 +24,8 @@ def node(name: str, cpus: int = 4, gpus: int = 0, address: str = "") -> dict[str
 
 def hold(machines: Machines, name: str, placement: Placement, *nodes: str) -> list[str]:
     """Places a ring and returns the nodes that it had to avoid."""
-    with machines.placing(name, placement) as (avoid, placed):
-        placed(nodes)
+    avoid = machines.closed(placement)
+    assert machines.take(name, placement, nodes)
     return sorted(avoid)
 
 
@@ -62,22 +61,13 @@ def test_gpu_rings_share_a_machine_while_they_lie_within_it() -> None:
     assert Machines(lambda: [node("a", 16, 8)], shared=True).fits(small, 2)
 
 
-def test_rings_are_placed_one_at_a_time() -> None:
-    machines = Machines(lambda: [node("a")])
-    entered = threading.Event()
-
-    def other() -> None:
-        hold(machines, "two", CPU, "a")
-        entered.set()
-
-    thread = threading.Thread(target=other)
-    with machines.placing("one", CPU):  # and finds no place
-        thread.start()
-        assert not entered.wait(0.2)
-    assert entered.wait(10)
-    thread.join()
-    assert machines.holds("two")
-    assert not machines.holds("one")
+def test_of_two_rings_that_are_placed_at_a_time_one_moves() -> None:
+    machines = Machines(lambda: [node("a"), node("b")])
+    hold(machines, "one", CPU, "a")
+    assert not machines.take("two", CPU, ["b", "a"])
+    assert not machines.holds("two")
+    assert machines.take("two", CPU, ["b"])
+    assert machines.closed(CPU) == {"a", "b"}
 
 
 @pytest.mark.parametrize(

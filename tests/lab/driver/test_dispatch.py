@@ -100,11 +100,13 @@ class Pool:
         if self.suits(config):
             return
         self.close()
-        with self.simulation.machines.placing(self, self.placement(config)) as (avoid, placed):
-            free = [node["NodeID"] for node in NODES if node["NodeID"] not in avoid]
-            assert len(free) >= config.ring_size, "it was begun without room"
-            self.size = config.ring_size
-            placed(free[: self.size])
+        machines, placement = self.simulation.machines, self.placement(config)
+        free = [
+            node["NodeID"] for node in NODES if node["NodeID"] not in machines.closed(placement)
+        ]
+        assert len(free) >= config.ring_size, "it was begun without room"
+        self.size = config.ring_size
+        assert machines.take(self, placement, free[: self.size])
 
     def rest(self) -> None:
         pass

@@ -155,11 +155,18 @@ def test_a_late_failure_does_not_take_what_was_measured(
 
 @pytest.mark.parametrize("kind", ["node-lost", "rank-died", "stalled", "connection-lost"])
 def test_faults_of_the_infrastructure_are_retried_after_pauses_that_grow(kind: Any) -> None:
-    pauses = [RetryPolicy(10).pause(Fault(kind), attempt) for attempt in range(1, 12)]
+    pauses = [RetryPolicy(10).pause([Fault(kind)] * attempt) for attempt in range(1, 12)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[BACKOFF_MOST_S] * 4, None]
-    assert RetryPolicy(0).pause(Fault(kind), 1) is None
+    assert RetryPolicy(0).pause([Fault(kind)]) is None
+
+
+def test_preemptions_are_no_attempts() -> None:
+    spot = Fault("node-preempted")
+    assert RetryPolicy(0).pause([spot] * 5) == 0.5
+    assert RetryPolicy(1).pause([spot, Fault("node-lost"), spot]) == 0.5
+    assert RetryPolicy(1).pause([Fault("node-lost"), spot, Fault("node-lost")]) is None
 
 
 def test_other_faults_are_results() -> None:
-    assert RetryPolicy(10).pause(Fault("out-of-memory"), 1) is None
-    assert RetryPolicy(10).pause(Fault("error"), 1) is None
+    assert RetryPolicy(10).pause([Fault("out-of-memory")]) is None
+    assert RetryPolicy(10).pause([Fault("error")]) is None

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ringray.lab.report import board as board_module
 from ringray.lab.report import live
-from ringray.lab.report.board import Board, trial_line
+from ringray.lab.report.board import Board, RunningTrial, trial_line
 from ringray.lab.trial.outcome import Outcome
 from tests.support.report_rows import (
     TEXT,
@@ -223,5 +224,29 @@ def test_the_live_table_moves_while_a_trial_runs(monkeypatch: pytest.MonkeyPatch
 def test_a_row_says_for_how_long_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(planned(), {})
     board.start(board.plan.trials[0], 1)
-    monkeypatch.setattr(Board, "running_s", 41.2)
+    monkeypatch.setattr(RunningTrial, "took_s", 41.2)
     assert "measuring 41 s" in printed(live.render(board, 30, console()))
+
+
+def test_trials_side_by_side_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(board_module.time, "monotonic", lambda: now[0])
+    board = Board(planned(), {})
+    first, second, *_ = board.plan.trials
+    board.start(first, 1)
+    now[0] = 10.0
+    board.start(second, 2)
+    now[0] = 12.0
+    said = printed(live.render(board, 30, console()))
+    assert "measuring 12 s" in said
+    assert "attempt 2 2.0 s" in said
+    board.end(second, Outcome("ok"))
+    assert [one.took_s for one in board.running.values()] == [12.0]
+    board.end(first, Outcome("ok"))
+    alone = Board(planned(), {})
+    for trial, took in ((first, 12.0), (second, 2.0)):
+        alone.start(trial, 1)
+        now[0] += took
+        alone.end(trial, Outcome("ok"))
+    assert alone.remaining_s is not None
+    assert board.remaining_s == pytest.approx(alone.remaining_s / 2)

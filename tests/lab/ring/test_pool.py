@@ -11,6 +11,8 @@ import pytest
 from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
+from ringray.lab.cluster.machines import Machines
+from ringray.lab.cluster.placement_wait import MovedError
 from ringray.lab.plan import plan
 from ringray.lab.ring import pool
 from ringray.lab.ring.actor import Introduction
@@ -107,6 +109,41 @@ def test_a_ring_that_fits_is_kept(rings: list[Counted]) -> None:
     again, was_warm = shared.take(configs[0], configs)
     assert not was_warm
     assert again is not first
+
+
+def test_a_ring_whose_nodes_another_took_meanwhile_has_others(
+    rings: list[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        {"NodeID": name, "NodeManagerAddress": name, "Alive": True, "Resources": {"CPU": 8.0}}
+        for name in "ab"
+    ]
+    machines = Machines(lambda: nodes, grows=True)
+    asked: list[list[str]] = []
+
+    class Placed(Counted):
+        def __init__(self, *given: Any) -> None:
+            *given, avoid, placed = given
+            super().__init__(*given, avoid)
+            asked.append(sorted(avoid))
+            assert not self.patience.moved()
+            if len(asked) == 1:
+                assert machines.take("another", self.placement, ["a"])
+                assert self.patience.moved()
+            self.nodes = [next(name for name in "ab" if name not in avoid)] * self.capacity
+            try:
+                placed(self.nodes)
+            except MovedError:
+                self.close()
+                raise
+
+    monkeypatch.setattr(pool, "ActorRing", Placed)
+    read, configs = sweep("{size: 2, device: cpu, concurrent: 2}")
+    shared = RingPool(GROWING, read, lambda text: None, machines=machines)
+    ring, _ = shared.take(configs[0], configs)
+    assert (asked, ring.nodes, len(rings)) == ([[], ["a"]], ["b", "b"], 1)
+    shared.close()
+    assert not machines.holds(shared)
 
 
 def test_a_ring_that_is_too_small_is_replaced(rings: list[Counted]) -> None:

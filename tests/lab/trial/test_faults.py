@@ -84,6 +84,7 @@ def test_what_was_asked_for_is_read(text: str, count: int | None) -> None:
     ("kind", "status", "again"),
     [
         ("rank-died", "failed", True), ("stalled", "failed", True), ("node-lost", "failed", True),
+        ("node-preempted", "failed", True),
         ("connection-lost", "failed", True), ("out-of-memory", "oom", False),
         ("timeout", "timeout", False), ("compile-error", "failed", False),
         ("mismatch", "failed", False), ("user-error", "failed", False), ("error", "failed", False),
