@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
+    import psutil
+
     from tests.support.place import Place
 
 NODE = {"PYTHONPATH": f"{drive.REPOSITORY}:{drive.REPOSITORY / 'kernels'}"}
@@ -19,6 +21,14 @@ REPLICAS = 12
 
 def faults(row: Any) -> list[dict[str, Any]]:
     return list((row.environment or {}).get("faults", ()))
+
+
+def raylet_of(rank: psutil.Process) -> psutil.Process:
+    """Returns the process of a rank's node."""
+    raylet = rank.parent()
+    assert raylet is not None
+    assert "raylet" in raylet.name()
+    return raylet
 
 
 def ended(place: Place, name: str) -> int:

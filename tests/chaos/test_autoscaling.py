@@ -10,17 +10,20 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+from tests.chaos.struck import faults, raylet_of
 from tests.support import place as drive
 from tests.support.place import REPOSITORY, Place, tiny, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    import psutil
 
 pytestmark = pytest.mark.chaos
 
@@ -151,6 +154,44 @@ def test_the_autoscalers_refusal_is_believed_where_nothing_else_is_known(place: 
     assert "the autoscaler has no nodes to start for that" in done.err
     assert "limits.place_timeout" not in done.err  # it was believed; patience would last longer
     assert (place.nodes(), place.waiting(), place.ranks()) == (0, 0, [])
+
+
+def preempt(place: Growing, raylet: psutil.Process) -> None:
+    """Ends a node as its owner does: it says so, and does it a second later."""
+    node = raylet.environ()["RAY_OVERRIDE_NODE_ID_FOR_TESTING"]
+    subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ray")), "drain-node", f"--node-id={node}",
+            f"--address={place.exports['RAY_ADDRESS']}", "--deadline-remaining-seconds=1",
+            "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot",
+        ],
+        check=True, capture_output=True, env=place.environment,
+    )  # fmt: skip
+    time.sleep(1.1)
+    raylet.kill()
+
+
+def test_rings_side_by_side_outlive_two_preempted_nodes(place: Growing) -> None:
+    """Both ask for their nodes at the same time, and no loss of a node is an attempt."""
+    text = tiny("spot", size=2, replicas=4, repeats=400, retries=0, timeout="300s")
+    text = text.replace("threads: 1", "threads: 1, placement: strict-spread, concurrent: 2")
+    sweep = place.start("run", place.spec(text), "--no-tracking")
+    lost: set[int] = set()
+    for _ in range(2):
+        # The nodes of a ring that just lost one end with it.
+        ranks = wait_until("two rings", lambda: (now := place.ranks())[3:] and now, 120)
+        raylet = next(r for rank in ranks if (r := raylet_of(rank)).pid not in lost)
+        lost.add(raylet.pid)
+        preempt(place, raylet)
+        wait_until("it is gone", lambda r=raylet: not r.is_running())
+    done = place.end(sweep)
+    assert done.code == 0, done.out + done.err
+    rows = place.trials("spot")
+    assert {row.status for row in rows} == {"ok"}
+    met = [fault["kind"] for row in rows for fault in faults(row)]
+    assert met == ["node-preempted"] * 2, met
+    assert done.out.count("waiting for nodes: ") > 0
+    wait_until("all nodes are gone", lambda: place.nodes() == 0, SHRINK_S)
 
 
 def test_ctrl_c_while_nodes_start_leaves_no_wish_for_them(place: Growing) -> None:

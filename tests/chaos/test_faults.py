@@ -7,11 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from tests.chaos import sabotage
-from tests.chaos.struck import NODE, REPLICAS, begun, faults, recovered
+from tests.chaos.struck import NODE, REPLICAS, begun, faults, raylet_of, recovered
 from tests.support import place as drive
 from tests.support import ray_heads
 from tests.support.place import Place, tiny
@@ -138,13 +137,6 @@ def test_one_rank_fails_inside_a_pass(place: Place, body: str, status: str, kind
     if status == "oom":
         assert fault["asked_bytes"] == 1 << 50
     place.check_nothing_is_left()
-
-
-def raylet_of(rank: psutil.Process) -> psutil.Process:
-    raylet = rank.parent()
-    assert raylet is not None
-    assert "raylet" in raylet.name()
-    return raylet
 
 
 def test_a_lost_node(place: Place) -> None:

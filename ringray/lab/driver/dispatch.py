@@ -56,6 +56,7 @@ class Dispatcher:
                 self._running[threads.submit(self._measure, work, ring)] = work, ring
             if not self._running:
                 return
+            self._make_room()
             patience = LOOK_S if self._waiting and self._machines is not None else None
             done, _ = wait(self._running, timeout=patience, return_when=FIRST_COMPLETED)
             for future in done:
@@ -68,6 +69,15 @@ class Dispatcher:
                     continue
                 ring.rest()
                 yield work, future.result()
+
+    def _make_room(self) -> None:
+        """Closes idle rings of a growing cluster while another waits for nodes."""
+        busy, machines = [ring for _, ring in self._running.values()], self._machines
+        if machines is None or not machines.grows or all(map(machines.holds, busy)):
+            return
+        for ring in self._rings:
+            if ring not in busy:
+                ring.close()
 
     def _starting(self) -> Iterator[tuple[Work, RingPool]]:
         """Yields what can begin now."""

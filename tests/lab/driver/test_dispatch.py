@@ -152,3 +152,29 @@ def test_points_that_are_compared_have_one_ring(monkeypatch: pytest.MonkeyPatch)
         assert len({pool for *_, pool in some}) == 1
         assert all(a[1] <= b[0] for a, b in pairwise(some))
     assert max(sum(b <= at < e for b, e, _, _ in simulated.log) for at, *_ in simulated.log) > 1
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_idle_rings_give_their_nodes_to_one_that_waits(grows: bool) -> None:
+    simulated = Simulation(lambda work: 1.0, pools=3)
+    machines = simulated.machines = Machines(lambda: NODES, grows=grows)
+    idle, waiting, placed = simulated.pools
+    for pool, nodes in ((idle, ["n0"]), (placed, ["n1"])):
+        machines.take(pool, idle.placement(None), nodes)
+    plan = build(parse(MIXED))
+    rings: Any = simulated.pools
+    dispatcher = Dispatcher(
+        Schedule(plan, {}, {}),
+        rings,
+        lambda work, ring: Outcome("ok"),
+        Quarantine(),
+        machines,
+        "grid",
+    )
+    for ring in (placed, waiting):
+        work: Any = None
+        taken: Any = ring
+        dispatcher._running[Future()] = work, taken
+        dispatcher._make_room()
+        assert machines.holds(idle) == (ring is placed or not grows)
+    assert machines.holds(placed)

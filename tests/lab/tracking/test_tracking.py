@@ -229,7 +229,7 @@ def test_a_tracker_told_to_stop_writes_what_there_is(store: Store) -> None:
         store.record(DIGEST, trials(2)[0].key, outcome(0))
         os.kill(tracker._worker.process.pid, signal.SIGINT)
         os.kill(tracker._worker.process.pid, signal.SIGTERM)
-        assert tracker._worker.process.wait(10) == 0
+        assert tracker._worker.process.wait(60) == 0
         check_complete(store)
         # The next one goes on from there.
         store.record(DIGEST, trials(2)[1].key, outcome(1))
