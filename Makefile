@@ -104,7 +104,7 @@ lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy cluster/*.py experiments/*.py
+	@$(BIN)/mypy --explicit-package-bases cluster/*.py experiments/*.py
 	@MYPYPATH=experiments/paper $(BIN)/mypy experiments/paper/*.py
 	@$(BIN)/mypy experiments/published/*.py
 
