@@ -62,8 +62,9 @@ class Ports:
         first = np.array([fleet.seat(rank) for rank in range(ranks)])
         outer, hardware = fleet.hardware.outer, fleet.hardware
         self._node = first // fleet.per_node
-        self._port = first // outer.ranks if fleet.stride < outer.ranks else np.arange(ranks)
-        crowd = min(fleet.stride, outer.ranks)
+        shared = min(outer.ranks, fleet.per_node)  # ranks of a network port
+        self._port = first // shared if fleet.stride < shared else np.arange(ranks)
+        crowd = min(fleet.stride, shared)
         self._inner, self._outer = hardware.inner, outer
         self._outer_bandwidth = outer.bandwidth / crowd
         self._free = np.zeros((4, ranks))  # out and in of ranks, out and in of network ports
