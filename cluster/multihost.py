@@ -32,7 +32,8 @@ from cluster import local
 from cluster.network import PREFIX, Machine, machines, payload
 
 PORT = 6379  # of the head; each host has all ports for itself
-START_S = 120.0  # seconds for all hosts to be there
+START_S = 300.0  # seconds for all hosts to be there
+SURE_S = 20.0  # seconds within which a host ends only because it cannot start
 STORE_BYTES = 100_000_000  # of objects, on each host
 
 
@@ -41,7 +42,7 @@ class Hosts:
 
     def __init__(self, head: Machine, hosts: Sequence[Machine], cpus: int, labels: list[str]):
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))  # short: for sockets
-        self.address, self.count = f"{head.address}:{PORT}", len(hosts)
+        self.address = f"{head.address}:{PORT}"
         os.environ |= self.exports()
         first = partial(
             self._start, head, "--head", f"--port={PORT}", "--num-cpus=0",
@@ -52,7 +53,7 @@ class Hosts:
             words = [f"--address={self.address}", f"--num-cpus={cpus}"]
             words += [f"--labels={labels[at % len(labels)]}"] if labels else []
             self._starts.append(partial(self._start, host, *words))
-        self._nodes = [first()]
+        self._nodes: list[subprocess.Popen[bytes]] = []
 
     def exports(self) -> dict[str, str]:
         """Returns the environment variables of the cluster's clients."""
@@ -77,21 +78,21 @@ class Hosts:
             stderr=(self.folder / "ray.log").open("a"), env=environment, start_new_session=True,
         )  # fmt: skip
 
-    def wait_ready(self) -> None:
-        """Waits until all hosts are there; SystemExit if they are not."""
+    def start(self) -> None:
+        """Starts the head and one host after the other; OSError if one does not come."""
         until = time.monotonic() + START_S
-        while (seen := local.look(self.address)) is None or seen[0] < self.count:
-            if seen is not None:
-                for at, start in enumerate(self._starts):
-                    # Ray gives a node up after 30 s, which a busy machine may need.
-                    if at == len(self._nodes):
-                        self._nodes.append(start())
-                    elif self._nodes[at].poll() is not None:
-                        self._nodes[at] = start()
-            if self._nodes[0].poll() is not None or time.monotonic() > until:
-                said = (self.folder / "ray.log").read_text()[-2000:]
-                raise SystemExit(f"the hosts did not start:\n{said}")
-            time.sleep(local.LOOK_S)
+        for at, start in enumerate(self._starts):
+            self._nodes.append(start())
+            began = time.monotonic()
+            while (seen := local.look(self.address)) is None or seen[0] < at:
+                now, ended = time.monotonic(), self._nodes[-1].poll() is not None
+                early = ended and now < began + SURE_S
+                if self._nodes[0].poll() is not None or early or now > until:
+                    said = (self.folder / "ray.log").read_text()[-2000:]
+                    raise OSError(f"the hosts did not start:\n{said}")
+                if ended:  # Ray gives it 30 s, which are too few on a busy machine
+                    self._nodes[-1], began = start(), now
+                time.sleep(local.LOOK_S)
 
     def wait(self) -> int:
         """Waits for the end of the head."""
@@ -140,7 +141,7 @@ def main(argv: list[str]) -> int:
             for host in hosts if given.rate else []:
                 host.shape(given.rate)
             return _run(Hosts(head, hosts, given.cpus, given.labels), head, hosts, given.command)
-    except PermissionError as error:
+    except OSError as error:
         print(f"multihost: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -149,7 +150,7 @@ def main(argv: list[str]) -> int:
 
 def _run(cluster: Hosts, head: Machine, hosts: list[Machine], command: list[str]) -> int:
     try:
-        cluster.wait_ready()
+        cluster.start()
         for one in hosts:
             print(f"{one.address}: {one.name}", file=sys.stderr, flush=True)
         if command:

@@ -55,12 +55,16 @@ class Machine:
         _ip("link", "set", self.name, "up")
 
     def shape(self, rate: str) -> None:
-        """Limits what it sends and what it receives to ``rate`` (``200mbit``) each."""
+        """Limits what it sends and what it receives to ``rate`` (``200mbit``) each; OSError if that
+        cannot be."""
         burst = max(_BURST, round(payload(rate) * _BURST_S))
         bucket = f"root tbf rate {rate} burst {burst} limit {_QUEUE}".split()
         for ends in (["-n", self.name, "qdisc", "replace", "dev", "eth0"],
                      ["qdisc", "replace", "dev", self.name]):  # fmt: skip
-            _run("tc", *ends, *bucket)
+            try:
+                _run("tc", *ends, *bucket)
+            except subprocess.CalledProcessError as error:
+                raise OSError(f"links cannot be shaped: {error.stderr.strip()}") from error
 
 
 def payload(rate: str) -> float:

@@ -57,7 +57,7 @@ def measure(turns: int, folder: Path) -> list[dict[str, Any]]:
         words = [sys.executable, str(CLUSTER), "--hosts=4", f"--cpus={cpus}", f"--rate={RATE}"]
         script = " && ".join(shlex.join(command) for command in commands)
         done = subprocess.run(
-            [*words, "--", "sh", "-c", script], cwd=HERE.parents[1], stdout=subprocess.DEVNULL,
+            [*words, "--", "sh", "-c", script], cwd=HERE.parents[1], stdout=sys.stderr,
             check=False,
         )  # fmt: skip
         if done.returncode:
