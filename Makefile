@@ -16,7 +16,7 @@ TURN ?= $(shell echo $$(( $$(date -u +%s) / 86400 )))
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart autoscaling test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots gpu clean
+.PHONY: help setup quickstart autoscaling multihost test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,10 @@ quickstart: $(STAMP) ## measure real rings on this machine, in four partitions
 autoscaling: $(STAMP) ## measure rings on a cluster that grows and shrinks on this machine
 	@$(BIN)/python cluster/local.py --until-empty -- \
 	  $(BIN)/python -m ringray run experiments/autoscaling.yaml
+
+# Needs root, ip and tc.
+multihost: $(STAMP) ## measure rings over four hosts with shaped links on this machine
+	@$(BIN)/python experiments/multihost.py
 
 test: $(STAMP) ## run the quick tests
 	@$(PYTEST) tests -m "not slow and not chaos and not gpu"
@@ -104,7 +108,7 @@ lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy cluster/*.py experiments/*.py
+	@$(BIN)/mypy --explicit-package-bases cluster/*.py experiments/*.py
 	@MYPYPATH=experiments/paper $(BIN)/mypy experiments/paper/*.py
 	@$(BIN)/mypy experiments/published/*.py
 

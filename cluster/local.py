@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +108,8 @@ class Local:
         }
 
     def look(self) -> tuple[int, int] | None:
-        """Returns the numbers of live nodes besides the head and of waiting placement groups; None
-        if the head does not answer."""
-        reply = ray_private.cluster_status(self.address, 2) if _listens(self.address) else None
-        if reply is None:
-            return None
-        state = reply.cluster_resource_state
-        alive = [node for node in state.node_states if node.status != ray_private.DEAD]
-        heads = sum(HEAD in node.total_resources for node in alive)
-        waiting = len(state.pending_gang_resource_requests)
-        return (len(alive) - heads, waiting) if heads else None
+        """Returns what ``look`` finds."""
+        return look(self.address)
 
     def wait_ready(self) -> None:
         """Waits until the head answers; SystemExit if it does not."""
@@ -139,20 +132,7 @@ class Local:
 
     def close(self) -> None:
         """Ends the head, the autoscaler and its nodes, and removes their files."""
-        family: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
-            head = psutil.Process(self.head.pid)
-            family = [*head.children(recursive=True), head]
-        if self.head.poll() is None:
-            self.head.terminate()
-        # Nodes are children of the autoscaler and outlive it.
-        for process in psutil.wait_procs(family, timeout=1)[1]:
-            with contextlib.suppress(psutil.Error):
-                process.terminate()
-        for process in psutil.wait_procs(family, timeout=STOP_S)[1]:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self.head.wait()
+        end([self.head])
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -188,6 +168,39 @@ class Watch(threading.Thread):
         self._ended.set()
         if self.is_alive():
             self.join()
+
+
+def look(address: str) -> tuple[int, int] | None:
+    """Returns the numbers of live nodes besides the head and of waiting placement groups; None if
+    the head does not answer."""
+    reply = ray_private.cluster_status(address, 2) if _listens(address) else None
+    if reply is None:
+        return None
+    state = reply.cluster_resource_state
+    alive = [node for node in state.node_states if node.status != ray_private.DEAD]
+    heads = sum(HEAD in node.total_resources for node in alive)
+    waiting = len(state.pending_gang_resource_requests)
+    return (len(alive) - heads, waiting) if heads else None
+
+
+def end(nodes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends nodes and all their processes."""
+    family: list[psutil.Process] = []
+    for node in nodes:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(node.pid)
+            family += [*process.children(recursive=True), process]
+        if node.poll() is None:
+            node.terminate()
+    # Nodes are children of the autoscaler and outlive it.
+    for process in psutil.wait_procs(family, timeout=1)[1]:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    for process in psutil.wait_procs(family, timeout=STOP_S)[1]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    for node in nodes:
+        node.wait()
 
 
 def _free_port() -> int:
@@ -249,6 +262,11 @@ def _run(cluster: Local, command: list[str]) -> int:
         for name, value in cluster.exports().items():
             print(f"export {name}={value}", flush=True)
         return cluster.head.wait()
+    return run(command)
+
+
+def run(command: Sequence[str]) -> int:
+    """Returns the exit code of ``command``, which is told of Ctrl-C."""
     client = subprocess.Popen(command, env=dict(os.environ))
     try:
         return client.wait()

@@ -22,17 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cluster import network
 from ringray.base.errors import UserError
 from ringray.lab.plan import plan
 from ringray.lab.predict import calibration
 from ringray.lab.predict.hardware import LOCAL, Fleet, Link
 from ringray.lab.spec import model as specs
-from tests.chaos import network
 
 BANDWIDTHS = (200, 1000, 4000)  # Mbit/s
-BURST = 256 * 1024  # bytes of the bucket
-QUEUE = 1 << 28  # bytes before it: enough that nothing is dropped and sent again
-PAYLOAD = 1448 / 1514  # of an Ethernet frame with a full TCP segment
 CLOSE = 0.03  # a choice that is slower than the best by less is as good
 REPEATS = 7
 SPEC = """
@@ -75,7 +72,8 @@ def planned(problem: tuple[Any, ...], on: Fleet | None = None) -> list[plan.Tria
 
 def fleet(local: Fleet, mbit: int) -> Fleet:
     """Returns two machines of one core as calibrated, with a link of ``mbit`` Mbit/s."""
-    link = Link(bandwidth=mbit * 1e6 / 8 * PAYLOAD, latency=local.hardware.inner.latency)
+    bandwidth = network.payload(f"{mbit}mbit")
+    link = Link(bandwidth=bandwidth, latency=local.hardware.inner.latency)
     hardware = local.hardware.model_copy(update={"outer": link, "cores": 1})
     return replace(local, hardware=hardware, nodes=2, per_node=1)
 
@@ -111,12 +109,6 @@ def rank() -> None:
             if dist.get_rank() == 0:
                 print(json.dumps(times[1:]), flush=True)
     dist.destroy_process_group()
-
-
-def shape(machine: network.Machine, mbit: int) -> None:
-    """Limits what ``machine`` sends."""
-    words = f"tc qdisc replace dev eth0 root tbf rate {mbit}mbit burst {BURST} limit {QUEUE}"
-    subprocess.run([*machine.inside, *words.split()], check=True)
 
 
 def measure(machines: list[network.Machine]) -> list[float]:
@@ -199,7 +191,7 @@ def compare(into: str | None) -> None:
     with network.machines(2) as (_, machines):
         for mbit in BANDWIDTHS:
             for one in machines:
-                shape(one, mbit)
+                one.shape(f"{mbit}mbit")
             print(f"{mbit} Mbit/s", file=sys.stderr, flush=True)
             found += points(mbit, measure(machines), local)
     show(found)

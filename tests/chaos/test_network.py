@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.network import Machine, machines
+from cluster.network import Machine, machines
 from tests.chaos.struck import NODE, REPLICAS, begun, faults, recovered
 from tests.support import place as drive
 from tests.support import ray_heads

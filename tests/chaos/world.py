@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.chaos import network
+from cluster import network
+from cluster.network import Machine
 from tests.chaos.beside import Beside, first_runs, second_user
-from tests.chaos.network import Machine
 from tests.support import place as drive
 from tests.support import ray_heads, tracking_store
 from tests.support.fault_proxy import Proxy

@@ -27,7 +27,7 @@ from tests.support import place as drive
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.chaos.network import Machine
+    from cluster.network import Machine
     from tests.support.place import Place
 
 ADDRESS = "127.0.0.1"

@@ -18,7 +18,7 @@ from ringray.lab.predict import peak_memory, rates, ring_time
 from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.ring_time import PassWork
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import TrialConfig, shuffled
 from ringray.traffic import tree, walk
 from ringray.traffic.geometry import Layout
 from ringray.transport import Exchange
@@ -56,6 +56,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     Raises:
         ValueError: the transport does not fit the ring and heads, or the walk back is impossible.
     """
+    on = _seated(config, on)
     if config.new_tokens is not None:
         return _decoding(config, config.new_tokens, on)
     exchange, walks, sizes, works = _described(config, on)
@@ -84,10 +85,18 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
 
 def timelines(config: TrialConfig, on: Fleet, ranks: Sequence[int]) -> dict[int, list[Span]]:
     """Returns the predicted spans of a few ``ranks`` of the ring in which chunks walk."""
+    on = _seated(config, on)
     exchange, walks, sizes, works = _described(config, on)
     exchanged_bytes, _ = _heads_for_rows(config, exchange.fold)
     time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on, record=ranks)
     return time.spans
+
+
+def _seated(config: TrialConfig, on: Fleet) -> Fleet:
+    """Returns ``on`` with the ranks of ``config`` in their order."""
+    if config.order != "shuffled" or config.layers is not None:  # a training has rings of rings
+        return on
+    return replace(on, order=shuffled(config.ring_size, config.seed))
 
 
 def _times(seconds: float, spread: float) -> dict[str, float]:

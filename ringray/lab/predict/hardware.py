@@ -115,7 +115,7 @@ class Noise:
 class Fleet:
     """``nodes`` machines of ``per_node`` ranks each. ``stride``: ranks of a machine from one rank
     of a ring to its next, where a ring takes a part of each node. ``noise``: None if all ranks are
-    equal."""
+    equal. ``order``: the seats of ranks that do not follow the nodes."""
 
     name: str
     hardware: Hardware
@@ -123,15 +123,20 @@ class Fleet:
     per_node: int
     stride: int = 1
     noise: Noise | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def ranks(self) -> int:
         """Returns the ranks of all nodes."""
         return self.nodes * self.per_node
 
+    def seat(self, rank: int) -> int:
+        """Returns the place of a rank of a ring among those of all nodes."""
+        return rank * self.stride if self.order is None else self.order[rank * self.stride]
+
     def node(self, rank: int) -> int:
         """Returns the node of a rank of a ring."""
-        return rank * self.stride // self.per_node
+        return self.seat(rank) // self.per_node
 
     @property
     def shares_cores(self) -> bool:

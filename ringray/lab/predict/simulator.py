@@ -59,11 +59,12 @@ class Ports:
     """
 
     def __init__(self, fleet: Fleet, ranks: int) -> None:
-        first = np.arange(ranks) * fleet.stride
+        first = np.array([fleet.seat(rank) for rank in range(ranks)])
         outer, hardware = fleet.hardware.outer, fleet.hardware
         self._node = first // fleet.per_node
-        self._port = first // outer.ranks if fleet.stride < outer.ranks else np.arange(ranks)
-        crowd = min(fleet.stride, outer.ranks)
+        shared = min(outer.ranks, fleet.per_node)  # ranks of a network port
+        self._port = first // shared if fleet.stride < shared else np.arange(ranks)
+        crowd = min(fleet.stride, shared)
         self._inner, self._outer = hardware.inner, outer
         self._outer_bandwidth = outer.bandwidth / crowd
         self._free = np.zeros((4, ranks))  # out and in of ranks, out and in of network ports
@@ -123,8 +124,8 @@ class Cores:
 
     def __init__(self, fleet: Fleet, ranks: int, per_rank: int = 1) -> None:
         hardware = fleet.hardware
-        node = np.arange(ranks) * fleet.stride // fleet.per_node
-        self._nodes = [np.nonzero(node == one)[0] for one in range(node[-1] + 1)]
+        node = np.array([fleet.node(rank) for rank in range(ranks)])
+        self._nodes = [np.nonzero(node == one)[0] for one in range(node.max() + 1)]
         together = min(fleet.stride, fleet.per_node)  # ranks of a node that do the same
         self._taken = per_rank * together / (hardware.cores or math.inf)
         self._message, self._byte = hardware.message / 2, hardware.copying / 2

@@ -6,11 +6,11 @@ Racks and domains come from the labels of Ray's nodes (``ray start --labels``).
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringray.base.errors import PlaceError
+from ringray.lab.trial.config import shuffled
 
 ZONES = (  # labels, from far to near
     "ray.io/availability-region", "ray.io/availability-zone", "ringray.io/rack",
@@ -75,8 +75,7 @@ def ordered(
         left += chain[whole:]
     found += left
     if order == "shuffled":
-        mixed = random.Random(seed).sample(found[:size], size)
-        found[:size] = mixed
+        found[:size] = [found[at] for at in shuffled(size, seed)]
     return found
 
 

@@ -6,6 +6,7 @@ Imports neither torch nor ray.
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -178,6 +179,11 @@ FIELDS = tuple(field.name for field in fields(TrialConfig))
 LATER = {field.name: field.default for field in fields(TrialConfig) if field.default is not MISSING}
 # Fields that a table of tuned choices settles.
 CHOICES = ("partition", "transport", "backward", "backend", "blocks")
+
+
+def shuffled(size: int, seed: int) -> tuple[int, ...]:
+    """Returns the seats of a ring's ranks, counted in the order of the topology."""
+    return tuple(random.Random(seed).sample(range(size), size))
 
 
 @lru_cache(maxsize=4096)

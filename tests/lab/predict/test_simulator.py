@@ -13,6 +13,7 @@ from ringray import transport
 from ringray.lab.predict import cost_model
 from ringray.lab.predict.hardware import Fleet, Hardware, Noise, entry
 from ringray.lab.predict.simulator import Cores, Ports, simulate
+from ringray.lab.ring.order import Seat, crossings, ordered
 from ringray.lab.trial.config import TrialConfig
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import script, walk
@@ -38,11 +39,14 @@ def clock(**changed: object) -> Hardware:
     return entry({**LINKS, **changed}, "test")
 
 
-def ring(ranks: int, per_node: int = 64, *, row: int = 1, seconds: float = 0.0, **more: object):
+def ring(
+    ranks: int, per_node: int = 64, *, row: int = 1, seconds: float = 0.0,
+    order: tuple[int, ...] | None = None, **more: object,
+):  # fmt: skip
     """One forward pass of full attention; each rank holds one row."""
     moved = walk.traffic(Layout("contiguous", ranks, ranks), Mask(ranks, causal=False),
                          around(ranks, +1), "keys")  # fmt: skip
-    fleet = Fleet("clock", clock(**more), -(-ranks // per_node), per_node)
+    fleet = Fleet("clock", clock(**more), -(-ranks // per_node), per_node, order=order)
     return simulate(moved, "forward", np.full((ranks, ranks), seconds), Weights(row, 0), fleet)
 
 
@@ -104,6 +108,40 @@ def test_ranks_that_share_a_port_send_one_after_the_other() -> None:
 
     assert across(1) == pytest.approx(10 + 3)
     assert across(4) == pytest.approx(40 + 3)
+
+
+def test_ranks_in_another_order_cross_more_often_and_share_ports() -> None:
+    """Two nodes of two: in order each sends one message across at a step, then two."""
+    shared = {"bandwidth": 0.1, "latency": 0, "ranks": 4}  # more than a node has
+    assert ring(4, per_node=2, outer=shared).at.max() == pytest.approx(3 * 10)
+    mixed = ring(4, per_node=2, outer=shared, order=(0, 2, 1, 3))
+    assert mixed.at.max() == pytest.approx(3 * 20)
+    assert (mixed.inner_bytes, mixed.outer_bytes) == (0, 12)
+    assert ring(4, per_node=1, outer=shared).at.max() == pytest.approx(3 * 10)
+
+
+def test_ranks_share_the_cores_of_the_node_that_their_order_puts_them_on() -> None:
+    fleet = Fleet("clock", clock(cores=1), 2, 2, order=(0, 2, 1, 3))
+    assert Cores(fleet, 4).elapsed(np.array([2.0, 6.0, 0.0, 0.0])) == pytest.approx([2, 6, 0, 0])
+    assert Cores(fleet, 4).elapsed(np.array([2.0, 0.0, 6.0, 0.0])) == pytest.approx([4, 0, 8, 0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_prediction_crosses_nodes_as_the_ring_will(seed: int) -> None:
+    config = point(ring_size=8, seq_len=128, causal=False, partition="contiguous", seed=seed)
+    on = Fleet("clock", clock(outer={"bandwidth": 0.1, "latency": 0.0, "ranks": 2}), 4, 2)
+    along = ordered([Seat(str(i // 2)) for i in range(8)], 8, "shuffled", seed=seed)
+    crossing = crossings([str(at // 2) for at in along])
+    assert crossing > 4
+    straight, mixed = (
+        cost_model.predict(replace(config, order=order), on) for order in ("topology", "shuffled")
+    )
+    assert mixed.outer_bytes / straight.outer_bytes == pytest.approx(crossing / 4)
+    assert mixed.time_ms > straight.time_ms
+    spans = cost_model.timelines(replace(config, order="shuffled"), on, range(8))
+    assert 1e3 * max(one.ended for some in spans.values() for one in some) == pytest.approx(
+        mixed.time_ms
+    )
 
 
 def test_a_message_waits_for_both_ends_and_their_ports() -> None:

@@ -1,0 +1,230 @@
+"""Sweeps over several hosts with shaped links, and hosts that leave and come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from cluster.network import Machine, machines, payload
+from ringray.lab.ring.order import crossings
+from ringray.lab.trial.config import shuffled
+from tests.chaos.struck import NODE, begun, faults
+from tests.support import place as drive
+from tests.support import ray_heads
+from tests.support.place import REPOSITORY, Place, tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.ray_heads import Head
+
+pytestmark = pytest.mark.chaos
+
+RATE = "100mbit"
+COMMAND = [sys.executable, str(REPOSITORY / "cluster" / "multihost.py")]
+MAKER = """\
+import subprocess, sys, time
+from cluster.network import machines
+with machines(1) as (_, (one,)):
+    inside = subprocess.Popen([*one.inside, "sleep", "600"], stdout=subprocess.DEVNULL)
+    print(one.name, inside.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed() -> None:
+    try:
+        with machines(1) as (_, (one,)):
+            one.shape(RATE)
+    except OSError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest, place: Place) -> Iterator[tuple[Head, list[Machine]]]:
+    """A Ray over so many hosts with shaped links."""
+    with machines(request.param) as (host, there):
+        for one in there:
+            one.shape(RATE)
+        nodes = [NODE] * request.param
+        with ray_heads.cluster(place, *nodes, host=host, machines=there) as head:
+            yield head, there
+
+
+def names() -> set[str]:
+    """Those of all bridges, cables and namespaces."""
+    words = (["ip", "-br", "link"], ["ip", "netns", "list"])
+    said = "".join(subprocess.run(one, capture_output=True, text=True).stdout for one in words)
+    return {line.split()[0].partition("@")[0] for line in said.splitlines() if line}
+
+
+def apart(name: str, size: object, **given: Any) -> str:
+    """A sweep whose ranks lie on hosts of their own."""
+    text = tiny(name, size=size, **given)
+    return text.replace("threads: 1", "threads: 1, concurrent: null, placement: strict-spread")
+
+
+def test_a_sweep_over_shaped_hosts(place: Place) -> None:
+    """Two ranks on each of three: the command starts them, and leaves nothing behind."""
+    text = tiny("hosts", size=6, seq_len=768, repeats=3).replace(
+        "threads: 1", "threads: 1, placement: spread, order: [topology, shuffled]"
+    )
+    text = text.replace("heads: 2, head_dim: 16", "heads: 8, head_dim: 64, causal: false")
+    sweep = [sys.executable, "-m", "ringray", "run", str(place.spec(text)), "--no-tracking"]
+    done = subprocess.run(
+        [*COMMAND, "--hosts=3", "--cpus=2", f"--rate={RATE}", "--", *sweep],
+        env=place.environment, cwd=place.home, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    straight, mixed = place.trials("hosts")
+    assert {straight.status, mixed.status} == {"ok"}
+    seats = shuffled(6, mixed.config["seed"])
+    crossing = crossings([str(at // 2) for at in seats])
+    assert (straight.environment or {})["ring"] == {"nodes": 3, "crossings": 3}
+    assert (mixed.environment or {})["ring"] == {"nodes": 3, "crossings": crossing}
+    # In order each link carries one of six chunks at each of five steps.
+    assert straight.metrics["median_ms"] > 800 * straight.metrics["sent_bytes"] / 6 / payload(RATE)
+    assert mixed.metrics["median_ms"] > 1.5 * straight.metrics["median_ms"]
+    made = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("10.")]
+    assert len(made) == 3
+    assert not names() & {*made, made[0].rpartition("n")[0]}
+    place.check_nothing_is_left()
+
+
+def test_hosts_of_a_killed_command_are_removed() -> None:
+    """Those of a living one stay."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True,
+                         cwd=REPOSITORY)
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        (dead, inside), (alive, beside) = (
+            one.stdout.readline().split() for one in started if one.stdout is not None
+        )
+        started[0].kill()
+        started[0].wait()
+        assert {dead, alive} <= names()
+        with machines(1):
+            left = names()
+            assert alive in left
+            assert not {dead, dead.rpartition("n")[0]} & left
+            drive.wait_until("what ran there ends", lambda: not running(int(inside)), 10)
+            assert running(int(beside))
+    finally:
+        for one in started:
+            one.send_signal(signal.SIGINT)
+            one.wait()
+    assert not {dead, alive} & names()
+    os.kill(int(beside), signal.SIGKILL)
+
+
+def running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--rate", "fast"], "--rate: got 'fast', expected a rate such as 200mbit"),
+        (["--hosts", "0"], "--hosts: got 0, expected 1 to 64"),
+        (["--labels", "rack"], "--labels: got 'rack', expected NAME=VALUE"),
+        ([], "multihost: there is no command `ip`"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: list[str], said: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    words = [*COMMAND, *given, "--", "true"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_host_leaves_and_comes_back(place: Place, hosts: tuple[Head, list[Machine]]) -> None:
+    """A ring needs all of them: after 3 s nothing has happened, after 15 s it begins anew."""
+    head, there = hosts
+    text = apart("back", 3, replicas=12, repeats=60)
+    driver = begun(place, text, "--address", head.address)
+    there[0].cut()
+    time.sleep(3)
+    there[0].mend()
+    seen = len([row for row in place.trials("back") if row.status])
+    drive.wait_until(
+        "a trial", lambda: sum(bool(row.status) for row in place.trials("back")) > seen
+    )
+    assert driver.poll() is None, "it has ended already"
+    assert not [fault for row in place.trials("back") for fault in faults(row)]
+    there[1].cut()
+    time.sleep(15)
+    there[1].mend()
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    rows = place.trials("back")
+    assert [row.status for row in rows] == ["ok"] * 12
+    assert {(row.environment or {})["ring"]["nodes"] for row in rows} == {3}
+    met = [fault for row in rows for fault in faults(row)]
+    assert {fault["node"].split()[0] for fault in met} == {there[1].address}, met
+    head.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_host_stays_away(place: Place, hosts: tuple[Head, list[Machine]]) -> None:
+    """The sweep ends and names what is missing; with another host it goes on where it was."""
+    head, there = hosts
+    text = apart("away", 3, replicas=8, repeats=60).replace(
+        "retries: 2", "retries: 2, place_timeout: 10s"
+    )
+    driver = begun(place, text, "--address", head.address)
+    before = {row.key: row.metrics for row in place.trials("away") if row.status == "ok"}
+    there[2].cut()
+    done = place.end(driver)
+    assert done.code == 2, done.out + done.err
+    assert "no place for a ring of 3 after 10 s (limits.place_timeout)" in done.err
+    there[2].mend()
+    head.start(
+        f"--address={head.address}", "--num-cpus=4", f"--temp-dir={place.ray / 'again'}",
+        machine=there[2], **NODE,
+    )  # fmt: skip
+    again = place.run("resume", "away", "--no-tracking", "--address", head.address)
+    assert again.code == 0, again.out + again.err
+    rows = place.trials("away")
+    assert [row.status for row in rows] == ["ok"] * 8
+    assert before.items() <= {row.key: row.metrics for row in rows}.items(), "measured again"
+    head.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("hosts", [4], indirect=True)
+def test_two_rings_beside_each_other_when_one_loses_a_host(
+    place: Place, hosts: tuple[Head, list[Machine]]
+) -> None:
+    """The other ring measures on; the work of the lost one is done by whoever has room."""
+    head, there = hosts
+    driver = begun(place, apart("two", 2, replicas=16, repeats=60), "--address", head.address)
+    drive.wait_until("two rings", lambda: len(place.ranks()) == 4)
+    cut = next(one for one in there if one.runs(place.ranks()[-1].pid))
+    cut.cut()
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    rows = place.trials("two")
+    assert [row.status for row in rows] == ["ok"] * 16
+    struck = [row for row in rows if row.attempts > 1]
+    assert len(struck) == 1, "more than the trial on the lost host was measured again"
+    (fault,) = faults(struck[0])
+    assert fault["node"].startswith(cut.address), fault
+    began, ended = struck[0].started or 0, struck[0].ended or 0
+    assert any(began < (row.ended or 0) < ended for row in rows), "the other ring waited"
+    cut.mend()
+    head.check_nothing_is_held()
