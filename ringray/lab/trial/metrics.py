@@ -82,7 +82,7 @@ _METRICS = (
     Metric("wait_ms", "ms", "time", max, "mean",
            heading="wait ms", beside="transfer_ms", tables=("results",),
            exported="hop_wait_seconds",
-           meaning="Time of one pass in which the rank that waits most waits for messages."),
+           meaning="Wait for messages in one pass, of the rank that waits most."),
     Metric("hidden", "share", "overlap", less_is_better=False,
            heading="hidden", beside="transfer_ms", tables=("results",),
            legend="hidden: share of the transfer time during which no rank waited"),
