@@ -10,7 +10,7 @@ import pytest
 
 from ringray.lab.trial.exported import EXPORTED, PENDING, RING_STARTS, TRIALS
 from ringray.lab.trial.outcome import STATUSES
-from tests.chaos.struck import NODE, REPLICAS, begun, faults
+from tests.chaos.struck import NODE, REPLICAS, ended, faults
 from tests.support import place as drive
 from tests.support import prometheus, ray_heads
 from tests.support.place import Place, tiny
@@ -63,18 +63,20 @@ def test_prometheus_sees_a_sweep_and_the_dashboard_shows_it(place: Place) -> Non
 
 def _trials_with_a_dead_rank(place: Place, address: str, seen: Prometheus) -> None:
     """Its last report is complete."""
-    driver = begun(place, tiny("measured", replicas=REPLICAS, repeats=60), "--address", address)
+    text = tiny("measured", replicas=REPLICAS, repeats=60)
+    driver = place.start("run", place.spec(text), "--no-tracking", "--address", address)
+    drive.wait_until("2 trials", lambda: ended(place, "measured") >= 2)
     place.ranks()[0].kill()
     done = place.end(driver)
     assert done.code == 0, done.out + done.err
     rows = place.trials("measured")
 
-    def ended() -> bool:
+    def complete() -> bool:
         found = seen.history(f'{TRIALS.series}{{sweep="measured"}}')
         counts = {one["metric"]["status"]: float(one["values"][-1][1]) for one in found}
         return counts == dict.fromkeys(STATUSES, 0.0) | {"ok": REPLICAS}
 
-    drive.wait_until("the last report is seen", ended, patience=20)
+    drive.wait_until("the last report is seen", complete, patience=20)
     assert values(seen, PENDING.series)[-1] == 0
     causes = {one["metric"]["cause"]: float(one["value"][1]) for one in seen.now(STARTS)}
     (fault,) = [fault for row in rows for fault in faults(row)]

@@ -154,8 +154,12 @@ def test_a_ray_that_refuses_is_noted(ray: Instruments, monkeypatch: pytest.Monke
 
 def test_a_ray_that_hangs_delays_nothing(ray: Instruments, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    stuck = SimpleNamespace(set=lambda value, tags: never.wait(60))
-    monkeypatch.setattr(of_ray, "Gauge", lambda *given: stuck)
+
+    def hang(*given: Any) -> None:
+        never.wait(8)
+        raise ValueError("at last")
+
+    monkeypatch.setattr(of_ray, "Gauge", lambda *given: SimpleNamespace(set=hang))
     monkeypatch.setattr(exporter, "END_S", 0.2)
     plan = planned()
     under_test, began = Exporter(plan), time.monotonic()
