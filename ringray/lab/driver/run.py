@@ -17,6 +17,7 @@ from ringray.base.errors import PlaceError
 from ringray.base.signals import Signals
 from ringray.lab.cluster import connect
 from ringray.lab.cluster.fit import Cluster
+from ringray.lab.driver.exporter import Exporter
 from ringray.lab.driver.observer import Observer, Summary, Tracking
 from ringray.lab.driver.resume import Resume
 from ringray.lab.plan.plan import Plan, Trial, trial_row
@@ -84,6 +85,7 @@ class Sweep:
             plan.digest, spec.name, spec.kind, spec.canonical(), spec.source, provenance.describe()
         )
         self.summary = Summary(plan.digest, spec.name)
+        self.exporter = Exporter(plan)
         self._lines = Lines(json_path, self.info)
         self._tracker: Tracking | None = None
         self._finishing = False  # the tracker was asked to
@@ -93,6 +95,7 @@ class Sweep:
         self.store.record(self.plan.digest, trial.key, outcome)
         self._lines.append(trial_row(trial, outcome))
         self.observer.trial_ended(trial, outcome)
+        self.exporter.trial_ended(trial, outcome)
 
     def resume(
         self, address: str | None, signals: Signals, stack: ExitStack, again: bool = False
@@ -149,6 +152,7 @@ class Sweep:
         """
         from ringray.lab.driver.trials import TrialRunner
 
+        stack.enter_context(self.exporter.running(resume, self.observer.note))
         runner = TrialRunner(self, cluster)
         stack.callback(runner.close)
         try:

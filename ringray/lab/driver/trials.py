@@ -74,9 +74,12 @@ class TrialRunner:
             shared, grows = spec.ring.concurrent is not None, cluster.reach != cluster.present
             self._machines = Machines(ray.nodes, shared=shared, grows=grows)
         self._rings = [
-            RingPool(cluster, spec, self._note, self._quarantine, self._stop, self._machines)
+            RingPool(
+                cluster, spec, self._note, self._quarantine, self._stop, self._machines,
+                sweep.exporter.ring_started,
+            )
             for _ in range(count)
-        ]
+        ]  # fmt: skip
         self._ended: float | None = None  # end of the last trial, on perf_counter
 
     def close(self) -> None:
@@ -134,7 +137,7 @@ class TrialRunner:
                 fault = self._keep_stacks(work.trial, attempt, ended.fault)
                 met.append(fault)
                 if not ended.sound:
-                    rings.close()
+                    rings.close(fault.kind)
                 if self._again(met, work.trial.config):
                     continue
                 had = work.before or Outcome("failed")  # earlier visits to the point
@@ -164,11 +167,11 @@ class TrialRunner:
         if chosen:
             self._note_once(chosen["source"])
         until = deadline_s(trial, config, self._limits)
-        watch = self._watch(trial) if KINDS[trial.kind].trains else None
-        reports = ring.run(trial.kind, config, until, watch)
+        trains = KINDS[trial.kind].trains
+        peak = peak_of(self._sweep.plan.on, trial.config) if trains else None
+        reports = ring.run(trial.kind, config, until, self._watch(trial, peak) if trains else None)
         self._quarantine.succeeded(ring.nodes)
         assert trial.predicted is not None
-        peak = peak_of(self._sweep.plan.on, trial.config) if KINDS[trial.kind].trains else None
         flops = reports[0].flops or trial.predicted.flops
         metrics, samples = summarise(trial.config, flops, reports, work.before, peak)
         self._keep_trace(trial, reports)
@@ -197,17 +200,26 @@ class TrialRunner:
             self._told.add(text)
             self._note(text)
 
-    def _watch(self, trial: Trial) -> Watch:
-        """Returns what passes the curves of a running training on, as far as that is possible."""
-        path, last = progress.path_of(self._sweep.plan.digest), 0
+    def _watch(self, trial: Trial, peak: float | None) -> Watch:
+        """Returns what passes the curves of a running training on, as far as that is possible, and
+        its speed; ``peak``: as ``summarise`` takes it."""
+        path, last, since = progress.path_of(self._sweep.plan.digest), 0, 0.0
+        assert trial.predicted is not None
+        flops = trial.predicted.flops
 
         def watch(now: Progress) -> None:
-            nonlocal last
+            nonlocal last, since
             step, values = now.told
-            if step > last:
-                with suppress(OSError):
-                    progress.tell(path, trial.index, step, values)
-                last = step
+            if step <= last:
+                return
+            with suppress(OSError):
+                progress.tell(path, trial.index, step, values)
+            before, since = since, time.monotonic()
+            if last:
+                pace = RankReport(0, [(since - before) / (step - last)])
+                metrics, _ = summarise(trial.config, flops, [pace], peak=peak)
+                self._sweep.exporter.measured(metrics)
+            last = step
 
         return watch
 

@@ -30,7 +30,7 @@ MOVED_S = 0.1  # seconds before a place is asked for anew
 
 class RingPool:
     """At most one ring at a time, on one cluster; ``note`` is told about waiting. ``machines``: of
-    all pools of a run whose rings work side by side.
+    all pools of a run whose rings work side by side; ``started``: is told the cause of each start.
 
     A timer thread releases a ring that is idle for ``ring.idle_release`` seconds; the next trial
     starts another. ``stop``: set when no ring is needed any more, which ends all waiting.
@@ -44,8 +44,10 @@ class RingPool:
         quarantine: Quarantine | None = None,
         stop: threading.Event | None = None,
         machines: Machines | None = None,
+        started: Callable[[str], None] = lambda cause: None,
     ) -> None:
-        self._machines = machines
+        self._machines, self._tell_start = machines, started
+        self._cause = "first"  # of the next start
         self._cluster, self._spec, self._note = cluster, spec, note
         self._quarantine, self._stop = quarantine or Quarantine(), stop or threading.Event()
         self._ring: ActorRing | None = None
@@ -64,7 +66,7 @@ class RingPool:
         """
         self._stop_timer()
         if not self.suits(config):
-            self._release()
+            self._release("other-needs")
         size, ring, placement = config.ring_size, self._ring, self.placement(config)
         if ring is None:
             alike = (c.ring_size for c in ahead if self.placement(c) == placement)
@@ -72,13 +74,15 @@ class RingPool:
             ring = self._ring = self._started(config, placement, max((size, *sizes)))
         _check_toolchain(ring, config)
         if self._stop.is_set():  # close() may have run before the ring existed
-            self._release()
+            self._release("stopped")
             raise StoppedError
         return ring, ring.form(size, config.order, inner_of(config), config.seed)
 
     def _started(self, config: TrialConfig, placement: Placement, capacity: int) -> ActorRing:
         limits = self._spec.limits
         self._note(f"starting {capacity} {placement.device} actors")
+        self._tell_start(self._cause)
+        self._cause = "failed-start"  # unless it is released
         certain = self._cluster.certain(config)
         patience = Patience(limits.place_timeout, self._note, certain, self._stop)
         if self._machines is None:
@@ -139,19 +143,21 @@ class RingPool:
         """Starts the idle time of the ring, which the next trial ends."""
         self._stop_timer()
         if self._ring is not None:
-            self._timer = threading.Timer(self._spec.ring.idle_release, self._release)
+            self._timer = threading.Timer(self._spec.ring.idle_release, self._release, ["idle"])
             self._timer.daemon = True
             self._timer.start()
 
-    def close(self) -> None:
-        """Gives the ring back."""
+    def close(self, cause: str = "room") -> None:
+        """Gives the ring back; ``cause``: why another one starts, by default because other rings
+        needed its place."""
         self._stop_timer()
-        self._release()
+        self._release(cause)
 
-    def _release(self) -> None:
+    def _release(self, cause: str) -> None:
         with self._lock:
             ring, self._ring = self._ring, None
         if ring is not None:
+            self._cause = cause
             ring.close()
         if self._machines is not None:
             self._machines.release(self)

@@ -46,6 +46,8 @@ class Metric:
     expendable: bool = False  # a narrow terminal leaves the column out
     legend: str = ""  # below the results of a run; ``{baseline}`` stands for the baseline's name
     extreme: Literal["best", "worst", ""] = ""  # of all trials, as the sweep's run in MLflow has it
+    exported: str = ""  # its name in Prometheus, see ``exported``
+    meaning: str = ""  # of the exported number, in ASCII
 
 
 _ALL: tuple[Table, ...] = ("results", "live", "mlflow", "tuned")
@@ -58,7 +60,8 @@ _METRICS = (
              tables=("results", "mlflow"), extreme="worst", legend=_ERROR * (tensor == "out"))
       for tensor in ("out", "dq", "dk", "dv")),
     Metric("median_ms", "ms", "time", median_of="ms", predicted="time_ms",
-           heading="median ms", tables=_ALL),
+           heading="median ms", tables=_ALL,
+           exported="pass_seconds", meaning="Median time of one pass, or of one training step."),
     Metric("p20_ms", "ms", "time", replicas=min, predicted="time_ms",
            heading="p20–p80 ms", upto="p80_ms",
            tables=("results", "live", "tuned"), expendable=True),
@@ -68,21 +71,28 @@ _METRICS = (
     Metric("ratio", "ratio", "baseline", median_of="ratio", predicted="time_ms",
            heading="ratio", tables=_ALL, extreme="best", legend=_RATIO),
     Metric("tflops", "TFLOP/s", "time", less_is_better=False, predicted="time_ms",
-           heading="TFLOP/s", tables=_ALL, expendable=True),
+           heading="TFLOP/s", tables=_ALL, expendable=True,
+           exported="flops_per_second", meaning="FLOP/s of all ranks together."),
     Metric("tflops_per_rank", "TFLOP/s", "time", less_is_better=False, predicted="time_ms"),
     Metric("tokens_per_s", "tokens/s", "time", less_is_better=False, predicted="time_ms",
-           tables=("mlflow",)),
+           tables=("mlflow",),
+           exported="tokens_per_second", meaning="Tokens of all sequences per second."),
     Metric("compute_ms", "ms", "overlap", max, heading="compute ms", tables=("results",)),
     Metric("transfer_ms", "ms", "overlap", max, heading="transfer ms", tables=("results",)),
     Metric("wait_ms", "ms", "time", max, "mean",
-           heading="wait ms", beside="transfer_ms", tables=("results",)),
+           heading="wait ms", beside="transfer_ms", tables=("results",),
+           exported="hop_wait_seconds",
+           meaning="Wait for messages in one pass, of the rank that waits most."),
     Metric("hidden", "share", "overlap", less_is_better=False,
            heading="hidden", beside="transfer_ms", tables=("results",),
            legend="hidden: share of the transfer time during which no rank waited"),
     Metric("peak_memory_bytes", "bytes", "memory", max, "max", exact=True,
-           predicted="peak_memory_bytes", heading="peak MiB", tables=_ALL, expendable=True),
+           predicted="peak_memory_bytes", heading="peak MiB", tables=_ALL, expendable=True,
+           exported="peak_memory_bytes",
+           meaning="Peak memory of the rank that needs most, as PyTorch's allocator counts it."),
     Metric("sent_bytes", "bytes", "traffic", sum, exact=True, predicted="sent_bytes",
-           heading="sent MiB", tables=("results", "live"), expendable=True),
+           heading="sent MiB", tables=("results", "live"), expendable=True,
+           exported="sent_bytes", meaning="Bytes that all ranks send in one pass."),
     # Of the last step.
     Metric("loss", "", "training", max, heading="loss", tables=("results", "live", "mlflow"),
            extreme="best"),
@@ -93,7 +103,9 @@ _METRICS = (
     Metric("gradient_norm", "", "training", max, objective=False),
     Metric("mfu", "share", "training", less_is_better=False, heading="MFU",
            tables=("results", "live", "mlflow"), extreme="best",
-           legend="MFU: FLOPs of the model's visible pairs ÷ time ÷ the peak of all ranks"),
+           legend="MFU: FLOPs of the model's visible pairs ÷ time ÷ the peak of all ranks",
+           exported="mfu_ratio",
+           meaning="Share of the peak FLOP/s of all ranks that a training uses."),
     # Never recorded: a record has both numbers.
     Metric("prediction_ratio", "ratio", "time", over_predicted="median_ms", objective=False,
            heading="÷ predicted", tables=("results", "mlflow"), expendable=True,

@@ -147,7 +147,7 @@ class Failing:
     def run(self, kind: str, config: Any, timeout: float, watch: Any = None) -> Any:
         raise self.met.pop(0)
 
-    def close(self) -> None:
+    def close(self, cause: str) -> None:
         self.closed += 1
 
 

@@ -144,7 +144,7 @@ def test_a_late_failure_does_not_take_what_was_measured(
         def take(self, config: Any, ahead: Any) -> tuple[Broken, bool]:
             return Broken(), False
 
-        def close(self) -> None:
+        def close(self, cause: str) -> None:
             pass
 
     work = first._replace(repeats=2, before=before)

@@ -231,3 +231,42 @@ def test_a_gpu_ring_without_a_compiler_says_so(
         shared.take(configs[0], configs)
     shared.close()
     assert rings == []
+
+
+def test_each_start_has_a_cause(rings: list[Counted]) -> None:
+    read, configs = sweep("{size: [2, 4], device: cpu, idle_release: 10ms}")
+    causes: list[str] = []
+    shared = RingPool(GROWING, read, lambda text: None, started=causes.append)
+    for cause in ("first", "other-needs"):
+        shared.take(configs[len(causes)], configs)
+        assert causes[-1] == cause
+    shared.close("stalled")
+    shared.take(configs[0], configs)
+    shared.take(configs[0], configs)  # the same ring
+    shared.rest()
+    wait_until("the ring is idle", lambda: not rings)
+    shared.take(configs[0], configs)
+    shared.close()
+    shared.close("timeout")  # of no ring
+    shared.take(configs[0], configs)
+    shared.close()
+    assert causes == ["first", "other-needs", "stalled", "idle", "room"]
+
+
+def test_a_start_that_failed_is_the_cause_of_the_next(
+    rings: list[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise PlaceError("no room")
+
+    read, configs = sweep("{size: 2, device: cpu}")
+    causes: list[str] = []
+    shared = RingPool(GROWING, read, lambda text: None, started=causes.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "ActorRing", fails)
+        with pytest.raises(PlaceError):
+            shared.take(configs[0], configs)
+    shared.close("rank-died")
+    shared.take(configs[0], configs)
+    shared.close()
+    assert causes == ["first", "failed-start"]
