@@ -37,6 +37,13 @@ class Machine:
     def mend(self) -> None:
         _ip("link", "set", self.name, "up")
 
+    def shape(self, mbit: float) -> None:
+        """Limits what it sends and what arrives there, each by a token bucket."""
+        bucket = f"root tbf rate {mbit}mbit burst 64kb latency 50ms".split()
+        for before, device in (([], self.name), (self.inside, "eth0")):
+            words = [*before, "tc", "qdisc", "replace", "dev", device, *bucket]
+            subprocess.run(words, check=True, capture_output=True)
+
 
 @contextmanager
 def machines(count: int) -> Iterator[tuple[str, list[Machine]]]:

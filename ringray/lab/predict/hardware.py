@@ -115,7 +115,7 @@ class Noise:
 class Fleet:
     """``nodes`` machines of ``per_node`` ranks each. ``stride``: ranks of a machine from one rank
     of a ring to its next, where a ring takes a part of each node. ``noise``: None if all ranks are
-    equal."""
+    equal. ``linked``: when and where the links between nodes were measured, empty if not."""
 
     name: str
     hardware: Hardware
@@ -123,6 +123,7 @@ class Fleet:
     per_node: int
     stride: int = 1
     noise: Noise | None = None
+    linked: str = ""
 
     @property
     def ranks(self) -> int:
