@@ -39,10 +39,28 @@ class Machine:
 
     def shape(self, mbit: float) -> None:
         """Limits what it sends and what arrives there, each by a token bucket."""
-        bucket = f"root tbf rate {mbit}mbit burst 64kb latency 50ms".split()
-        for before, device in (([], self.name), (self.inside, "eth0")):
-            words = [*before, "tc", "qdisc", "replace", "dev", device, *bucket]
-            subprocess.run(words, check=True, capture_output=True)
+        _shape([], self.name, mbit)
+        _shape(self.inside, "eth0", mbit)
+
+    def wire(self, other: Machine, mbit: float) -> None:
+        """Connects two machines by a cable of their own, which they take from now on."""
+        veth = ("type", "veth", "peer", "wire", "netns", other.name)
+        _ip("-n", self.name, "link", "add", "wire", *veth)
+        for one, far in ((self, other), (other, self)):
+            _ip("-n", one.name, "link", "set", "wire", "up")
+            _ip("-n", one.name, "route", "add", far.address, "dev", "wire", "src", one.address)
+            _shape(one.inside, "wire", mbit)
+
+    def lose(self, other: Machine) -> None:
+        """Nothing that it sends to the other arrives any more, and nobody is told."""
+        wrong = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+        _ip("-n", self.name, "neighbour", "replace", other.address, *wrong)
+
+
+def _shape(inside: list[str], device: str, mbit: float) -> None:
+    bucket = f"root tbf rate {mbit}mbit burst 64kb latency 50ms".split()
+    words = [*inside, "tc", "qdisc", "replace", "dev", device, *bucket]
+    subprocess.run(words, check=True, capture_output=True)
 
 
 @contextmanager

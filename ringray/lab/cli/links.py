@@ -87,7 +87,7 @@ def _matrix(found: ClusterLinks, scale: float) -> Table:
 def _by_node(found: ClusterLinks, scale: float) -> Table:
     from ringray.lab.report.tables import bare_table
 
-    heads = ("node", "slowest", "to", "median", "fastest", "latency", "none to")
+    heads = ("node", "slowest", "to", "median", "fastest", "ms", "none to")
     table = bare_table(*heads, left=("node", "to"))
     for at, node in enumerate(found.nodes):
         mine = [one for one in found.pairs if at in one.nodes]

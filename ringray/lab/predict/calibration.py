@@ -114,7 +114,7 @@ def _linked(on: Fleet) -> Fleet:
         try:
             found = ClusterLinks.model_validate_json(place.read_bytes())
         except (OSError, ValidationError) as error:
-            raise UserError(f"{place} cannot be read: {error}; remove it") from error
+            raise UserError(f"{place} holds no links that can be read; remove it") from error
         covers, device = covering(on), "cpu" if on.shares_cores else "cuda"
         there = [node.environment for node in found.nodes if node.lost is None]
         link = found.link(on.hardware)

@@ -32,16 +32,15 @@ class LinkedNode(BaseModel):
 
 
 class NodePair(BaseModel):
-    """The link between two of the ``nodes``, both ways at once. ``bandwidth``: bytes/s, one way;
-    ``latency``: seconds of a small message; ``copying``: seconds of cores that a byte takes;
-    ``error``: why it was not measured. ``device``: ``cuda`` if GPUs sent (NCCL), ``cpu`` (gloo)."""
+    """The link between two of the ``nodes``, both ways at once. ``device``: ``cuda`` if GPUs sent
+    (NCCL), else ``cpu`` (gloo); ``bandwidth``: bytes/s, one way; ``latency``: seconds of a small
+    message; ``error``: why it was not measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     nodes: tuple[int, int]
     device: Literal["cpu", "cuda"]
     bandwidth: Positive = 1.0
     latency: Positive = 1.0
-    copying: float = 0.0
     error: str | None = None
 
 
@@ -60,9 +59,7 @@ class ClusterLinks(BaseModel):
     def problems(self) -> Iterator[str]:
         """Yields a sentence for each node and pair that was not measured."""
         names = [node.name for node in self.nodes]
-        yield from (
-            f"{node.name} was not measured: {node.lost}" for node in self.nodes if node.lost
-        )
+        yield from (f"{node.name}: {node.lost}" for node in self.nodes if node.lost)
         for one in self.pairs:
             if one.error and not any(self.nodes[at].lost for at in one.nodes):
                 yield f"{' ↔ '.join(names[at] for at in one.nodes)}: {one.error}"
@@ -74,8 +71,8 @@ class ClusterLinks(BaseModel):
             pairs = self.of(device)
             rates = {one.nodes: one.bandwidth for one in pairs}
             answers = {one.nodes: 1 / one.latency for one in pairs}
-            yield from self._slow(rates, _SLOW, "slow", units.bandwidth)
-            yield from self._slow(answers, _LATE, "late", lambda x: units.latency(1 / x))
+            yield from self._slow(rates, _SLOW, "slow to", units.bandwidth)
+            yield from self._slow(answers, _LATE, "far from", _latency)
 
     def _slow(
         self, speeds: _Speeds, times: float, word: str, said: Callable[[float], str]
@@ -87,36 +84,44 @@ class ClusterLinks(BaseModel):
             left = _without(left, at)
         usual = median(left.values()) if left else 0.0
         for at, mine in slow.items():
-            yield f"{names[at]} is {word} to all others: {mine}, the median is {said(usual)}"
+            yield f"{names[at]} is {word} all others: {mine}, the median is {said(usual)}"
         for (one, other), speed in sorted(left.items(), key=itemgetter(1)):
             if speed * times < usual:
                 yield f"{names[one]} ↔ {names[other]}: {said(speed)}, the median is {said(usual)}"
 
     def link(self, hardware: Hardware) -> Link | None:
         """Returns the link of the node with the slowest usual one, because a ring visits all nodes;
-        None if none was measured on such hardware. The cores' own part of a message is not its."""
+        None if none was measured on such hardware."""
         pairs = self.of("cuda" if hardware.cores is None else "cpu")
-        own = [[p for p in pairs if at in p.nodes] for at in range(len(self.nodes))]
-        if not pairs:
+        nodes = {at for one in pairs for at in one.nodes}
+        if not nodes:
             return None
-        most = 1 / hardware.memory_bandwidth
-        copying = median(p.copying for p in pairs) if hardware.cores else 0.0
-        byte = 1 / min(median_low(p.bandwidth for p in some) for some in own if some)
-        latency = max(median_high(p.latency for p in some) for some in own if some)
-        bandwidth = 1 / max(byte - copying, most)
-        return Link(bandwidth=bandwidth, latency=latency, ranks=hardware.outer.ranks)
+        mine = [[one for one in pairs if at in one.nodes] for at in nodes]
+        return Link(
+            bandwidth=min(median_low(one.bandwidth for one in some) for some in mine),
+            latency=max(median_high(one.latency for one in some) for some in mine),
+            ranks=hardware.outer.ranks,
+        )
 
 
 def _slowest(speeds: _Speeds, times: float) -> int | None:
-    """Returns the node whose best pair is slowest, if it is ``times`` slower than the median of the
-    pairs of others."""
-    best: dict[int, float] = {}
-    for (one, other), speed in speeds.items():
-        best |= {at: max(speed, best.get(at, 0.0)) for at in (one, other)}
-    at = min(best, key=best.__getitem__, default=None)
-    others = [] if at is None else list(_without(speeds, at).values())
-    return at if at is not None and others and best[at] * times < median(others) else None
+    """Returns the node whose best pair, of several, is slowest, if it is ``times`` slower than the
+    median of the pairs of others."""
+    mine: dict[int, list[float]] = {}
+    for pair, speed in speeds.items():
+        for at in pair:
+            mine.setdefault(at, []).append(speed)
+    best = {at: max(some) for at, some in mine.items() if len(some) > 1}
+    if not best:
+        return None
+    at = min(best, key=best.__getitem__)
+    others = _without(speeds, at).values()
+    return at if others and best[at] * times < median(others) else None
 
 
 def _without(speeds: _Speeds, at: int) -> _Speeds:
     return {pair: speed for pair, speed in speeds.items() if at not in pair}
+
+
+def _latency(speed: float) -> str:
+    return f"{units.latency(1 / speed)} latency"

@@ -35,7 +35,7 @@ PATIENCE_S = 5.0  # seconds for a connection, or a message
 _ROUND_S = 30.0  # seconds for both ends of a pair to answer, which give up before
 _LOOK_S = 2.0  # seconds between two looks at nodes that have not answered
 
-Samples = list[tuple[int, float, float]]  # bytes of a hop, its seconds by the clock and of cores
+Samples = list[tuple[int, float]]  # bytes of a hop, and its seconds
 Say = Callable[[str], None]
 
 
@@ -100,7 +100,7 @@ class LinkSurvey:
         opening = {at: probe.open.remote() for at, probe in enumerate(self._probes)}
         opened = self._answers(opening, START_TIMEOUT)
         if len(opened) < 2:
-            raise PlaceError("\n".join(f"{self._names[at]}: {why}" for at, why in self._gone()))
+            raise PlaceError("\n".join(f"{self._names[at]}: {x}" for at, x in self._lost.items()))
         planned = list(rounds(len(self._probes)))
         self._say(f"{plural(len(opened), 'node')} in {plural(len(planned), 'round')} of pairs")
         stores = {at: store for at, (_, store) in opened.items()}
@@ -113,9 +113,6 @@ class LinkSurvey:
             measured=datetime.now(UTC).isoformat(timespec="seconds"), nodes=tuple(nodes),
             pairs=tuple(sorted(pairs, key=lambda one: one.nodes)),
         )  # fmt: skip
-
-    def _gone(self) -> list[tuple[int, str]]:
-        return sorted(self._lost.items())
 
     def _round(
         self, pairs: Sequence[tuple[int, int]], stores: Mapping[int, tuple[str, int]]
@@ -213,7 +210,6 @@ def _link(pair: tuple[int, int], device: Any, said: Sequence[Samples | str]) -> 
     if len(samples) < 2:
         why = next(one for one in said if isinstance(one, str))
         return NodePair(nodes=pair, device=device, error=f"no messages pass: {why}")
-    (sizes, clock, cores), (_, other, _) = (zip(*one, strict=True) for one in samples)
+    (sizes, clock), (_, other) = (zip(*one, strict=True) for one in samples)
     latency, byte = machine.line(sizes, [list(map(max, clock, other))])
-    copying = machine.line(sizes, [cores])[1]
-    return NodePair(nodes=pair, device=device, bandwidth=1 / byte, latency=latency, copying=copying)
+    return NodePair(nodes=pair, device=device, bandwidth=1 / byte, latency=latency)
