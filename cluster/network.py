@@ -57,14 +57,22 @@ class Machine:
     def shape(self, rate: str) -> None:
         """Limits what it sends and what it receives to ``rate`` (``200mbit``) each; OSError if that
         cannot be."""
-        burst = max(_BURST, round(payload(rate) * _BURST_S))
-        bucket = f"root tbf rate {rate} burst {burst} limit {_QUEUE}".split()
-        for ends in (["-n", self.name, "qdisc", "replace", "dev", "eth0"],
-                     ["qdisc", "replace", "dev", self.name]):  # fmt: skip
-            try:
-                _run("tc", *ends, *bucket)
-            except subprocess.CalledProcessError as error:
-                raise OSError(f"links cannot be shaped: {error.stderr.strip()}") from error
+        _shape(rate, "eth0", "-n", self.name)
+        _shape(rate, self.name)
+
+    def wire(self, other: Machine, rate: str) -> None:
+        """Connects two machines by a cable of their own, which they take from now on."""
+        veth = ("type", "veth", "peer", "wire", "netns", other.name)
+        _ip("-n", self.name, "link", "add", "wire", *veth)
+        for one, far in ((self, other), (other, self)):
+            _ip("-n", one.name, "link", "set", "wire", "up")
+            _ip("-n", one.name, "route", "add", far.address, "dev", "wire", "src", one.address)
+            _shape(rate, "wire", "-n", one.name)
+
+    def lose(self, other: Machine) -> None:
+        """Nothing that it sends to the other arrives any more, and nobody is told."""
+        wrong = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+        _ip("-n", self.name, "neighbour", "replace", other.address, *wrong)
 
 
 def payload(rate: str) -> float:
@@ -148,6 +156,15 @@ def _remove(names: list[str]) -> None:
         _ip("netns", "delete", name, check=False)
     for bridge in {name.rpartition("n")[0] for name in names}:
         _ip("link", "delete", bridge, check=False)
+
+
+def _shape(rate: str, device: str, *where: str) -> None:
+    burst = max(_BURST, round(payload(rate) * _BURST_S))
+    bucket = f"root tbf rate {rate} burst {burst} limit {_QUEUE}".split()
+    try:
+        _run("tc", *where, "qdisc", "replace", "dev", device, *bucket)
+    except subprocess.CalledProcessError as error:
+        raise OSError(f"links cannot be shaped: {error.stderr.strip()}") from error
 
 
 def _ip(*arguments: str, check: bool = True) -> str:

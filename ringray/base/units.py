@@ -69,6 +69,18 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+def bandwidth(rate: float) -> str:
+    """Writes bytes/s as ``95.0 MB/s`` or ``1.20 GB/s``."""
+    giga = rate >= 1e9
+    return digits(rate / (1e9 if giga else 1e6), " GB/s" if giga else " MB/s")
+
+
+def latency(seconds: float) -> str:
+    """Writes seconds as ``85.0 µs`` or ``1.20 ms``."""
+    milli = seconds >= 1e-3
+    return digits(seconds * (1e3 if milli else 1e6), " ms" if milli else " µs")
+
+
 def plain(value: Any) -> Any:
     """Returns a scalar of NumPy or torch as Python's number, and anything else as it is: also a
     scalar that requires a gradient, which would be lost."""

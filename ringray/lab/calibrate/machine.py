@@ -213,8 +213,8 @@ def _of_rank(size: Size, found: Mapping[int, Samples], *, cores: bool) -> Sample
     copied = float(np.median(alone["products"]["copy"]))
     link = Link(bandwidth=copied, latency=0.0)
     if 2 in found:
-        latency, byte = _line(size.hops, found[2]["hops"]["clock"])
-        copying = _line(size.hops, found[2]["hops"]["cores"])[1] if cores else 0.0
+        latency, byte = line(size.hops, found[2]["hops"]["clock"])
+        copying = line(size.hops, found[2]["hops"]["cores"])[1] if cores else 0.0
         link = Link(bandwidth=1 / max(byte - copying, 1 / copied), latency=latency)
     return {
         "memory_bandwidth": copied,
@@ -261,10 +261,10 @@ def _spread(taken: Sequence[float]) -> float:
     return float((high - low) / 2 / middle)
 
 
-def _line(sizes: Sequence[int], rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
+def line(sizes: Sequence[int], rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Returns the seconds of a hop beside its bytes, and those of a byte of large ones."""
     middle, size = np.median(rounds, 0), np.array(sizes)
-    large = size >= size[-1] / _LARGE
+    large = size >= max(size[-1] / _LARGE, size[1])
     return float(middle[0]), float(max(np.median((middle - middle[0])[large] / size[large]), 1e-15))
 
 

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringray.comm.batch import Batch
 from ringray.comm.ring import connect
+from ringray.lab.calibrate.hops import HopTimer
 from ringray.lab.kinds import latency
 from ringray.lab.kinds.base import RankContext, ring_pass
 from ringray.lab.trial.config import TrialConfig
@@ -35,7 +35,6 @@ _SAMPLE_S = 5e-3  # of repeated calls
 _LONG_S = 0.25  # of a call that needs two samples only
 _PRODUCTS = (256, 2048)  # rows and columns; the second for types whose first is fast
 _COPIED = 1 << 26  # bytes
-_HOPS = 1 << 22  # bytes of the hops of one sample, which are at most 32
 _PATIENCE = timedelta(seconds=60)
 
 
@@ -162,31 +161,13 @@ class RankMeasurer:
         """Times hops around the ring, by the clock and in seconds of cores: each rank sends two
         tensors to the next."""
         samples: dict[str, list[list[float]]] = {"clock": [], "cores": []}
-        chunks = [torch.ones(2, size // 8, device=self._device) for size in self._asked.sizes]
+        timer = HopTimer(self._comm, self._device)
+        chunks = list(map(timer.chunk, self._asked.sizes))
         for _ in self._rounds("hops"):
-            clock, cores = ([0.0] * len(chunks) for _ in samples)
-            for at, chunk in enumerate(chunks):
-                count = max(1, min(32, _HOPS // chunk.nbytes))
-                self._hop(chunk)
-                self._comm.largest([0], "hops")
-                began, used = time.perf_counter(), time.process_time()
-                for _ in range(count):
-                    self._hop(chunk)
-                cores[at] = (time.process_time() - used) / count
-                clock[at] = (time.perf_counter() - began) / count
-            samples["clock"].append(clock)
-            samples["cores"].append(cores)
+            clock, cores = zip(*map(timer.sample, chunks), strict=True)
+            samples["clock"].append(list(clock))
+            samples["cores"].append(list(cores))
         return samples
-
-    def _hop(self, chunk: Tensor) -> None:
-        rank, ranks = self._asked.rank, self._asked.ranks
-        batch = Batch("hop", "chunk")
-        for x in chunk:
-            batch.send(x, (rank + 1) % ranks)
-        for x in torch.empty_like(chunk):  # memory that is new, as in the ring loop
-            batch.receive(x, (rank - 1) % ranks)
-        self._comm.post(batch).wait()
-        self._now()
 
     def rings(self) -> dict[str, list[list[float]]]:
         """Times both passes of whole rings, by the clock and in seconds of cores."""

@@ -14,6 +14,7 @@ outputs  files for output that must not be ringray's own
 advise   advise
 calibrate  calibrate
 doctor   doctor
+links    doctor --cluster
 probe    the processes in which doctor tries heavy packages
 """
 

@@ -147,8 +147,8 @@ def _fastest(wish: Wish, found: list[Proposal]) -> tuple[dict[str, Any], list[An
     before = (
         f"{wish.model.name} ({wish.model.parameters / 1e9:.3g} billion parameters), "
         f"{wish.sequences} x {wish.context:,} tokens a step in {wish.dtype} on {wish.on}"
-        f"{words.fitted(wish.on.hardware)}\n"
-        f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
+        f"{words.fitted(wish.on.hardware)}\n{words.linked(wish.on)}\n".replace("\n\n", "\n")
+        + f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
         f"{_room(wish)} that can be used\n"
         f"Ring: {'needed; the smallest' if ring.degrees.cp > 1 else 'not needed; without one'}: "
         f"{ring.degrees} fits, in {ring.time.total / best.total:.2f} x the time of 1\n"
@@ -211,7 +211,11 @@ def _longest(wish: Wish) -> tuple[dict[str, Any], list[Any]]:
 def _asked(wish: Wish) -> dict[str, Any]:
     model = {**asdict(wish.model), "parameters": wish.model.parameters}
     room = None if math.isinf(wish.room) else wish.room
-    on = {"on": str(wish.on), "fitted_trials": wish.on.hardware.fitted}
+    on = {
+        "on": str(wish.on),
+        "fitted_trials": wish.on.hardware.fitted,
+        "links": wish.on.linked or None,
+    }
     return {"model": model, **on, "dtype": wish.dtype, "usable_bytes": room}
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ringray.base import private_files, provenance, toolchain, units
-from ringray.base.errors import RingrayError, reason_of
+from ringray.base.errors import RingrayError, UserError, reason_of
 from ringray.base.redaction import shown
-from ringray.lab.cli.options import ADDRESS, options
+from ringray.lab.cli.options import ADDRESS, Option, options
 from ringray.lab.cluster.connect import local_ranks
 from ringray_kernels.backends import INTERPRETED
 
@@ -39,9 +39,20 @@ class Finding:
     said: str
 
 
-@options(ADDRESS)
+@options(
+    ADDRESS,
+    Option("--cluster", action="store_true", help="measure the links between a cluster's nodes"),
+    Option("--json", metavar="F", help="beside --cluster: write all links to F; - is stdout"),
+)
 def doctor(arguments: argparse.Namespace) -> int:
-    """Prints a line per finding; returns 0 if the quickstart can run, else 1."""
+    """Prints a line per finding; returns 0 if the quickstart can run, else 1. With ``--cluster``
+    does as ``links``."""
+    if arguments.cluster:
+        from ringray.lab.cli.links import links
+
+        return links(arguments)
+    if arguments.json is not None:
+        raise UserError(f"--json: got {arguments.json!r}, expected beside --cluster only")
     missing = 0
     for finding in _findings(arguments.address):
         print(shown(f"{finding.verdict:<8}{finding.what:<10}{finding.said}"), flush=True)

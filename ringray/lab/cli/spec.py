@@ -189,6 +189,7 @@ def _as_json(plan: Plan, price: float | None) -> dict[str, Any]:
         "sweep": plan.digest,
         "on": str(plan.on) if plan.named else None,
         "fitted_trials": plan.on.hardware.fitted,
+        "links": plan.on.linked or None,
         "spec": public_spec(plan.spec.canonical()),
         "totals": _totals(plan, price),
         "trials": [trial_dict(trial) for trial in plan.trials],

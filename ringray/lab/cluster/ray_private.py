@@ -44,6 +44,18 @@ def cluster_lives() -> Callable[[], bool]:
     return answers
 
 
+def free_gpus() -> dict[str, float]:
+    """Returns the GPUs that nobody uses by the node's id, as the cluster knew a moment ago; a
+    client of a cluster, which cannot ask it, takes all to be free."""
+    import ray
+
+    if ray.util.client.ray.is_connected():
+        return {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in ray.nodes()}
+    from ray._private.state import available_resources_per_node
+
+    return {node: free.get("GPU", 0.0) for node, free in available_resources_per_node().items()}
+
+
 def cluster_status(address: str, timeout_s: float) -> Any | None:
     """Returns the GCS's ``GetClusterStatusReply`` with the state of nodes and autoscaler, or None
     if it does not answer."""

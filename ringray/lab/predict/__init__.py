@@ -2,6 +2,7 @@
 
 hardware     ranks and links as data, and fleets of them
 calibration  hardware that was measured here
+links        links between the nodes of clusters, measured
 rates        seconds of attention calls, from curves
 simulator    ranks and ports, step by step
 ring_time    the time of a trial, from both

@@ -1,7 +1,8 @@
 """Calibrations: what ``ringray calibrate`` has measured, one file per machine, version and device.
 
 Each holds one entry in the format of ``hardware.yaml``, for the hardware and the versions that it
-names. No torch, no Ray.
+names. Beside them lie the links of clusters that ``ringray doctor --cluster`` has measured. No
+torch, no Ray.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from ringray.base import private_files, provenance
 from ringray.base.errors import UserError
@@ -23,10 +27,12 @@ from ringray.lab.predict.hardware import (
     parse_fleet,
     read_entries,
 )
+from ringray.lab.predict.links import ClusterLinks
 
 Device = Literal["cpu", "cuda"]
 
 _DIGITS = 12  # of digests
+_LINKS = "links"  # files of links between nodes
 
 
 def folder() -> Path:
@@ -69,8 +75,12 @@ def covering(on: Fleet) -> Callable[[Mapping[str, Any], str], bool]:
 
 def path(device: Device) -> Path:
     """Returns the file for this machine with its versions of now; it may not exist."""
-    digest = hashlib.sha256(json.dumps(versions(device), sort_keys=True).encode()).hexdigest()
-    return folder() / f"{LOCAL}-{digest[:_DIGITS]}.json"
+    return folder() / f"{LOCAL}-{_digest(versions(device))}.json"
+
+
+def _digest(identity: Any) -> str:
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def write(fields: Mapping[str, Any], device: Device) -> Path:
@@ -78,10 +88,40 @@ def write(fields: Mapping[str, Any], device: Device) -> Path:
     if a field is wrong, and OSError if it cannot be written."""
     place, whole = path(device), {**fields, "versions": versions(device)}
     entry(whole, str(place))
+    return _kept(place, json.dumps({LOCAL: whole}, indent=1))
+
+
+def write_links(found: ClusterLinks) -> Path:
+    """Writes the links of a cluster over its older ones, and returns their file; raises OSError if
+    it cannot be written."""
+    cluster = sorted([node.name, dict(node.environment)] for node in found.nodes)
+    place = folder() / f"{_LINKS}-{_digest(cluster)}.json"
+    return _kept(place, found.model_dump_json(indent=1))
+
+
+def _kept(place: Path, text: str) -> Path:
     private_files.create_home()
     private_files.folder(place.parent)
-    private_files.write(place, json.dumps({LOCAL: whole}, indent=1) + "\n")
+    private_files.write(place, text + "\n")
     return place
+
+
+def _linked(on: Fleet) -> Fleet:
+    """Returns ``on`` with the links of the cluster that was measured last of those that have its
+    nodes: as many or more, by ``covering``."""
+    files = folder().glob(f"{_LINKS}-*.json") if on.nodes > 1 else ()
+    for place in sorted(files, key=_modified, reverse=True):
+        try:
+            found = ClusterLinks.model_validate_json(place.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise UserError(f"{place} holds no links that can be read; remove it") from error
+        covers, device = covering(on), "cpu" if on.shares_cores else "cuda"
+        there = [node.environment for node in found.nodes if node.lost is None]
+        link = found.link(on.hardware)
+        if link and on.nodes <= len(there) and all(covers(one, device) for one in there):
+            said = f"links between nodes measured {found.measured} on {len(there)} nodes"
+            return replace(on, hardware=on.hardware.model_copy(update={"outer": link}), linked=said)
+    return on
 
 
 def find(device: Device = "cpu") -> tuple[Hardware | None, str]:
@@ -102,8 +142,8 @@ def find(device: Device = "cpu") -> tuple[Hardware | None, str]:
 
 def fleet(text: str) -> Fleet:
     """Returns ``hardware.parse_fleet(text)``, in which ``local`` is this machine as it was
-    measured; raises UserError also if it was not."""
-    return parse_fleet(text, _local() if text.partition(":")[0] == LOCAL else None)
+    measured, with links between its nodes as they were; raises UserError also if it was not."""
+    return _linked(parse_fleet(text, _local() if text.partition(":")[0] == LOCAL else None))
 
 
 def _local() -> Hardware:

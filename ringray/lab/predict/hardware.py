@@ -115,7 +115,8 @@ class Noise:
 class Fleet:
     """``nodes`` machines of ``per_node`` ranks each. ``stride``: ranks of a machine from one rank
     of a ring to its next, where a ring takes a part of each node. ``noise``: None if all ranks are
-    equal. ``order``: the seats of ranks that do not follow the nodes."""
+    equal. ``order``: the seats of ranks that do not follow the nodes. ``linked``: when and where
+    the links between nodes were measured, empty if not."""
 
     name: str
     hardware: Hardware
@@ -124,6 +125,7 @@ class Fleet:
     stride: int = 1
     noise: Noise | None = None
     order: tuple[int, ...] | None = None
+    linked: str = ""
 
     @property
     def ranks(self) -> int:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringray.base import units
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, digits, duration, mib, plural, ratio, share
 from ringray.lab.kinds.baselines import BASELINES
@@ -17,7 +18,7 @@ from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
     from ringray.lab.plan.plan import Plan
-    from ringray.lab.predict.hardware import Hardware
+    from ringray.lab.predict.hardware import Fleet, Hardware
 
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
@@ -196,7 +197,15 @@ def predicted_for(plan: Plan) -> list[str]:
     if not on and not hardware.fitted:
         return []
     within = f"times within {hardware.spread:.0%}"
-    return [f"predicted for {on}{hardware.title}{fitted(hardware)}, {within}"]
+    first = f"predicted for {on}{hardware.title}{fitted(hardware)}, {within}"
+    return [first, *filter(None, [linked(plan.on)])]
+
+
+def linked(on: Fleet) -> str:
+    """Writes when the links between the nodes of a fleet were measured; "" if they were not."""
+    link = on.hardware.outer
+    said = f"{units.bandwidth(link.bandwidth)}, {units.latency(link.latency)} latency"
+    return f"{on.linked}: {said}" if on.linked else ""
 
 
 def fitted(hardware: Hardware) -> str:

@@ -106,7 +106,7 @@ class RankMonitor:
         for rank, answer in self._calls.arrived(timeout):
             if isinstance(answer, RayError):
                 self._dead = self._dead or not isinstance(answer, RayTaskError)
-                answer = _of_error(answer, rank, self._node_of(rank))
+                answer = of_error(answer, rank, self._node_of(rank))
             if isinstance(answer, Fault):
                 self._faults[rank] = answer
             else:
@@ -215,7 +215,7 @@ class RankMonitor:
         return replace(fault, node=at.node, node_id=at.node_id)
 
 
-def _of_error(error: RayError, rank: int, node_id: str) -> Fault:
+def of_error(error: RayError, rank: int, node_id: str) -> Fault:
     """Returns the fault behind Ray's report of a failed call."""
     if isinstance(error, RayTaskError):
         return faults.of_exception(error.cause or error, rank)

@@ -1,0 +1,103 @@
+"""``doctor --cluster``: measures the links between the nodes of a cluster, and prints them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ringray.base import units
+from ringray.base.errors import UserError
+from ringray.base.redaction import shown
+from ringray.lab.cli.options import write
+from ringray.lab.cli.outputs import check_output
+from ringray.lab.cluster.connect import connect, target
+from ringray.lab.predict import calibration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ringray.lab.predict.links import ClusterLinks
+
+_MATRIX = 16  # nodes; of more there is a line each
+
+
+def links(arguments: argparse.Namespace) -> int:
+    """Measures, keeps and prints the links; returns 1 if one could not be measured."""
+    if target(arguments.address) == "local":
+        raise UserError("--cluster: expected a running Ray beside it: --address HOST:PORT")
+    if arguments.json not in (None, "-"):
+        check_output("--json", arguments.json)
+    with connect(arguments.address):
+        from ringray.lab.ring import links as survey
+
+        found = survey.measure(_say)
+    place = calibration.write_links(found)
+    problems, outliers = list(found.problems()), list(found.outliers())
+    if arguments.json is not None:
+        said = {**found.model_dump(mode="json"), "problems": problems, "outliers": outliers}
+        write("--json", arguments.json, json.dumps(said, indent=1) + "\n")
+    if arguments.json != "-":
+        _print(found)
+        for line in (*problems, *outliers):
+            print(shown(line))
+        print(
+            "\n`ringray plan SPEC --on HARDWARE:NODESxRANKS` predicts with these links for such "
+            f"nodes; kept in {place}"
+        )
+    return int(bool(problems))
+
+
+def _say(line: str) -> None:
+    print(shown(f"links: {line}"), file=sys.stderr, flush=True)
+
+
+def _print(found: ClusterLinks) -> None:
+    from ringray.lab.report import tables
+
+    rates = [one.bandwidth for one in found.pairs if one.error is None] or [0.0]
+    unit, scale = ("GB/s", 1e9) if median(rates) >= 1e9 else ("MB/s", 1e6)
+    console, many = tables.console(), len(found.nodes) > _MATRIX
+    where = "each way of a pair, with its latency in ms"
+    if not many:
+        where = "each way above the diagonal, latency in ms below it"
+    console.print(f"{unit} {where}\n")
+    tables.show((_by_node if many else _matrix)(found, scale), console)
+    console.print()
+
+
+def _matrix(found: ClusterLinks, scale: float) -> Table:
+    from ringray.lab.report.tables import bare_table
+
+    texts = {one.nodes: units.digits(one.bandwidth / scale) for one in found.pairs}
+    texts |= {one.nodes[::-1]: units.digits(one.latency * 1e3) for one in found.pairs}
+    for one in found.pairs:
+        if one.error is not None:
+            texts[one.nodes] = texts[one.nodes[::-1]] = "none"
+    everyone = range(len(found.nodes))
+    table = bare_table("", "node", *(str(at + 1) for at in everyone), left=("node",))
+    for row in everyone:
+        cells = (texts.get((row, column), units.ABSENT) for column in everyone)
+        table.add_row(str(row + 1), found.nodes[row].name, *cells)
+    return table
+
+
+def _by_node(found: ClusterLinks, scale: float) -> Table:
+    from ringray.lab.report.tables import bare_table
+
+    heads = ("node", "slowest", "to", "median", "fastest", "ms", "none to")
+    table = bare_table(*heads, left=("node", "to"))
+    for at, node in enumerate(found.nodes):
+        mine = [one for one in found.pairs if at in one.nodes]
+        good = sorted((one for one in mine if one.error is None), key=lambda one: one.bandwidth)
+        cells = [units.ABSENT] * 5
+        if good:
+            rates = good[0].bandwidth, median(one.bandwidth for one in good), good[-1].bandwidth
+            slowest, usual, fastest = (units.digits(rate / scale) for rate in rates)
+            (other,) = set(good[0].nodes) - {at}
+            late = units.digits(median(one.latency for one in good) * 1e3)
+            cells = [slowest, found.nodes[other].name, usual, fastest, late]
+        table.add_row(node.name, *cells, str(len(mine) - len(good)))
+    return table

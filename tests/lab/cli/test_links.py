@@ -1,0 +1,115 @@
+"""``ringray doctor --cluster``: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.lab import cli
+from ringray.lab.cli import links
+from ringray.lab.ring import links as survey
+from tests.lab.predict.test_links import FAST, cluster, of_node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ringray.lab.predict.links import ClusterLinks
+
+AT = ("--address", "10.0.0.2:6379")
+
+
+@pytest.fixture(autouse=True)
+def empty(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture
+def finds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the cluster one that has such links."""
+
+    def find(found: ClusterLinks) -> None:
+        monkeypatch.setattr(links, "connect", lambda address: nullcontext())
+        monkeypatch.setattr(survey, "measure", lambda say: found)
+
+    return find
+
+
+def test_the_matrix_has_bandwidth_above_and_latency_below(
+    finds: Any, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finds(cluster(3, {(0, 1): {"bandwidth": 95e6}, (1, 2): {"latency": 2e-4}}))
+    assert cli.main(["doctor", "--cluster", *AT]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["1", "10.0.0.2", "–", "0.0950", "1.20"] in rows
+    assert ["2", "10.0.0.3", "0.100", "–", "1.20"] in rows
+    assert ["3", "10.0.0.4", "0.100", "0.200", "–"] in rows
+    assert out.startswith("GB/s each way above the diagonal, latency in ms below it\n")
+    assert "10.0.0.2 ↔ 10.0.0.3: 95.0 MB/s, the median is 1.20 GB/s" in out
+    (kept,) = (home / "hardware").iterdir()
+    assert f"kept in {kept}" in out
+
+
+def test_slow_links_are_in_megabytes(finds: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    finds(cluster(2, {(0, 1): {"bandwidth": 95e6}}))
+    cli.main(["doctor", "--cluster", *AT])
+    out = capsys.readouterr().out
+    assert out.startswith("MB/s ")
+    assert ["1", "10.0.0.2", "–", "95.0"] in [line.split() for line in out.splitlines()]
+
+
+def test_what_was_found_is_shown_beside_what_failed(
+    finds: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finds(cluster(3, {(0, 1): {"error": "no messages pass: timed out"}}))
+    assert cli.main(["doctor", "--cluster", *AT]) == 1
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["1", "10.0.0.2", "–", "none", "1.20"] in rows
+    assert ["2", "10.0.0.3", "none", "–", "1.20"] in rows
+    assert "10.0.0.2 ↔ 10.0.0.3: no messages pass: timed out" in out
+
+
+def test_many_nodes_have_a_line_each(finds: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = {(2, 9): {"bandwidth": FAST / 4}, (2, 3): {"error": "cut"}}
+    finds(cluster(17, slow | of_node(16, 17, error="gone")))
+    assert cli.main(["doctor", "--cluster", *AT]) == 1
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["10.0.0.4", "0.300", "10.0.0.11", "1.20", "1.20", "0.100", "2"] in rows
+    assert ["10.0.0.18", *"–––––", "16"] in rows
+    assert max(len(line) for line in out.splitlines()[:20]) <= 80
+
+
+def test_json_holds_every_pair_and_sentence(finds: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    finds(cluster(3, of_node(0, 3, bandwidth=95e6)))
+    assert cli.main(["doctor", "--cluster", "--json", "-", *AT]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["nodes"], one["bandwidth"]) for one in found["pairs"]] == [
+        ([0, 1], 95e6), ([0, 2], 95e6), ([1, 2], FAST),
+    ]  # fmt: skip
+    assert [one["name"] for one in found["nodes"]] == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+    assert found["outliers"] == [
+        "10.0.0.2 is slow to all others: 95.0 MB/s, the median is 1.20 GB/s"
+    ]
+    assert found["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--cluster"], "--cluster: expected a running Ray beside it: --address HOST:PORT"),
+        (["--cluster", "--address", "local"], "--cluster: expected a running Ray"),
+        (["--cluster", "--address", "127.0.0.1:1"], "no Ray answers at 127.0.0.1:1"),
+        (["--json", "x"], "--json: got 'x', expected beside --cluster only"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    given: list[str], says: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor", *given]) == 2
+    assert says in capsys.readouterr().err
+    assert not (home / "hardware").exists()

@@ -1,0 +1,166 @@
+"""Measured links: which are slow, and where predictions take them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.base import provenance
+from ringray.base.errors import UserError
+from ringray.lab import cli
+from ringray.lab.plan import plan
+from ringray.lab.predict import calibration
+from ringray.lab.predict.hardware import table
+from ringray.lab.predict.links import ClusterLinks, LinkedNode, NodePair
+from ringray.lab.spec import model as spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAST = 1.2e9
+SPEC = (
+    "version: 1\nname: x\nkind: latency\nring: {size: 4}\n"
+    "problem: {seq_len: 64k, heads: 8, head_dim: 128, dtype: bfloat16}\n"
+)
+
+
+def cluster(
+    count: int, slow: dict[tuple[int, int], dict[str, Any]] | None = None, **changes: Any
+) -> ClusterLinks:
+    """Nodes with one H100 each; ``slow``: what is different about a pair."""
+    environment = provenance.describe()
+    environment["hardware"] = {**environment["hardware"], "gpus": ["NVIDIA H100 80GB HBM3"]}
+    usual = {"device": "cuda", "bandwidth": FAST, "latency": 1e-4}
+    return ClusterLinks(
+        **{
+            "measured": "2026-11-01T10:00:00+00:00",
+            "nodes": [
+                LinkedNode(name=f"10.0.0.{at + 2}", environment=environment) for at in range(count)
+            ],
+            "pairs": [
+                NodePair.model_validate({"nodes": pair, **usual, **(slow or {}).get(pair, {})})
+                for pair in itertools.combinations(range(count), 2)
+            ],
+        }
+        | changes
+    )
+
+
+def of_node(at: int, count: int, **different: Any) -> dict[tuple[int, int], dict[str, Any]]:
+    return {pair: different for pair in itertools.combinations(range(count), 2) if at in pair}
+
+
+def test_alike_links_have_no_outliers() -> None:
+    assert list(cluster(5, {(0, 1): {"bandwidth": FAST / 1.9}}).outliers()) == []
+    assert list(cluster(2).outliers()) == list(cluster(2, {(0, 1): {"error": "cut"}}).outliers())
+
+
+def test_a_slow_pair_is_named_with_the_median() -> None:
+    (said,) = cluster(4, {(1, 3): {"bandwidth": 95e6}}).outliers()
+    assert said == "10.0.0.3 ↔ 10.0.0.5: 95.0 MB/s, the median is 1.20 GB/s"
+    (said,) = cluster(4, {(1, 3): {"latency": 6e-3}}).outliers()
+    assert said == "10.0.0.3 ↔ 10.0.0.5: 6.00 ms latency, the median is 100 µs latency"
+
+
+@pytest.mark.parametrize("count", [3, 4, 9])
+def test_a_slow_node_is_named_in_place_of_its_pairs(count: int) -> None:
+    (said,) = cluster(count, of_node(1, count, bandwidth=95e6)).outliers()
+    assert said == "10.0.0.3 is slow to all others: 95.0 MB/s, the median is 1.20 GB/s"
+    (said,) = cluster(count, of_node(2, count, latency=2e-3)).outliers()
+    assert said.startswith("10.0.0.4 is far from all others: 2.00 ms latency")
+
+
+def test_two_slow_nodes_and_a_slow_pair_of_others_are_all_named() -> None:
+    slow = of_node(0, 6, bandwidth=1e7) | of_node(5, 6, bandwidth=2e7)
+    found = list(cluster(6, slow | {(2, 3): {"bandwidth": 5e7}}).outliers())
+    assert [one.partition(":")[0] for one in found] == [
+        "10.0.0.2 is slow to all others", "10.0.0.7 is slow to all others", "10.0.0.4 ↔ 10.0.0.5",
+    ]  # fmt: skip
+
+
+def test_links_of_gpus_and_of_cpus_are_not_compared() -> None:
+    slow = {(0, 3): {"device": "cpu", "bandwidth": 1e8}, (1, 3): {"device": "cpu"}}
+    (said,) = cluster(4, slow).outliers()
+    assert said == "10.0.0.2 ↔ 10.0.0.5: 100 MB/s, the median is 650 MB/s"
+    assert list(cluster(4, {(0, 3): {"device": "cpu", "bandwidth": 1e8}}).outliers()) == []
+
+
+def test_a_lost_node_is_one_problem_and_a_cut_link_another() -> None:
+    found = cluster(4, of_node(3, 4, error="x") | {(0, 1): {"error": "no messages pass"}})
+    nodes = (*found.nodes[:3], found.nodes[3].model_copy(update={"lost": "the node is gone"}))
+    assert list(found.model_copy(update={"nodes": nodes}).problems()) == [
+        "10.0.0.5: the node is gone", "10.0.0.2 ↔ 10.0.0.3: no messages pass",
+    ]  # fmt: skip
+
+
+def predicted_ms(on: str) -> float:
+    built = plan.build(spec.parse(SPEC), calibration.fleet(on))
+    (trial,) = built.runnable
+    assert trial.predicted is not None
+    return trial.predicted.time_ms
+
+
+def test_measured_links_change_the_prediction(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, alone = predicted_ms("h100:4x1"), predicted_ms("h100:4")
+    place = calibration.write_links(cluster(4))
+    assert place.parent == home / "hardware"
+    assert place.stat().st_mode & 0o077 == 0
+    assert predicted_ms("h100:4x1") > 2 * before, "its network is 50 GB/s by the table"
+    assert predicted_ms("h100:4") == alone, "one node has no network"
+    slow = cluster(4, {(0, 1): {"bandwidth": FAST / 20}})
+    usual = predicted_ms("h100:4x1")
+    assert calibration.write_links(slow) == place, "it replaces those of the same cluster"
+    assert predicted_ms("h100:4x1") == usual, "a ring may go around one pair"
+    calibration.write_links(cluster(4, of_node(0, 4, bandwidth=FAST / 20)))
+    assert predicted_ms("h100:4x1") > 5 * usual, "a ring visits all nodes"
+    (path := tmp_path / "x.yaml").write_text(SPEC)
+    assert cli.main(["plan", str(path), "--on", "h100:4x1"]) == 0
+    said = "measured 2026-11-01T10:00:00+00:00 on 4 nodes: 60.0 MB/s, 100 µs latency"
+    assert f"\nlinks between nodes {said}\n" in capsys.readouterr().out
+    assert cli.main(["plan", str(path), "--on", "h100:4"]) == 0
+    assert "links" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        cluster(3),  # fewer nodes
+        cluster(4, {pair: {"device": "cpu"} for pair in itertools.combinations(range(4), 2)}),
+        cluster(4, {pair: {"error": "x"} for pair in itertools.combinations(range(4), 2)}),
+        cluster(4, nodes=[LinkedNode(name=x, environment={"hardware": {}}) for x in "abcd"]),
+        cluster(4, nodes=[*cluster(3).nodes, LinkedNode(name="d", lost="gone")]),
+    ],
+)
+def test_links_of_another_cluster_change_nothing(home: Path, found: ClusterLinks) -> None:
+    before = predicted_ms("h100:4x1")
+    calibration.write_links(found)
+    assert predicted_ms("h100:4x1") == before
+
+
+def test_links_of_another_version_change_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = predicted_ms("h100:4x1")
+    calibration.write_links(cluster(4))
+    assert predicted_ms("a100:4x1") == predicted_ms("a100:4x1")
+    assert calibration.fleet("a100:4x1").hardware.outer == table()["a100"].outer
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "9.0"})
+    assert predicted_ms("h100:4x1") == before
+
+
+def test_the_newest_links_count(home: Path) -> None:
+    calibration.write_links(cluster(5))
+    calibration.write_links(cluster(4, of_node(0, 4, bandwidth=1e6)))
+    assert calibration.fleet("h100:4x1").hardware.outer.bandwidth == 1e6
+    assert calibration.fleet("h100:5x1").hardware.outer.bandwidth == FAST
+
+
+def test_a_damaged_file_is_named(home: Path) -> None:
+    place = calibration.write_links(cluster(4))
+    place.write_text("{")
+    with pytest.raises(UserError, match=f"{place} holds no links that can be read; remove"):
+        calibration.fleet("h100:4x1")

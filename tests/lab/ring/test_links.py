@@ -1,0 +1,100 @@
+"""The survey of a cluster's links: who meets whom, and by which device."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from ringray.base.errors import PlaceError
+from ringray.lab.ring import links
+from ringray.lab.ring.links import rounds
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 15, 16, 17])
+def test_each_pair_meets_once_and_no_node_twice_in_a_round(count: int) -> None:
+    found = list(rounds(count))
+    assert sorted(itertools.chain(*found)) == list(itertools.combinations(range(count), 2))
+    assert len(found) == count - 1 + count % 2, "as few rounds as there can be"
+    for pairs in found:
+        ends = list(itertools.chain(*pairs))
+        assert len(set(ends)) == len(ends)
+
+
+def node(name: str, address: str, **resources: float) -> dict[str, Any]:
+    there = {"NodeID": name * 56, "Alive": True, "Resources": resources}
+    return {**there, "NodeManagerAddress": address}
+
+
+class FakeProbe:
+    """An actor that notes how it is made and what it is asked, and whose reply is that."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+
+    def options(self, **given: Any) -> FakeProbe:
+        self.made.append(given)
+        return self
+
+    def remote(self, *given: Any) -> Any:
+        self.made[-1]["device"] = given[0]
+        return self
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> FakeProbe:
+    fake = FakeProbe()
+    monkeypatch.setattr(links.ray, "remote", lambda _: fake)
+    monkeypatch.setattr(links.ray_private, "free_gpus", lambda: {"a" * 56: 2.0, "b" * 56: 0.0})
+    return fake
+
+
+def test_a_node_whose_gpus_are_busy_takes_its_cpu(probe: FakeProbe) -> None:
+    said: list[str] = []
+    nodes = [node("a", "10.0.0.2", GPU=2), node("b", "10.0.0.3", GPU=2), node("c", "10.0.0.4")]
+    links.LinkSurvey(nodes, said.append)
+    assert [(one["device"], one["num_gpus"]) for one in probe.made] == [
+        ("cuda", 1), ("cpu", 0), ("cpu", 0),
+    ]  # fmt: skip
+    assert {one["num_cpus"] for one in probe.made} == {0}
+    assert [one["scheduling_strategy"].node_id for one in probe.made] == [
+        name * 56 for name in "abc"
+    ]
+    assert said == ["10.0.0.3: its GPUs are busy, so its CPU sends"]
+
+
+def test_a_pair_takes_gpus_only_where_both_have_one(
+    probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links.ray_private, "free_gpus", lambda: {"a" * 56: 1.0, "b" * 56: 1.0})
+    nodes = [node(name, f"10.0.0.{at}", GPU=1) for at, name in enumerate("abc")]
+    survey = links.LinkSurvey(nodes, lambda _: None)
+    survey._lost = dict.fromkeys(range(3), "gone")  # they need not answer
+    devices = [one.device for one in survey._round([(0, 1), (1, 2)], {})]
+    assert devices == ["cuda", "cpu"]
+
+
+@pytest.mark.parametrize(
+    "nodes", [[], [node("a", "10.0.0.2", CPU=4)], [node("a", "h", CPU=1), node("b", "h", memory=9)]]
+)
+def test_one_node_has_no_links(
+    nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links.ray, "nodes", lambda: nodes)
+    with pytest.raises(PlaceError, match=r"has [01] nodes? with CPUs or GPUs, expected at least 2"):
+        links.measure(lambda _: None)
+
+
+def test_nodes_of_one_address_are_told_apart() -> None:
+    nodes = [node("a", "10.0.0.2"), node("b", "10.0.0.2"), node("c", "10.0.0.3")]
+    assert links._names(nodes) == ["10.0.0.2 (aaaaaaaa)", "10.0.0.2 (bbbbbbbb)", "10.0.0.3"]
+
+
+def test_a_link_is_that_of_the_slower_end() -> None:
+    mine, other = [(1000, 1e-3), (1_001_000, 2e-2)], [(1000, 2e-3), (1_001_000, 1.2e-1)]
+    found = links._link((0, 1), "cpu", [mine, other])
+    assert found.latency == pytest.approx(2e-3)
+    assert found.bandwidth == pytest.approx(1_001_000 / 0.118)
+    failed = links._link((0, 1), "cpu", [mine, "RuntimeError: timed out"])
+    assert failed.error == "no messages pass: RuntimeError: timed out"
