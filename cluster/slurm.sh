@@ -67,14 +67,15 @@ node() {  # one node of Ray, which ends when its standard input does
     done
     options+=(--node-ip-address="$(address "$head")" --address="$head:$port")
   fi
-  setsid python -m ray.scripts.scripts start "${options[@]}" </dev/null >"$folder/log" 2>&1 4<&- &
-  ray=$!
-  while kill -0 $ray 2>/dev/null && kill -0 $lifeline 2>/dev/null; do wait -n $ray $lifeline; done
-  if kill -0 $lifeline 2>/dev/null; then
-    echo "Ray has ended on ${SLURMD_NODENAME-a node}:" >&2
-    tail -n 20 "$folder/log" >&2
-    kill $lifeline
-  fi
+  while kill -0 $lifeline 2>/dev/null; do  # on a busy machine Ray may give up and need another start
+    setsid python -m ray.scripts.scripts start "${options[@]}" </dev/null >"$folder/log" 2>&1 4<&- &
+    ray=$!
+    while kill -0 $ray 2>/dev/null && kill -0 $lifeline 2>/dev/null; do wait -n $ray $lifeline; done
+    kill -0 $lifeline 2>/dev/null || break
+    echo "Ray has ended on ${SLURMD_NODENAME-a node}, and starts again:" >&2
+    tail -n 3 "$folder/log" >&2
+    sleep 1
+  done
   kill -TERM $ray 2>/dev/null
   while kill -0 $ray 2>/dev/null; do wait $ray; done
   rm -rf "$folder"

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 SCRIPT = REPOSITORY / "cluster" / "slurm.sh"
 NODES = "STAND_IN_NODES"
+STARTED = "started"  # file in the place: the arguments of each start of a node of Ray
+PYTHON = """\
+#!/bin/sh
+case "$*" in *ray.scripts.scripts*) echo "$*" >> "$RINGRAY_HOME/{log}";; esac
+exec {python} "$@"
+"""
 
 
 def start(
@@ -34,10 +40,12 @@ def start(
             f'#!/bin/sh\nexec {sys.executable} -m tests.support.slurm {name} "$@"\n'
         )
         (commands / name).chmod(0o755)
+    (commands / "python").write_text(PYTHON.format(log=STARTED, python=sys.executable))
+    (commands / "python").chmod(0o755)
     spooled = commands / "slurm_script"
     spooled.write_text(SCRIPT.read_text())
     environment = place.environment | {
-        "PATH": f"{commands}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        "PATH": f"{commands}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": f"node[1-{len(nodes)}]",
         "SLURM_JOB_NUM_NODES": str(len(nodes)),
         "SLURM_JOB_CPUS_PER_NODE": f"{cpus}(x{len(nodes)})", "SLURM_CPUS_ON_NODE": str(cpus),
