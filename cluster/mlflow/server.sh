@@ -8,7 +8,9 @@ PGPASSWORD=$(cat "$secrets/postgres")
 MLFLOW_AUTH_ADMIN_PASSWORD=$(cat "$secrets/admin")
 MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat "$secrets/session")
 export PGPASSWORD MLFLOW_AUTH_ADMIN_PASSWORD MLFLOW_FLASK_SERVER_SECRET_KEY
-export MLFLOW_AUTH_CONFIG_PATH="${AUTH_CONFIG:-$here/auth.ini}" MLFLOW_DISABLE_TELEMETRY=true
+export MLFLOW_AUTH_CONFIG_PATH="${AUTH_CONFIG:-$here/auth.ini}"
+# No telemetry, and no processes for jobs of MLflow's own, which sweeps do not have.
+export MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
 if [ -s "$secrets/s3" ]; then # in AWS's format of credentials; a role of the machine needs none
   export AWS_SHARED_CREDENTIALS_FILE="$secrets/s3"
 fi
