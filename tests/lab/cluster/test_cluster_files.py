@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CLUSTER = REPOSITORY / "cluster"
-LAUNCHED = ("aws", "gcp", "local-autoscaling")
+GROWING = ("aws", "gcp", "local-autoscaling")
+LAUNCHED = ("aws", "gcp", "onprem")
+CHOICES = ("h100-spot", "h200", "gpu-8-spot")  # in place of others, so they begin without nodes
 MANIFESTS = ("raycluster", "rayjob")
 HEAD = Capacity((NodeGroup("head", {}, 1, head=True),))
 GPU = {"CPU": 1.0, "GPU": 1.0}
@@ -42,7 +45,7 @@ def pinned(name: str) -> str:
 # ray up
 
 
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("name", {*GROWING, *LAUNCHED})
 def test_ray_accepts_it(name: str) -> None:
     schema = json.loads(
         Path(ray.autoscaler.__file__).with_name("ray-schema.json").read_text(encoding="utf-8")
@@ -54,16 +57,17 @@ def test_ray_accepts_it(name: str) -> None:
         jsonschema.validate(config | {"max_wokers": 4}, schema)
 
 
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("name", GROWING)
 def test_it_grows_from_a_head_without_work(name: str) -> None:
     config = read(name)
     types = config["available_node_types"]
     head = types.pop(config["head_node_type"])
     assert (head["resources"], head["max_workers"]) == ({"CPU": 0}, 0)
     assert types
-    for given in types.values():
+    for key, given in types.items():
         assert given.get("min_workers", 0) == 0
-        assert 0 < given["max_workers"] <= config["max_workers"]
+        assert (key in CHOICES) == (given["max_workers"] == 0)
+        assert given["max_workers"] <= config["max_workers"]
         assert given["resources"]["GPU"] > 0
     assert config["idle_timeout_minutes"] > 0
 
@@ -75,18 +79,89 @@ def test_ringray_reads_what_it_offers(name: str, largest: int) -> None:
     assert capacity.of_config(read(name), HEAD).ranks(GPU) == largest
 
 
+def node_of(name: str, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = read(name)["available_node_types"][kind]["node_config"]
+    return found
+
+
 @pytest.mark.parametrize("name", ["aws", "gcp"])
-def test_a_launched_cluster_is_private(name: str) -> None:
+def test_nodes_of_a_cloud_have_no_public_address(name: str) -> None:
     config = read(name)
     assert config["provider"]["use_internal_ips"] is True
     assert config["auth"]["ssh_proxy_use_node_id"] is True
-    for given in config["available_node_types"].values():
+    for kind, given in config["available_node_types"].items():
         node = given["node_config"]
         if name == "aws":  # a group that Ray makes itself lets everybody try SSH
-            assert node["SecurityGroupIds"]
-            assert node["SubnetIds"]
+            cards = node.get("NetworkInterfaces")
+            places = [(card["SubnetId"], card["Groups"]) for card in cards or ()]
+            own = {"SubnetIds", "SecurityGroupIds"} & node.keys()
+            assert (len(own), bool(places)) in ((2, False), (0, True)), kind  # Ray refuses both
+            assert not any(card.get("AssociatePublicIpAddress") for card in cards or ())
         else:
             assert all("accessConfigs" not in one for one in node["networkInterfaces"])
+
+
+def test_ec2_nodes_of_eight_gpus_have_efa_on_every_card_beside_each_other() -> None:
+    node = node_of("aws", "h100")
+    assert node["Placement"]["GroupName"]
+    first, *others = node["NetworkInterfaces"]
+    assert (first["InterfaceType"], first["NetworkCardIndex"], first["DeviceIndex"]) == (
+        "efa", 0, 0,
+    )  # fmt: skip
+    assert [card["NetworkCardIndex"] for card in others] == list(range(1, 32))
+    assert {(card["InterfaceType"], card["DeviceIndex"]) for card in others} == {("efa-only", 1)}
+    text = (CLUSTER / "aws.yaml").read_text()
+    assert "all traffic from itself" in text
+    start = read("aws")["worker_start_ray_commands"][-1]
+    assert "FI_PROVIDER=efa" in start
+    assert "ofi-nccl" in start
+
+
+def test_gcp_nodes_of_eight_gpus_have_their_fabric_beside_each_other() -> None:
+    def interfaces(kind: str) -> list[str]:
+        found = node_of("gcp", kind)["networkInterfaces"]
+        networks = [one["subnetwork"] for one in found]
+        assert len({*networks}) == len(networks)  # Compute Engine refuses two in one
+        return [one["nicType"] for one in found]
+
+    assert interfaces("h100") == ["GVNIC"] * 5
+    assert interfaces("h200") == ["GVNIC"] * 2 + ["MRDMA"] * 8
+    for kind in ("h100", "h100-spot", "h200"):
+        assert node_of("gcp", kind)["resourcePolicies"]
+    fabric, start = read("gcp")["worker_start_ray_commands"][-1].split("; ")
+    assert fabric == ". ~/ringray/cluster/gcp_fabric.sh"
+    assert (CLUSTER / "gcp_fabric.sh").exists()
+    assert " start " in start
+
+
+@pytest.mark.parametrize(
+    ("name", "asks"),
+    [
+        ("aws", {"InstanceMarketOptions": {"MarketType": "spot"}}),
+        ("gcp", {"scheduling": {
+            "onHostMaintenance": "TERMINATE", "provisioningModel": "SPOT",
+            "instanceTerminationAction": "DELETE",
+        }}),
+    ],
+)  # fmt: skip
+def test_spot_nodes_are_the_others_at_another_price(name: str, asks: dict[str, Any]) -> None:
+    types = read(name)["available_node_types"]
+    regular, spot = types["h100"], types["h100-spot"]
+    assert spot["node_config"] == regular["node_config"] | asks
+    assert spot["resources"] == regular["resources"]
+
+
+def test_machines_of_ones_own_are_reached_with_a_key() -> None:
+    config = read("onprem")
+    assert config["provider"]["type"] == "local"
+    assert config["auth"].keys() == {"ssh_user", "ssh_private_key"}
+    workers = prepare_config(config)["available_node_types"]["local.cluster.node"]
+    assert workers["min_workers"] == len(config["provider"]["worker_ips"])
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_a_launched_cluster_is_private(name: str) -> None:
+    config = read(name)
     (start,) = (line for line in config["head_start_ray_commands"] if "--head" in line)
     assert "--dashboard-host=127.0.0.1" in start
     assert "--num-cpus=0" in start
@@ -97,15 +172,15 @@ def test_a_launched_cluster_is_private(name: str) -> None:
         if " start " in line
     ]
     assert len(started) == 2
-    assert all(line.startswith("RAY_AUTH_MODE=token ") for line in started)
+    assert all(re.search(r"(^|; )RAY_AUTH_MODE=token ", line) for line in started)
     assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     assert "0.0.0.0" not in (CLUSTER / f"{name}.yaml").read_text()
 
 
-@pytest.mark.parametrize("name", ["aws", "gcp"])
+@pytest.mark.parametrize("name", LAUNCHED)
 def test_every_package_of_a_launched_cluster_is_pinned(name: str) -> None:
     config = read(name)
-    commands = [*config["setup_commands"], *config["head_setup_commands"]]
+    commands = [*config["setup_commands"], *config.get("head_setup_commands", [])]
     assert "make -C ~/ringray setup" in commands  # which installs by constraints.txt
     for line in commands:
         if "pip install" in line:
@@ -136,8 +211,8 @@ RESOURCES = closed(
     limits={"type": "object", "additionalProperties": QUANTITY},
 )
 LOCKED = closed(
-    allowPrivilegeEscalation=FLAG, runAsNonRoot=FLAG, capabilities=closed(drop=listed(TEXT)),
-    seccompProfile=closed(("type",), type=TEXT),
+    allowPrivilegeEscalation=FLAG, runAsNonRoot=FLAG, runAsUser=WHOLE,
+    capabilities=closed(drop=listed(TEXT)), seccompProfile=closed(("type",), type=TEXT),
 )  # fmt: skip
 CONTAINER = closed(
     ("name",), name=TEXT, image=TEXT, securityContext=LOCKED, resources=RESOURCES,
@@ -153,8 +228,9 @@ TEMPLATE = closed(
     metadata=closed(labels=LABELS),
     spec=closed(
         ("containers",), containers=listed(CONTAINER), volumes=listed(VOLUME),
-        securityContext=closed(fsGroup=WHOLE),
-        tolerations=listed(closed(key=TEXT, operator=TEXT, effect=TEXT)),
+        securityContext=closed(fsGroup=WHOLE), automountServiceAccountToken=FLAG,
+        tolerations=listed(closed(key=TEXT, operator=TEXT, value=TEXT, effect=TEXT)),
+        nodeSelector=LABELS,
     ),
 )  # fmt: skip
 CLUSTER_SPEC = closed(
@@ -214,8 +290,9 @@ def test_rays_autoscaler_reads_gpu_groups_that_start_at_nothing(name: str) -> No
     types = config["available_node_types"]
     assert types[config["head_node_type"]]["resources"]["CPU"] == 0
     workers = [given for key, given in types.items() if key != config["head_node_type"]]
-    assert [given["min_workers"] for given in workers] == [0, 0]
-    assert [given["resources"]["GPU"] for given in workers] == [1, 8]
+    assert [given["min_workers"] for given in workers] == [0, 0, 0]
+    assert [given["max_workers"] for given in workers] == [8, 2, 0]
+    assert [given["resources"]["GPU"] for given in workers] == [1, 8, 8]
     assert capacity.of_config(config, HEAD).ranks(GPU) == 8 * 1 + 2 * 8
 
 
@@ -234,6 +311,10 @@ def test_pods_are_private_and_locked_down(name: str) -> None:
         assert chosen.items() <= pod["metadata"]["labels"].items()
         (container,) = pod["spec"]["containers"]
         assert container["securityContext"]["runAsNonRoot"] is True
+        assert (
+            container["securityContext"]["runAsUser"] == 1000
+        )  # a name is refused as perhaps root
+        assert container["resources"]["limits"] == container["resources"]["requests"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         for volume in pod["spec"]["volumes"]:
             if "persistentVolumeClaim" in volume:
@@ -244,14 +325,69 @@ def test_pods_are_private_and_locked_down(name: str) -> None:
 def test_versions_are_those_of_the_constraints(name: str) -> None:
     spec = cluster_spec(name)
     assert spec["rayVersion"] == pinned("ray")
-    base = re.search(r"^FROM rayproject/ray:([\d.]+)-", (CLUSTER / "Dockerfile").read_text(), re.M)
-    assert base is not None
-    assert base[1] == pinned("ray")
     project = (REPOSITORY / "pyproject.toml").read_text()
     version = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
     assert version is not None
     images = {container["image"] for pod in pods(spec) for container in pod["spec"]["containers"]}
     assert images == {f"REGISTRY/ringray:{version[1]}"}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_workers_have_gpus_memory_for_nccl_and_no_way_to_kubernetes(name: str) -> None:
+    small, whole, spot = cluster_spec(name)["workerGroupSpecs"]
+    for group in (small, whole, spot):
+        pod = group["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod[
+            "tolerations"
+        ]
+        (mount,) = pod["containers"][0]["volumeMounts"]
+        assert mount == {"name": "shared", "mountPath": "/dev/shm"}
+        assert pod["volumes"][0]["emptyDir"]["medium"] == "Memory"
+    chosen = whole["template"]["spec"]["nodeSelector"]
+    assert "H100" in chosen["nvidia.com/gpu.product"]
+    assert spot["template"]["spec"]["nodeSelector"] == chosen | {
+        "karpenter.sh/capacity-type": "spot"
+    }
+    assert spot["template"]["spec"]["containers"] == whole["template"]["spec"]["containers"]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_complete_definitions_accept_it(name: str) -> None:
+    """RINGRAY_KUBERAY_CRDS: a folder with KubeRay's helm-chart/kuberay-operator/crds."""
+    if not (folder := os.environ.get("RINGRAY_KUBERAY_CRDS")):
+        pytest.skip("RINGRAY_KUBERAY_CRDS names no folder")
+    manifest = read(f"kuberay/{name}")
+    text = (Path(folder) / f"ray.io_{name}s.yaml").read_text()
+    (schema,) = [
+        version["schema"]["openAPIV3Schema"]
+        for version in yaml.safe_load(text)["spec"]["versions"]
+        if version["name"] == "v1"
+    ]
+    jsonschema.validate(manifest["spec"], _strict(schema["properties"]["spec"]))
+
+
+def _strict(schema: Any) -> Any:
+    """Refuses unknown keys, as `kubectl` does, and knows Kubernetes' type of quantities."""
+    if isinstance(schema, list):
+        return [_strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return QUANTITY
+    made = {key: _strict(value) for key, value in schema.items()}
+    if made.get("type") == "object" and "properties" in made:
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+def test_the_image_has_the_versions_of_the_constraints() -> None:
+    text = (CLUSTER / "Dockerfile").read_text()
+    assert re.findall(r"^ARG RAY=([\d.]+)-", text, re.MULTILINE) == [pinned("ray")]
+    installs = re.findall(r"pip install .*\\\n(.*)", text)
+    assert len(installs) == 2
+    assert all("-c /home/ray/ringray/constraints.txt" in line for line in installs)
+    assert re.findall(r"^USER (\w+)", text, re.MULTILINE)[-1] == "1000"
 
 
 def test_both_manifests_have_one_cluster() -> None:
