@@ -66,6 +66,7 @@ class Hosts:
     def _start(self, on: Machine, *arguments: str) -> subprocess.Popen[bytes]:
         # Of two nodes in one folder, the later would empty the working directory of the first.
         folder = self.folder / on.name.rpartition("n")[2]
+        # Linux shares cores between sessions first: one for all, or a ring over hosts gets more.
         environment = {name: text for name, text in os.environ.items() if name != "RAY_ADDRESS"}
         return subprocess.Popen(
             [
@@ -75,7 +76,7 @@ class Hosts:
                 "--max-worker-port=0", "--disable-usage-stats", "--block",
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=(self.folder / "ray.log").open("a"), env=environment, start_new_session=True,
+            stderr=(self.folder / "ray.log").open("a"), env=environment, process_group=0,
         )  # fmt: skip
 
     def start(self) -> None:
