@@ -298,14 +298,14 @@ def _handling(fields: Samples, configs: Sequence[TrialConfig], cores: Floats) ->
 
     known, unit, left = predicted(bare), 1e-6, list(_HANDLING)
     parts = {n: (predicted(bare.model_copy(update={n: unit})) - known) / unit for n in left}
-    solved: Floats = np.zeros(0)
-    wrong = known / cores - 1
     while left:
         table = np.stack([parts[name] / cores for name in left], 1)
-        solved = np.linalg.lstsq(table, 1 - known / cores, rcond=None)[0].astype(np.float64)
+        solved: Floats = np.linalg.lstsq(table, 1 - known / cores, rcond=None)[0]
         wrong = known / cores + table @ solved - 1
         if solved.min() >= 0:
             break
         left.pop(int(solved.argmin()))
+    else:  # a busy machine: cores took less than attention alone should
+        solved, wrong = np.zeros(0), known / cores - 1
     found = dict.fromkeys(_HANDLING, 0.0) | dict(zip(left, solved.tolist(), strict=True))
     return found | {"spread": max(fields["spread"], float(np.quantile(np.abs(wrong), 0.8)))}

@@ -92,6 +92,11 @@ def test_rings_tell_what_steps_messages_and_bytes_take() -> None:
     found = machine._handling(fields(), configs, cores)
     assert min(found.values()) >= 0
     assert 0 < found["spread"] < 0.1
+    bare = hardware.entry(fields() | dict.fromkeys(made_of, 0.0), "made")
+    cores = np.array(busy(bare, configs)) / 2  # alone it was slower: other work ran
+    found = machine._handling(fields(), configs, cores)
+    assert [found[name] for name in made_of] == [0.0] * 3
+    assert found["spread"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("shape", ["causal", "full", "stepped"])
