@@ -46,6 +46,7 @@ def test_a_ring_of_eight() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotating(2)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_500_random_rings(size: int) -> None:

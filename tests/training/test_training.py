@@ -55,6 +55,7 @@ def test_every_mesh_has_the_losses_of_one_process(degrees: Degrees, alone: Any) 
 
 
 @pytest.mark.slow
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("degrees", MESHES, ids=str)
 def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone: Any) -> None:
     """TP of processes that share cores is slow: fewer steps of it."""
