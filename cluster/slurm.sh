@@ -40,11 +40,12 @@ else:
 
 node() {  # one node of Ray, which ends when its standard input does
   trap : TERM INT HUP  # Slurm sends them to all tasks: the sweep ends first, its nodes after it
-  local head port client folder rack ray lifeline options
+  local head port client rack ray lifeline options
   read -r RAY_AUTH_TOKEN head port client
   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
   unset RAY_ADDRESS
-  folder=$(umask 077 && mktemp -d /tmp/ringray-XXXXXX) || return  # short: sockets lie in it
+  folder=$(umask 077 && mktemp -d "/tmp/rr-$SLURM_JOB_ID-XXXXXX") || return  # short: sockets lie in it
+  trap 'rm -rf "$folder"' EXIT
   options=(
     --temp-dir="$folder/r" --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus="${SLURM_GPUS_ON_NODE:-0}"
     --object-store-memory=1000000000 --min-worker-port=0 --max-worker-port=0
@@ -78,7 +79,6 @@ node() {  # one node of Ray, which ends when its standard input does
   done
   kill -TERM $ray 2>/dev/null
   while kill -0 $ray 2>/dev/null; do wait $ray; done
-  rm -rf "$folder"
 }
 
 # Runs a command in a session of its own, and passes signals on: Slurm may send one to all processes

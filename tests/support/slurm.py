@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.place import REPOSITORY
@@ -46,7 +47,7 @@ def start(
     spooled.write_text(SCRIPT.read_text())
     environment = place.environment | {
         "PATH": f"{commands}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": f"node[1-{len(nodes)}]",
+        "SLURM_JOB_ID": job(place), "SLURM_JOB_NODELIST": f"node[1-{len(nodes)}]",
         "SLURM_JOB_NUM_NODES": str(len(nodes)),
         "SLURM_JOB_CPUS_PER_NODE": f"{cpus}(x{len(nodes)})", "SLURM_CPUS_ON_NODE": str(cpus),
         NODES: " ".join(nodes), **variables,
@@ -57,6 +58,17 @@ def start(
     )  # fmt: skip
     place.started.append(process)
     return process
+
+
+def job(place: Place) -> str:
+    """Returns the number of the place's job, which no other place has."""
+    return str(place.home.stat().st_ino)
+
+
+def check_nothing_is_left(place: Place) -> None:
+    """Fails if a process or a folder of a node outlives its job."""
+    place.check_nothing_is_left()
+    assert not list(Path("/tmp").glob(f"rr-{job(place)}-*"))
 
 
 def task(command: list[str], rank: int, node: str) -> subprocess.Popen[bytes]:

@@ -56,7 +56,7 @@ def test_nodes_that_do_not_join_end_the_job(place: Place) -> None:
     done = place.end(slurm.start(place, place.spec(text), nodes=TWO, RINGRAY_JOIN_S="0"))
     assert done.code == 1, done.err
     assert "0 of 2 nodes joined Ray in 0 s" in done.err
-    place.check_nothing_is_left()
+    slurm.check_nothing_is_left(place)
 
 
 def leaf(line: str) -> str:
@@ -72,7 +72,7 @@ def test_a_sweep_runs_on_all_nodes_and_leaves_none(place: Place, network: tuple[
     assert trial.status == "ok"
     assert trial.environment is not None
     assert trial.environment["ring"]["nodes"] == 2
-    place.check_nothing_is_left()
+    slurm.check_nothing_is_left(place)
     started = sorted((place.home / slurm.STARTED).read_text().splitlines(), key=leaf)
     assert len(started) == 2
     for rank, line in enumerate(started):
@@ -88,7 +88,7 @@ def test_the_exit_code_is_that_of_the_sweep(place: Place) -> None:
     done = place.end(slurm.start(place, spec, "--no-tracking", nodes=TWO[:1], cpus=2), 300)
     assert done.code == 1, done.err
     assert [trial.status for trial in place.trials("late")] != ["ok"]
-    place.check_nothing_is_left()
+    slurm.check_nothing_is_left(place)
 
 
 @pytest.mark.chaos
@@ -105,4 +105,4 @@ def test_a_cancelled_job_ends_as_ctrl_c_does(place: Place) -> None:
     assert "continue with: ringray resume cancelled" in done.out
     (sweep,) = place.sweeps()
     assert sweep.status == "interrupted"
-    place.check_nothing_is_left()
+    slurm.check_nothing_is_left(place)
