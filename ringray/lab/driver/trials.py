@@ -24,7 +24,7 @@ from ringray.lab.plan.plan import Trial, deadline_s
 from ringray.lab.predict.rates import peak_of
 from ringray.lab.ring.monitor import RingFault, Watch
 from ringray.lab.ring.order import crossings, divided
-from ringray.lab.ring.pool import RingPool, inner_of
+from ringray.lab.ring.pool import RingPool
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.store import progress, traces
 from ringray.lab.trial.config import TrialConfig
@@ -189,9 +189,9 @@ class TrialRunner:
         """Returns how a ring lies on several nodes, and notes inner groups that do, too."""
         if len(set(nodes)) == 1:
             return {}
-        inner = inner_of(config)
-        if count := divided(nodes, inner):
-            text = f"{count} of {len(nodes) // inner} groups of {inner} ranks lie on several nodes"
+        if count := divided(nodes, config.inner):
+            groups = f"{len(nodes) // config.inner} groups of {config.inner} ranks"
+            text = f"{count} of {groups} lie on several nodes"
             self._note_once(text)
         return {"nodes": len(set(nodes)), "crossings": crossings(nodes)}
 

@@ -215,8 +215,21 @@ def fitted(hardware: Hardware) -> str:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """Warns of trials that the prediction sees beyond their memory, or beyond their time limit."""
-    return [*filter(None, [plan.tight]), *_too_long(plan)]
+    """Warns of trials that the prediction sees beyond their memory, beyond their time limit, or
+    with inner groups across nodes."""
+    return [*filter(None, [plan.tight]), *_too_long(plan), *_divided(plan)]
+
+
+def _divided(plan: Plan) -> list[str]:
+    on, said = plan.on, dict[str, None]()
+    for trial in plan.runnable if on.nodes > 1 else ():
+        inner = trial.config.inner
+        groups = trial.config.ring_size // inner
+        if inner > 1 and groups > on.nodes * (on.per_node // inner):
+            who = f"{trial.config.transport} on a ring of {trial.config.ring_size}"
+            said[f"warning: {who}: nodes of {on.per_node} ranks cannot hold all {groups} groups of "
+                 f"{inner} ranks; some will lie on several"] = None  # fmt: skip
+    return list(said)
 
 
 def _too_long(plan: Plan) -> list[str]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from ringray import transport as transports
 from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.fit import Cluster
@@ -76,7 +74,7 @@ class RingPool:
         if self._stop.is_set():  # close() may have run before the ring existed
             self._release("stopped")
             raise StoppedError
-        return ring, ring.form(size, config.order, inner_of(config), config.seed)
+        return ring, ring.form(size, config.order, config.inner, config.seed)
 
     def _started(self, config: TrialConfig, placement: Placement, capacity: int) -> ActorRing:
         limits = self._spec.limits
@@ -167,17 +165,6 @@ class RingPool:
         if timer is not None:
             timer.cancel()
             timer.join()  # one that has fired releases the ring before the next ring starts
-
-
-def inner_of(config: TrialConfig) -> int:
-    """Returns how many neighbouring ranks of the trial's ring belong on one node: those of TP, and
-    of an inner group of the transport."""
-    tp = config.tp or 1
-    ring = config.ring_size // (tp * (config.dp or 1) * (config.pp or 1))
-    with suppress(ValueError):  # it is left open
-        heads, kv_heads = config.heads // tp, config.kv_heads // tp
-        return tp * transports.plan(config.transport, ring, heads, kv_heads).inner
-    return tp
 
 
 def _check_toolchain(ring: ActorRing, config: TrialConfig) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from ringray import partition as partitions
+from ringray import transport as transports
 from ringray.traffic import geometry
 from ringray.traffic.mask import Mask, document_boundaries
 from ringray.tuning import lookup
@@ -126,6 +128,17 @@ class TrialConfig:
     def padded(self) -> int:
         """Length that the ranks share, padding included, in tokens."""
         return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
+
+    @property
+    def inner(self) -> int:
+        """Ranks that follow each other and belong on one node: those of TP, and of an inner group
+        of the transport."""
+        tp = self.tp or 1
+        ring = self.ring_size // (tp * (self.dp or 1) * (self.pp or 1))
+        with suppress(ValueError):  # it is left open
+            heads, kv_heads = self.heads // tp, self.kv_heads // tp
+            return tp * transports.plan(self.transport, ring, heads, kv_heads).inner
+        return tp
 
     def kernel_problem(self, kernel: Kernel) -> Problem:
         """Returns the problem that the blocks of a kernel must fit."""
