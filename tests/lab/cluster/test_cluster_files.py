@@ -45,7 +45,7 @@ def pinned(name: str) -> str:
 # ray up
 
 
-@pytest.mark.parametrize("name", {*GROWING, *LAUNCHED})
+@pytest.mark.parametrize("name", sorted({*GROWING, *LAUNCHED}))
 def test_ray_accepts_it(name: str) -> None:
     schema = json.loads(
         Path(ray.autoscaler.__file__).with_name("ray-schema.json").read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.chaos.network import machines
 
+from cluster.network import machines
 from tests.support import place as drive
 from tests.support import slurm
 from tests.support.place import Place, tiny
