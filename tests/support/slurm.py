@@ -2,7 +2,7 @@
 
     python -m tests.support.slurm srun --nodes=2 ... COMMAND      on the nodes of STAND_IN_NODES
 
-Nodes are addresses; one written ``namespace/address`` is a network namespace of ``cluster.network``.
+Nodes are addresses; one written ``namespace/address`` is a namespace of ``cluster.network``.
 Standard input goes to all tasks, as from the real `srun`; a task that ends ends no other.
 """
 
