@@ -97,7 +97,7 @@ class Cluster:
         if most > 1 and settled and len(self._hosts()) == 1:
             most = 1
         if wanted is not None and wanted > max(1, most):
-            text = f"got {wanted}, but {max(1, most):g} such rings fit side by side"
+            text = f"got {wanted}, expected at most {max(1, most):g}: more rings do not fit here"
             raise plan.spec.error("ring.concurrent", text)
         return int(max(1, min(most, len(configs), wanted or MOST)))
 

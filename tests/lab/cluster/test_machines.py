@@ -98,7 +98,7 @@ def test_the_number_of_rings_is_the_specs_if_so_many_fit(
     cluster = Cluster(False, Capacity((NodeGroup("n", {"CPU": 2.0}, 3),)))
     monkeypatch.setattr(cluster, "_hosts", lambda: {"a", "b", "c"})
     if rings is None:
-        with pytest.raises(SpecError, match=r"ring\.concurrent: got 4, but 3 such rings fit"):
+        with pytest.raises(SpecError, match=r"ring\.concurrent: got 4, expected at most 3"):
             cluster.side_by_side(plan)
         return
     assert cluster.side_by_side(plan) == rings
