@@ -210,9 +210,11 @@ def test_a_host_stays_away(place: Place, hosts: tuple[Head, list[Machine]]) -> N
 def test_two_rings_beside_each_other_when_one_loses_a_host(
     place: Place, hosts: tuple[Head, list[Machine]]
 ) -> None:
-    """The other ring measures on; the work of the lost one is done by whoever has room."""
+    """The other ring measures on; when it has no more work, the lost one gets its hosts."""
     head, there = hosts
-    driver = begun(place, apart("two", 2, replicas=16, repeats=60), "--address", head.address)
+    text = apart("two", 2, replicas=16, repeats=60)
+    text = text.replace("concurrent: null", "concurrent: null, idle_release: 10m")
+    driver = begun(place, text, "--address", head.address)
     drive.wait_until("two rings", lambda: len(place.ranks()) == 4)
     cut = next(one for one in there if one.runs(place.ranks()[-1].pid))
     cut.cut()

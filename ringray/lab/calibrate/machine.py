@@ -298,9 +298,11 @@ def _handling(fields: Samples, configs: Sequence[TrialConfig], cores: Floats) ->
 
     known, unit, left = predicted(bare), 1e-6, list(_HANDLING)
     parts = {n: (predicted(bare.model_copy(update={n: unit})) - known) / unit for n in left}
+    solved: Floats = np.zeros(0)
+    wrong: Floats = known / cores - 1
     while left:
         table = np.stack([parts[name] / cores for name in left], 1)
-        solved: Floats = np.linalg.lstsq(table, 1 - known / cores, rcond=None)[0]
+        solved = np.linalg.lstsq(table, 1 - known / cores, rcond=None)[0].astype(np.float64)
         wrong = known / cores + table @ solved - 1
         if solved.min() >= 0:
             break

@@ -57,7 +57,8 @@ class Dispatcher:
             if not self._running:
                 return
             self._make_room()
-            patience = LOOK_S if self._waiting and self._machines is not None else None
+            several = self._machines is not None and len(self._rings) > 1
+            patience = LOOK_S if several else None  # one of them may lose its place
             done, _ = wait(self._running, timeout=patience, return_when=FIRST_COMPLETED)
             for future in done:
                 work, ring = self._running.pop(future)
@@ -71,13 +72,21 @@ class Dispatcher:
                 yield work, future.result()
 
     def _make_room(self) -> None:
-        """Closes idle rings of a growing cluster while another waits for nodes."""
+        """Closes idle rings while another finds no place beside them, or waits for nodes of a
+        growing cluster."""
         busy, machines = [ring for _, ring in self._running.values()], self._machines
-        if machines is None or not machines.grows or all(map(machines.holds, busy)):
+        idle = [ring for ring in self._rings if ring not in busy]
+        if machines is None or not any(map(machines.holds, idle)):
             return
-        for ring in self._rings:
-            if ring not in busy:
-                ring.close()
+        for work, ring in self._running.values():
+            config, away = work.trial.config, self._quarantine.nodes
+            if not machines.holds(ring) and (
+                machines.grows
+                or not machines.fits(ring.placement(config), config.ring_size, away, [ring])
+            ):
+                for one in idle:
+                    one.close()
+                return
 
     def _starting(self) -> Iterator[tuple[Work, RingPool]]:
         """Yields what can begin now."""
