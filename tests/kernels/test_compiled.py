@@ -156,6 +156,7 @@ def test_the_usual_head_dims(tmp_path: Path, head_dim: int, version: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.rotating(2)
 def test_every_default(tmp_path: Path, version: str) -> None:
     targets = of(version)
     lines = compiled(tmp_path, MAIN + f"main({targets}, HEAD_DIMS, json_path=path)", version)

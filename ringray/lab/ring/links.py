@@ -31,7 +31,7 @@ from ringray.lab.ring.monitor import of_error
 from ringray.lab.trial.faults import of_exception
 
 PAIR_S = 0.8  # seconds of the messages of a pair, about
-PATIENCE_S = 5.0  # seconds for a connection, or a message
+PATIENCE_S = 10.0  # seconds for a connection, or a message
 _ROUND_S = 30.0  # seconds for both ends of a pair to answer, which give up before
 _LOOK_S = 2.0  # seconds between two looks at nodes that have not answered
 
