@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -88,12 +90,16 @@ def test_a_sweep_over_shaped_hosts(place: Place) -> None:
     straight, mixed = place.trials("hosts")
     assert {straight.status, mixed.status} == {"ok"}
     seats = shuffled(6, mixed.config["seed"])
-    crossing = crossings([str(at // 2) for at in seats])
+    hosts = [str(at // 2) for at in seats]
+    crossing = crossings(hosts)
     assert (straight.environment or {})["ring"] == {"nodes": 3, "crossings": 3}
     assert (mixed.environment or {})["ring"] == {"nodes": 3, "crossings": crossing}
-    # In order each link carries one of six chunks at each of five steps.
-    assert straight.metrics["median_ms"] > 800 * straight.metrics["sent_bytes"] / 6 / payload(RATE)
-    assert mixed.metrics["median_ms"] > 1.5 * straight.metrics["median_ms"]
+    # In order each host sends one of six chunks at each of five steps, else one of them sends two.
+    sent = Counter(one for one, after in pairwise([*hosts, hosts[0]]) if one != after)
+    assert max(sent.values()) == 2
+    least_ms = 800 * straight.metrics["sent_bytes"] / 6 / payload(RATE)
+    assert straight.metrics["median_ms"] > least_ms
+    assert mixed.metrics["median_ms"] > 2 * least_ms
     made = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("10.")]
     assert len(made) == 3
     assert not names() & {*made, made[0].rpartition("n")[0]}

@@ -106,8 +106,8 @@ def _check_points(canonical: dict[str, Any], plan: Plan) -> None:
     assert len(set(keys)) == len(keys), "two trials have one key"
     assert [trial.index for trial in plan.trials] == list(range(len(keys)))
     assert 0 < len(keys) <= MOST_POINTS
-    if canonical["kind"] in ("strategy-tune", "kernel-tune"):
-        return  # each point stands for as many as its open fields have values
+    if canonical["kind"] in ("strategy-tune", "kernel-tune", "max-context"):
+        return  # each point stands for as many as its open fields, or its lengths, have values
     points, axes = set(), _swept(canonical)
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
