@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -156,9 +156,7 @@ class RankMonitor:
 
         Ranks that start answer no questions, but their nodes accept connections.
         """
-        by_node: dict[str, list[int]] = {}
-        for rank in self._calls.pending:
-            by_node.setdefault(self._node_of(rank), []).append(rank)
+        by_node = self._by_node(self._calls.pending)
         before, self._away = self._away, lost(by_node)
         for node in sorted(before & self._away):
             return self._located(Fault("node-lost", "", tuple(by_node[node]), hop="its start"))
@@ -189,10 +187,9 @@ class RankMonitor:
         return self._found("timeout", message, stuck or pending, stacks)
 
     def _stalled(self, ranks: Sequence[int], stacks: Mapping[int, str] | None = None) -> Fault:
-        node = self._node_of(ranks[0])
-        if gone(node):
-            there = [rank for rank in ranks if self._node_of(rank) == node]
-            return self._found("node-lost", "", there, stacks)
+        by_node = self._by_node(ranks)
+        for node in sorted(lost(by_node)):
+            return self._found("node-lost", "", by_node[node], stacks)
         seconds = max(time.monotonic() - self._calls.heard[rank] for rank in ranks)
         return self._found("stalled", f"no answer after {seconds:.3g} s", ranks, stacks)
 
@@ -210,9 +207,17 @@ class RankMonitor:
     def _node_of(self, rank: int) -> str:
         return self._calls.where[rank].node_id
 
+    def _by_node(self, ranks: Iterable[int]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(self._node_of(rank), []).append(rank)
+        return found
+
     def _located(self, fault: Fault) -> Fault:
+        """Adds the node, if all ranks of the fault lie on one."""
         at = self._calls.where[fault.ranks[0]]
-        return replace(fault, node=at.node, node_id=at.node_id)
+        alone = len(self._by_node(fault.ranks)) == 1
+        return replace(fault, node=at.node, node_id=at.node_id) if alone else fault
 
 
 def of_error(error: RayError, rank: int, node_id: str) -> Fault:

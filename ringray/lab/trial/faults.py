@@ -56,10 +56,10 @@ class Fault:
     """The reason why a trial has no result.
 
     ``message``: without rank and place; ``ranks``: those at fault, not those that waited for them;
-    ``node``: of the first of them, ``node_id`` as Ray names it; ``hop``: position in the trial;
-    ``log``: the last lines of the rank. Of memory, in bytes: the refused request, the free memory
-    after the refused call had released its own, and ``limits.rank_memory``. ``secondhand``: only
-    shows that another rank failed.
+    ``node``: if all of them are on one, ``node_id`` as Ray names it; ``hop``: position in the
+    trial; ``log``: the last lines of the rank. Of memory, in bytes: the refused request, the free
+    memory after the refused call had released its own, and ``limits.rank_memory``. ``secondhand``:
+    only shows that another rank failed.
     """
 
     kind: Kind

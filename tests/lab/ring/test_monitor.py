@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from ringray.base.errors import StoppedError
+from ringray.instruments.progress import Progress
 from ringray.lab.ring import calls, monitor
 from ringray.lab.ring.calls import RankCalls, Where
 from ringray.lab.ring.monitor import RankMonitor, RingFault
@@ -102,21 +103,23 @@ def watched(
     monkeypatch: pytest.MonkeyPatch,
     ends: list[float],
     *,
-    silent: int | None = None,
+    silent: int | str | None = None,
     started: bool = True,
     pauses: dict[float, float] | None = None,
     stop: threading.Event | None = None,
+    nodes: str = "aaa",
+    away: str = "",
 ) -> tuple[list[Any], float]:
     """Returns their answers and the time of each."""
     ranks = Ranks(ends, pauses or {})
     monkeypatch.setattr(monitor.time, "monotonic", lambda: ranks.now)
     monkeypatch.setattr(ray, "wait", ranks.wait)
-    answer = {True: "answer", False: ("a hop", "its stack")}
+    answer = {True: "answer", False: (Progress("repeat 1"), "its stack")}
     monkeypatch.setattr(ray, "get", lambda one, timeout=0: answer[isinstance(one, int)])
-    monkeypatch.setattr(calls, "gone", lambda node_id: False)
-    monkeypatch.setattr(monitor, "gone", lambda node_id: False)
-    actors = [ranks.actor(rank == silent) for rank in range(len(ends))]
-    where = [Where("a node", "a")] * len(ends)
+    monkeypatch.setattr(calls, "gone", lambda node_id: node_id in away)
+    monkeypatch.setattr(monitor, "gone", lambda node_id: node_id in away)
+    actors = [ranks.actor(silent in (rank, "all")) for rank in range(len(ends))]
+    where = [Where(f"node {nodes[rank]}", nodes[rank], rank) for rank in range(len(ends))]
     called = RankCalls(actors, where, list(range(len(ends))), started)
     return RankMonitor(called, 120.0, stop or threading.Event()).answers(), ranks.now
 
@@ -126,6 +129,25 @@ def test_a_rank_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RingFault) as raised:
         watched(monkeypatch, [30.0, 40.0], silent=1)
     assert (raised.value.fault.kind, raised.value.fault.ranks) == ("stalled", (1,))
+
+
+@pytest.mark.parametrize(("nodes", "said"), [("bbb", "node b"), ("abb", ""), ("aab", "")])
+def test_a_node_is_named_if_all_ranks_at_fault_lie_there(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, said: str
+) -> None:
+    with pytest.raises(RingFault) as raised:
+        watched(monkeypatch, [500.0, 400.0, 500.0], nodes=nodes)
+    fault = raised.value.fault
+    assert (fault.kind, fault.ranks) == ("timeout", (0, 1, 2))
+    assert (fault.node, fault.node_id) == (said, said[-1:])
+
+
+def test_a_lost_node_is_found_among_those_of_silent_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose process was stopped is no reason to blame its own node."""
+    with pytest.raises(RingFault) as raised:
+        watched(monkeypatch, [90.0, 90.0, 90.0], silent="all", nodes="abb", away="b")
+    fault = raised.value.fault
+    assert (fault.kind, fault.ranks, fault.node) == ("node-lost", (1, 2), "node b")
 
 
 @pytest.mark.parametrize("seconds", [11.0, 3600.0])
