@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 # Twice quiet: errors only.
 PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
 PYTEST = $(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile
-# Days since 1970: `make chaos` runs another part of the large sets of cases each day.
+# Days since 1970: tests run another part of the large sets of cases each day.
 TURN ?= $(shell echo $$(( $$(date -u +%s) / 86400 )))
 # Files of tests that run at a time; 0 runs them in pytest itself.
 WORKERS ?= 2
@@ -50,8 +50,8 @@ autoscaling: $(STAMP) ## measure rings on a cluster that grows and shrinks on th
 multihost: $(STAMP) ## measure rings over four hosts with shaped links on this machine
 	@$(BIN)/python experiments/multihost.py
 
-test: $(STAMP) ## run the quick tests
-	@$(PYTEST) tests -m "not slow and not chaos and not gpu"
+test: $(STAMP) ## run the quick tests; of large sets a part per day
+	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "not slow and not chaos and not gpu"
 
 # pytest ends with 5 when nothing is selected.
 #   TURN=20779 make chaos     the cases of that day again

@@ -17,6 +17,7 @@ from tests.support.point import point
 from tests.support.ranks import on_ring
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_ring_drops_what_one_process_drops(size: int) -> None:
     on_ring(size, (checks.exact, checks.with_the_rest, checks.seeds, checks.under_torch_compile))

@@ -16,6 +16,8 @@ from tests.support import ray_heads
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import psutil
+
     from tests.support.place import Place
     from tests.support.ray_heads import Head
 
@@ -95,16 +97,28 @@ def test_slow_hosts_and_slow_pairs_are_named(
         assert json.loads(kept.read_text())["measured"] == found["measured"]
 
 
+def meeting(place: Place) -> list[psutil.Process]:
+    return [one for one in place.processes() if "LinkProbe.meet" in drive.title(one)]
+
+
+def test_a_probe_that_hangs_is_replaced(place: Place) -> None:
+    with ray_heads.cluster(place, *[NODE] * 3) as head:
+        doctor = place.start(*DOCTOR, head.address, "--json", "-")
+        drive.wait_until("two meet", lambda: len(meeting(place)) == 2)
+        meeting(place)[0].suspend()
+        done = place.end(doctor)
+        assert done.code == 1, done.out + done.err
+        errors = [pair["error"] for pair in json.loads(done.out)["pairs"]]
+        assert sorted(map(bool, errors)) == [False, False, True], errors
+        check_no_probes(head)
+
+
 def test_a_host_is_cut_while_it_is_measured(
     place: Place, network: tuple[str, list[Machine]]
 ) -> None:
-    def meeting() -> bool:
-        titles = (drive.title(one) for one in place.processes())
-        return any("LinkProbe.meet" in title for title in titles)
-
     with started(place, network, 3) as head:
         doctor = place.start(*DOCTOR, head.address)
-        drive.wait_until("two meet", meeting)
+        drive.wait_until("two meet", lambda: meeting(place))
         cut = network[1][1]
         cut.cut()
         done = place.end(doctor)
@@ -115,4 +129,4 @@ def test_a_host_is_cut_while_it_is_measured(
         assert row.split()[4] != "none", f"the pair of the others was not measured\n{done.out}"
         assert 3 < float(row.split()[4]) < 6.3
         cut.mend()
-        drive.wait_until("no probe is left", lambda: not meeting(), patience=30)
+        drive.wait_until("no probe is left", lambda: not meeting(place), patience=30)

@@ -26,6 +26,7 @@ from tests.support.backend_problems import (
 )
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("mask", ["full", "causal", "window 17", "documents"])
 def test_soft_capped_scores(backend: str, mask: str) -> None:
     """Caps that change every score, and one that is far above them."""
@@ -61,6 +62,7 @@ def test_sinks_are_one_more_logit(backend: str, mask: str) -> None:
 SLOPES = torch.tensor([[0.3, -0.02, 1.5, 0.0], [0.0, 0.7, -0.1, 4.0]])
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("mask", ["full", "causal", "window 17", "documents"])
 def test_scores_with_a_bias_of_distances(backend: str, mask: str) -> None:
     """Slopes of each head, and of each batch entry and head, with and without a softcap."""
@@ -79,6 +81,7 @@ def test_scores_with_a_bias_of_distances(backend: str, mask: str) -> None:
             check(problem, result, f"{len(parts)} parts")
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("reach", [0, 3, 100])
 def test_learned_biases_of_distances(backend: str, reach: int) -> None:
     """Tables that end before the keys do and beyond; with their gradients."""
@@ -107,6 +110,7 @@ def test_biased_scores_of_many_blocks(backend: str, monkeypatch: pytest.MonkeyPa
             check(problem, compute(backend, problem, problem.inputs))
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("mask", ["full", "causal", "window and documents"])
 def test_dropped_weights(backend: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights for any order of hops, of rows and of keys, and any blocks."""

@@ -30,6 +30,7 @@ from tests.support.backend_problems import (
 NAN = float("nan")
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -40,6 +41,7 @@ def test_masks_dtypes_and_shared_heads(
     check(problem, compute(backend, problem, problem.inputs))
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("head_dim", [1, 2, 7, 8, 16, 33, 64, 100, 128, 192, 255, 256, 300, 512])
 def test_head_dims(backend: str, head_dim: int) -> None:
     for dtype in DTYPES:
@@ -48,6 +50,7 @@ def test_head_dims(backend: str, head_dim: int) -> None:
             check(problem, compute(backend, problem, problem.inputs))
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize(
     ("head_dim", "value_dim"), [(192, 128), (16, 33), (100, 16), (24, 512), (1, 64)]
 )
@@ -81,6 +84,7 @@ CUTS: dict[type, list[Any]] = {
 }
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("cut", range(4))
 def test_long_enough_for_several_calls(backend: str, cut: int) -> None:
     blocks = CUTS[load_backend(backend).BLOCKS][cut]
@@ -91,6 +95,7 @@ def test_long_enough_for_several_calls(backend: str, cut: int) -> None:
         check(problem, compute(backend, problem, problem.inputs))
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("with_out", [True, False])
 @pytest.mark.parametrize("mask", MASKS)
 def test_hops_are_merged_into_attention_over_all_keys(
@@ -275,6 +280,7 @@ def test_more_and_fewer_keys_than_queries(backend: str) -> None:
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("factor", [0.0, -0.2, -1.0, 3, 1e-45, -1e-200, -2e-38])
 @pytest.mark.parametrize("mask", ["causal", "window and documents"])
 def test_every_finite_scale(backend: str, factor: float, mask: str) -> None:

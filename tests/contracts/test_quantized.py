@@ -99,6 +99,7 @@ TRIED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("tried", TRIED)
 def test_attention_in_8_bits(backend: str, tried: str) -> None:
     """Of what the bits say it is exact, but for the rounding of weights in products of 8 bits."""
@@ -281,6 +282,7 @@ def refused(rank: int, size: int) -> None:
         ringray.ring_attention(needs, k, v, **case.arguments, quantize="fp8")
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_rings(size: int) -> None:
     on_ring(size, (rings, refused))

@@ -222,6 +222,7 @@ def refusals(rank: int, size: int) -> None:
 EVERY = (exact, repeatable, traffic, refusals)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)

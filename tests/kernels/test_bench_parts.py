@@ -176,6 +176,7 @@ def test_one_value_that_is_not_finite_is_found_anywhere(value: float) -> None:
     )["share"] == "inf"  # fmt: skip
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("point", EVERY, ids=lambda p: p.name)
 def test_ours_and_sdpa_are_right(point: Point) -> None:
     records = measured(point, "ringray", "sdpa-flash")

@@ -121,6 +121,7 @@ CUTS = {
 }
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("cut", CUTS)
 def test_ways_to_cut(cut: str) -> None:
     given = inputs(16, heads=4)

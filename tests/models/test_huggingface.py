@@ -21,6 +21,7 @@ EVERY = (
 )  # fmt: skip
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)

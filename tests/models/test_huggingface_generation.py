@@ -149,6 +149,7 @@ def other_steps_are_refused(rank: int, size: int) -> None:
             hf.generate(model, prompts(), max_new_tokens=1)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_rings(size: int) -> None:
     on_ring(size, (right, shards_stay_shards, samples_alike, refused, other_steps_are_refused))

@@ -23,6 +23,7 @@ EVERY = (
 )  # fmt: skip
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)

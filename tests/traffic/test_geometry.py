@@ -60,6 +60,7 @@ def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
     assert found.visible.sum() == total == seen(mask, padded).sum() == geometry.total_visible(mask)
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("name", PARTITIONS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_small_sizes_exhaustively(name: str, ranks: int) -> None:

@@ -267,6 +267,7 @@ EVERY = ("ring", "bidirectional", "allgather", "ulysses", "hybrid", "double-ring
 SIZED = {4: ("hybrid:2", "hybrid:4", "double-ring:1", "double-ring:4"), 6: ("double-ring:2",)}
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("name", PARTITIONS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
 def test_small_walks_exhaustively(name: str, ranks: int) -> None:

@@ -64,6 +64,7 @@ def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone:
     on_ring(degrees.ranks, [partial(checks.losses_are, wanted, degrees, recipe)])
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -108,6 +109,7 @@ def test_gradients_are_those_of_one_process(degrees: Degrees) -> None:
     on_ring(degrees.ranks, some)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

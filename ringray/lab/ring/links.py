@@ -81,19 +81,20 @@ class LinkSurvey:
     def __init__(self, nodes: Sequence[Mapping[str, Any]], say: Say) -> None:
         self._say, self._ids = say, [node["NodeID"] for node in nodes]
         self._names, self._lost = _names(nodes), dict[int, str]()
+        self._silent = set[int]()  # of the last question
         free = ray_private.free_gpus()
         self._devices = ["cuda" if free.get(node, 0.0) >= 1 else "cpu" for node in self._ids]
         for name, node, device in zip(self._names, nodes, self._devices, strict=True):
             if device == "cpu" and node["Resources"].get("GPU"):
                 say(f"{name}: its GPUs are busy, so its CPU sends")
-        actor = ray.remote(LinkProbe)
-        self._probes = [
-            actor.options(
-                num_cpus=0, num_gpus=int(device == "cuda"),
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            ).remote(device)
-            for node, device in zip(self._ids, self._devices, strict=True)
-        ]  # fmt: skip
+        self._probes = [self._probe(at) for at in range(len(nodes))]
+
+    def _probe(self, at: int) -> Any:
+        actor = ray.remote(LinkProbe).options(
+            num_cpus=0, num_gpus=int(self._devices[at] == "cuda"),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self._ids[at], soft=False),
+        )  # fmt: skip
+        return actor.remote(self._devices[at])
 
     def measure(self) -> ClusterLinks:
         """Measures all pairs; raises PlaceError if fewer than two nodes answer."""
@@ -115,7 +116,7 @@ class LinkSurvey:
         )  # fmt: skip
 
     def _round(
-        self, pairs: Sequence[tuple[int, int]], stores: Mapping[int, tuple[str, int]]
+        self, pairs: Sequence[tuple[int, int]], stores: dict[int, tuple[str, int]]
     ) -> Iterator[NodePair]:
         """Yields the links of pairs that meet at the same time."""
         both = {pair: {self._devices[at] for at in pair} for pair in pairs}
@@ -130,11 +131,24 @@ class LinkSurvey:
         for pair, device in devices.items():
             ends = [found.get(at, "the node is lost") for at in pair]
             yield _link(pair, device, ends)
+        self._revive(stores)
+
+    def _revive(self, stores: dict[int, tuple[str, int]]) -> None:
+        """Replaces the probes that gave no answer, though their nodes are there: torch's client of
+        a store whose host was cut may wait for ever."""
+        silent = list(self._silent)
+        for at in silent:
+            ray.kill(self._probes[at])
+            del self._lost[at]
+            self._probes[at] = self._probe(at)
+        opened = self._answers({at: self._probes[at].open.remote() for at in silent}, START_TIMEOUT)
+        stores.update({at: store for at, (_, store) in opened.items()})
 
     def _answers(self, asked: Mapping[int, Any], seconds: float) -> dict[int, Any]:
         """Returns the answers by node; one that gives none, or whose actor fails, is lost."""
         late, ends = set(asked.values()), time.monotonic() + seconds
         by_id = {self._ids[at]: reference for at, reference in asked.items()}
+        self._silent = set()
         seen, away = set[str](), set[str]()
         while late and time.monotonic() < ends:
             late -= set(ray.wait(list(late), num_returns=len(late), timeout=_LOOK_S)[0])
@@ -146,11 +160,14 @@ class LinkSurvey:
         for at, reference in asked.items():
             try:
                 found[at] = ray.get(reference, timeout=0)
-            except (RayError, TimeoutError) as error:
-                gone = self._ids[at] in away or lost([self._ids[at]])
-                told = of_error(error, at, "").message if isinstance(error, RayError) else ""
-                silent = told or f"it has not answered for {seconds:.0f} s"
-                self._lost[at] = "the node is gone" if gone else silent
+            except RayError as error:
+                if self._ids[at] in away or lost([self._ids[at]]):
+                    self._lost[at] = "the node is gone"
+                elif isinstance(error, TimeoutError):
+                    self._silent.add(at)
+                    self._lost[at] = f"it has not answered for {seconds:.0f} s"
+                else:
+                    self._lost[at] = of_error(error, at, "").message
         return found
 
     def close(self) -> None:
