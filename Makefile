@@ -55,13 +55,13 @@ test: $(STAMP) ## run the quick tests; of large sets a part per day
 
 # pytest ends with 5 when nothing is selected.
 #   TURN=20779 make chaos     the cases of that day again
-chaos: $(STAMP) ## run the slow tests and those that kill processes; of large sets a part per day
+chaos: $(STAMP) ## run the slow tests and those that kill processes, every second one each day
 	@echo "turn $(TURN); to run the same cases again: make TURN=$(TURN) chaos"
 	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "chaos and not gpu" || test $$? -eq 5
 	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "slow and not chaos and not gpu" || test $$? -eq 5
 
-exhaustive: $(STAMP) ## run all cases of the large sets
-	@$(PYTEST) tests -m "rotating and not gpu"
+exhaustive: $(STAMP) ## run all that `make test` and `make chaos` spread over days
+	@$(PYTEST) tests -m "(rotating or slow or chaos) and not gpu"
 
 #   SEED=7 make campaign      the faults of that seed again
 campaign: $(STAMP) ## break real sweeps 200 times at random moments (about an hour)

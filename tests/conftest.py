@@ -1,7 +1,8 @@
 """Fixtures of all tests, which keep the home of the person who runs them untouched; turns.
 
 Tests marked ``rotating(n)`` are cases of one large set. With ``RINGRAY_TURN`` (a whole number) set,
-one in ``n`` of them runs, a different one each turn; without it all run.
+one in ``n`` of them runs, a different one each turn; without it all run. All others that are marked
+``slow`` or ``chaos`` are one set, of which each turn takes every second one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tests.support.place import Place
 
 TURN = os.environ.get("RINGRAY_TURN")
+SLOW_TURNS = 2
 
 # Before anything imports triton: without a GPU its kernels run in the interpreter.
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
@@ -48,13 +50,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = Counter[str]()
     resting = []
     for item in items:
-        mark = item.get_closest_marker("rotating")
-        if mark is None:
+        if mark := item.get_closest_marker("rotating"):
+            among, turns = item.nodeid.partition("[")[0], mark.args[0]
+        elif item.get_closest_marker("slow") or item.get_closest_marker("chaos"):
+            among, turns = "slow", SLOW_TURNS
+        else:
             continue
-        function = item.nodeid.partition("[")[0]
-        if (places[function] - int(TURN)) % mark.args[0]:
+        if (places[among] - int(TURN)) % turns:
             resting.append(item)
-        places[function] += 1
+        places[among] += 1
     config.hook.pytest_deselected(items=resting)
     items[:] = [item for item in items if item not in set(resting)]
 

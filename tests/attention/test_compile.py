@@ -29,6 +29,7 @@ def nothing_compiled() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_a_ring_of_two() -> None:
     on_ring(
         2,
@@ -40,6 +41,7 @@ def test_a_ring_of_two() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_ring_of_four() -> None:
     on_ring(4, (checks.each_transport_once,))
 

@@ -34,6 +34,7 @@ def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
 
+@pytest.mark.slow
 def test_a_ring_of_eight() -> None:
     on_ring(
         8,

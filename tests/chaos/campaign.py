@@ -8,38 +8,36 @@ and how long after the one before. Lost nodes come back after a while; a driver 
 started again with `ringray resume`, as its user would. Then every trial must have been measured and
 recorded once, in the store, in the `--json` file and in MLflow; nobody may have waited for longer
 than it takes a ring to start for the next sign of progress; nothing may be left of any driver or
-ring.
+ring. Of every second sweep the rings, of one rank and of two, are measured beside each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import random
-import signal
 import statistics
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from ringray.base.errors import PlaceError, UserError
 from ringray.lab.store.store import Store
 from tests.chaos.beside import RESUMED
-from tests.chaos.world import NODES, World, world
-from tests.support import fault_proxy, tracking_store
+from tests.chaos.campaign_faults import FAULTS
+from tests.chaos.world import World, world
 from tests.support import place as drive
+from tests.support import tracking_store
 from tests.support.place import tiny
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Mapping
 
     from ringray.lab.trial.outcome import TrialRow
 
@@ -48,117 +46,10 @@ REPLICAS = 60
 HANG_S = 150.0  # without any progress
 VICTIM_S = 8.0  # how long a fault waits for something that it can be done to
 STALL_S = 20.0  # what a trial may take
-BEHAVIOURS = (*fault_proxy.FAULTS, *fault_proxy.ENDLESS)  # of a server
 
 
 class Broken(AssertionError):
     """A promise does not hold."""
-
-
-def kill_rank(of: World, draw: random.Random) -> bool:
-    return _signal(of.place.ranks(), draw, signal.SIGKILL)
-
-
-def stop_rank(of: World, draw: random.Random) -> bool:
-    return _signal(of.place.ranks(), draw, signal.SIGSTOP)
-
-
-def kill_node(of: World, draw: random.Random) -> bool:
-    raylets = [raylet for name in NODES if (raylet := of.raylet(name)) is not None]
-    return _signal(raylets, draw, signal.SIGKILL)
-
-
-def kill_driver(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts("-m ringray r"), draw, signal.SIGKILL)
-
-
-def interrupt_driver(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts("-m ringray r"), draw, signal.SIGINT)
-
-
-def kill_tracker(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts("ringray.lab.tracking.process"), draw, signal.SIGKILL)
-
-
-def kill_server(of: World, draw: random.Random) -> bool:
-    if not of.server.running:
-        return False
-    of.server.stop()
-    return True
-
-
-def hold_server(of: World, draw: random.Random) -> bool:
-    if not of.server.running:
-        return False
-    of.server.hold()
-    return True
-
-
-def misbehave(of: World, draw: random.Random) -> bool:
-    """The tracking server answers in one of many wrong ways, to some requests or to all."""
-    of.proxy.fail(draw.choice(BEHAVIOURS), draw.choice([1, 10, None]))
-    return True
-
-
-def kill_agent(of: World, draw: random.Random) -> bool:
-    return _signal(of.agents(), draw, signal.SIGKILL)
-
-
-def second_user(of: World, draw: random.Random) -> bool:
-    of.sweep_beside(max(of.place.home.glob("chaos-*.yaml"), key=lambda path: path.stat().st_mtime))
-    return True
-
-
-def first_runs(of: World, draw: random.Random) -> bool:
-    of.first_runs(draw)
-    return True
-
-
-def fill_disk(of: World, draw: random.Random) -> bool:
-    if not of.disk:
-        return False
-    of.fill_disk()
-    return True
-
-
-def pull_cable(of: World, draw: random.Random) -> bool:
-    plugged = sorted(of.machines.keys() - of.cut.keys())
-    if not plugged:
-        return False
-    of.cut_cable(draw.choice(plugged))
-    return True
-
-
-def spoil_row(of: World, draw: random.Random) -> bool:
-    return of.spoil_row(draw)
-
-
-FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
-    "rank-killed": kill_rank,
-    "rank-stopped": stop_rank,
-    "node-killed": kill_node,
-    "cable-pulled": pull_cable,
-    "driver-killed": kill_driver,
-    "driver-interrupted": interrupt_driver,
-    "tracker-killed": kill_tracker,
-    "server-killed": kill_server,
-    "server-held": hold_server,
-    "server-misbehaves": misbehave,
-    "agent-killed": kill_agent,
-    "second-user": second_user,
-    "first-runs": first_runs,
-    "disk-full": fill_disk,
-    "row-spoilt": spoil_row,
-}
-
-
-def _signal(among: list[psutil.Process], draw: random.Random, number: signal.Signals) -> bool:
-    if not among:
-        return False
-    with suppress(psutil.NoSuchProcess):
-        draw.choice(among).send_signal(number)
-        return True
-    return False
 
 
 @dataclass
@@ -184,6 +75,9 @@ class Sweep:
     endings: list[str] = field(default_factory=list)  # what each driver left behind
 
     def __post_init__(self) -> None:
+        # One ring after the other on all nodes, or rings beside each other.
+        self.sizes = (1, 2) if self.number % 2 else (3,)
+        self.trials = set(itertools.product(self.sizes, range(REPLICAS // len(self.sizes))))
         draw = self._draw("faults")
         self.faults = [
             Fault(draw.choice(list(FAULTS)), draw.uniform(0.0, 5.0)) for _ in range(PER_SWEEP)
@@ -202,9 +96,11 @@ class Sweep:
         of.spoilt.clear()
         json_path = of.place.home / f"{self.name}.jsonl"
         text = tiny(
-            self.name, size=3, replicas=REPLICAS, repeats=20, timeout=f"{STALL_S:g}s", retries=5
-        )
-        spec = of.place.spec(text.replace("threads: 1", "threads: 1, placement: spread"))
+            self.name, size=list(self.sizes), replicas=REPLICAS // len(self.sizes), repeats=20,
+            timeout=f"{STALL_S:g}s", retries=5,
+        )  # fmt: skip
+        placed = f"threads: 1, placement: {'strict-' * (len(self.sizes) > 1)}spread"
+        spec = of.place.spec(text.replace("threads: 1", f"{placed}, concurrent: null"))
         driver = self._start(of, "run", spec, "--json", json_path)
         recorded: dict[str, float] = {}
         draw, waiting = self._draw("victims"), list(self.faults)
@@ -297,14 +193,15 @@ class Sweep:
         if statuses != {"ok": REPLICAS}:
             raise Broken(f"{self.name}: trials ended as {dict(statuses)}")
         oks = collections.Counter(
-            line["config"]["replica"]
+            _trial(line["config"])
             for line in of.place.lines(json_path) if line["status"] == "ok"
         )  # fmt: skip
-        again = {row.config["replica"] for row in rows if row.key in of.spoilt}
-        for replica in again & oks.keys():
-            oks[replica] = 1
-        if oks != collections.Counter(range(REPLICAS)):
-            raise Broken(f"{self.name}: --json has lost or doubled {_unlike(oks, REPLICAS)}")
+        again = {_trial(row.config) for row in rows if row.key in of.spoilt}
+        for trial in again & oks.keys():
+            oks[trial] = 1
+        if oks != collections.Counter(self.trials):
+            unlike = {one: oks[one] for one in self.trials | oks.keys() if oks[one] != 1}
+            raise Broken(f"{self.name}: --json has lost or doubled {unlike}")
         synced = of.place.run("sync", self.name)
         if synced.code != 0:
             raise Broken(f"{self.name}: sync ended with {synced.code}: {synced.err}")
@@ -324,8 +221,8 @@ class Sweep:
                 fault.recovered = min(ends) - fault.at
 
 
-def _unlike(counts: collections.Counter[Any], expected: int) -> dict[Any, int]:
-    return {key: counts[key] for key in range(expected) if counts[key] != 1}
+def _trial(config: Mapping[str, Any]) -> tuple[int, int]:
+    return config["ring_size"], config["replica"]
 
 
 def run(of: World, seed: int, numbers: Iterator[int], faults: int) -> list[Sweep]:

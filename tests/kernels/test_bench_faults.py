@@ -42,6 +42,7 @@ sys.exit(cli.main([
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fine", "doing"), [(0, "checking"), (4, "timing")])
 def test_a_hang_ends_the_run_and_costs_no_records(tmp_path: Path, fine: int, doing: str) -> None:
     path = tmp_path / "results.jsonl"
@@ -81,6 +82,7 @@ def test_a_lost_device_costs_no_records(
     assert "the device no longer responds" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_who_compiles_for_long_is_measured_after_all_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

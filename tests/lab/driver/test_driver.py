@@ -192,6 +192,7 @@ def broken_off(place: Place) -> BrokenOff:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_that_can_be_resumed(broken_off: BrokenOff) -> None:
     done = broken_off.interrupted
     assert done.code == 130, done.err
@@ -246,6 +247,7 @@ def fresh(tmp_path: Path) -> Iterator[Place]:
     yield from drive.place(tmp_path)
 
 
+@pytest.mark.slow
 def test_rings_that_no_machine_holds(fresh: Place) -> None:
     spec = fresh.spec(tiny("huge", size="[500, 600]"))
     done = fresh.run("run", spec)

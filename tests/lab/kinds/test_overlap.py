@@ -246,6 +246,7 @@ def swept(place: Place) -> Swept:
     return Swept(first, written, place.run("run", file), traces(place))
 
 
+@pytest.mark.slow
 def test_a_sweep_records_it(swept: Swept, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert swept.first.code == 0, swept.first.err
     rows = place.trials("over")

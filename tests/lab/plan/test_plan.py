@@ -293,6 +293,7 @@ def private_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_a_ring_sends_what_the_plan_says(
     private_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ _DRIVER = """
     """
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -> None:
     planned = trials(8)
     begin(store, planned)

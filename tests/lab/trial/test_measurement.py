@@ -200,6 +200,7 @@ def ring_of_four() -> list[float]:
         return forward_peaks(4)
 
 
+@pytest.mark.slow
 def test_forward_needs_nine_blocks(ring_of_four: list[float]) -> None:
     for (dtype, causal), blocks in zip(CASES, ring_of_four, strict=True):
         assert blocks <= 9, f"{dtype}, causal {causal}: {blocks:.3f} blocks"
