@@ -259,7 +259,7 @@ def local_fleet(device: str) -> Fleet:
         return parse_fleet(LOCAL, found)
     if cuda:
         return gpus(*provenance.hardware()["gpus"][:1])
-    return cpu(os.cpu_count() or 1)
+    return cpu(os.cpu_count() or 1, provenance.has_tiles())
 
 
 def cost_dict(trial: Trial) -> dict[str, Any]:
