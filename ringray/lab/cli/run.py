@@ -18,7 +18,7 @@ from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli import past
-from ringray.lab.cli.options import MEASURING, SPEC, SWEEP, Option, options, writing
+from ringray.lab.cli.options import MEASURING, SET, SPEC, SWEEP, Option, options, writing
 from ringray.lab.cli.outputs import check_output
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
 from ringray.lab.cli.store import open_store
@@ -39,11 +39,12 @@ from ringray.tuning import table as tuned
 
 
 @options(
-    SPEC, *MEASURING, Option("--again", action="store_true", help="measure every trial once more")
-)
+    SPEC, SET, *MEASURING,
+    Option("--again", action="store_true", help="measure every trial once more"),
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that have no result in the store."""
-    plan = planned(specs.load(arguments.spec), arguments)
+    plan = planned(specs.load(arguments.spec, arguments.set), arguments)
     with open_store(arguments.store, create=True) as store:
         return execute(plan, store, arguments)
 
