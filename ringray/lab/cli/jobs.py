@@ -43,7 +43,7 @@ def submit(arguments: argparse.Namespace) -> int:
             "argument --json: not allowed with argument --detach; "
             "`ringray status SWEEP --address URL --json F` fetches the results later"
         )
-    store = _store(arguments)
+    store = store_option(arguments)
     if arguments.json not in (None, "-"):
         append(arguments.json, "")
     if path := location.relative_path(plan.spec.tracking.uri or ""):
@@ -82,7 +82,7 @@ def submit(arguments: argparse.Namespace) -> int:
     return _end(job, again, screen)
 
 
-def _store(arguments: argparse.Namespace) -> list[str]:
+def store_option(arguments: argparse.Namespace) -> list[str]:
     """Returns the option for the store on the head; UserError unless its path is absolute."""
     if arguments.store is None:
         return []
@@ -94,7 +94,7 @@ def on_head(arguments: argparse.Namespace, *command: str) -> None:
     """Prints what a command that reads the store prints on the head of ``--address``."""
     json = getattr(arguments, "json", None)
     text = fetch(
-        arguments.address, *command, *_store(arguments), *(["--json", "-"] if json else [])
+        arguments.address, *command, *store_option(arguments), *(["--json", "-"] if json else [])
     )
     if json:
         append(json, text)
