@@ -28,7 +28,7 @@ from ringray.lab.driver.studies import entries, results
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.report import studies, tables, words
-from ringray.lab.report.live import observer
+from ringray.lab.report.live import LiveTable, PlainLines, observer
 from ringray.lab.search import METHODS
 from ringray.lab.spec import model as specs
 from ringray.lab.store.store import Store
@@ -157,15 +157,31 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
         check_output("--json", arguments.json, store.path, location.sqlite_path(place))
     json_path = _json_path(arguments.json)
     screen = _screen(arguments)
+    summary = measure(plan, store, arguments, observer(screen), json_path)
+    try:
+        _print_summary(tables.console(screen), plan, store, summary, arguments)
+    except BrokenPipeError:
+        if arguments.json != "-":
+            raise
+    return summary.exit_code
+
+
+def measure(
+    plan: Plan,
+    store: Store,
+    arguments: argparse.Namespace,
+    view: LiveTable | PlainLines,
+    json_path: Path | None = None,
+) -> Summary:
+    """Runs a plan, shown by ``view``, which it closes."""
     with ExitStack() as closing:
-        view = observer(screen)
         closing.callback(view.close)
         tracking = None
         if plan.spec.tracking.enabled and not arguments.no_tracking:
             tracking = _tracking(plan, store, closing, view.note)
         from ringray.lab.driver import run as driver  # with ray
 
-        summary = driver.run(
+        return driver.run(
             plan,
             store=store,
             address=arguments.address,
@@ -174,12 +190,6 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
             json_path=json_path,
             again=getattr(arguments, "again", False),
         )
-    try:
-        _print_summary(tables.console(screen), plan, store, summary, arguments)
-    except BrokenPipeError:
-        if arguments.json != "-":
-            raise
-    return summary.exit_code
 
 
 def _tracking(
