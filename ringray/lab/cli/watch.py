@@ -112,7 +112,8 @@ class Watcher:
         """Prints the results of the sweep that is over; returns its exit code."""
         assert self._sweep is not None
         assert self.over is not None
-        print_sweep(tables.console(), self._sweep, list(self._rows.values()), "`ringray status`")
+        more = f"`ringray status {self._sweep.name} --all`"
+        print_sweep(tables.console(), self._sweep, list(self._rows.values()), more)
         return _CODES[self.over]
 
     def _begin(self, sweep: SweepRow, done: list[str], ago: float) -> None:

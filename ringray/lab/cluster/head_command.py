@@ -21,6 +21,7 @@ from ringray.lab.cluster.jobs import ENDED, POLL_S, RUNTIME_ENV, JobLog
 ASK_S = 120.0  # seconds for the head to start the job and to answer
 _PAUSE_S, PAUSE_MOST_S = 1.0, 30.0  # seconds before connecting again: at first, at most
 _END_S = 5.0  # seconds for a command to end
+_MONITOR_S = 1.5  # seconds in which Ray notes the end of a stopped job, even of a deleted one
 _ERROR = "ringray: error: "
 # Lines of Ray's in the log of a job.
 _RAYS = re.compile(
@@ -103,9 +104,11 @@ def follow(
 def _remove(client: Any, name: str) -> None:
     """Ends a job and deletes it."""
     until = time.monotonic() + _END_S
-    client.stop_job(name)
-    while not _gone(client, name) and time.monotonic() < until:
-        time.sleep(POLL_S)
+    if not _gone(client, name):
+        client.stop_job(name)
+        while not _gone(client, name) and time.monotonic() < until:
+            time.sleep(POLL_S)
+        time.sleep(_MONITOR_S)
     client.delete_job(name)
 
 

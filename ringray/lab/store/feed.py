@@ -46,6 +46,8 @@ class Feed:
             sweep = self._store.find(self._digest)
             starting = state is not None and state.done is None
             if sweep.status != "running" and not starting:
+                if begun:
+                    yield from self._changes(state)
                 yield from self._whole(sweep, None)
                 yield {"over": sweep.status}
                 return

@@ -109,9 +109,13 @@ def test_what_a_driver_does_is_told_as_it_comes(driven: Driven) -> None:
         driven.tell(running={second: (1, time.time())})
         driven.record(2)
 
-    events = driven.events(again, on, driven.end)
+    def end() -> None:
+        driven.record(3)
+        driven.end()
+
+    events = driven.events(again, on, end)
     assert names(events) == [
-        *WHOLE, "note", "started", "note", "started", "started", "row", *WHOLE, "over",
+        *WHOLE, "note", "started", "note", "started", "started", "row", "row", *WHOLE, "over",
     ]  # fmt: skip
     begin, said, started, _, more, other, row = events[9:16]
     assert driven.done(begin) == driven.keys[:2]
