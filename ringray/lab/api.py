@@ -25,8 +25,6 @@ from ringray.lab.trial.config import FIELDS
 if TYPE_CHECKING:
     import pandas as pd
 
-_VERSIONS = ("torch", "triton", "ray")  # that a row shows
-
 
 def run(
     spec: str | os.PathLike[str] | Mapping[str, Any],
@@ -109,7 +107,7 @@ def results(
 def _record(measured: Measured, environment: dict[str, Any], history: bool) -> dict[str, Any]:
     row = measured.row
     where = row.environment or environment
-    hardware, versions = where.get("hardware") or {}, where.get("versions") or {}
+    hardware: dict[str, Any] = where.get("hardware") or {}
     gpus = hardware.get("gpus") or []
     return {
         **row.config,
@@ -123,6 +121,6 @@ def _record(measured: Measured, environment: dict[str, Any], history: bool) -> d
         **{f"samples.{name}": values for name, values in row.samples.items()},
         "hardware": gpus[0] if gpus else hardware.get("cpu"),
         "cores": hardware.get("cores"),
-        **{name: versions.get(name) for name in _VERSIONS},
+        **(where.get("versions") or {}),
         "commit": provenance.commit(where),
     }

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from ringray import lab
+from ringray.base import provenance
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.lab.driver.observer import Summary
 from ringray.lab.plan import plan
@@ -119,7 +120,7 @@ def test_results_have_a_row_for_each_measurement(home: Path) -> None:
     assert ok["predicted_ms"] == second.predicted.time_ms
     assert ok["prediction_ratio"] == pytest.approx(1.5 / second.predicted.time_ms)
     assert ok["cores"] > 0
-    assert {"hardware", "torch", "triton", "ray", "commit"} <= {*frame.columns}
+    assert {"hardware", "torch", "triton", "ringray", "commit"} <= {*frame.columns}
     assert (failed["reason"], failed["samples.ms"] != failed["samples.ms"]) == ("gone", True)
     assert "current" not in frame
 
@@ -145,7 +146,7 @@ def test_a_sweep_without_a_result_is_an_empty_frame(home: Path) -> None:
 
 def test_no_two_columns_have_one_name() -> None:
     fixed = {"status", "reason", "attempts", "time", "current", "predicted_ms", "hardware", "cores"}
-    fixed |= {"torch", "triton", "ray", "commit"}
+    fixed |= {"commit", *provenance.versions()}
     both = {*FIELDS} & {*METRICS}
     assert both == {"hidden", "repeats"}  # which are metric.hidden and metric.repeats
     assert not fixed & ({*FIELDS} | {*METRICS})

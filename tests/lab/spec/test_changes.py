@@ -76,6 +76,11 @@ def test_mistakes_of_the_file_keep_their_line() -> None:
     assert str(changed.error("problem.heads", "no")) == "small.yaml:6: problem.heads: no"
 
 
+def test_a_section_that_is_replaced_has_no_lines() -> None:
+    changed = spec.parse(SMALL, "small.yaml", ["measure={warmup: 1}"])
+    assert str(changed.error("measure.repeats", "no")) == "small.yaml: measure.repeats: no"
+
+
 @pytest.mark.parametrize("change", ["problem.heads", "", "=1", ".heads=1", "problem.=1"])
 def test_an_option_of_another_form_is_refused(change: str) -> None:
     with pytest.raises(UserError, match="expected FIELD=VALUE such as"):
