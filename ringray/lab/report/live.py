@@ -38,7 +38,7 @@ QUIET_S = 30.0  # longest silence of the plain lines while a trial runs, seconds
 _BAR = 10  # width of a bar, cells
 _BAR_WIDTH = 80  # least width of a terminal that gets bars, cells
 _BAR_TOP = 2.0  # ratio at which a bar is full
-_AROUND = 11  # lines around the rows: header, column heads, counts, best, fault, note, space
+_AROUND = 12  # lines around the rows: header, column heads, counts, now, best, fault, note
 _MARKS = {
     "ok": ("✓", "+"), "oom": ("▲", "M"), "timeout": ("◷", "T"), "failed": ("✗", "x"),
     "running": ("▶", ">"), "pending": ("·", "."),
@@ -242,7 +242,17 @@ def render(board: Board, rows: int, to: Console) -> RenderableType:
     ]
     kind = KINDS[board.plan.spec.kind]
     best = "" if kind.ranks_alone or kind.reaches else board.best(verdict.lines)
-    for text, style in ((best, ""), (board.fault, STYLES["failed"]), (board.note, "bright_black")):
+    now = [
+        f"{board.labels[key]} on a ring of {one.group.config['ring_size']}, {_measuring(one)}"
+        for key, one in list(board.running.items())
+    ]
+    now_line = f"now: {'; '.join(now)}" if now else ""
+    for text, style in (
+        (now_line, "bold"),
+        (best, ""),
+        (board.fault, STYLES["failed"]),
+        (board.note, "bright_black"),
+    ):
         if text:
             parts.append(Text(shown(text), style, no_wrap=True, overflow="ellipsis"))
     return Lines(*parts)

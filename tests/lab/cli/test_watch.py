@@ -162,7 +162,7 @@ def test_on_a_terminal_the_table_shows_best_fault_and_time_left(
     assert cli.main(["watch", "small"]) == 0
     first, second, third = texts
     assert re.search(r"3/6 +elapsed 1:0\d +about .* left", first)
-    assert "attempt 2" in first
+    assert re.search(r"^now: zigzag .* on a ring of 2, attempt 2$", first, re.MULTILINE)
     assert "starting [b]2[/b] actors" in first
     assert "best of " in first
     assert "failed: " in second
