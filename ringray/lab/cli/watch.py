@@ -29,7 +29,7 @@ _CODES = {"complete": 0, "failed": 1, "interrupted": INTERRUPTED}
 )
 def watch(arguments: argparse.Namespace) -> int:
     """Shows a sweep while another process runs it; exits as the sweep does."""
-    if arguments.address is not None:
+    if arguments.address:
         return _watch_head(arguments)
     with open_store(arguments.store) as store:
         feed = Feed(store, store.find(arguments.sweep).digest)

@@ -174,7 +174,7 @@ class Source:
         option = f"--set {_short(given)}"
         field, sign, text = given.partition("=")
         *around, last = where = tuple(field.strip().split("."))
-        if not sign or not all(where):
+        if not sign or not all(where) or len(where) > MAX_DEPTH:
             raise UserError(f"{option}: expected FIELD=VALUE such as problem.seq_len=64k")
         try:
             value = Source(text, option)

@@ -81,7 +81,9 @@ def test_a_section_that_is_replaced_has_no_lines() -> None:
     assert str(changed.error("measure.repeats", "no")) == "small.yaml: measure.repeats: no"
 
 
-@pytest.mark.parametrize("change", ["problem.heads", "", "=1", ".heads=1", "problem.=1"])
+@pytest.mark.parametrize(
+    "change", ["problem.heads", "", "=1", ".heads=1", "problem.=1", "a." * 3000 + "a=1"]
+)
 def test_an_option_of_another_form_is_refused(change: str) -> None:
     with pytest.raises(UserError, match="expected FIELD=VALUE such as"):
         spec.parse(SMALL, changes=[change])
