@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Iterator
 
 from ringray.base.errors import UserError
 from ringray.base.signals import INTERRUPTED
@@ -34,7 +32,9 @@ def watch(arguments: argparse.Namespace) -> int:
     with open_store(arguments.store) as store:
         feed = Feed(store, store.find(arguments.sweep).digest)
         if arguments.lines:
-            return _print_lines(feed.events())
+            for event in feed.events(LIFE_S):
+                print(json.dumps(event), flush=True)
+            return 0
         with Watcher() as watcher:
             for event in feed.events():
                 watcher.take(event)
@@ -63,15 +63,6 @@ def _watch_head(arguments: argparse.Namespace) -> int:
         command = ("watch", arguments.sweep, "--lines", *more)
         head_command.follow(client, url, shipment, take, watcher.view.note, *command)
     return watcher.conclude()
-
-
-def _print_lines(events: Iterator[Event]) -> int:
-    until = time.monotonic() + LIFE_S
-    for event in events:
-        print(json.dumps(event), flush=True)
-        if time.monotonic() > until:
-            break
-    return 0
 
 
 class Watcher:

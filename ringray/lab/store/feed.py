@@ -9,6 +9,7 @@ of trials that need not be measured; ``ago``: seconds since the driver began). T
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -35,12 +36,13 @@ class Feed:
         self._cursor = self._noted = 0
         self._running: dict[str, tuple[int, float]] = {}
 
-    def events(self) -> Iterator[Event]:
-        """Yields events until the sweep is over. A sweep whose driver was killed is not over:
-        another one may continue it."""
+    def events(self, life: float = math.inf) -> Iterator[Event]:
+        """Yields events until the sweep is over, or for ``life`` seconds. A sweep whose driver was
+        killed is not over: another one may continue it."""
+        until = time.monotonic() + life
         driver: Owner | None = None
         begun, alone = False, 0
-        while True:
+        while time.monotonic() < until:
             owner = self._store.owner(self._digest)
             state = driver_state.read(self._path, owner.pid) if owner else None
             sweep = self._store.find(self._digest)

@@ -267,7 +267,11 @@ def test_ctrl_c_ends_the_job_on_the_head(
 def test_a_command_on_a_head_ends_some_time_after_its_watcher_was_killed(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch, "LIFE_S", -1.0)
+    """Also while nothing happens."""
+    monkeypatch.setattr(watch, "LIFE_S", 0.1)
+    sweep.tell()()
+    sweep.steps.todo = [lambda: time.sleep(0.02)] * 99
     assert cli.main(["watch", "small", "--lines"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["sweep"]["name"] == "small"
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]["sweep"]["name"] == "small"
+    assert [next(iter(line)) for line in lines].count("over") == 0
