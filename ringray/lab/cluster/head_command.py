@@ -54,8 +54,8 @@ def follow(
     client: Any, url: str, shipment: Shipment, take: Callable[[str], bool],
     note: Callable[[str], None], *command: str,
 ) -> None:  # fmt: skip
-    """Passes the lines that ``ringray COMMAND`` prints on the head of ``url`` to ``take`` until
-    that returns True. Connects again after ever longer pauses, of which ``note`` is told; starts
+    """Passes the JSON lines that ``ringray COMMAND`` prints on the head of ``url`` to ``take``
+    until that returns True. Connects again after ever longer pauses, of which ``note`` is told; starts
     the command anew if it has ended meanwhile.
 
     Raises:
@@ -72,7 +72,7 @@ def follow(
         for line in map(plain, lines):
             if line.startswith(_ERROR):
                 raise UserError(line.removeprefix(_ERROR))
-            if not over and not _RAYS.match(line):
+            if not over and line.startswith("{"):  # others are Ray's, or warnings
                 heard, over = True, take(line)
 
     try:

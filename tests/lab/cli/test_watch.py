@@ -191,7 +191,8 @@ def told(sweep: Sweep) -> list[str]:
 def test_on_a_head_one_small_job_is_followed(
     sweep: Sweep, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "Running entrypoint for job x: python\n" + "".join(told(sweep))
+    text = "Running entrypoint for job x: python\nringray: warning: the store lacks its log\n"
+    text += "".join(told(sweep))
     server.logs = [[text[at : at + 700] for at in range(0, len(text), 700)]]
     assert cli.main(["watch", "small", "--address", URL, "--store", "/s.db"]) == 1
     out = capsys.readouterr().out
@@ -231,7 +232,8 @@ def test_a_head_that_was_started_again_gets_another_job(
     ("said", "why"),
     [
         (["ringray: error: there is no sweep 'smal'\n"], "error: there is no sweep 'smal'"),
-        (["Traceback\n"], "says what no ringray says: 'Traceback'"),
+        (["Traceback\n"], f"`ringray watch` failed on the head of {URL}: no disk"),
+        (["{Traceback\n"], "says what no ringray says: '{Traceback'"),
         (['{"row": {"key": 1}}\n'], "says what no ringray says"),
         (['{"over": "well"}\n'], "says what no ringray says"),
         (['{"started": "x", "attempt": 1, "ago": 0}\n'], "says what no ringray says"),
