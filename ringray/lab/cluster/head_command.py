@@ -55,8 +55,8 @@ def follow(
     note: Callable[[str], None], *command: str,
 ) -> None:  # fmt: skip
     """Passes the JSON lines that ``ringray COMMAND`` prints on the head of ``url`` to ``take``
-    until that returns True. Connects again after ever longer pauses, of which ``note`` is told; starts
-    the command anew if it has ended meanwhile.
+    until that returns True. Connects again after ever longer pauses, of which ``note`` is told;
+    starts the command anew if it has ended meanwhile.
 
     Raises:
         UserError: the command refuses.
