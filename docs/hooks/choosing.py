@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
 
 from ringray import partition, transport
 from ringray.base import units
@@ -50,11 +51,10 @@ def _fastest(name: str, tokens: int, fleet: str) -> str:
         (best,) = advise.advise(wish, 1)
     except UserError:
         return "does not fit"
-    ring = best.degrees.cp > 1
-    said = f"{best.degrees}".replace(" x ", " × ")
-    how = f"`{best.config.transport}`" if ring else "no ring"
+    split = [f"{name.upper()} {n}" for name, n in asdict(best.degrees).items() if n > 1]
+    how = f"`{best.config.transport}`" if best.degrees.cp > 1 else "no ring"
     mfu = best.mfu(wish, wish.model.forward_flops(tokens))
-    return f"{said}<br>{how}, {mfu:.0%} MFU, {units.memory(best.memory.total)}"
+    return f"{' × '.join(split)}<br>{how}, {mfu:.0%} MFU, {units.memory(best.memory.total)}"
 
 
 def by_partition() -> str:

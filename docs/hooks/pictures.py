@@ -88,8 +88,8 @@ def walks(*names: str) -> str:
 def _walk(name: str) -> str:
     moving = _forward(transport.plan(name, _RANKS, _HEADS, _HEADS))
     title = f"Walk of transport {name} on {_RANKS} ranks"
-    width, height = 410 + 70 * moving.steps, 190
-    ring = _ring(moving) if moving.messages else ""
+    width, ring = 410 + 70 * moving.steps, _ring(moving) if moving.messages else ""
+    height = 190 if ring else 50 + 34 * moving.ranks
     return (
         f'<figure class="walk" markdown="0">{_raw(width, height, title, _table(moving), ring)}'
         f"<figcaption><code>{name}</code>: {moving.said}.</figcaption></figure>"
