@@ -98,7 +98,6 @@ GENERATED: dict[str, Callable[[], str]] = {
 PARTS: dict[str, Callable[[], str]] = {**pictures.PARTS, **choosing.PARTS}
 _PART = re.compile(r"^<!-- generated: (.*?) -->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s#]+)")
-_OUTPUT = re.compile(r"^```$(\n\$ )", re.MULTILINE)
 
 
 def pages() -> list[str]:
@@ -145,7 +144,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Fills in what is generated, and marks commands as such."""
+    """Fills in what is generated."""
     del page
 
     def part(match: re.Match[str]) -> str:
@@ -153,7 +152,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
             raise PluginError(f"nothing is generated as {match[1]!r}; there are {', '.join(PARTS)}")
         return PARTS[match[1]]()
 
-    return _OUTPUT.sub(r"```console\1", _PART.sub(part, markdown))
+    return _PART.sub(part, markdown)
 
 
 def _file(path: Path, config: MkDocsConfig) -> File:
