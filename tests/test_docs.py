@@ -24,6 +24,7 @@ from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import read_entries
 from ringray.lab.spec import model as specs
 from tests.support.docs_blocks import PAGES, REPOSITORY, Block, blocks, spans
+from tests.support.place import Place
 from tests.test_examples import RUN
 from tests.test_project import make_targets
 
@@ -203,6 +204,23 @@ def test_commands_print_what_the_page_shows(
     lines = iter([line.rstrip() for line in (out + err).splitlines()])
     for line in [] if here else filter(None, said):
         assert line == "..." or line in lines, f"not printed, or not there: {line}"
+
+
+@pytest.mark.slow
+def test_the_ten_minutes_lead_to_an_answer(place: Place) -> None:
+    page = REPOSITORY / "docs" / "ten-minutes.md"
+    given = [words for block in blocks(page) for words, _ in block.commands if words[0] != "cd"]
+    assert len(given) <= 5
+    (own,) = [block.text for block in blocks(page) if block.language == "yaml"]
+    place.spec(own)
+    said = ""
+    for words in [words for words in given if words[0] == "ringray"]:
+        done = place.run(*words[1:])
+        assert done.code == 0, done.err
+        said = done.out
+    for row in place.trials("own"):
+        assert row.status == "ok", row.reason
+    assert said.count("answer: ") == len(specs.parse(own).sweep("problem", "seq_len"))
 
 
 def test_the_checks_notice_mistakes(tmp_path: Path) -> None:
