@@ -89,7 +89,7 @@ screenshots: $(STAMP) ## draw MLflow's pages of two sweeps into docs/images
 
 # Broken links end it. Needs no network; the pages open from the disk, too.
 docs: $(STAMP) ## build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
 	@echo "open site/index.html"
 
 # Each stage takes less than ten minutes and goes on where GPU_RESULTS ends. Needs torch, triton,

@@ -136,7 +136,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in pages():
         page = ROOT / name
         files.append(_file(page, config))
-        linked |= {(page.parent / link).resolve() for link in _LINK.findall(page.read_text())}
+        for link in _LINK.findall(page.read_text(encoding="utf-8")):
+            linked.add(Path(os.path.normpath(page.parent / link)))
     for path in sorted(linked):
         if path.is_file() and ROOT in path.parents and not files.get_file_from_path(_name(path)):
             files.append(_file(path, config))
