@@ -151,12 +151,9 @@ def _name(path: str, found: Any) -> Iterator[str]:
     yield f"## {path}"
     yield from _described(path, found)
     if inspect.isclass(found):
-        for name, one in vars(found).items():
-            documented = getattr(one, "__doc__", None)
-            if name.startswith("_") or not documented or isinstance(one, int | str | float):
-                continue
-            one = getattr(one, "__func__", one)
-            if inspect.isfunction(one):
+        for name in vars(found):
+            one = getattr(found, name)
+            if not name.startswith("_") and inspect.isroutine(one) and one.__doc__:
                 yield f"### {path.rpartition('.')[2]}.{name}"
                 yield from _described(name, one)
 
