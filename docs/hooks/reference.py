@@ -124,8 +124,8 @@ def _printed(*command: str) -> str:
 
 def _option(option: Option) -> str:
     settings = option.settings
-    name, metavar = option.names[0], settings.get("metavar")
-    shown = " ".join(filter(None, (name, metavar))) if name.startswith("-") else metavar or name
+    names, metavar = ", ".join(option.names), settings.get("metavar")
+    shown = " ".join(filter(None, (names, metavar))) if names.startswith("-") else metavar or names
     default = settings.get("default", "")
     if default in ("", None, []) or settings.get("action") == "store_true":
         default = "required" if settings.get("required") else ""

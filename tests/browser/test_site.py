@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,9 +62,9 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture
-def page(address: str) -> Iterator[Page]:
-    """A browser; what it complains of, and what it requests elsewhere, fails the test."""
+@contextmanager
+def watched(address: str) -> Iterator[Page]:
+    """A browser; what it complains of, and what it requests elsewhere, is an error."""
     pytest.importorskip("playwright", reason="pip install playwright")
     wrong: list[str] = []
 
@@ -72,7 +73,7 @@ def page(address: str) -> Iterator[Page]:
             wrong.append(message.text)
 
     def asked(request: Request) -> None:
-        if not request.url.startswith(address):
+        if not request.url.startswith((address, "about:", "blob:")):
             wrong.append(request.url)
 
     with pages.opened() as opened:
@@ -81,6 +82,13 @@ def page(address: str) -> Iterator[Page]:
         opened.on("request", asked)
         yield opened
     assert wrong == []
+
+
+@pytest.fixture
+def page(address: str) -> Iterator[Page]:
+    """A watched browser for the served site."""
+    with watched(address) as opened:
+        yield opened
 
 
 def test_every_page_of_the_repository_is_there(site: Path) -> None:
@@ -138,23 +146,31 @@ def test_pictures_come_from_the_tables_and_move_only_if_wanted(page: Page, addre
     assert chunk.evaluate(_MOTION).startswith("hop-")
 
 
+def search(page: Page, text: str, page_found: str) -> None:
+    """Fails if the site's search for ``text`` does not find a page."""
+    from playwright.sync_api import TimeoutError as NotYet
+
+    found = page.locator(f'.md-search-result__link[href*="{page_found}"]').first
+    for patience in (5_000, 20_000, 60_000):  # what is typed before the page listens is not heard
+        page.locator(".md-search__input").fill("")
+        page.locator(".md-search__input").fill(text)
+        with suppress(NotYet):
+            return found.wait_for(state="attached", timeout=patience)
+    pytest.fail(f"{page_found} is not found by {text!r}")
+
+
 @browser
 def test_search_finds_a_field_of_specs(page: Page, address: str) -> None:
     page.goto(f"{address}/index.html")
-    results = page.locator(".md-search-result__link")
-    for _ in range(30):  # what is typed before the page listens is not heard
-        page.locator(".md-search__input").fill("")
-        page.locator(".md-search__input").fill("global_tokens")
-        page.wait_for_timeout(1000)
-        if results.count():
-            break
-    assert any("specs.html" in str(one.get_attribute("href")) for one in results.all())
+    search(page, "global_tokens", "specs.html")
 
 
 @browser
-def test_pages_open_from_the_disk(site: Path) -> None:
-    with pages.opened() as page:
+def test_pages_and_search_work_from_the_disk(site: Path) -> None:
+    with watched("file:") as page:
         page.goto((site / "docs" / "concepts.html").as_uri())
         assert page.locator("svg.drawn").count() == 8
+        search(page, "global_tokens", "specs.html")
+        page.goto((site / "docs" / "concepts.html").as_uri())
         page.get_by_role("link", name="How ringray works").first.click()
         assert page.locator("article h1").first.inner_text().startswith("How ringray works")
