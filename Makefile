@@ -16,7 +16,7 @@ TURN ?= $(shell echo $$(( $$(date -u +%s) / 86400 )))
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart autoscaling multihost test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots gpu clean
+.PHONY: help setup quickstart autoscaling multihost test lint format chaos exhaustive campaign soak fuzz mutants audit screenshots docs gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -87,6 +87,11 @@ audit: $(STAMP) ## look for known vulnerabilities of what is installed
 screenshots: $(STAMP) ## draw MLflow's pages of two sweeps into docs/images
 	@$(BIN)/python -m tests.browser.screenshots
 
+# Broken links end it. Needs no network; the pages open from the disk, too.
+docs: $(STAMP) ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
+	@echo "open site/index.html"
+
 # Each stage takes less than ten minutes and goes on where GPU_RESULTS ends. Needs torch, triton,
 # numpy, pytest, pytest-timeout and pytest-xdist; takes PYTHON where there is no .venv.
 #   make gpu GPU_STAGE=light  one of light, tests, all
@@ -111,12 +116,13 @@ lint: $(STAMP) ## check style and types
 	@$(BIN)/mypy --explicit-package-bases cluster/*.py experiments/*.py
 	@MYPYPATH=experiments/paper $(BIN)/mypy experiments/paper/*.py
 	@$(BIN)/mypy experiments/published/*.py
+	@MYPYPATH=docs/hooks $(BIN)/mypy docs/hooks/*.py
 
 format: $(STAMP) ## apply the style
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build outputs
-	@rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf .venv build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@rm -rf -- *.egg-info

@@ -113,8 +113,10 @@ def page(name: str, least: int, rank: int, size: int) -> None:
         exec(compile(block, name, "exec"), names)
 
 
-@pytest.mark.parametrize(
-    ("name", "least"), [("models.md", 8), ("coming-from.md", 4), ("training.md", 1)]
-)
+# Pages, and the blocks that they have at least.
+RUN = [("models.md", 8), ("coming-from.md", 4), ("training.md", 1), ("ten-minutes.md", 1)]
+
+
+@pytest.mark.parametrize(("name", "least"), RUN)
 def test_pages_run(name: str, least: int) -> None:
     on_ring(2, (partial(page, name, least),))

@@ -11,22 +11,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [path for path in sorted(ROOT.glob("*.md")) if path.is_file()]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_link_is_broken(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-    headings = re.findall(r"^#+ +(.*)$", prose, flags=re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
     links = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r'(?:src|href)="([^"]+)"', text)
     for link in links:
         if re.match(r"(https?|mailto):", link):
             continue
         target, _, anchor = link.partition("#")
         assert not target or (page.parent / target).exists(), f"{page.name}: {link}"
-        assert target or anchor in anchors, f"{page.name}: {link}"
+        whole = (page.parent / target) if target else page
+        assert not anchor or anchor in anchors(whole), f"{page.name}: {link}"
 
 
 def test_readme_names_only_what_there_is() -> None:

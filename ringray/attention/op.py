@@ -129,9 +129,8 @@ def ring_attention(
             and a key at j, after the softcap; None is none. Not with alibi_slopes. Its gradient is
             a share on each rank, as that of sinks.
         transport: way in which K/V reach the other ranks, a name of
-        ``ringray.transport.TRANSPORTS``,
-            or one with its parameter: ``hybrid:2``, ``double-ring:4``, ``allgather:2``; or
-            ``auto``, the tuned choice (else ring).
+            ``ringray.transport.TRANSPORTS``, or one with its parameter: ``hybrid:2``,
+            ``double-ring:4``, ``allgather:2``; or ``auto``, the tuned choice (else ring).
         backward: operands that travel in the backward pass: ``planned`` (K/V walk afresh, dK/dV
             follow), ``reverse`` (K/V walk back from their last ranks; keeps one chunk more), or
             ``query-side`` (Q, dO and dQ travel, K/V stay); ``auto`` is ``planned``, or the tuned
