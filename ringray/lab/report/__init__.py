@@ -9,7 +9,9 @@ history       all measurements of each trial
 live          views of a running sweep: a table on a terminal, lines elsewhere
 studies       results of searches
 trace_figure  picture of a trace
+palette       colours of figures and pages
 figures       PNGs of a sweep
+page          self-contained HTML pages
 
 tables, history, live and studies import rich, the figures matplotlib.
 """
