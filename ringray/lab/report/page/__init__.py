@@ -20,6 +20,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from ringray.base.redaction import plain
 from ringray.lab.report.palette import PALETTE, VEGA_LITE
 
 
@@ -102,6 +103,7 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: plain(value) if type(value) is str else value,
     )
     charts = any(_pictures(sections))
     scripts = [_vega()] if charts else []
