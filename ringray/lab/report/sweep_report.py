@@ -123,7 +123,7 @@ def _timeline(sweep: SweepRow, trial: TrialRow) -> page.Picture | None:
     return style.picture(trace_figure.chart(shown, caption), name, title)
 
 
-def _trials(trials: Sequence[TrialRow]) -> page.Table:
+def _trials(trials: Sequence[TrialRow]) -> page.PageTable:
     fields = words.varying(trial.config for trial in trials)
     measured = {name for trial in trials for name in trial.numbers}
     metrics = [one for one in columns("results") if (one.beside or one.name) in measured]
@@ -139,7 +139,7 @@ def _trials(trials: Sequence[TrialRow]) -> page.Table:
         cells += [hidden(trial.reason or "")] if reasons else []
         rows.append([page.Number(str(trial.index + 1), trial.index + 1), *cells])
     told = "; green: the fastest of its problem" if best else ""
-    return page.Table(f"{units.plural(len(rows), 'trial')}{told}", heads, rows, sorts=True)
+    return page.PageTable(f"{units.plural(len(rows), 'trial')}{told}", heads, rows, sorts=True)
 
 
 def _field(name: str, given: Any) -> str | page.Number:
@@ -166,7 +166,7 @@ def _faults(trials: Sequence[TrialRow]) -> Iterator[Any]:
         ]  # fmt: skip
         caption = f"{units.plural(len(bad), 'trial')} failed or took several attempts"
         heads = ["#", "trial", "status", "attempts", "faults on the way", "why"]
-        yield page.Table(caption, heads, rows, sorts=len(rows) > 10)
+        yield page.PageTable(caption, heads, rows, sorts=len(rows) > 10)
     if pruned:
         yield page.Listing([f"{units.plural(count, 'point')} pruned: {hidden(why)}"
                             for why, count in pruned.most_common()])  # fmt: skip

@@ -6,7 +6,7 @@ page.js     tables that filter and sort, charts in place of pictures
 
 ``render(title, sections, about="")`` returns the page as text. ``sections`` are :class:`Section`:
 a title and blocks, each a :class:`Text`, :class:`Listing`, :class:`Facts`, :class:`Code`,
-:class:`Table`, :class:`Picture` or another :class:`Section`. Blocks hold plain text, which may be
+:class:`PageTable`, :class:`Picture` or another :class:`Section`. Blocks hold plain text, which may be
 hostile; only ``Picture.svg`` is markup, and comes from ``figures.style``. The page's policy lets no
 script run but its own and nothing be requested.
 """
@@ -62,7 +62,7 @@ class Number(NamedTuple):
     tone: str = ""
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table; the first cell of a row is its heading. A number makes its column one of numbers.
 
     ``sorts``: it has a filter and its columns sort.
