@@ -43,6 +43,8 @@ def report(arguments: argparse.Namespace) -> int:
     _check("-o", output, arguments.force, database)
     if arguments.csv:
         _check("--csv", arguments.csv, arguments.force, database)
+        if Path(arguments.csv).resolve() == Path(output).resolve():
+            raise UserError(f"-o {output} and --csv {arguments.csv} are one; name two files")
     if arguments.png:
         _write_pictures(arguments.png, sweeps, arguments.force)
     if arguments.csv:

@@ -74,7 +74,8 @@ def test_a_sweep_over_http(store: Store, server: Server) -> None:
     assert parent.info.status == "FINISHED"
     files = {file.path for file in mlflow.list_artifacts(run_id)}
     assert files == {
-        "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures", "report.html",
+        "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
+        "report.html",
     }  # fmt: skip
     figures = {file.path for file in mlflow.list_artifacts(run_id, "figures")}
     assert figures == {

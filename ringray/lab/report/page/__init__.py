@@ -6,9 +6,9 @@ page.js     tables that filter and sort, charts in place of pictures
 
 ``render(title, sections, about="")`` returns the page as text. ``sections`` are :class:`Section`:
 a title and blocks, each a :class:`Text`, :class:`Listing`, :class:`Facts`, :class:`Code`,
-:class:`PageTable`, :class:`Picture` or another :class:`Section`. Blocks hold plain text, which may be
-hostile; only ``Picture.svg`` is markup, and comes from ``figures.style``. The page's policy lets no
-script run but its own and nothing be requested.
+:class:`PageTable`, :class:`Picture` or another :class:`Section`. Blocks hold plain text, which may
+be hostile; only ``Picture.svg`` is markup, and comes from ``figures.style.picture(chart, name)``.
+The page's policy lets no script run but its own and nothing be requested.
 """
 
 from __future__ import annotations
