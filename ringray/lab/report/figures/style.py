@@ -34,13 +34,12 @@ _DASHES = ([1, 0], [6, 3], [2, 2])
 INK, PALE, BACK = colour("ink"), colour("pale"), colour("back")
 # Two panels beside each other with their axes are as wide as MLflow's column for descriptions.
 PANEL = (310, 210)  # pixels
-_ALONE = 500  # width of a single panel, pixels
+_ALONE = 600  # width of a single panel, pixels
 _COLUMNS = 2
 _TEXT = 11
 _NAME = 200  # greatest width of a name at an axis, pixels
 _CHARACTER = 6.0  # width of a character of that size, pixels
 _SCALE = 1.1  # of a PNG
-_ROWS = 6  # lines of a legend
 _CONFIG: dict[str, Any] = {
     "background": colour("paper"),
     "font": FONT,
@@ -50,8 +49,9 @@ _CONFIG: dict[str, Any] = {
     "axis": {
         "labelColor": PALE, "titleColor": INK, "domainColor": BACK, "tickColor": BACK,
         "gridColor": colour("grid"), "labelFontSize": _TEXT, "titleFontSize": _TEXT,
-        "titleFontWeight": "normal", "labelLimit": _NAME, "titlePadding": 8, "tickCount": 6,
+        "titleFontWeight": "normal", "labelLimit": _NAME, "titlePadding": 8,
     },
+    "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 8},
     "legend": {
         "labelColor": INK, "titleColor": PALE, "labelFontSize": _TEXT, "titleFontSize": _TEXT,
         "titleFontWeight": "normal", "labelLimit": 340, "orient": "bottom", "symbolSize": 70,
@@ -70,8 +70,9 @@ _TOKENS = (
 
 
 def spec(chart: Chart) -> dict[str, Any]:
-    """Returns a chart as Vega-Lite takes it."""
-    found: dict[str, Any] = chart.to_dict(validate=False)  # the contract suite does
+    """Returns a chart as Vega-Lite takes it, with null for numbers that JSON lacks."""
+    made = chart.to_dict(validate=False)  # the contract suite does
+    found: dict[str, Any] = json.loads(json.dumps(made), parse_constant=lambda _: None)
     return found
 
 
