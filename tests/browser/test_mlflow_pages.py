@@ -90,6 +90,7 @@ def test_the_description_leads_to_the_report(views: pages.Views) -> None:
     views.follow("report")
     report = views.page.frame_locator("iframe")
     report.get_by_role("heading", name="Speed-up over SDPA with 2 threads").wait_for()
+    report.locator("figure").first.scroll_into_view_if_needed()
     report.locator("figure .vega-embed svg").first.wait_for()  # its scripts run there, too
     assert report.locator("table.sorts tbody tr").count() == 16
 
