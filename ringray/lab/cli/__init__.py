@@ -9,6 +9,7 @@ spec     validate, plan, schema
 run      run, resume
 tuning   tune, tuned
 store    list, status, sync, recover
+report   report
 jobs     submit, stop
 watch    watch
 outputs  files for output that must not be ringray's own
@@ -52,6 +53,7 @@ COMMANDS = {
     "watch": ("watch:watch", "show a sweep while another process or a cluster runs it"),
     "status": ("store:status", "show the state of a sweep and its results"),
     "sync": ("store:sync", "write to MLflow the trials that it lacks of a sweep"),
+    "report": ("report:report", "write what sweeps found as one page with figures"),
     "recover": ("store:recover", "save the readable part of a damaged store"),
     "calibrate": ("calibrate:calibrate", "measure this machine, for `plan --on local`"),
     "advise": ("advise:advise", "propose how to train a model with a long context on a cluster"),

@@ -9,7 +9,10 @@ history       all measurements of each trial
 live          views of a running sweep: a table on a terminal, lines elsewhere
 studies       results of searches
 trace_figure  picture of a trace
-figures       PNGs of a sweep
+palette       colours of figures and pages
+figures       charts of a sweep
+page          self-contained HTML pages
+sweep_report  sweeps as such a page
 
-tables, history, live and studies import rich, the figures matplotlib.
+tables, history, live and studies import rich, the figures altair.
 """

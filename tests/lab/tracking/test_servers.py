@@ -75,10 +75,11 @@ def test_a_sweep_over_http(store: Store, server: Server) -> None:
     files = {file.path for file in mlflow.list_artifacts(run_id)}
     assert files == {
         "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
+        "report.html",
     }  # fmt: skip
     figures = {file.path for file in mlflow.list_artifacts(run_id, "figures")}
     assert figures == {
-        f"figures/{name}.png" for name in ("throughput", "memory", "speedup", "pareto")
+        f"figures/{name}.png" for name in ("throughput", "memory", "speedup", "pareto", "predicted")
     }
     # What the description shows is served under the address that it names.
     note = parent.data.tags["mlflow.note.content"]

@@ -1,0 +1,149 @@
+"""One self-contained HTML page: readable without scripts, on light and dark paper, in print.
+
+page.html   the layout (Jinja2; everything is escaped)
+page.css    the style; colours are those of :mod:`ringray.lab.report.palette`
+page.js     tables that filter and sort, charts in place of pictures
+
+``render(title, sections, about="")`` returns the page as text. ``sections`` are :class:`Section`:
+a title and blocks, each a :class:`Text`, :class:`Listing`, :class:`Facts`, :class:`Code`,
+:class:`PageTable`, :class:`Picture` or another :class:`Section`. Blocks hold plain text, which may
+be hostile; only ``Picture.svg`` is markup, and comes from ``figures.style.picture(chart, name)``.
+The page's policy lets no script run but its own and nothing be requested.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from ringray.base.redaction import plain
+from ringray.lab.report.palette import PALETTE, VEGA_LITE
+
+
+class Text(NamedTuple):
+    """A paragraph; ``tone``: "", "good", "bad" or "pale"."""
+
+    text: str
+    tone: str = ""
+    block: str = "text"
+
+
+class Listing(NamedTuple):
+    """A list of items."""
+
+    items: Sequence[str]
+    block: str = "list"
+
+
+class Facts(NamedTuple):
+    """Names with their values."""
+
+    items: Sequence[tuple[str, str]]
+    block: str = "facts"
+
+
+class Code(NamedTuple):
+    """Lines as they are typed."""
+
+    text: str
+    block: str = "code"
+
+
+class Number(NamedTuple):
+    """A cell of a table that is a number and sorts as one; ``value`` is None if it has none."""
+
+    text: str
+    value: float | None
+    tone: str = ""
+
+
+class PageTable(NamedTuple):
+    """A table; the first cell of a row is its heading. A number makes its column one of numbers.
+
+    ``sorts``: it has a filter and its columns sort.
+    """
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | Number]]
+    sorts: bool = False
+    block: str = "table"
+
+
+class Picture(NamedTuple):
+    """A figure: its SVG, and the Vega-Lite chart that takes its place where scripts run."""
+
+    title: str
+    svg: str
+    chart: dict[str, Any]
+    block: str = "picture"
+
+
+class Section(NamedTuple):
+    """A part of a page."""
+
+    title: str
+    blocks: Sequence[Any]
+    block: str = "section"
+
+
+def render(title: str, sections: Sequence[Section], about: str = "") -> str:
+    """Returns the page; ``about`` is a line below the title."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_file),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: plain(value) if type(value) is str else value,
+    )
+    charts = any(_pictures(sections))
+    scripts = [_vega()] if charts else []
+    scripts.append(_file("page.js"))
+    return environment.get_template("page.html").render(
+        title=title,
+        about=about,
+        sections=sections,
+        palette=PALETTE,
+        style=Markup(_file("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        hashes=[_hash(script) for script in scripts],
+        charts=charts,
+        numbers=lambda table: [
+            any(isinstance(row[at], Number) for row in table.rows) for at in range(len(table.heads))
+        ],
+    )
+
+
+def _pictures(blocks: Sequence[Any]) -> list[Picture]:
+    found = []
+    for one in blocks:
+        found += _pictures(one.blocks) if isinstance(one, Section) else []
+        found += [one] if isinstance(one, Picture) else []
+    return found
+
+
+@cache
+def _file(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _vega() -> str:
+    """Returns Vega, Vega-Lite and what embeds them, in one script."""
+    import vl_convert
+
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", vl_version=VEGA_LITE)
+    assert "</script" not in script
+    return script
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,69 @@
+"use strict";
+(() => {
+  // Tables: each head is a button that sorts, a field above keeps the rows that have all its words.
+  const numbers = (cell) => (cell.dataset.v ? Number(cell.dataset.v) : NaN);
+  const order = (a, b, at, sign) => {
+    const [x, y] = [a.cells[at], b.cells[at]];
+    if (x.dataset.v === undefined && y.dataset.v === undefined)
+      return sign * x.textContent.localeCompare(y.textContent, "en", { numeric: true });
+    const [p, q] = [numbers(x), numbers(y)];
+    if (isNaN(p) || isNaN(q)) return isNaN(p) - isNaN(q); // no number comes last, always
+    return sign * (p - q);
+  };
+  document.querySelectorAll("table.sorts").forEach((table, number) => {
+    const body = table.tBodies[0];
+    const rows = [...body.rows];
+    const heads = [...table.tHead.rows[0].cells];
+    const texts = rows.map((row) => [...row.cells].map((one) => one.textContent).join(" ").toLowerCase());
+    heads.forEach((head, at) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        heads.forEach((one) => one.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        body.append(...[...rows].sort((a, b) => order(a, b, at, down ? -1 : 1)));
+      });
+    });
+    const field = document.createElement("input");
+    field.type = "search";
+    field.id = `filter-${number}`;
+    const label = document.createElement("label");
+    label.htmlFor = field.id;
+    label.textContent = "Filter";
+    const count = document.createElement("output");
+    count.htmlFor = field.id;
+    const filter = () => {
+      const words = field.value.toLowerCase().split(/\s+/);
+      rows.forEach((row, at) => (row.hidden = !words.every((word) => texts[at].includes(word))));
+      count.value = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
+    };
+    field.addEventListener("input", filter);
+    filter();
+    const bar = document.createElement("div");
+    bar.className = "filter";
+    bar.append(label, field, count);
+    table.parentElement.before(bar);
+    table.parentElement.classList.add("tall");
+  });
+  // Figures: the chart takes the place of its picture when it comes near the screen.
+  const draw = async (figure) => {
+    const old = figure.querySelector(".chart");
+    const chart = document.createElement("div");
+    chart.className = "chart";
+    chart.hidden = true;
+    old.after(chart);
+    const made = JSON.parse(figure.querySelector("script").textContent);
+    await window.vegaEmbed(chart, made, { actions: false, renderer: "svg", tooltip: true });
+    chart.hidden = false;
+    old.remove();
+  };
+  const near = new IntersectionObserver((seen) => seen.forEach((one) => {
+    if (!one.isIntersecting) return;
+    near.unobserve(one.target);
+    draw(one.target).catch((error) => console.error(error));
+  }), { rootMargin: "400px" });
+  document.querySelectorAll("figure").forEach((figure) => near.observe(figure));
+})();
