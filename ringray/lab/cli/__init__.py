@@ -15,6 +15,10 @@ advise   advise
 calibrate  calibrate
 doctor   doctor
 links    doctor --cluster
+compare  compare
+sides    what compare compares
+examples   examples
+completion  completion of commands in shells
 probe    the processes in which doctor tries heavy packages
 """
 
@@ -49,6 +53,7 @@ COMMANDS = {
     "stop": ("jobs:stop", "stop the job of a sweep; it can be submitted again"),
     "list": ("store:sweeps", "list the sweeps in the store"),
     "status": ("store:status", "show the state of a sweep and its results"),
+    "compare": ("compare:compare", "compare two sweeps: what is faster or slower beyond the noise"),
     "sync": ("store:sync", "write to MLflow the trials that it lacks of a sweep"),
     "recover": ("store:recover", "save the readable part of a damaged store"),
     "calibrate": ("calibrate:calibrate", "measure this machine, for `plan --on local`"),
