@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringray.base.errors import UserError
+from ringray.base.redaction import plain
 from ringray.lab.cli.store import open_store
 from ringray.lab.report.comparison import Side
 from ringray.lab.store import jsonl
@@ -68,7 +69,7 @@ def _stored(named: str, store: Store, selector: str) -> Side:
     sweep = store.find(name)
     rows = store.trials(sweep.digest)
     if at:
-        every = [*rows, *(kept.trial for kept in store.history(sweep.digest))]
+        every = [*(kept.trial for kept in store.history(sweep.digest)), *rows]
         known = [one for one in dict.fromkeys(map(_commit, every)) if one]
         meant = [one for one in known if commit and one.startswith(commit.lower())]
         if len(meant) != 1:
@@ -114,4 +115,4 @@ def _only(sweeps: Sequence[tuple[str, str]], named: str) -> str:
 
 def _side(named: str, sweep: SweepInfo, rows: Sequence[TrialRow]) -> Side:
     placed = [replace(row, environment=row.environment or sweep.environment) for row in rows]
-    return Side(named, sweep.name, sweep.digest, sweep.kind, sweep.spec, placed)
+    return Side(plain(named), plain(sweep.name), sweep.digest, sweep.kind, sweep.spec, placed)

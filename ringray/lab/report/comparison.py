@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringray.base import provenance
 from ringray.base.errors import UserError
+from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, plural
 from ringray.lab.report import words
 from ringray.lab.report.noise import Interval, Noise, Values, variance_of_median
@@ -226,7 +227,7 @@ def _facts(side: Side) -> dict[str, str]:
     seen: dict[str, dict[str, None]] = {}
 
     def add(name: str, value: object) -> None:
-        seen.setdefault(name, {})[words.value(name, value)] = None
+        seen.setdefault(plain(name), {})[words.value(name, value)] = None
 
     for environment in {id(row.environment): row.environment or {} for row in side.rows}.values():
         add("commit", provenance.commit(environment))

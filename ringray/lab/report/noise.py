@@ -88,7 +88,9 @@ class Noise:
         self._all = self._of_all(own[known], within)
         weight = np.where(known, self._freedom, 0)
         total = (_PRIOR * self._all + weight * own) / (_PRIOR + weight)
-        self._scale = np.sqrt(np.maximum(total, within))  # of one measurement of each point
+        # Of one measurement of each point; that of the sweep as a whole beside it, where assumed.
+        self._scale = np.sqrt(np.maximum(total, within))
+        self._common = UNKNOWN if self.assumed else 0.0
         self._pool = self._standardised()
 
     def _of_all(self, own: Array, within: Array) -> float:
@@ -103,6 +105,7 @@ class Noise:
     def _standardised(self) -> Array:
         """Returns differences of measurements from their point, of the variance 1 or more."""
         scale = np.maximum(self._scale, 1e-12)
+        found: list[float] = []
         if self._freedom.sum() >= _FEW:
             found = [
                 (one - statistics.fmean(side.logs)) / noise * math.sqrt(len(side.logs) / free)
@@ -113,10 +116,9 @@ class Noise:
             ]
         elif len(self._changes) >= _FEW:
             found = list((self._changes - np.median(self._changes)) / scale / math.sqrt(2))
-        else:
+        if not any(found):
             return np.random.default_rng(1).standard_normal(_DRAWS)
-        pool = np.array(found)
-        return pool / min(1.0, float(np.std(pool)) or 1.0)
+        return np.sort(found) / min(1.0, float(np.std(found)))
 
     @cache  # noqa: B019  # as long as a comparison is made
     def _draws(self, a: int, b: int) -> Array:
@@ -125,14 +127,13 @@ class Noise:
         random = np.random.default_rng(2)
         sides = [random.choice(self._pool, (_DRAWS, min(count, 32))) for count in (a, b)]
         spread = sum(((one - one.mean(1, keepdims=True)) ** 2).sum(1) for one in sides)
-        prior = _PRIOR * float(np.var(self._pool))
-        noise = np.sqrt((prior + spread) / (_PRIOR + sum(one.shape[1] - 1 for one in sides)))
+        noise = np.sqrt((_PRIOR + spread) / (_PRIOR + sum(one.shape[1] - 1 for one in sides)))
         return np.sort(np.abs(np.median(sides[1], 1) - np.median(sides[0], 1)) / noise)
 
     def intervals(self) -> list[tuple[Interval, bool]]:
         """Returns the change of each point, and whether it is beyond the noise of all points."""
         found = []
-        scale = self._scale * self._beyond_replicas()
+        scale = np.hypot(self._scale * self._beyond_replicas(), self._common)
         for change, noise, pair in zip(self._changes, scale, self._values, strict=True):
             draws = self._draws(*(len(side.logs) for side in pair))
             size = 0.0 if self._exact else float(noise * draws[int(_DRAWS * (1 - WRONG))])
@@ -157,7 +158,7 @@ class Noise:
         if len(self._changes) == 1:
             return self.intervals()[0]
         change, random = float(np.median(self._changes)), np.random.default_rng(3)
-        chosen = random.choice(self._changes, (_RESAMPLED, len(self._changes)))
+        chosen = random.choice(np.sort(self._changes), (_RESAMPLED, len(self._changes)))
         of_points = np.abs(np.median(chosen, axis=1) - change)
         size = float(np.quantile(of_points, 1 - WRONG))
         if not self._exact:

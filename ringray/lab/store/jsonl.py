@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ringray.base import deadline
+from ringray.base import deadline, provenance
 from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.lab.store.value_types import is_trial
 from ringray.lab.trial.outcome import SweepInfo, TrialRow, record_line
@@ -58,8 +58,9 @@ def _parsed(line: bytes, place: str) -> tuple[SweepInfo, TrialRow]:
         digest, name = record["sweep"], record.get("name", "")
         if not (is_trial(row) and isinstance(digest, str) and isinstance(name, str)):
             raise ValueError
-        if not isinstance(where, dict) or type(row.config.get("replica", 0)) is not int:
+        if type(row.config.get("replica", 0)) is not int:
             raise ValueError
+        provenance.measured_parts(where), provenance.commit(where)  # raise if it is another thing
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(
             f"{place}: not a line of `ringray run --json`; remove the line, or write the file anew "
