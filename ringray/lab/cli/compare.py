@@ -15,7 +15,7 @@ from ringray.lab.cli.sides import side
 from ringray.lab.report import comparison_views as views
 from ringray.lab.report import tables
 from ringray.lab.report.comparison import compare as compared
-from ringray.lab.spec.model import OBJECTIVES
+from ringray.lab.trial.metrics import METRICS
 
 _SIDE = (
     "NAME, DIGEST or NAME@COMMIT of the store; FILE of --json or a store, or FILE:SWEEP; or "
@@ -39,8 +39,9 @@ _SIDE = (
 def compare(arguments: argparse.Namespace) -> int:
     """Compares two sweeps; returns 1 if one is worse by more than is allowed."""
     above = _share(arguments.fail_above)
-    if arguments.metric not in OBJECTIVES:
-        raise UserError(unknown("--metric", arguments.metric, OBJECTIVES))
+    directed = [name for name, metric in METRICS.items() if metric.objective]
+    if arguments.metric not in directed:
+        raise UserError(unknown("--metric", arguments.metric, directed))
     files = {f"--{name}": getattr(arguments, name) for name in ("json", "html")}
     outputs = {option: name for option, name in files.items() if name is not None}
     for option, name in outputs.items():

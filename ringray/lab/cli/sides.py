@@ -67,17 +67,16 @@ def _file(named: str) -> tuple[Path | None, str]:
 def _stored(named: str, store: Store, selector: str) -> Side:
     name, at, commit = selector.partition("@")
     sweep = store.find(name)
-    rows = store.trials(sweep.digest)
+    rows = [*(kept.trial for kept in store.history(sweep.digest)), *store.trials(sweep.digest)]
     if at:
-        every = [*(kept.trial for kept in store.history(sweep.digest)), *rows]
-        known = [one for one in dict.fromkeys(map(_commit, every)) if one]
+        known = [one for one in dict.fromkeys(map(_commit, rows)) if one]
         meant = [one for one in known if commit and one.startswith(commit.lower())]
         if len(meant) != 1:
             raise UserError(
                 f"{named}: expected NAME@COMMIT with one of the commits at which {sweep.name} was "
                 f"measured: {', '.join(one[:10] for one in known) or 'none is known'}"
             )
-        rows = [row for row in every if _commit(row) == meant[0]]
+        rows = [row for row in rows if _commit(row) == meant[0]]
     return _side(named, sweep, rows)
 
 
@@ -94,12 +93,7 @@ def _lines(named: str, path: Path, sweep: str) -> Side:
         known = ", ".join(dict.fromkeys(name for name, _ in pairs))
         raise UserError(f"{path} has no sweep {sweep!r}; it has {known}")
     ours = [(info, row) for info, row in found if info.digest == digest[0]]
-    return _side(named, ours[-1][0], _current(row for _, row in ours))
-
-
-def _current(rows: Iterable[TrialRow]) -> list[TrialRow]:
-    """Returns the last of several lines of a trial."""
-    return list({repr(sorted(row.config.items())): row for row in rows}.values())
+    return _side(named, ours[-1][0], [row for _, row in ours])
 
 
 def _only(sweeps: Sequence[tuple[str, str]], named: str) -> str:
@@ -113,6 +107,14 @@ def _only(sweeps: Sequence[tuple[str, str]], named: str) -> str:
     return next(iter(found))
 
 
-def _side(named: str, sweep: SweepInfo, rows: Sequence[TrialRow]) -> Side:
-    placed = [replace(row, environment=row.environment or sweep.environment) for row in rows]
+def _side(named: str, sweep: SweepInfo, rows: Iterable[TrialRow]) -> Side:
+    """Returns a side with all measurements of each trial by the code, hardware and versions of its
+    last one: a sweep that is run again and again counts as one."""
+    measured = {(repr(sorted(row.config.items())), row.ended): row for row in rows}
+    last = {config: row.point for (config, _), row in measured.items()}
+    placed = [
+        replace(row, environment=row.environment or sweep.environment)
+        for (config, _), row in measured.items()
+        if row.point == last[config]
+    ]
     return Side(plain(named), plain(sweep.name), sweep.digest, sweep.kind, sweep.spec, placed)

@@ -229,7 +229,7 @@ def _facts(side: Side) -> dict[str, str]:
     def add(name: str, value: object) -> None:
         seen.setdefault(plain(name), {})[words.value(name, value)] = None
 
-    for environment in {id(row.environment): row.environment or {} for row in side.rows}.values():
+    for environment in {repr(row.environment): row.environment or {} for row in side.rows}.values():
         add("commit", provenance.commit(environment))
         parts = provenance.measured_parts(environment)
         add("code", str(parts["kernels"] or ABSENT)[:7])

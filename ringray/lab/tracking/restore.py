@@ -61,7 +61,8 @@ def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.
 
 
 def fetched(run: str, timeout: float = 600.0) -> tuple[SweepInfo, list[TrialRow]]:
-    """Returns the sweep of a parent run in MLflow and its current trials, and changes nothing.
+    """Returns the sweep of a parent run in MLflow and all its measurements, and changes
+    nothing.
 
     Raises:
         PlaceError: MLflow cannot be used, or gave no answer.
@@ -90,7 +91,7 @@ def _asked(store_path: Path | None, selector: str, uri: str | None, timeout: flo
 
 
 def read(client: MlflowClient, run: str) -> tuple[SweepInfo, list[TrialRow]]:
-    """Returns the sweep of the parent run ``run`` and its current trials.
+    """Returns the sweep of the parent run ``run`` and all its measurements, the current ones last.
 
     Raises:
         UserError: it is not the run of a sweep that can be read.

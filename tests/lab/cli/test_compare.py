@@ -92,12 +92,21 @@ def test_a_store_with_one_sweep_needs_no_name(lines: Path, tmp_path: Path) -> No
     assert main(["compare", "one.db", "quick", "--fail-above", "5%"]) == 0
 
 
-def test_json_lines_measured_again_count_once(
+def test_rounds_of_the_same_code_count_together_and_equal_lines_once(
     lines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with lines.open("a") as file:
         file.write(lines.with_name("slow.jsonl").read_text())
     assert main(["compare", "quick", "both.jsonl:slow", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {tuple(one["replicas"]) for one in found["points"]} == {(2, 1)}
+
+
+def test_earlier_code_does_not_count(lines: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = lines.with_name("quick.jsonl").read_text()
+    earlier = text.replace("p" * 64, "q" * 64).replace("+00:00", "-01:00")
+    lines.with_name("quick.jsonl").write_text(earlier + text)
+    assert main(["compare", "quick.jsonl", "slow", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {tuple(one["replicas"]) for one in found["points"]} == {(1, 1)}
 
