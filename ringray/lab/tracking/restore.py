@@ -105,11 +105,8 @@ def read(client: MlflowClient, run: str) -> tuple[SweepInfo, list[TrialRow]]:
         )
     sweep, _ = record
     children = runs_of(client, [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
-    read = [(one, kept) for one in children if (kept := trial_of(one.data.tags))]
-    # Of several stores that wrote here, and earlier measurements: the newest that is current.
-    return sweep, list(
-        {kept.trial.key: kept.trial for _, kept in sorted(read, key=_order)}.values()
-    )
+    found = [(one, kept) for one in children if (kept := trial_of(one.data.tags))]
+    return sweep, [kept.trial for _, kept in sorted(found, key=_order)]
 
 
 def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Restored:
