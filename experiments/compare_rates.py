@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringray.lab.report.comparison import WORSE, Comparison, Side, compare
+from ringray.lab.report.comparison import WORSE, ComparedSide, Comparison, compare
 from ringray.lab.store import jsonl
 from ringray.lab.trial.outcome import TrialRow
 
@@ -72,7 +72,8 @@ def main() -> None:
         for a, b in pairs(runs, given.together, given.repetitions):
             changed = [slower(row, factor) for row in b]
             sides = (
-                Side(name, name, "", "", {}, rows) for name, rows in (("a", a), ("b", changed))
+                ComparedSide(name, name, "", "", {}, rows)
+                for name, rows in (("a", a), ("b", changed))
             )
             results.append(compare(*sides, given.metric))
         rates = [sum(one) / len(results) for one in zip(*map(found, results), strict=True)]

@@ -130,9 +130,9 @@ def test_the_kernels_need_torch_and_triton_only() -> None:
     ("statement", "heavy"),
     [
         ("import ringray", {"torch", "ray", "mlflow", "triton", "numpy", "pydantic"}),
-        ("import ringray.lab.cli.spec", {"torch", "ray", "mlflow", "triton", "matplotlib"}),
+        ("import ringray.lab.cli.spec", {"torch", "ray", "mlflow", "triton", "altair"}),
         ("import ringray.lab.cli.store", {"torch", "ray", "mlflow", "numpy", "pydantic"}),
-        ("import ringray.lab.tracking.tracker", {"torch", "mlflow", "triton", "matplotlib"}),
+        ("import ringray.lab.tracking.tracker", {"torch", "mlflow", "triton", "altair"}),
         ("import ringray.attention, ringray.nn, ringray.models.sdpa", {"ray", "mlflow"}),
         ("import ringray_kernels.api", {"ringray", "ray", "mlflow"}),
     ],
@@ -148,7 +148,7 @@ def test_a_plan_needs_neither_torch_nor_ray() -> None:
         "import sys; sys.argv = ['ringray', 'plan', 'experiments/quickstart.yaml']\n"
         "from ringray.lab.cli import main\n"
         "assert main(sys.argv[1:]) == 0\n"
-        "print(*sorted({'torch', 'ray', 'mlflow', 'triton', 'matplotlib'} & set(sys.modules)))"
+        "print(*sorted({'torch', 'ray', 'mlflow', 'triton', 'altair'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -158,7 +158,7 @@ def test_a_plan_needs_neither_torch_nor_ray() -> None:
 
 @pytest.mark.parametrize(
     ("library", "package_of_it"),
-    [("mlflow", "ringray.lab.tracking"), ("matplotlib", "ringray.lab.report")],
+    [("mlflow", "ringray.lab.tracking"), ("altair", "ringray.lab.report")],
 )
 def test_only_one_package_imports(library: str, package_of_it: str) -> None:
     for name in modules():

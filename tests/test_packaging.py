@@ -76,7 +76,10 @@ def test_the_classifiers_name_the_supported_pythons() -> None:
 
 BARE = """
 import sys
-GONE = {"ray", "mlflow", "optuna", "yaml", "pydantic", "rich", "psutil", "matplotlib", "pynvml"}
+GONE = {
+    "ray", "mlflow", "optuna", "yaml", "pydantic", "rich", "psutil", "altair", "vl_convert",
+    "jinja2", "pynvml",
+}  # fmt: skip
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in GONE:
@@ -134,6 +137,8 @@ def test_the_wheel_works_in_a_fresh_folder(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
     assert {"ringray/py.typed", "ringray_kernels/py.typed"} <= inside
+    page = (Path("ringray/lab/report/page") / f"page.{end}" for end in ("html", "css", "js"))
+    assert {str(one) for one in page} <= inside
     shipped = {name for name in inside if name.startswith("ringray/experiments/")}
     assert shipped == {f"ringray/experiments/{name}" for name in EXAMPLES}
     assert {name.partition("/")[0] for name in inside} == {

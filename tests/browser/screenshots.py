@@ -1,4 +1,5 @@
-"""``make screenshots``: the pictures of docs/mlflow.md and the README, from real sweeps.
+"""``make screenshots``: the pictures of docs/mlflow.md, docs/report.md and the README, from real
+sweeps.
 
 Measures two small sweeps on this machine, tracks them on an MLflow server of its own and has the
 pages drawn by a Chromium that is installed. Takes two minutes.
@@ -77,6 +78,24 @@ def save(page: Page, path: Path, clip: dict[str, float] | None = None) -> None:
     print(f"{path.name}: {path.stat().st_size >> 10} KiB")
 
 
+def report(home: Path, to: Path) -> None:
+    """A picture of the first sweep's report, whose charts are drawn."""
+    environment = os.environ | {
+        "RINGRAY_HOME": str(home),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+    }
+    out = home / "report.html"
+    command = [sys.executable, "-m", "ringray", "report", "which-strategy", "-o", str(out)]
+    subprocess.run(command, cwd=home, env=environment, check=True)
+    with pages.opened(1040, 1500) as page:
+        page.goto(out.as_uri())
+        for figure in page.locator("figure").all():
+            figure.scroll_into_view_if_needed()
+            figure.locator(".vega-embed svg").wait_for()
+        page.evaluate("scrollTo(0, 0)")
+        save(page, to)
+
+
 def main() -> int:
     """Writes the pictures into the folder that is given."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -108,6 +127,7 @@ def main() -> int:
                 views = pages.Views(page, server.uri, other["experiment"], other["run"])
                 views.figure("blocks")
                 save(page, folder / "mlflow-blocks.png")
+            report(home, folder / "report.png")
         finally:
             server.stop()
     return 0

@@ -73,6 +73,30 @@ def contexts() -> list[TrialRow]:
     return [replace(one, samples={f"score {one.config['seq_len']}": [0.3]}) for one in rows]
 
 
+def predictions() -> list[TrialRow]:
+    """Strategies whose times and memory were predicted, too small by a tenth."""
+    return [
+        replace(one, predicted={"time_ms": one.metrics["median_ms"] / 1.1,
+                                "peak_memory_bytes": one.metrics["peak_memory_bytes"] / 1.1})
+        for one in strategies()
+    ]  # fmt: skip
+
+
+def hops() -> list[TrialRow]:
+    """Trials of kind overlap: computation, transfer, wait and bytes of each hop."""
+    rows = [row(i, timed(9.0 - i), partition=p) for i, p in enumerate(("contiguous", "zigzag"))]
+    samples = {f"hop: forward, hop {at}": [3.0 + at, 1.0, 0.5 * at, 2**21 * at] for at in range(3)}
+    return [replace(one, samples={"ms": [9.0], **samples}) for one in rows]
+
+
+def trainings() -> list[TrialRow]:
+    """Trainings with their losses by step."""
+    rows = [row(i, {"loss": 1.5 - i}, seq_len=512 << i) for i in range(2)]
+    losses = [[4.0, 3.0, 1.5], [4.0, 2.0, 0.5]]
+    return [replace(one, samples={"loss": loss}) for one, loss in zip(rows, losses, strict=True)]
+
+
 SWEEPS = {
     "strategies": strategies, "tiles": tiles, "cuts": cuts, "tasks": tasks, "contexts": contexts,
+    "predictions": predictions, "hops": hops, "trainings": trainings,
 }  # fmt: skip

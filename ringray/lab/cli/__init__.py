@@ -9,6 +9,7 @@ spec     validate, plan, schema
 run      run, resume
 tuning   tune, tuned
 store    list, status, sync, recover
+report   report
 jobs     submit, stop
 outputs  files for output that must not be ringray's own
 advise   advise
@@ -55,6 +56,7 @@ COMMANDS = {
     "status": ("store:status", "show the state of a sweep and its results"),
     "compare": ("compare:compare", "compare two sweeps: what is faster or slower beyond the noise"),
     "sync": ("store:sync", "write to MLflow the trials that it lacks of a sweep"),
+    "report": ("report:report", "write what sweeps found as one page with figures"),
     "recover": ("store:recover", "save the readable part of a damaged store"),
     "calibrate": ("calibrate:calibrate", "measure this machine, for `plan --on local`"),
     "advise": ("advise:advise", "propose how to train a model with a long context on a cluster"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from ringray.base.errors import UserError
 from ringray.base.redaction import plain
 from ringray.lab.cli.store import open_store
-from ringray.lab.report.comparison import Side
+from ringray.lab.report.comparison import ComparedSide
 from ringray.lab.store import jsonl
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import SweepInfo, TrialRow
@@ -20,7 +20,7 @@ _SQLITE = b"SQLite format 3\0"
 _PATHS = re.compile(r"/|\.(db|jsonl?|ndjson)$")  # in what looks like a file
 
 
-def side(named: str, store: str | None) -> Side:
+def side(named: str, store: str | None) -> ComparedSide:
     """Reads one side.
 
     Args:
@@ -64,7 +64,7 @@ def _file(named: str) -> tuple[Path | None, str]:
     return None, named
 
 
-def _stored(named: str, store: Store, selector: str) -> Side:
+def _stored(named: str, store: Store, selector: str) -> ComparedSide:
     name, at, commit = selector.partition("@")
     sweep = store.find(name)
     rows = [*(kept.trial for kept in store.history(sweep.digest)), *store.trials(sweep.digest)]
@@ -85,7 +85,7 @@ def _commit(row: TrialRow) -> str:
     return str(git.get("commit") or "")
 
 
-def _lines(named: str, path: Path, sweep: str) -> Side:
+def _lines(named: str, path: Path, sweep: str) -> ComparedSide:
     found = jsonl.read(path)
     pairs = [(info.name, info.digest) for info, _ in found]
     digest = selected(sweep, pairs)[-1:] if sweep else [_only(pairs, named)]
@@ -107,7 +107,7 @@ def _only(sweeps: Sequence[tuple[str, str]], named: str) -> str:
     return next(iter(found))
 
 
-def _side(named: str, sweep: SweepInfo, rows: Iterable[TrialRow]) -> Side:
+def _side(named: str, sweep: SweepInfo, rows: Iterable[TrialRow]) -> ComparedSide:
     """Returns a side with all measurements of each trial by the code, hardware and versions of its
     last one: a sweep that is run again and again counts as one."""
     measured = {(repr(sorted(row.config.items())), row.ended): row for row in rows}
@@ -117,4 +117,6 @@ def _side(named: str, sweep: SweepInfo, rows: Iterable[TrialRow]) -> Side:
         for (config, _), row in measured.items()
         if row.point == last[config]
     ]
-    return Side(plain(named), plain(sweep.name), sweep.digest, sweep.kind, sweep.spec, placed)
+    return ComparedSide(
+        plain(named), plain(sweep.name), sweep.digest, sweep.kind, sweep.spec, placed
+    )

@@ -13,8 +13,9 @@ live          views of a running sweep: a table on a terminal, lines elsewhere
 studies       results of searches
 trace_figure  picture of a trace
 palette       colours of figures and pages
-figures       PNGs of a sweep
+figures       charts of a sweep
 page          self-contained HTML pages
+sweep_report  sweeps as such a page
 
-tables, history, live and studies import rich, the figures matplotlib.
+tables, history, live and studies import rich, the figures altair.
 """

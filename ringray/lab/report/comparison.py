@@ -17,7 +17,7 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, plural
 from ringray.lab.report import words
-from ringray.lab.report.noise import Interval, Noise, Values, variance_of_median
+from ringray.lab.report.noise import Interval, SweepNoise, Values, variance_of_median
 from ringray.lab.report.replicas import groups
 from ringray.lab.trial.metrics import METRICS, Metric
 
@@ -32,7 +32,7 @@ _BASELINE = ("baseline", "baseline_threads")
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSide:
     """The measurements of one side. ``label``: as the user named it; ``rows``: each with its
     environment; a point may have several of one replica. ``spec`` is {} where it is not known."""
 
@@ -45,7 +45,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Point:
+class PointChange:
     """A point of both sides. ``a``, ``b``: medians of the metric, None if no trial ended well;
     ``replicas``: how many did; ``reason``: why one of them has no value."""
 
@@ -70,17 +70,17 @@ class Change(NamedTuple):
 class Comparison:
     """What :func:`compare` finds. ``only``: numbers of points that one side alone has."""
 
-    a: Side
-    b: Side
+    a: ComparedSide
+    b: ComparedSide
     metric: Metric
-    points: list[Point]
+    points: list[PointChange]
     overall: Interval
     verdict: Verdict
     only: tuple[int, int]
     changes: list[Change]
     assumed: bool  # the noise between trials
 
-    def regressions(self, above: float) -> list[Point]:
+    def regressions(self, above: float) -> list[PointChange]:
         """Returns the points that are worse by more than the share ``above`` and the noise, or that
         have no value any more."""
         return [
@@ -102,7 +102,7 @@ def worsening(ratio: float, metric: Metric) -> float:
     return (ratio if metric.less_is_better else 1 / ratio) - 1
 
 
-def compare(a: Side, b: Side, metric: str = "median_ms") -> Comparison:
+def compare(a: ComparedSide, b: ComparedSide, metric: str = "median_ms") -> Comparison:
     """Compares two sides by a metric.
 
     Raises:
@@ -121,7 +121,7 @@ def compare(a: Side, b: Side, metric: str = "median_ms") -> Comparison:
             f"{a.label} and {b.label} share {plural(len(shared), 'point')}, but none has a "
             f"positive {metric} on both sides; `ringray status` shows how the trials ended"
         )
-    noise = Noise([values[at] for at in both], which.exact)
+    noise = SweepNoise([values[at] for at in both], which.exact)
     changes = dict(zip(both, noise.intervals(), strict=True))
     points = [
         _point(pair, found, changes.get(at), which)
@@ -171,7 +171,7 @@ def _point(
     values: Sequence[Values],
     change: tuple[Interval, bool] | None,
     metric: Metric,
-) -> Point:
+) -> PointChange:
     a, b = (math.exp(statistics.median(one.logs)) if one.logs else None for one in values)
     ended = [any(row.status == "ok" for row in side) for side in rows]
     if change:
@@ -184,10 +184,12 @@ def _point(
         "",
     )  # fmt: skip
     counts = len(values[0].logs), len(values[1].logs)
-    return Point(rows[1][0].config, a, b, counts, change and change[0], verdict, reason)
+    return PointChange(rows[1][0].config, a, b, counts, change and change[0], verdict, reason)
 
 
-def _no_point(a: Side, b: Side, sides: Sequence[Mapping[str, Sequence[TrialRow]]]) -> str:
+def _no_point(
+    a: ComparedSide, b: ComparedSide, sides: Sequence[Mapping[str, Sequence[TrialRow]]]
+) -> str:
     """Writes why two sides share no point."""
     for side, found in zip((a, b), sides, strict=True):
         if not found:
@@ -210,7 +212,7 @@ def _no_point(a: Side, b: Side, sides: Sequence[Mapping[str, Sequence[TrialRow]]
     )
 
 
-def differences(a: Side, b: Side) -> list[Change]:
+def differences(a: ComparedSide, b: ComparedSide) -> list[Change]:
     """Returns the facts of origin in which two sides differ."""
     facts = [_facts(side) for side in (a, b)]
     names = dict.fromkeys(name for one in facts for name in one)
@@ -222,7 +224,7 @@ def differences(a: Side, b: Side) -> list[Change]:
     ]
 
 
-def _facts(side: Side) -> dict[str, str]:
+def _facts(side: ComparedSide) -> dict[str, str]:
     """Returns commit, versions, hardware and fields of the spec as text."""
     seen: dict[str, dict[str, None]] = {}
 

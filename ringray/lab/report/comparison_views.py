@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ringray.base.units import ABSENT, plural
 from ringray.lab.report import page, words
-from ringray.lab.report.comparison import Comparison, Point, Side
+from ringray.lab.report.comparison import ComparedSide, Comparison, PointChange
 from ringray.lab.report.noise import UNKNOWN, Interval
 from ringray.lab.report.tables import bare_table
 
@@ -61,7 +61,7 @@ def failure(found: Comparison, above: float) -> str:
     return "; ".join(said)
 
 
-def origin(side: Side) -> str:
+def origin(side: ComparedSide) -> str:
     """Writes what a side is."""
     trials = sum(row.status not in (None, "pruned") for row in side.rows)
     return f"{side.name} {side.digest[:12]} ({side.label}), {plural(trials, 'trial')}"
@@ -72,10 +72,10 @@ def changes(found: Comparison) -> list[str]:
     return [f"{one.what}: {one.a} → {one.b}" for one in found.changes]
 
 
-def worst(points: Sequence[Point], less_is_better: bool) -> list[Point]:
+def worst(points: Sequence[PointChange], less_is_better: bool) -> list[PointChange]:
     """Sorts points: those without a value in B, then by how much they are worse."""
 
-    def rank(one: Point) -> float:
+    def rank(one: PointChange) -> float:
         if one.change is None:
             return -math.inf if one.verdict == "lost" else math.inf
         return -one.change.ratio if less_is_better else one.change.ratio
@@ -83,7 +83,7 @@ def worst(points: Sequence[Point], less_is_better: bool) -> list[Point]:
     return sorted(points, key=rank)
 
 
-def points_table(found: Comparison, points: Sequence[Point]) -> Table:
+def points_table(found: Comparison, points: Sequence[PointChange]) -> Table:
     """Returns a line for each of ``points``."""
     heads, rows = _cells(found, points)
     table = bare_table(*heads, left=("verdict", "why"))
@@ -95,7 +95,7 @@ def points_table(found: Comparison, points: Sequence[Point]) -> Table:
 
 
 def _cells(
-    found: Comparison, points: Sequence[Point]
+    found: Comparison, points: Sequence[PointChange]
 ) -> tuple[list[str], list[list[str | page.Number]]]:
     """Returns the headings and the lines of a table."""
     fields = words.varying(one.config for one in found.points)
@@ -167,10 +167,10 @@ def html(found: Comparison, above: float | None) -> str:
         f"{found.a.name} and {found.b.name} compared",
         [
             page.Section("Result", blocks),
-            page.Section("Points", [page.Table(LEGEND, heads, rows, sorts=True)]),
+            page.Section("Points", [page.PageTable(LEGEND, heads, rows, sorts=True)]),
             page.Section("What changed", [
                 page.Facts(sides),
-                page.Table("Facts in which A and B differ", ["fact", "A", "B"], changed)
+                page.PageTable("Facts in which A and B differ", ["fact", "A", "B"], changed)
                 if changed else page.Text("Nothing that is recorded."),
             ]),
         ],

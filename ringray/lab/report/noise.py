@@ -74,7 +74,7 @@ def _middle(count: int) -> tuple[Places, Places]:
     return chosen[:, (count - 1) // 2], chosen[:, count // 2]
 
 
-class Noise:
+class SweepNoise:
     """The noise of points with values on both sides."""
 
     def __init__(self, values: Sequence[Sequence[Values]], exact: bool) -> None:

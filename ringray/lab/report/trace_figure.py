@@ -9,37 +9,31 @@ The pointer shows a rectangle's name, bytes and time.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+import altair as alt
 
 from ringray.base.redaction import plain
 from ringray.base.units import MIB
+from ringray.lab.report.figures import style
+from ringray.lab.report.palette import colour, light
 
-_WIDTH, _SIDES, _TOP, _BOTTOM = 900, 62, 40, 44  # of the picture and around the rows, pixels
+_WIDTH = 760  # of the rows, pixels
 _HEIGHTS = {"compute": 22, "wait": 8, "transfer": 8}  # of a lane, pixels
 _GAP, _BETWEEN = 3, 14  # between lanes and between ranks, pixels
 _CHARACTER = 6.0  # approximate width of a character, pixels
 # Colour-blind readers can tell them apart.
 _COLOURS = {
-    "compute, forward (chunk)": "#4477aa",
-    "compute, backward (chunk)": "#88bbdd",
-    "wait": "#ee6677",
-    "transfer under way": "#ccbb44",
+    "compute, forward (chunk)": colour("c1"),
+    "compute, backward (chunk)": colour("pale1"),
+    "wait": colour("c2"),
+    "transfer under way": colour("c5"),
 }
-# Text stays text, and the same trace gives the same bytes.
-_SETTINGS: Any = {"font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "trace"}
-_SVG = "http://www.w3.org/2000/svg"
 
 
 class Bar(NamedTuple):
@@ -98,40 +92,61 @@ def _bar(event: dict[str, Any]) -> Bar:
 
 
 def draw(bars: Sequence[Bar], caption: str = "") -> str:
-    """Returns the SVG of a trace with ``caption`` below it.
+    """Returns the SVG of a trace with ``caption`` below it, on white.
 
     Raises:
         ValueError: the trace is empty.
     """
     if not bars:
         raise ValueError("the trace is empty")
+    end = max(bar.began + bar.took for bar in bars)
+    ranks = len({bar.rank for bar in bars})
+    title = f"Computation, transfers and waits of {ranks} ranks in {end:.0f} ms"
+    return light(style.svg(style.spec(chart(bars, caption)), "trace", title))
+
+
+def chart(bars: Sequence[Bar], caption: str = "") -> style.Chart:
+    """Returns the chart of a trace that has bars."""
     tops, bottom = _lanes(bars)
-    lines = textwrap.wrap(caption, round((_WIDTH - 24) / _CHARACTER))
-    below = _BOTTOM + 15 * len(lines)
-    height, width = _TOP + bottom + below, _WIDTH - 2 * _SIDES
-    with mpl.rc_context(_SETTINGS):
-        figure = Figure((_WIDTH / 72, height / 72))
-        place = (_SIDES / _WIDTH, below / height, width / _WIDTH, bottom / height)
-        axes = figure.add_axes(place, frameon=False, axisbelow=True)
-        end = max(bar.began + bar.took for bar in bars) or 1.0
-        axes.set(xlim=(0, end), ylim=(bottom, 0))
-        middles = {rank: top + _HEIGHTS["compute"] / 2 for (rank, _), top in reversed(tops.items())}
-        axes.set_yticks(list(middles.values()), [f"rank {rank}" for rank in middles])
-        axes.set_xlabel("ms", loc="right")
-        axes.grid(axis="x", color="#dddddd")
-        axes.tick_params(length=0)
-        used = {bar.legend for bar in bars}
-        handles = [Patch(color=c, label=name) for name, c in _COLOURS.items() if name in used]
-        figure.legend(handles=handles, loc="upper left", ncols=4, frameon=False)
-        text = "\n".join(lines)
-        figure.text(12 / _WIDTH, 6 / height, text, color="#555555", parse_math=False)
-        for at, bar in enumerate(bars):
-            _rectangle(axes, f"bar{at}", bar, tops[bar.rank, bar.lane], bar.took / end * width)
-        out = io.StringIO()
-        title = f"Computation, transfers and waits of {len(middles)} ranks in {end:.0f} ms"
-        about = {"Title": title, "Date": None, "Creator": None}
-        figure.savefig(out, format="svg", metadata=about)
-    return _titled(out.getvalue(), {f"bar{at}": bar.title for at, bar in enumerate(bars)})
+    end = max(bar.began + bar.took for bar in bars) or 1.0
+    first = {rank: top for (rank, _), top in reversed(tops.items())}
+    middles = {top + _HEIGHTS["compute"] / 2: f"rank {rank}" for rank, top in first.items()}
+    names = json.dumps({f"{place:g}": name for place, name in middles.items()})
+    records = [_record(bar, tops[bar.rank, bar.lane], bar.took / end * _WIDTH) for bar in bars]
+    used = [name for name in _COLOURS if any(bar.legend == name for bar in bars)]
+    colours = alt.Scale(domain=used, range=[_COLOURS[name] for name in used])
+    y = alt.Y("top:Q", title=None, scale=alt.Scale(domain=[0, bottom], reverse=True, nice=False),
+              axis=alt.Axis(values=[*middles], labelExpr=f"{names}[datum.value]", grid=False,
+                            ticks=False, domain=False))  # fmt: skip
+    x = alt.X("began:Q", title="ms", scale=alt.Scale(domain=[0, end], nice=False))
+    rectangles = alt.Chart().mark_rect(stroke=colour("paper")).encode(
+        x=x, x2="ended:Q", y=y, y2="bottom:Q", description="title:N",
+        color=alt.Color("legend:N", scale=colours, legend=alt.Legend(title=None, orient="top")),
+        strokeWidth=alt.condition("datum.wide", alt.value(0.5), alt.value(0)),
+        tooltip=alt.Tooltip("title:N", title=" "),
+    )  # fmt: skip
+    texts = [
+        alt.Chart().transform_filter(f"datum.label && datum.pale == {pale}")
+        .mark_text(color=ink, fontSize=10, aria=False)
+        .encode(x="middle:Q", y="centre:Q", text="label:N")
+        for pale, ink in (("false", colour("paper")), ("true", style.INK))
+    ]  # fmt: skip
+    panel = style.panel(records, rectangles, *texts)
+    lines = textwrap.wrap(caption, round(_WIDTH / 5.5))
+    below = alt.TitleParams(lines, orient="bottom", fontSize=12, fontWeight="normal",
+                            color=style.PALE)  # fmt: skip
+    return style.figure([panel.properties(width=_WIDTH, height=bottom)], below)
+
+
+def _record(bar: Bar, top: float, room: float) -> dict[str, Any]:
+    """Returns a bar, ``room`` pixels wide, as the chart takes it."""
+    height = _HEIGHTS[bar.kind]
+    return {
+        "began": bar.began, "ended": bar.began + bar.took, "middle": bar.began + bar.took / 2,
+        "top": top, "bottom": top + height, "centre": top + height / 2, "legend": bar.legend,
+        "title": bar.title, "label": bar.label(room), "wide": room > 3,
+        "pale": "backward" in bar.legend,
+    }  # fmt: skip
 
 
 def _lanes(bars: Sequence[Bar]) -> tuple[dict[tuple[int, int], float], float]:
@@ -143,32 +158,6 @@ def _lanes(bars: Sequence[Bar]) -> tuple[dict[tuple[int, int], float], float]:
         tops[rank, lane] = bottom
         bottom += _HEIGHTS[kind] + _GAP
     return tops, bottom
-
-
-def _rectangle(axes: Axes, name: str, bar: Bar, top: float, room: float) -> None:
-    """Draws a bar, ``room`` pixels wide, with its label."""
-    height = _HEIGHTS[bar.kind]
-    axes.barh(
-        top, bar.took, height, bar.began, align="edge", color=_COLOURS[bar.legend],
-        edgecolor="white", linewidth=0.5 if room > 3 else 0, gid=name,
-    )  # fmt: skip
-    if label := bar.label(room):
-        axes.text(
-            bar.began + bar.took / 2, top + height / 2, label, ha="center", va="center",
-            color="white" if "forward" in bar.legend else "#1a1a1a", parse_math=False,
-        )  # fmt: skip
-
-
-def _titled(svg: str, titles: dict[str, str]) -> str:
-    """Adds titles to the shapes of an SVG, by their ids; matplotlib writes none."""
-    ElementTree.register_namespace("", _SVG)
-    root = ElementTree.fromstring(svg)
-    for element in root.iter(f"{{{_SVG}}}g"):
-        if (text := titles.get(element.get("id", ""))) is not None:
-            title = ElementTree.Element(f"{{{_SVG}}}title")
-            title.text = text
-            element.insert(0, title)
-    return ElementTree.tostring(root, encoding="unicode")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from ringray.lab.trial.metrics import columns as metric_columns
 from ringray.lab.trial.outcome import STATUSES, SweepRow, Tracked, TrialRow
 
 FIGURES = "figures"
+REPORT = "report.html"
 _LENGTH = 7800  # characters; a tag has 8000
 _ROWS = 60
 _COMPARED = 30  # runs; MLflow's compare page stays readable
@@ -43,7 +44,7 @@ def note(
     title = f"**{_said(sweep.name)}** ({_said(sweep.kind)})"
     lines = [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
     if ended:
-        lines += ["", _links(ended, place, children)]
+        lines += ["", _links(ended, place, children, bool(figures))]
     if bare := sum(trial.status == "pruned" and trial.key not in children for trial in ended):
         lines += ["", f"{bare} of the pruned points have no run of their own; `{TABLE}` says why"]
     lines += _winners(ended)
@@ -52,7 +53,9 @@ def note(
     return "\n".join(lines + _table(sweep, trials, ended, len("\n".join(lines))))
 
 
-def _links(ended: Sequence[TrialRow], place: Tracked, children: Mapping[str, str]) -> str:
+def _links(
+    ended: Sequence[TrialRow], place: Tracked, children: Mapping[str, str], report: bool
+) -> str:
     """Returns links to MLflow's views of the children, relative, so that they work on any host."""
     runs = f"#/experiments/{place.experiment_id}/runs"
     current = f'tags.`mlflow.parentRunId` = "{place.run_id}" AND tags.`ringray.current` = "true"'
@@ -76,6 +79,8 @@ def _links(ended: Sequence[TrialRow], place: Tracked, children: Mapping[str, str
         found.append(
             f"[compare {every}](#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)})"
         )
+    if report:
+        found.append(f"[report]({runs}/{place.run_id}/artifacts/{REPORT})")
     return "Trials: " + " · ".join(found) + f"; files: `results.csv`, `{TABLE}`, `plan.json`"
 
 

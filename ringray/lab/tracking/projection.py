@@ -29,6 +29,7 @@ from mlflow.exceptions import MlflowException
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import without_credentials
 from ringray.lab.report.figures import pictures
+from ringray.lab.report.sweep_report import document
 from ringray.lab.report.words import shared
 from ringray.lab.store.progress import CurvePoint
 from ringray.lab.store.store import Store
@@ -45,7 +46,7 @@ from ringray.lab.tracking.archive import (
     user_tag,
 )
 from ringray.lab.tracking.database import client_of
-from ringray.lab.tracking.description import FIGURES, note
+from ringray.lab.tracking.description import FIGURES, REPORT, note
 from ringray.lab.trial.outcome import UNASKED, Kept, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
@@ -238,7 +239,7 @@ class Projection:
         self._client.set_tag(self.place.run_id, "mlflow.loggedArtifacts", shown)
 
     def log_figures(self) -> None:
-        """Writes the figures, and the description that shows them."""
+        """Writes the figures, the description that shows them, and the report."""
         trials = self._store.trials(self._digest)
         with tempfile.TemporaryDirectory() as folder:
             drawn = dict(pictures(trials))
@@ -248,6 +249,7 @@ class Projection:
                 self._client.log_artifacts(self.place.run_id, folder, FIGURES)
                 self._figures = tuple(drawn)
                 self._client.set_tag(self.place.run_id, _NOTE, self._note(trials))
+        self._log_text(document([(self._store.find(self._digest), trials)]), REPORT)
 
     def close(self) -> None:
         """Ends the parent run as the sweep ended: killed, if no driver says otherwise."""

@@ -12,7 +12,7 @@ import pytest
 
 from ringray.base.errors import UserError
 from ringray.lab.report import comparison_views as views
-from ringray.lab.report.comparison import Comparison, Side, compare
+from ringray.lab.report.comparison import ComparedSide, Comparison, compare
 from ringray.lab.trial.outcome import TrialRow
 
 HERE = {"hardware": {"cores": 2}, "versions": {"torch": "2.13.0"}, "kernels": "k" * 64}
@@ -42,8 +42,8 @@ def rows(
     ]  # fmt: skip
 
 
-def side(measured: list[TrialRow], label: str = "a", **spec: Any) -> Side:
-    return Side(label, label, "ab12" * 16, "latency", spec, measured)
+def side(measured: list[TrialRow], label: str = "a", **spec: Any) -> ComparedSide:
+    return ComparedSide(label, label, "ab12" * 16, "latency", spec, measured)
 
 
 def compared(a: list[TrialRow], b: list[TrialRow], metric: str = "median_ms") -> Comparison:

@@ -4,11 +4,47 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from ringray.lab.report.figures import blocks, data, lines, memory, pareto, speedup, throughput
-from tests.support.figure_rows import cuts, grid, row, strategies, tiles, timed
+from ringray.lab.report.figures import (
+    balance,
+    blocks,
+    curves,
+    data,
+    lines,
+    memory,
+    pareto,
+    predicted,
+    speedup,
+    throughput,
+)
+from tests.support.figure_rows import (
+    cuts,
+    grid,
+    hops,
+    predictions,
+    row,
+    strategies,
+    tiles,
+    timed,
+    trainings,
+)
+
+
+def layers(chart: Any) -> list[dict[str, Any]]:
+    """The layers of the first panel of a chart."""
+    found: list[dict[str, Any]] = chart.to_dict()["concat"][0]["layer"]
+    return found
+
+
+def records(chart: Any, panel: int = 0) -> list[dict[str, Any]]:
+    """What a panel of a chart draws."""
+    found = chart.to_dict()
+    rows: list[dict[str, Any]] = found["concat"][panel].get("data", found.get("data"))["values"]
+    return rows
 
 
 def test_points_are_medians_over_replicas_that_are_ok() -> None:
@@ -43,9 +79,14 @@ def test_lines_have_a_point_per_length_and_the_best_comes_first() -> None:
     ]  # fmt: skip
     (panel,), _ = lines.varying_lengths(data.points(rows), "tflops")
     found = lines.lines(panel, ["partition"], "tflops")
+
+    def line(name: str, ys: list[float]) -> lines.Line:  # p20 and p80 are 1% beside the median
+        low, high = ([y / factor for y in ys] for factor in (1.01, 0.99))
+        return lines.Line(name, [2048, 8192], ys, pytest.approx(low), pytest.approx(high))
+
     assert found == [
-        lines.Line("zigzag", [2048, 8192], [0.4, 0.1]),
-        lines.Line("striped", [2048, 8192], [0.5, 0.05]),
+        line("zigzag", [0.4, 0.1]),
+        line("striped", [0.5, 0.05]),
     ]
     least = lines.lines(panel, ["partition"], "median_ms")
     assert [line.name for line in least] == ["zigzag", "striped"]
@@ -61,16 +102,23 @@ def test_throughput_and_memory_have_their_units() -> None:
     shown = data.points(strategies())
     small = throughput.draw(shown)
     assert small is not None
-    assert {axes.get_ylabel() for axes in small.axes} == {"GFLOP/s, all ranks"}
-    assert small.axes[0].get_xlabel() == "sequence length (tokens)"
-    assert [tick.get_text() for tick in small.axes[0].get_xticklabels()] == ["2k", "8k"]
+    spread, _, marks = layers(small)
+    assert spread["encoding"]["y2"]["field"] == "high"
+    assert marks["encoding"]["y"]["title"] == "GFLOP/s, all ranks"
+    assert marks["encoding"]["y"]["scale"] == {"zero": True}
+    assert marks["encoding"]["x"]["title"] == "sequence length (tokens)"
+    assert marks["encoding"]["x"]["axis"]["values"] == [2048, 8192]
+    assert {one["tokens"] for one in records(small)} == {"2k", "8k"}
+    for one in records(small):
+        assert one["low"] < one["value"] < one["high"] or one["strategy"].startswith("SDPA")
     large = [row(i, timed(0.01, 9000.0), seq_len=1024 << i) for i in range(3)]
     fast, wide = throughput.draw(data.points(large)), memory.draw(data.points(large))
     assert fast is not None
     assert wide is not None
-    assert fast.axes[0].get_ylabel() == "TFLOP/s, all ranks"
-    assert wide.axes[0].get_ylabel() == "peak memory per rank (GiB)"
-    assert wide.axes[0].lines[0].get_ydata()[0] == pytest.approx(9000 / 1024)
+    assert layers(fast)[-1]["encoding"]["y"]["title"] == "TFLOP/s, all ranks"
+    assert layers(wide)[-1]["encoding"]["y"]["title"] == "peak memory per rank (GiB)"
+    assert records(wide)[0]["value"] == pytest.approx(9000 / 1024)
+    assert records(wide)[0]["low"] == records(wide)[0]["high"], "times say nothing of memory"
 
 
 def test_speed_up_is_one_over_the_ratio() -> None:
@@ -87,8 +135,9 @@ def test_speed_up_is_one_over_the_ratio() -> None:
     assert [found.values[name, 1024] for name in found.names] == pytest.approx([2.0, 1.25, 0.8])
     drawn = speedup.draw(points)
     assert drawn is not None
-    assert drawn.get_suptitle() == "Speed-up over SDPA with 2 threads"
-    assert [bar.get_width() for bar in drawn.axes[0].patches] == pytest.approx([2.0, 1.25, 0.8])
+    assert drawn.to_dict()["title"]["text"] == "Speed-up over SDPA with 2 threads"
+    assert [one["value"] for one in records(drawn)] == pytest.approx([1.25, 0.8, 2.0])
+    assert layers(drawn)[0]["encoding"]["y"]["sort"] == found.names
     alone = [row(i, timed(5.0 + i, baseline=None), partition=p) for i, p in enumerate("ab")]
     assert speedup.draw(data.points(alone)) is None
 
@@ -98,7 +147,9 @@ def test_the_front_is_what_nothing_beats() -> None:
     rows = [row(i, timed(ms, mib), transport=f"t{i}") for i, (ms, mib) in enumerate(places)]
     drawn = pareto.draw(data.points(rows))
     assert drawn is not None
-    assert {text.get_text() for text in drawn.axes[0].texts} == {"t0", "t1", "t4"}
+    front = [one for one in records(drawn) if one["of"] == "Pareto front"]
+    assert {one["strategy"] for one in front if one["label"]} == {"t0", "t1", "t4"}
+    assert len(front) == 3
     same = [row(i, timed(5.0 + i), partition=p) for i, p in enumerate("ab")]
     assert pareto.draw(data.points(same)) is None, "memory does not vary"
 
@@ -121,18 +172,57 @@ def test_what_aten_cuts_is_shown_by_threads() -> None:
     assert found.cells[64, 2].ms == 8.0
     drawn = blocks.draw(data.points(cuts()))
     assert drawn is not None
-    image = drawn.axes[0].images[0].get_array()
-    assert image.shape == (2, 3)
-    assert image.min() == 1.0
+    cells = records(drawn)
+    assert len(cells) == 6
+    assert {one["value"] for one in cells if one["best"]} == {1.0}
+    assert min(one["value"] for one in cells if not one["best"]) > 1.0
     slow = grid(blocks=[64, 128], seq_len=[1024, 2048])
     maps, _ = blocks.maps(data.points([row(i, timed(5.0), **p) for i, p in enumerate(slow)]))
     assert [one.title for one in maps] == ["1,024 tokens", "2,048 tokens"]
 
 
-def test_neither_a_plan_nor_the_figures_import_matplotlib() -> None:
+def test_predictions_stand_beside_what_was_measured() -> None:
+    drawn = predicted.draw(data.points(predictions()))
+    assert drawn is not None
+    time, memory_panel = records(drawn, 0), records(drawn, 1)
+    assert [one["y"] / one["x"] for one in (*time, *memory_panel)] == pytest.approx([1.1] * 32)
+    assert memory_panel[0]["y"] == 10.0
+    line, marks = layers(drawn)
+    assert line["encoding"]["x"]["datum"] == line["encoding"]["y"]["datum"]
+    assert marks["encoding"]["x"]["scale"] == marks["encoding"]["y"]["scale"]
+    assert predicted.draw(data.points(strategies())) is None
+
+
+def test_balance_shows_the_fastest_first_and_every_part_of_a_hop() -> None:
+    drawn = balance.draw(data.points(hops()))
+    assert drawn is not None
+    panels = drawn.to_dict()["concat"]
+    assert [panel["title"]["text"] for panel in panels] == ["zigzag", "contiguous"]
+    found = [(one["hop"], one["part"], one["ms"]) for one in records(drawn)]
+    assert found[6:] == [
+        ("forward, hop 2", "compute", 5.0),
+        ("forward, hop 2", "transfer", 1.0),
+        ("forward, hop 2", "wait", 1.0),
+    ]
+
+
+def test_curves_are_thinned_and_end_where_the_training_ended() -> None:
+    (point, best) = data.points(trainings())
+    assert curves.curve(point, "loss") == [(1, 4.0), (2, 3.0), (3, 1.5)]
+    long = replace(point, samples={"loss": [float(at) for at in range(6000)]})
+    thin = curves.curve(long, "loss")
+    assert len(thin) == 150
+    assert thin[-1] == (6000, 5999.0)
+    drawn = curves.draw([point, best])
+    assert drawn is not None
+    names = [one["strategy"] for one in records(drawn)]
+    assert list(dict.fromkeys(names)) == ["1024", "512"], "the least loss first"
+
+
+def test_neither_a_plan_nor_the_figures_import_altair() -> None:
     code = (
         "import sys, ringray, ringray.lab.plan.plan, ringray.lab.report.figures\n"
         "import ringray.lab.tracking.description\n"
-        "sys.exit('matplotlib' in sys.modules)"
+        "sys.exit('altair' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

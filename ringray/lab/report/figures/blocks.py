@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import altair as alt
+
 from ringray.base import units
 from ringray.lab.report.figures import data, style
 from ringray.lab.trial.outcome import TrialRow
 from ringray_kernels.config import KERNELS, Blocks
+
+_MOST = 4.0  # times the fastest; slower cells have the same colour
 
 
 class Cell(NamedTuple):
@@ -68,40 +72,41 @@ def _cuts(
             yield kernel, (one.block_n, one.block_m), str(one).partition("/")[2]
 
 
-def draw(points: Sequence[TrialRow]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws a heat map per problem and kernel, darker is slower; None where blocks do not vary."""
     found, left_out = maps(points)
     if not found:
         return None
-    titles = [one.title for one in found]
-    figure, axes = style.grid(titles, "Time by block sizes, light is fast", left_out)
-    for one, at in zip(found, axes, strict=True):
-        _heat(figure, at, one)
-    return figure
+    worst = [max(cell.ms for cell in one.cells.values()) / _best(one) for one in found]
+    most = max(1.05, min(max(worst), _MOST))
+    tallest = max(len({y for _, y in one.cells}) for one in found)
+    panels = [_heat(one, most) for one in found]
+    title = "Time by block sizes (ms), light is fast"
+    return style.grid(panels, title, left_out, min(360, max(90, 36 * tallest)))
 
 
-def _heat(figure: style.Figure, axes: style.Axes, one: Map) -> None:
-    xs, ys = sorted({x for x, _ in one.cells}), sorted({y for _, y in one.cells})
-    best = min(cell.ms for cell in one.cells.values())
-    values = [
-        [one.cells[x, y].ms / best if (x, y) in one.cells else float("nan") for x in xs]
-        for y in ys
+def _best(one: Map) -> float:
+    return min(cell.ms for cell in one.cells.values())
+
+
+def _heat(one: Map, most: float) -> style.Layers:
+    best = _best(one)
+    records = [
+        {"x": x, "y": y, "value": cell.ms / best, "ms": cell.ms, "name": cell.detail,
+         "text": units.digits(cell.ms) + (f"\n{cell.detail}" if cell.detail else ""),
+         "dark": cell.ms / best > (1 + most) / 2,
+         "best": cell.ms == best}
+        for (x, y), cell in one.cells.items()
     ]  # fmt: skip
-    most = min(max(cell.ms / best for cell in one.cells.values()), 4.0)
-    image = axes.imshow(
-        values, cmap="cividis_r", vmin=1.0, vmax=max(most, 1.05), origin="lower", aspect="auto"
+    default = f" (default: {units.digits(one.default_ms, ' ms')})" if one.default_ms else ""
+    legend = alt.Legend(title="time ÷ the fastest", gradientLength=160)
+    scale = alt.Scale(scheme="cividis", domain=[1, most], reverse=True, clamp=True)
+    tip = style.tip(ms="ms", value="÷ the fastest")
+    return style.heat(
+        records,
+        alt.X("x:O", title=one.x + default, axis=alt.Axis(labelAngle=0)),
+        alt.Y("y:O", title=one.y, sort="descending"),
+        alt.Color("value:Q", scale=scale, legend=legend),
+        tip + (style.tip(name="warps, stages, path") if any(c["name"] for c in records) else []),
+        one.title,
     )
-    for (x, y), cell in one.cells.items():
-        dark = cell.ms / best > (1 + most) / 2
-        text = units.digits(cell.ms, " ms") + (f"\n{cell.detail}" if cell.detail else "")
-        axes.text(
-            xs.index(x), ys.index(y), text, ha="center", va="center", fontsize=7.5,
-            color="white" if dark else style.INK, fontweight="bold" if cell.ms == best else None,
-        )  # fmt: skip
-    axes.set_xticks(range(len(xs)), [str(x) for x in xs])
-    axes.set_yticks(range(len(ys)), [str(y) for y in ys])
-    axes.grid(visible=False)
-    axes.set_xlabel(one.x if one.default_ms is None else
-                    f"{one.x}    (default: {units.digits(one.default_ms, ' ms')})")  # fmt: skip
-    axes.set_ylabel(one.y)
-    figure.colorbar(image, ax=axes, label="time ÷ the fastest", shrink=0.9)

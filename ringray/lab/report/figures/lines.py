@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import altair as alt
+
 from ringray.lab.report.figures import data, style
 from ringray.lab.report.figures.data import Panel
 from ringray.lab.trial.metrics import METRICS
@@ -14,11 +16,13 @@ MAX_LINES = 8
 
 
 class Line(NamedTuple):
-    """A strategy's values by length, shortest first."""
+    """A strategy's values by length, shortest first; ``low``, ``high``: the p20 to p80 of each."""
 
     name: str
     xs: list[int]
     ys: list[float]
+    low: list[float]
+    high: list[float]
 
 
 def chart(
@@ -26,32 +30,67 @@ def chart(
     metric: str,
     title: str,
     unit: Callable[[float], tuple[float, str]],
-    finish: Callable[[style.Axes, Panel, float], None],
-) -> style.Figure | None:
+    logarithmic: bool = False,
+    baseline: Callable[[Panel, float], Line | None] = lambda *_: None,
+) -> style.Chart | None:
     """Draws ``metric`` in panels; None where no length varies.
 
-    ``unit``: the size and the axis label of the unit for the largest value. ``finish``: adds to the
-    axes of a panel what this metric needs; its last argument is the size.
+    ``unit``: the size and the axis label of the unit for the largest value. ``logarithmic``: of the
+    y axis, which else begins with 0. ``baseline``: the pale line of a panel, in units of its second
+    argument.
     """
     panels, left_out = varying_lengths(points, metric)
     if not panels:
         return None
     shown = [point for panel in panels for point in panel.points]
-    size, label = unit(max(point.metrics[metric] for point in shown))
+    values = [point.metrics[metric] for point in shown]
+    size, label = unit(max(values))
     fields = data.strategies(shown)
+    found = {panel.title: lines(panel, fields, metric, size) for panel in panels}
+    beside = {panel.title: baseline(panel, size) for panel in panels}
     # A strategy looks the same in every panel, and in every figure of a sweep.
-    names = dict.fromkeys(data.strategy(point, fields) for point in shown)
-    looks = dict(zip(names, style.looks(), strict=False))
-    figure, axes = style.grid([one.title for one in panels], title, left_out)
-    for panel, one in zip(panels, axes, strict=True):
-        found = lines(panel, fields, metric, size)
-        for line in found:
-            one.plot(line.xs, line.ys, label=line.name, **looks[line.name])
-        finish(one, panel, size)
-        style.lengths(one, [x for line in found for x in line.xs])
-        one.set_ylabel(label)
-    style.legend(figure, axes)
-    return figure
+    every = dict.fromkeys(data.strategy(point, fields) for point in shown)
+    drawn = {line.name for of_panel in found.values() for line in of_panel}
+    pale = next((line.name for line in beside.values() if line), None)
+    looks = style.looks([name for name in every if name in drawn], pale)
+    if logarithmic:
+        scale = alt.Scale(type="log", nice=False, padding=12)
+        axis = alt.Axis(values=style.log_ticks(min(values) / size, max(values) / size))
+    else:
+        scale, axis = alt.Scale(zero=True), alt.Axis()
+    y = alt.Y("value:Q", title=label, scale=scale, axis=axis)
+    return style.grid(
+        [
+            _panel(name, [*of_panel, *filter(None, [beside[name]])], y, looks, label)
+            for name, of_panel in found.items()
+        ],
+        title,
+        left_out,
+    )
+
+
+def _panel(
+    title: str, found: Sequence[Line], y: alt.Y, looks: dict[str, alt.Color], label: str
+) -> style.Layers:
+    records: style.Records = [
+        {"strategy": line.name, "length": x, "value": value, "low": low, "high": high,
+         "tokens": style.tokens(x)}
+        for line in found
+        for x, value, low, high in zip(line.xs, line.ys, line.low, line.high, strict=True)
+    ]  # fmt: skip
+    x = style.lengths([one["length"] for one in records])
+    tip = style.tip(strategy="strategy", tokens="length", value=label)
+    spread = {"low": "from (p20)", "high": "to (p80)"}
+    if any(one["low"] != one["high"] for one in records):
+        tip += style.tip(**spread)
+    base = alt.Chart().encode(x=x, y=y, color=looks["color"])
+    return style.panel(
+        records,
+        base.mark_rule(strokeWidth=5, opacity=0.3).encode(y="low:Q", y2="high:Q", tooltip=tip),
+        base.mark_line(strokeWidth=2).encode(strokeDash=looks["strokeDash"]),
+        base.mark_point(filled=True, size=55, opacity=1).encode(shape=looks["shape"], tooltip=tip),
+        title=title,
+    )
 
 
 def varying_lengths(found: Sequence[TrialRow], metric: str) -> tuple[list[Panel], int]:
@@ -66,14 +105,24 @@ def lines(panel: Panel, fields: Sequence[str], metric: str, size: float = 1.0) -
 
     ``fields``: the fields in which strategies differ. ``size``: of the unit.
     """
-    found: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, list[tuple[int, float, float, float]]] = {}
     for point in panel.points:
         value = point.metrics[metric] / size
-        found.setdefault(data.strategy(point, fields), []).append((point.config["seq_len"], value))
+        low, high = (value * factor for factor in spread(point, metric))
+        place = point.config["seq_len"], value, low, high
+        found.setdefault(data.strategy(point, fields), []).append(place)
     made = []
-    for name, pairs in found.items():
-        xs, ys = zip(*sorted(pairs), strict=True)
-        made.append(Line(name, list(xs), list(ys)))
+    for name, places in found.items():
+        made.append(Line(name, *map(list, zip(*sorted(places), strict=True))))
     sign = 1 if METRICS[metric].less_is_better else -1
     made.sort(key=lambda line: (-line.xs[-1], sign * line.ys[-1]))
     return made[:MAX_LINES]
+
+
+def spread(point: TrialRow, metric: str) -> tuple[float, float]:
+    """Returns the p80 and p20 of a point's time as factors on ``metric``; 1 of what is no rate."""
+    times = [point.metrics.get(name, 0.0) for name in ("p80_ms", "median_ms", "p20_ms")]
+    if metric != "tflops" or not all(time > 0 for time in times):
+        return 1.0, 1.0
+    slow, median, fast = times
+    return median / slow, median / fast

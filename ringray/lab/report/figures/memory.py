@@ -6,25 +6,16 @@ from collections.abc import Sequence
 
 from ringray.base.units import GIB, MIB
 from ringray.lab.report.figures import lines, style
-from ringray.lab.report.figures.data import Panel
 from ringray.lab.trial.outcome import TrialRow
 
 
-def draw(points: Sequence[TrialRow]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws MiB or GiB per rank on logarithmic axes; None where no length varies."""
-    return lines.chart(points, "peak_memory_bytes", "Peak memory by length", _unit, _logarithmic)
+    positive = [one for one in points if one.metrics.get("peak_memory_bytes", 0) > 0]
+    title = "Peak memory by length"
+    return lines.chart(positive, "peak_memory_bytes", title, _unit, logarithmic=True)
 
 
 def _unit(most: float) -> tuple[float, str]:
     size, name = (GIB, "GiB") if most >= 4 * GIB else (MIB, "MiB")
     return size, f"peak memory per rank ({name})"
-
-
-def _logarithmic(axes: style.Axes, _panel: Panel, _size: float) -> None:
-    """Puts ticks at 1, 2 and 5 times powers of ten, without exponents."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))

@@ -2,60 +2,87 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+
+import altair as alt
 
 from ringray.base.units import MIB
 from ringray.lab.report.figures import data, style
+from ringray.lab.report.palette import LINES
 from ringray.lab.search.base import layers
 from ringray.lab.trial.outcome import TrialRow
 
 MAX_NAMES = 6  # per panel: the front's ends and points evenly between them
+_FRONT, _BEATEN = "Pareto front", "beaten by another"
+_PLACES = {
+    "right above": ("left", -8), "right below": ("left", 11),
+    "left above": ("right", -8), "left below": ("right", 11),
+}  # fmt: skip
 
 
-def draw(points: Sequence[TrialRow]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws the points and the front of each problem; None where memory does not vary."""
     every, left_out = data.panels(data.having(points, "median_ms", "peak_memory_bytes"))
     panels = [one for one in every if len({p.metrics["peak_memory_bytes"] for p in one.points}) > 1]
     fields = data.strategies([point for panel in panels for point in panel.points])
     if not panels or not fields:
         return None
-    title = "Time against peak memory, lower left is better"
-    figure, axes = style.grid([one.title for one in panels], title, left_out)
-    for panel, one in zip(panels, axes, strict=True):
-        best = next(layers(panel.points, _scores))
-        others = [point for point in panel.points if point not in best]
-        if others:
-            one.scatter(*_places(others), color="#bbbbbb", s=22, label="beaten by another")
-        one.plot(
-            *_places(best), color=style.COLOURS[0], marker="o", drawstyle="steps-post",
-            label="Pareto front",
-        )  # fmt: skip
-        _names(one, best, fields)
-        one.margins(x=0.25, y=0.18)
-        one.set_xlabel("median time (ms)")
-        one.set_ylabel("peak memory per rank (MiB)")
-    style.legend(figure, axes)
-    return figure
+    made = [_panel(panel, fields) for panel in panels]
+    return style.grid(made, "Time against peak memory, lower left is better", left_out)
 
 
 def _scores(point: TrialRow) -> tuple[float, float]:
     return point.metrics["median_ms"], point.metrics["peak_memory_bytes"]
 
 
-def _places(points: Sequence[TrialRow]) -> tuple[list[float], list[float]]:
-    xs = [point.metrics["median_ms"] for point in points]
-    return xs, [point.metrics["peak_memory_bytes"] / MIB for point in points]
+def _panel(panel: data.Panel, fields: Sequence[str]) -> style.Layers:
+    best = next(layers(panel.points, _scores))
+    names = _named(best, statistics.mean(_ends(panel.points)))
+    records = [
+        {
+            "strategy": data.strategy(point, fields),
+            "ms": point.metrics["median_ms"],
+            "mib": point.metrics["peak_memory_bytes"] / MIB,
+            "of": _FRONT if point in best else _BEATEN,
+            "label": names.get(point.key, ""),
+        }
+        for point in panel.points
+    ]
+    looks = alt.Scale(domain=[_FRONT, _BEATEN], range=[LINES[0], style.BACK])
+    scale = alt.Scale(zero=False, nice=True, padding=24)
+    tip = style.tip(strategy="strategy", ms="median time (ms)", mib="peak memory (MiB)")
+    base = alt.Chart().encode(
+        x=alt.X("ms:Q", title="median time (ms)", scale=scale),
+        y=alt.Y("mib:Q", title="peak memory per rank (MiB)", scale=scale),
+        color=alt.Color("of:N", scale=looks, legend=alt.Legend(title=None, columns=2)),
+    )
+    texts = [
+        base.transform_filter(f"datum.label == '{place}'")
+        .mark_text(align=align, dx=-7 if align == "right" else 7, dy=dy)  # type: ignore[arg-type]
+        .encode(text="strategy:N", color=alt.value(style.INK))
+        for place, (align, dy) in _PLACES.items()
+        if place in names.values()
+    ]
+    front = base.transform_filter(f"datum.of == '{_FRONT}'").mark_line(interpolate="step-after")
+    shapes = alt.Scale(domain=[_FRONT, _BEATEN], range=["circle", "cross"])
+    marks = base.mark_point(filled=True, size=50, opacity=1)
+    marks = marks.encode(shape=alt.Shape("of:N", scale=shapes), tooltip=tip)
+    return style.panel(records, front, marks, *texts, title=panel.title)
 
 
-def _names(axes: style.Axes, best: Sequence[TrialRow], fields: Sequence[str]) -> None:
+def _ends(points: Sequence[TrialRow]) -> tuple[float, float]:
+    times = [point.metrics["median_ms"] for point in points]
+    return min(times), max(times)
+
+
+def _named(best: Sequence[TrialRow], middle: float) -> dict[str, str]:
+    """Returns the points of a front that are named, by key, and the place of the name beside its
+    point: toward the ``middle``, in turns above and below."""
     step = max(1, (len(best) - 1) / (MAX_NAMES - 1))
-    chosen = {round(at * step) for at in range(MAX_NAMES)} & set(range(len(best)))
-    middle = (best[0].metrics["median_ms"] + best[-1].metrics["median_ms"]) / 2
-    for number, at in enumerate(sorted(chosen)):
-        (ms,), (mib,) = _places([best[at]])
-        left = len(best) > 1 and ms > middle
-        axes.annotate(
-            data.strategy(best[at], fields), (ms, mib), ha="right" if left else "left",
-            xytext=(-5 if left else 5, -11 if number % 2 else 5), textcoords="offset points",
-            fontsize=7.5, annotation_clip=False,
-        )  # fmt: skip
+    chosen = sorted({round(at * step) for at in range(MAX_NAMES)} & set(range(len(best))))
+    found = {}
+    for number, at in enumerate(chosen):
+        left = best[at].metrics["median_ms"] > middle
+        found[best[at].key] = f"{'left' if left else 'right'} {'below' if number % 2 else 'above'}"
+    return found

@@ -6,8 +6,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+import altair as alt
+
 from ringray.lab.report import words
 from ringray.lab.report.figures import data, style
+from ringray.lab.report.palette import LINES
 from ringray.lab.trial.metrics import SCORE
 from ringray.lab.trial.outcome import TrialRow
 
@@ -18,7 +21,7 @@ def by_length(point: TrialRow) -> dict[int, list[float]]:
     return {int(name.split()[-1]): point.samples[name] for name in names}
 
 
-def draw(points: Sequence[TrialRow]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws at most ``data.MAX_PANELS`` trainings; None without a task."""
     found = [point for point in data.having(points, SCORE) if by_length(point)]
     deep = [point for point in found if any(len(row) > 1 for row in by_length(point).values())]
@@ -26,40 +29,49 @@ def draw(points: Sequence[TrialRow]) -> style.Figure | None:
         return _lines(found)
     varying = words.varying((point.config for point in deep), ("ring_size", *words.PROBLEM))
     shown = deep[: data.MAX_PANELS]
-    titles = [f"trained: {data.problem(point, varying)}" for point in shown]
-    figure, axes = style.grid(titles, "Score by length and depth", len(deep) - len(shown))
-    for point, at in zip(shown, axes, strict=True):
-        _heat(at, by_length(point))
-    return figure
+    tallest = max(len(by_length(point)) for point in shown)
+    panels = [_heat(f"trained: {data.problem(one, varying)}", by_length(one)) for one in shown]
+    left_out = len(deep) - len(shown)
+    return style.grid(panels, "Score by length and depth", left_out, max(90, 32 * tallest))
 
 
-def _heat(axes: style.Axes, rows: dict[int, list[float]]) -> None:
-    lengths = sorted(rows)
-    values = [rows[length] for length in lengths]
-    axes.imshow(values, cmap="cividis", vmin=0, vmax=1, origin="lower", aspect="auto")
-    for y, row in enumerate(values):
-        for x, score in enumerate(row):
-            ink = style.INK if score > 0.5 else "white"
-            axes.text(x, y, f"{score:.0%}", ha="center", va="center", fontsize=7, color=ink)
-    parts = max(map(len, values))
-    axes.set_xticks([-0.5, parts - 0.5], ["first", "last"])
-    axes.set_yticks(range(len(lengths)), [style.tokens(length) for length in lengths])
-    axes.grid(visible=False)
-    axes.set_xlabel("depth of what is asked for")
-    axes.set_ylabel("sequence length (tokens)")
+def _heat(title: str, rows: dict[int, list[float]]) -> style.Layers:
+    parts = max(map(len, rows.values()))
+    records = [
+        {"depth": at, "length": style.tokens(length), "value": score, "text": f"{score:.0%}",
+         "dark": score <= 0.5, "best": False}
+        for length, row in rows.items()
+        for at, score in enumerate(row)
+    ]  # fmt: skip
+    ends = f"datum.value == 0 ? 'first' : datum.value == {parts - 1} ? 'last' : ''"
+    lengths = [style.tokens(length) for length in sorted(rows, reverse=True)]
+    scale = alt.Scale(scheme="cividis", domain=[0, 1])
+    return style.heat(
+        records,
+        alt.X("depth:O", title="depth of what is asked for",
+              axis=alt.Axis(labelExpr=ends, labelAngle=0)),
+        alt.Y("length:N", title="sequence length (tokens)", sort=lengths),
+        alt.Color("value:Q", scale=scale, legend=alt.Legend(title="score", format=".0%")),
+        style.tip(length="length", text="score"),
+        title,
+    )  # fmt: skip
 
 
-def _lines(found: Sequence[TrialRow]) -> style.Figure | None:
+def _lines(found: Sequence[TrialRow]) -> style.Chart | None:
     """Draws the medians by length; None where no length varies."""
     scores: dict[int, list[float]] = {}
     for point in found:
         scores.setdefault(point.config["seq_len"], []).append(point.metrics[SCORE])
     if len(scores) < 2:
         return None
-    figure, (axes,) = style.grid([""], "Score by the length of the training", 0)
-    lengths = sorted(scores)
-    axes.plot(lengths, [statistics.median(scores[one]) for one in lengths], **next(style.looks()))
-    style.lengths(axes, lengths)
-    axes.set_ylim(0, 1)
-    axes.set_ylabel("score")
-    return figure
+    records = [
+        {"length": length, "tokens": style.tokens(length), "value": statistics.median(values)}
+        for length, values in sorted(scores.items())
+    ]
+    y = alt.Y("value:Q", title="score", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%"))
+    base = alt.Chart().encode(x=style.lengths(list(scores)), y=y)
+    line = base.mark_line(color=LINES[0])
+    marks = base.mark_point(filled=True, size=55, opacity=1, color=LINES[0])
+    tip = style.tip(tokens="length", value="score")
+    panel = style.panel(records, line, marks.encode(tooltip=tip))
+    return style.grid([panel], "Score by the length of the training")

@@ -6,15 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import altair as alt
+
 from ringray.lab.report import words
 from ringray.lab.report.figures import data, style
 from ringray.lab.report.figures.data import Panel
+from ringray.lab.report.palette import colour
 from ringray.lab.trial.outcome import TrialRow
 
 MAX_STRATEGIES = 12
 MAX_LENGTHS = 4
-# Light to dark: a longer sequence is a darker bar, in print too.
-_SHADES = ("#9ecae1", "#4292c6", "#2171b5", "#08306b")
+_SHADES = tuple(map(colour, ("s1", "s2", "s3", "s4")))
 
 
 class Bars(NamedTuple):
@@ -39,7 +41,7 @@ def bars(panel: Panel, fields: Sequence[str]) -> Bars:
     return Bars(names[:MAX_STRATEGIES], lengths, values)
 
 
-def draw(points: Sequence[TrialRow]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws 1 / ratio; None without a baseline or with a single strategy."""
     timed = data.having(points, "ratio", "median_ms")
     shown = [point for point in timed if point.metrics["ratio"] > 0]
@@ -49,35 +51,40 @@ def draw(points: Sequence[TrialRow]) -> style.Figure | None:
         return None
     drawn = [bars(panel, fields) for panel in panels]
     baseline = words.baseline(shown[0].config) or "the baseline"
-    tallest = max(len(one.names) * (len(one.lengths) + 1) for one in drawn)
-    size = (3.9, max(2.0, 0.9 + 0.13 * tallest))
-    titles = [one.title for one in panels]
-    figure, axes = style.grid(titles, f"Speed-up over {baseline}", left_out, size)
-    for one, found in zip(axes, drawn, strict=True):
-        _panel(one, found)
-        one.axvline(1.0, color=style.INK, linewidth=1.1)
-        one.set_xlabel("times as fast (line: equal)")
-    style.legend(figure, axes)
-    return figure
+    tallest = max(len(one.names) * len(one.lengths) for one in drawn)
+    lengths = sorted({length for one in drawn for length in one.lengths})
+    made = [_panel(panel.title, one, lengths) for panel, one in zip(panels, drawn, strict=True)]
+    names = [name for one in drawn for name in one.names]
+    title, height = f"Speed-up over {baseline}", max(130, 19 * tallest)
+    return style.grid(made, title, left_out, height, names)
 
 
-def _panel(axes: style.Axes, found: Bars) -> None:
-    shades = _SHADES[-len(found.lengths) :] if len(found.lengths) > 1 else _SHADES[1:2]
-    height = 0.84 / len(found.lengths)
-    for at, (length, shade) in enumerate(zip(found.lengths, shades, strict=True)):
-        ys, widths = [], []
-        for row, name in enumerate(found.names):
-            if (name, length) in found.values:
-                ys.append(row - 0.42 + (at + 0.5) * height)
-                widths.append(found.values[name, length])
-        drawn = axes.barh(ys, widths, height, color=shade, label=f"{style.tokens(length)} tokens")
-        dark = shade in _SHADES[1:]
-        axes.bar_label(
-            drawn, fmt="%.2f", padding=-20, fontsize=7, color="white" if dark else style.INK
-        )
-    axes.set_ylim(-0.6, len(found.names) - 0.4)
-    axes.set_yticks(range(len(found.names)), found.names)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    most = max(value for (name, _), value in found.values.items() if name in found.names)
-    axes.set_xlim(0, max(1.1, most * 1.15))
+def _panel(title: str, found: Bars, lengths: Sequence[int]) -> style.Layers:
+    records: style.Records = [
+        {"strategy": name, "length": f"{style.tokens(length)} tokens", "value": value,
+         "text": f"{value:.2f}"}
+        for (name, length), value in found.values.items()
+        if name in found.names and length in found.lengths
+    ]  # fmt: skip
+    most = max(one["value"] for one in records)
+    texts = [f"{style.tokens(length)} tokens" for length in lengths]
+    shades = [_SHADES[1]] if len(lengths) == 1 else [_SHADES[at * 4 // len(lengths)] for at in
+                                                    range(len(lengths))]  # fmt: skip
+    legend = alt.Legend(title=None, columns=style.columns(texts)) if len(lengths) > 1 else None
+    base = alt.Chart().encode(
+        x=alt.X("value:Q", title="times as fast (line: equal)",
+                scale=alt.Scale(domain=[0, max(1.1, most * 1.15)], nice=False)),
+        y=alt.Y("strategy:N", title=None, sort=found.names, scale=style.BANDS,
+                axis=alt.Axis(grid=False)),
+        yOffset=alt.YOffset("length:N", sort=texts),
+    )  # fmt: skip
+    return style.panel(
+        records,
+        base.mark_bar().encode(
+            color=alt.Color("length:N", scale=alt.Scale(domain=texts, range=shades), legend=legend),
+            tooltip=style.tip(strategy="strategy", length="length", text="times as fast"),
+        ),
+        base.mark_text(align="left", dx=4).encode(text="text:N"),
+        alt.Chart().mark_rule(color=style.INK).encode(x=alt.datum(1)),
+        title=title,
+    )

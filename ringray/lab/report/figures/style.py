@@ -1,109 +1,209 @@
-"""Style of figures: light, units on each axis, colours and marks for colour-blind readers too.
+"""Style of figures: units on each axis, colours and marks for colour-blind readers too.
 
-The only module of the figures with settings of matplotlib. Figures are made without pyplot: without
-a display and without global state.
+The only module that gives charts to Vega. Colours are variables of CSS (``report/palette.py``): a
+page sets them for light and dark paper, a picture that stands alone is on white.
 """
 
 from __future__ import annotations
 
-import io
+import html
 import itertools
+import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+import altair as alt
+import vl_convert
 
-__all__ = ["Axes", "Figure"]
+from ringray.lab.report.page import Picture
+from ringray.lab.report.palette import LINES, VEGA_LITE, colour, light
 
-# Paul Tol's "bright", made for colour-blind readers; each also has its own mark.
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#000000", "#999933")
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-BASELINE = "#888888"
-GRID = "#dddddd"
-INK = "#1a1a1a"
-PALE = "#555555"
-# Two panels of this size are as wide as MLflow's column for descriptions.
-_DPI = 100
-_PANEL = (3.9, 2.9)  # inches
+Chart = alt.ConcatChart
+Layers = alt.LayerChart
+Records = list[dict[str, Any]]
+
+# The first is part of vl-convert, so pictures are the same on every machine.
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+SHAPES = (
+    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right",
+    "triangle-left",
+)  # fmt: skip
+_DASHES = ([1, 0], [6, 3], [2, 2])
+INK, PALE, BACK = colour("ink"), colour("pale"), colour("back")
+# Two panels beside each other with their axes are as wide as MLflow's column for descriptions.
+PANEL = (310, 210)  # pixels
+_ALONE = 500  # width of a single panel, pixels
 _COLUMNS = 2
-_SETTINGS: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so the same on every machine
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": "#999999",
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.7,
-    "lines.markersize": 5,
-    "text.color": INK,
-    "xtick.color": PALE,
-    "ytick.color": PALE,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
+_TEXT = 11
+_NAME = 200  # greatest width of a name at an axis, pixels
+_CHARACTER = 6.0  # width of a character of that size, pixels
+_SCALE = 1.1  # of a PNG
+_ROWS = 6  # lines of a legend
+_CONFIG: dict[str, Any] = {
+    "background": colour("paper"),
+    "font": FONT,
+    "padding": 8,
+    "view": {"stroke": None},
+    "title": {"color": INK, "fontSize": 15, "anchor": "start", "offset": 12},
+    "axis": {
+        "labelColor": PALE, "titleColor": INK, "domainColor": BACK, "tickColor": BACK,
+        "gridColor": colour("grid"), "labelFontSize": _TEXT, "titleFontSize": _TEXT,
+        "titleFontWeight": "normal", "labelLimit": _NAME, "titlePadding": 8, "tickCount": 6,
+    },
+    "legend": {
+        "labelColor": INK, "titleColor": PALE, "labelFontSize": _TEXT, "titleFontSize": _TEXT,
+        "titleFontWeight": "normal", "labelLimit": 340, "orient": "bottom", "symbolSize": 70,
+        "symbolOpacity": 1,
+        "columnPadding": 18,
+    },
+    "text": {"color": INK, "fontSize": 10},
+    "concat": {"spacing": 28},
+}  # fmt: skip
+# 8192 is 8k, 1000 is 1,000.
+_TOKENS = (
+    "datum.value >= 1048576 && datum.value % 1048576 == 0 ? datum.value / 1048576 + 'M' : "
+    "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : "
+    "format(datum.value, ',')"
+)
 
 
-def settings() -> AbstractContextManager[None]:
-    """Applies the settings above while a figure is drawn."""
-    return mpl.rc_context(_SETTINGS)
+def spec(chart: Chart) -> dict[str, Any]:
+    """Returns a chart as Vega-Lite takes it."""
+    found: dict[str, Any] = chart.to_dict(validate=False)  # the contract suite does
+    return found
 
 
-def png(figure: Figure) -> bytes:
-    """Returns the figure as PNG, without a date or the name of a program."""
-    out = io.BytesIO()
-    with settings():
-        figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
-    return out.getvalue()
+def png(chart: Chart) -> bytes:
+    """Returns a chart as PNG, on white."""
+    text = light(json.dumps(spec(chart)))
+    return vl_convert.vegalite_to_png(text, vl_version=VEGA_LITE, scale=_SCALE)
+
+
+def svg(made: Mapping[str, Any], name: str, title: str) -> str:
+    """Returns a chart as SVG for a page.
+
+    Its shapes have titles, which the pointer shows without a script. ``name``: what tells its ids
+    from those of other figures of the page.
+    """
+    text = vl_convert.vegalite_to_svg(json.dumps(made), vl_version=VEGA_LITE)
+    text = re.sub(r'(\bid="|url\(#)', rf"\1{name}-", text)
+    text = re.sub(r'(<path|<line|<text) aria-label="([^"]*)" role="graphics-symbol"'
+                  r'( aria-roledescription="[^"]*")?([^>]*?)(/>|>)', _titled, text)  # fmt: skip
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
+
+
+def picture(chart: Chart, name: str, title: str = "") -> Picture:
+    """Returns a chart as a page takes it, under ``title`` or its own title as a heading."""
+    made = spec(chart)
+    title = title or made.pop("title")["text"]
+    return Picture(title, svg(made, name, title), made)
+
+
+def _titled(found: re.Match[str]) -> str:
+    tag, said, _, rest, end = found.groups()
+    close = f"</{tag[1:]}>" if end == "/>" else ""
+    return f"{tag}{rest}><title>{said}</title>{close}"
+
+
+# of bars, so that those of one name stand together
+BANDS = alt.Scale(paddingInner=0.25, paddingOuter=0.1)
+
+
+def panel(records: Records, *layers: alt.Chart, title: str = "") -> Layers:
+    """Returns one set of axes whose layers share ``records``."""
+    return Layers(layer=list(layers), data=alt.Data(values=records), title=_small(title))
+
+
+def _small(title: str) -> alt.TitleParams:
+    return alt.TitleParams(title, fontSize=12, offset=6, color=INK)
 
 
 def grid(
-    titles: Sequence[str], title: str, left_out: int, size: tuple[float, float] = _PANEL
-) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with axes of ``size`` inches for each of ``titles``, ``_COLUMNS`` in a
-    row."""
-    columns = min(len(titles), _COLUMNS)
-    rows = math.ceil(len(titles) / columns)
-    width = size[0] * columns if columns > 1 else size[0] * 1.5
-    figure = Figure(figsize=(width, size[1] * rows + 0.5), layout="constrained")
+    panels: Sequence[Layers],
+    title: str,
+    left_out: int = 0,
+    height: int = PANEL[1],
+    names: Iterable[str] = (),
+) -> Chart:
+    """Returns a figure of panels, ``_COLUMNS`` in a row; ``names`` stand at the y axes."""
+    columns = min(len(panels), _COLUMNS)
+    width = PANEL[0] if columns > 1 else _ALONE
+    width -= max(0, min(_NAME, round(max(map(len, names), default=0) * _CHARACTER)) - 50)
     if left_out:
         title += f"  (and {left_out} more problems: see the table)"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    return figure, [
-        figure.add_subplot(rows, columns, at, title=name) for at, name in enumerate(titles, 1)
-    ]
+    sized = [one.properties(width=width, height=height) for one in panels]
+    return figure(sized, alt.TitleParams(title), columns)
 
 
-def looks() -> Iterator[dict[str, Any]]:
-    """Yields colour and mark of each line; lines after the last colour are dashed."""
-    for dash in itertools.cycle(("-", "--", ":")):
-        for colour, mark in zip(COLOURS, MARKS, strict=True):
-            yield {"color": colour, "marker": mark, "linestyle": dash}
+def figure(panels: Sequence[Layers], title: alt.TitleParams, columns: int = 1) -> Chart:
+    """Returns panels that have their sizes as one chart."""
+    made = alt.concat(*panels).properties(
+        columns=columns, title=title, config=alt.Config(**_CONFIG)
+    )
+    return made.resolve_scale(x="independent", y="independent")
 
 
-def lengths(axes: Axes, values: Sequence[float]) -> None:
-    """Makes the x axis logarithmic, with ticks at (some of) the sequence lengths."""
-    axes.set_xscale("log", base=2)
+def tip(**names: str) -> list[alt.Tooltip]:
+    """Returns what the pointer shows: fields with their names; numbers with four digits."""
+    exact = ("strategy", "tokens", "length", "text", "trial", "hop", "name", "step")
+    return [
+        alt.Tooltip(f"{field}:N", title=name) if field in exact
+        else alt.Tooltip(f"{field}:Q", title=name, format=",.4~r")
+        for field, name in names.items()
+    ]  # fmt: skip
+
+
+def looks(names: Sequence[str], baseline: str | None = None) -> dict[str, Any]:
+    """Returns encodings by which lines look the same in every panel: colour, mark and, after the
+    last colour, dashes; those of the ``baseline`` are pale."""
+    domain = [*names, *([baseline] if baseline else [])]
+    back = [baseline is not None and name == baseline for name in domain]
+    cycle = zip(range(len(domain)), itertools.cycle(range(len(LINES))), strict=False)
+    colours = [BACK if back[at] else LINES[look] for at, look in cycle]
+    shapes = ["stroke" if is_back else SHAPES[at % 8] for at, is_back in enumerate(back)]
+    dashes = [[3, 3] if is_back else _DASHES[at // 8 % 3] for at, is_back in enumerate(back)]
+    legend = None if len(domain) < 2 else alt.Legend(title=None, columns=columns(domain))
+    return {
+        "color": alt.Color("strategy:N", scale=alt.Scale(domain=domain, range=colours),
+                           legend=legend),
+        "shape": alt.Shape("strategy:N", scale=alt.Scale(domain=domain, range=shapes),
+                           legend=legend),
+        "strokeDash": alt.StrokeDash("strategy:N", scale=alt.Scale(domain=domain, range=dashes),
+                                     legend=legend),
+    }  # fmt: skip
+
+
+def columns(names: Sequence[str]) -> int:
+    """Returns how many entries of a legend fit beside each other."""
+    return max(1, min(len(names), int(720 / ((max(map(len, names)) + 6) * _CHARACTER))))
+
+
+def lengths(values: Sequence[float]) -> alt.X:
+    """Returns a logarithmic x axis with ticks at (some of) the sequence lengths."""
     ticks = sorted(set(values))
     step = math.ceil(len(ticks) / 7)
-    axes.xaxis.set_major_locator(FixedLocator(ticks[::-1][::step][::-1]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tokens(x)))
-    axes.set_xlabel("sequence length (tokens)")
+    axis = alt.Axis(values=ticks[::-1][::step][::-1], labelExpr=_TOKENS, grid=True)
+    scale = alt.Scale(type="log", base=2, nice=False, padding=12)
+    return alt.X("length:Q", title="sequence length (tokens)", scale=scale, axis=axis)
+
+
+def heat(
+    records: Records, x: alt.X, y: alt.Y, shade: alt.Color, tooltip: list[alt.Tooltip], title: str
+) -> Layers:
+    """Returns a heat map: cells coloured by ``value``, each with its ``text``: white in a
+    ``dark`` cell, bold in the ``best``."""
+    base = alt.Chart().encode(x=x, y=y)
+    cells = base.mark_rect(stroke=colour("paper")).encode(color=shade, tooltip=tooltip)
+    ink = alt.condition("datum.dark", alt.value("#ffffff"), alt.value("#1a1a1a"))
+    texts = [
+        base.transform_filter(f"datum.best == {best}")
+        .mark_text(fontWeight=weight, fontSize=9, lineBreak="\n")  # type: ignore[arg-type]
+        .encode(text="text:N", color=ink)
+        for best, weight in (("false", "normal"), ("true", "bold"))
+    ]
+    return panel(records, cells, *texts, title=title)
 
 
 def tokens(count: float) -> str:
@@ -114,14 +214,10 @@ def tokens(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Puts one legend of all panels below them."""
-    known: dict[str, Any] = {}
-    for one in axes:
-        for handle, text in zip(*one.get_legend_handles_labels(), strict=True):
-            known.setdefault(text, handle)
-    if len(known) < 2:
-        return
-    widest = max(map(len, known))
-    columns = max(1, min(len(known), int(figure.get_figwidth() * 12 / (widest + 6))))
-    figure.legend(list(known.values()), list(known), loc="outside lower left", ncols=columns)
+def log_ticks(least: float, most: float) -> list[float]:
+    """Returns ticks of a logarithmic axis around the values: few, and as round as they can be."""
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    near = most / least < 8
+    steps = (1, 1.5, 2, 3, 4, 5, 6, 8) if near else (1, 2, 5) if high - low < 4 else (1,)
+    found = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    return [one for one in found if least * 0.8 <= one <= most * 1.25]

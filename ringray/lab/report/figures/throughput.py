@@ -11,23 +11,15 @@ from ringray.lab.report.figures.data import Panel
 from ringray.lab.trial.outcome import TrialRow
 
 
-def draw(points: Sequence[TrialRow]) -> style.Figure | None:
+def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws TFLOP/s of all ranks together, from the exact count of FLOPs, or GFLOP/s where all
-    values are below one; None where no length varies."""
-    return lines.chart(points, "tflops", "Throughput by length", _unit, _with_baseline)
+    values are below one; bars are the p20 to p80 of the times. None where no length varies."""
+    title = "Throughput by length"
+    return lines.chart(points, "tflops", title, _unit, baseline=baseline)
 
 
 def _unit(most: float) -> tuple[float, str]:
     return (1e-3, "GFLOP/s, all ranks") if most < 1 else (1.0, "TFLOP/s, all ranks")
-
-
-def _with_baseline(axes: style.Axes, panel: Panel, size: float) -> None:
-    if beside := baseline(panel, size):
-        axes.plot(
-            beside.xs, beside.ys, label=beside.name, color=style.BASELINE, linestyle="--",
-            linewidth=1.3, zorder=1,
-        )  # fmt: skip
-    axes.set_ylim(bottom=0)
 
 
 def baseline(panel: Panel, size: float = 1.0) -> lines.Line | None:
@@ -42,4 +34,5 @@ def baseline(panel: Panel, size: float = 1.0) -> lines.Line | None:
         return None
     xs = sorted(by_length)
     name = words.baseline(panel.points[0].config) or "baseline"
-    return lines.Line(name, xs, [statistics.median(by_length[x]) for x in xs])
+    ys = [statistics.median(by_length[x]) for x in xs]
+    return lines.Line(name, xs, ys, ys, ys)

@@ -6,9 +6,9 @@ page.js     tables that filter and sort, charts in place of pictures
 
 ``render(title, sections, about="")`` returns the page as text. ``sections`` are :class:`Section`:
 a title and blocks, each a :class:`Text`, :class:`Listing`, :class:`Facts`, :class:`Code`,
-:class:`Table`, :class:`Picture` or another :class:`Section`. Blocks hold plain text, which may be
-hostile; only ``Picture.svg`` is markup, and comes from ``figures.style``. The page's policy lets no
-script run but its own and nothing be requested.
+:class:`PageTable`, :class:`Picture` or another :class:`Section`. Blocks hold plain text, which may
+be hostile; only ``Picture.svg`` is markup, and comes from ``figures.style.picture(chart, name)``.
+The page's policy lets no script run but its own and nothing be requested.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from ringray.base.redaction import plain
 from ringray.lab.report.palette import PALETTE, VEGA_LITE
 
 
@@ -61,7 +62,7 @@ class Number(NamedTuple):
     tone: str = ""
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table; the first cell of a row is its heading. A number makes its column one of numbers.
 
     ``sorts``: it has a filter and its columns sort.
@@ -102,6 +103,7 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: plain(value) if type(value) is str else value,
     )
     charts = any(_pictures(sections))
     scripts = [_vega()] if charts else []

@@ -1,0 +1,107 @@
+"""``report``: sweeps as one page, as a table and as pictures."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from ringray.base.errors import UserError
+from ringray.base.redaction import shown
+from ringray.lab.cli.options import STORE, Option, options, write, writing
+from ringray.lab.cli.outputs import check_output
+from ringray.lab.cli.store import as_it_stands, open_store
+from ringray.lab.trial.outcome import SweepRow, TrialRow
+
+_Sweep = tuple[SweepRow, list[TrialRow]]
+
+
+@options(
+    Option("sweeps", metavar="SWEEP", nargs="+", help="name, or the start of its digest"),
+    Option("-o", "--output", metavar="FILE", help="page to write (default: SWEEP.html)"),
+    Option("--csv", metavar="FILE", help="also write the trials as a table; - is stdout"),
+    Option("--png", metavar="DIR", help="also write each figure as a PNG"),
+    STORE,
+    Option("--force", action="store_true", help="replace files that exist"),
+)
+def report(arguments: argparse.Namespace) -> int:
+    """Writes a page that shows sweeps, in one file that needs nothing else."""
+    with open_store(arguments.store) as store:
+        found: dict[str, _Sweep] = {}
+        for name in arguments.sweeps:
+            sweep = as_it_stands(store, store.find(name))
+            found[sweep.digest] = sweep, store.trials(sweep.digest)
+        database = store.path
+    sweeps = list(found.values())
+    for sweep, trials in sweeps:
+        if all(trial.status is None for trial in trials):
+            raise UserError(f"{sweep.name}: nothing of it has been measured yet; "
+                            f"`ringray resume {sweep.name}` continues it")  # fmt: skip
+    output = (
+        arguments.output or f"{_file_name(sweeps[0][0]) if len(sweeps) == 1 else 'report'}.html"
+    )
+    _check("-o", output, arguments.force, database)
+    if arguments.csv:
+        _check("--csv", arguments.csv, arguments.force, database)
+        if Path(arguments.csv).resolve() == Path(output).resolve():
+            raise UserError(f"-o {output} and --csv {arguments.csv} are one; name two files")
+    if arguments.png:
+        _write_pictures(arguments.png, sweeps, arguments.force)
+    if arguments.csv:
+        write("--csv", arguments.csv, _csv(sweeps))
+    from ringray.lab.report.sweep_report import document
+
+    text = document(sweeps)
+    write("-o", output, text)
+    if output != "-":
+        print(shown(f"{output}: {len(text.encode()) / 1e6:.1f} MB; open it in a browser"))
+    return 0
+
+
+def _file_name(sweep: SweepRow) -> str:
+    """Returns the name of a sweep as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", sweep.name).strip(".-")[:100] or sweep.digest[:12]
+
+
+def _check(option: str, given: str, force: bool, database: Path) -> None:
+    """Raises UserError if a file may not be written."""
+    if given == "-":
+        return
+    path = Path(given)
+    if path.is_dir():
+        raise UserError(f"{option} {given}: is a folder; name a file in it")
+    if path.exists() and not force:
+        raise UserError(f"{option} {given}: exists; name another file, or --force replaces it")
+    check_output(option, given, database)
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {given}: there is no folder {path.parent}; make it first")
+
+
+def _csv(sweeps: list[_Sweep]) -> str:
+    from ringray.lab.tracking.mlflow_record import results_csv, results_table
+
+    made = [(sweep.name, *results_table(sweep, trials)) for sweep, trials in sweeps]
+    columns = list(dict.fromkeys(name for _, names, _ in made for name in names))
+    rows = [
+        [sweep, *(dict(zip(names, row, strict=True)).get(name) for name in columns)]
+        for sweep, names, found in made
+        for row in found
+    ]
+    return results_csv(["sweep", *columns], rows)
+
+
+def _write_pictures(folder: str, sweeps: list[_Sweep], force: bool) -> None:
+    from ringray.lab.report.figures import pictures
+
+    drawn = {
+        f"{f'{_file_name(sweep)}-{sweep.digest[:12]}-' if len(sweeps) > 1 else ''}{name}.png": png
+        for sweep, trials in sweeps
+        for name, png in pictures(trials)
+    }
+    with writing(folder, "--png"):
+        Path(folder).mkdir(exist_ok=True)
+        for name in drawn if not force else ():
+            if (Path(folder) / name).exists():
+                raise UserError(f"--png {folder}: {name} exists there; --force replaces it")
+        for name, png in drawn.items():
+            (Path(folder) / name).write_bytes(png)

@@ -1,0 +1,67 @@
+"""Training curves: what each training reports of its steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import altair as alt
+
+from ringray.lab.report import words
+from ringray.lab.report.figures import data, style
+from ringray.lab.trial.metrics import METRICS, of_group
+from ringray.lab.trial.outcome import TrialRow
+
+MAX_LINES = 8
+_STEPS = 150  # points of a curve
+
+
+def draw(points: Sequence[TrialRow]) -> style.Chart | None:
+    """Draws a panel per metric with a line for each of the best trainings; None without steps."""
+    names = [name for name in of_group("training") if any(curve(one, name) for one in points)]
+    if not names:
+        return None
+    found = [point for point in points if any(curve(point, name) for name in names)]
+    sign = 1 if METRICS[names[0]].less_is_better else -1
+    found.sort(key=lambda point: sign * [v for _, v in curve(point, names[0])][-1]
+               if curve(point, names[0]) else math.inf)  # fmt: skip
+    shown = found[:MAX_LINES]
+    fields = words.varying(point.config for point in found)
+    labels = {point.key: words.label(point.config, fields) or "training" for point in shown}
+    looks = style.looks(list(dict.fromkeys(labels.values())))
+    panels = [_panel(name, shown, labels, looks) for name in names[: data.MAX_PANELS]]
+    best = f", the best {MAX_LINES} of {len(found)}" if len(found) > MAX_LINES else ""
+    return style.grid(panels, f"Training curves{best}")
+
+
+def curve(point: TrialRow, name: str) -> list[tuple[int, float]]:
+    """Returns step and value, at most ``_STEPS`` of them; [] where it is not reported by step."""
+    values = point.samples.get(name, [])
+    every = -(-len(values) // _STEPS) or 1
+    thinned = [(at + 1, value) for at, value in enumerate(values) if (at + 1) % every == 0]
+    return [pair for pair in thinned if math.isfinite(pair[1])] if len(values) > 1 else []
+
+
+def _panel(
+    name: str, points: Sequence[TrialRow], labels: dict[str, str], looks: dict[str, alt.Color]
+) -> style.Layers:
+    records = list(_records(name, points, labels))
+    unit = METRICS[name].unit
+    title = name.replace("_", " ") + (f" ({unit})" if unit not in ("", "share", "ratio") else "")
+    line = alt.Chart().mark_line(strokeWidth=1.8).encode(
+        x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False)),
+        y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
+        color=looks["color"],
+        strokeDash=looks["strokeDash"],
+    )  # fmt: skip
+    tip = style.tip(strategy="training", step="step", value=title)
+    near = line.mark_point(size=60, opacity=0, filled=True, aria=False).encode(tooltip=tip)
+    return style.panel(records, line, near)
+
+
+def _records(
+    name: str, points: Sequence[TrialRow], labels: dict[str, str]
+) -> Iterator[dict[str, object]]:
+    for point in points:
+        for step, value in curve(point, name):
+            yield {"strategy": labels[point.key], "step": step, "value": value}

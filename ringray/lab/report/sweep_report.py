@@ -1,0 +1,198 @@
+"""The report of sweeps: one page with what was asked, the answer, figures, all trials, faults,
+environment, and how to repeat it.
+
+A pure function of the store's rows and of the traces beside the store.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ringray.base import units
+from ringray.base.redaction import hidden, without_credentials
+from ringray.lab.kinds import KINDS
+from ringray.lab.report import page, verdict, words
+from ringray.lab.report.figures import charts
+from ringray.lab.report.figures.data import points
+from ringray.lab.report.tables import when
+from ringray.lab.store.traces import path_of
+from ringray.lab.trial.metrics import Metric, columns
+from ringray.lab.trial.outcome import SweepRow, TrialRow
+
+_VALUES = 12  # of a field that varies, listed one by one
+_BARS = 1500  # of a timeline
+_TONES = {"ok": "good", "failed": "bad", "timeout": "bad", "oom": "bad"}
+
+
+def document(sweeps: Sequence[tuple[SweepRow, Sequence[TrialRow]]]) -> str:
+    """Returns the page of sweeps with their trials; each is a part of its own if there are
+    several."""
+    names = [sweep.name for sweep, _ in sweeps]
+    if len(sweeps) == 1:
+        (sweep, trials), = sweeps  # fmt: skip
+        about = f"ringray report · {sweep.kind} · sweep {sweep.digest[:12]} · {when(sweep.updated)}"
+        return page.render(sweep.name, parts(sweep, trials), about)
+    sections = [
+        page.Section(
+            sweep.name if names.count(sweep.name) == 1 else f"{sweep.name} ({sweep.digest[:12]})",
+            parts(sweep, trials),
+        )
+        for sweep, trials in sweeps
+    ]
+    return page.render(f"{len(sweeps)} sweeps", sections, "ringray report")
+
+
+def parts(sweep: SweepRow, trials: Sequence[TrialRow]) -> list[page.Section]:
+    """Returns the sections of one sweep."""
+    made = [
+        page.Section("What was asked", list(_asked(sweep, trials))),
+        page.Section("Answer", list(_answer(sweep, trials))),
+        page.Section("Figures", list(_pictures(sweep, trials))),
+        page.Section("All trials", [_trials(trials)]),
+        page.Section("Faults", list(_faults(trials))),
+        page.Section("Environment", [page.Facts(list(_flat(sweep.environment)))]),
+        page.Section("Repeat it", list(_again(sweep))),
+    ]
+    return [section for section in made if section.blocks]
+
+
+def _asked(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[Any]:
+    configs = [trial.config for trial in trials]
+    fields = words.varying(configs)
+    pending = sum(trial.status is None for trial in trials)
+    counts = Counter(str(trial.status) for trial in trials if trial.status)
+    ended = f"{sweep.status}: {words.counts(counts, pending)} of {len(trials):,} trials"
+    varied = [(words.HEADS[name], _values(name, configs)) for name in fields]
+    yield page.Text(ended, "bad" if sweep.status == "failed" else "")
+    yield page.Facts([("kind", sweep.kind), *varied])
+    try:
+        fixed = words.constants(configs[0], fields)
+        yield page.Text(f"In all trials: {fixed}; {words.measured(configs[0])}.", "pale")
+    except KeyError:  # a config of another version
+        return
+
+
+def _values(name: str, configs: Sequence[Mapping[str, Any]]) -> str:
+    found = list(dict.fromkeys(words.value(name, config.get(name)) for config in configs))
+    more = f" and {len(found) - _VALUES} more" if len(found) > _VALUES else ""
+    return ", ".join(found[:_VALUES]) + more
+
+
+def _answer(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[Any]:
+    kind = KINDS.get(sweep.kind)
+    if kind is None or not (kind.ranks_alone or kind.reaches):
+        lines = verdict.lines(trials)
+        yield page.Listing(lines or ["no trial has a time"])
+    if errors := verdict.predictions(trials):
+        yield page.Text(f"Predictions: {errors}.", "pale")
+    cores = (sweep.environment.get("hardware") or {}).get("cores", 0)
+    if busy := verdict.busy(trials, cores):
+        yield page.Text(f"Other load: {busy}.", "bad")
+
+
+def _pictures(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[page.Picture]:
+    from ringray.lab.report.figures import style
+
+    for name, chart in charts(trials):
+        yield style.picture(chart, f"f{sweep.digest[:12]}-{name}")
+    traced = [one for one in points(trials) if "median_ms" in one.metrics]
+    for trial in sorted(traced, key=lambda one: one.metrics["median_ms"]):
+        if found := _timeline(sweep, trial):
+            yield found
+            return
+
+
+def _timeline(sweep: SweepRow, trial: TrialRow) -> page.Picture | None:
+    """Returns the ring's timeline in a trial; None without a trace that can be read."""
+    from ringray.lab.report import trace_figure
+    from ringray.lab.report.figures import style
+
+    try:
+        bars = trace_figure.read(path_of(sweep.digest, trial.key).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    shown = sorted(bars, key=lambda bar: bar.began)[:_BARS]
+    title = f"Timeline of trial #{trial.index + 1}, the fastest with a trace"
+    caption = f"the first {_BARS} of {len(bars)} steps" if len(bars) > _BARS else ""
+    if not shown:
+        return None
+    name = f"f{sweep.digest[:12]}-timeline"
+    return style.picture(trace_figure.chart(shown, caption), name, title)
+
+
+def _trials(trials: Sequence[TrialRow]) -> page.PageTable:
+    fields = words.varying(trial.config for trial in trials)
+    measured = {name for trial in trials for name in trial.numbers}
+    metrics = [one for one in columns("results") if (one.beside or one.name) in measured]
+    reasons = any(trial.reason for trial in trials)
+    heads = ["#", *(words.HEADS[name] for name in fields), "status"]
+    heads += [*(one.heading for one in metrics), *(["why"] if reasons else [])]
+    best = {row.key for row in verdict.winners(trials)}
+    rows = []
+    for trial in trials:
+        numbers, tone = trial.numbers, "good" if trial.key in best else ""
+        cells = [_field(name, trial.config.get(name)) for name in fields]
+        cells += [trial.status or "pending", *(_number(one, numbers, tone) for one in metrics)]
+        cells += [hidden(trial.reason or "")] if reasons else []
+        rows.append([page.Number(str(trial.index + 1), trial.index + 1), *cells])
+    told = "; green: the fastest of its problem" if best else ""
+    return page.PageTable(f"{units.plural(len(rows), 'trial')}{told}", heads, rows, sorts=True)
+
+
+def _field(name: str, given: Any) -> str | page.Number:
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    return page.Number(str(given), float(given)) if number else words.value(name, given)
+
+
+def _number(metric: Metric, numbers: Mapping[str, float], tone: str) -> page.Number:
+    tone = tone if metric.name == "median_ms" else ""
+    return page.Number(words.metric(metric, numbers), numbers.get(metric.name), tone)
+
+
+def _faults(trials: Sequence[TrialRow]) -> Iterator[Any]:
+    pruned = Counter(trial.reason or "" for trial in trials if trial.status == "pruned")
+    bad = [trial for trial in trials if trial.status in ("failed", "oom", "timeout")]
+    bad += [trial for trial in trials if trial.status == "ok" and trial.attempts > 1]
+    if bad:
+        fields = words.varying(trial.config for trial in trials)
+        rows: list[list[str | page.Number]] = [
+            [page.Number(str(trial.index + 1), trial.index + 1), words.label(trial.config, fields),
+             str(trial.status), page.Number(str(trial.attempts), trial.attempts), _met(trial),
+             hidden(trial.reason or "")]
+            for trial in bad
+        ]  # fmt: skip
+        caption = f"{units.plural(len(bad), 'trial')} failed or took several attempts"
+        heads = ["#", "trial", "status", "attempts", "faults on the way", "why"]
+        yield page.PageTable(caption, heads, rows, sorts=len(rows) > 10)
+    if pruned:
+        yield page.Listing([f"{units.plural(count, 'point')} pruned: {hidden(why)}"
+                            for why, count in pruned.most_common()])  # fmt: skip
+
+
+def _met(trial: TrialRow) -> str:
+    faults = (trial.environment or {}).get("faults") or ()
+    said = [" on ".join(str(fault[name]) for name in ("kind", "node") if fault.get(name))
+            for fault in faults]  # fmt: skip
+    return hidden(", ".join(dict.fromkeys(said)))
+
+
+def _flat(environment: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the known facts of an environment with their full names."""
+    for name, value in environment.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name} ")
+        elif value not in (None, "", []):
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield f"{before}{name}", hidden(text)
+
+
+def _again(sweep: SweepRow) -> Iterator[page.Code]:
+    commit = (sweep.environment.get("git") or {}).get("commit")
+    file = shlex.quote(f"{sweep.name}.yaml")
+    lines = [*([f"git checkout {shlex.quote(str(commit))}"] if commit else [])]
+    lines += [f"ringray run {file}  # the spec below", f"ringray report {shlex.quote(sweep.name)}"]
+    yield page.Code("\n".join(lines))
+    yield page.Code(without_credentials(hidden(sweep.source)), f"Spec ({sweep.name}.yaml)")

@@ -1,0 +1,164 @@
+"""The report of a sweep in headless Chromium, as a colleague opens it who was sent the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray.lab import cli
+from ringray.lab.store import traces
+from tests.browser import pages
+from tests.lab.store.test_traces import reports
+from tests.support import report_store
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(pages.program() is None, reason="no Chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A report of 18 trials, 16 of them measured, with a timeline."""
+    folder = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGRAY_HOME", str(folder / "home"))
+        store = report_store.write(folder / "store.db")
+        traces.write(traces.path_of(report_store.DIGEST, f"{0:016x}"), reports(2))
+        out = folder / "report.html"
+        assert cli.main(["report", "which-ring", "--store", str(store), "-o", str(out)]) == 0
+    return out.as_uri()
+
+
+@pytest.fixture(scope="module")
+def wrong() -> list[str]:
+    """What the page asks for and complains of."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def page(address: str, wrong: list[str]) -> Iterator[Page]:
+    """The report in a browser."""
+    pytest.importorskip("playwright", reason="pip install playwright")
+    with pages.opened() as page:
+        page.on("request", lambda request: wrong.append(request.url))
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(address)
+        yield page
+
+
+def drawn(page: Page) -> None:
+    """Waits until every picture has become a chart."""
+    for figure in page.locator("figure").all():
+        figure.scroll_into_view_if_needed()
+        figure.locator(".vega-embed svg").wait_for()
+
+
+def test_figures_become_charts(page: Page) -> None:
+    drawn(page)
+    assert page.locator("figure").count() == 6
+    assert page.locator("figure svg").count() == 6
+    for box in page.locator("figure svg").evaluate_all("all => all.map(x => x.clientWidth)"):
+        assert 300 < box < 1000
+    assert page.evaluate("window.evil") is None
+
+
+def test_the_pointer_shows_a_points_numbers(page: Page) -> None:
+    drawn(page)
+    mark = page.locator("figure").first.locator(".mark-symbol.role-mark path").first
+    mark.scroll_into_view_if_needed()
+    mark.hover()
+    tip = page.locator("#vg-tooltip-element.visible")
+    tip.wait_for()
+    assert re.search(r"strategy\s+zigzag allgather", tip.inner_text())
+    assert "GFLOP/s" in tip.inner_text()
+
+
+def table(page: Page) -> list[list[str]]:
+    found: list[list[str]] = page.evaluate(
+        "[...document.querySelector('table.sorts').tBodies[0].rows].filter(row => !row.hidden)"
+        ".map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    return found
+
+
+def column(page: Page, name: str) -> int:
+    heads = page.locator("table.sorts").first.locator("thead th").all_text_contents()
+    return heads.index(name)
+
+
+def test_columns_sort_as_numbers_and_by_keyboard(page: Page) -> None:
+    at = column(page, "median ms")
+    head = page.locator("table.sorts").first.locator("thead th").nth(at)
+    head.get_by_role("button").focus()
+    for direction in ("ascending", "descending"):
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == direction
+        values = [row[at] for row in table(page)]
+        numbers = [float(value) for value in values[:16]]
+        assert numbers == sorted(numbers, reverse=direction == "descending")
+        assert values[16:] == ["–", "–"], "what was not measured comes last, always"
+    page.locator("table.sorts").first.get_by_role("button", name="#").click()
+    assert [row[0] for row in table(page)] == [str(number + 1) for number in range(18)]
+
+
+def test_the_filter_keeps_rows_with_all_words(page: Page) -> None:
+    field = page.get_by_label("Filter").first
+    field.fill("zigzag  Allgather 2048")
+    rows = table(page)
+    assert len(rows) == 2
+    assert all("zigzag" in row and "allgather" in row for row in rows)
+    assert page.locator("output").first.inner_text() == "2 of 18 rows"
+    field.fill("nothing like it")
+    assert table(page) == []
+    field.fill("")
+    assert len(table(page)) == 18
+
+
+def test_light_and_dark_differ_and_print_is_light(page: Page) -> None:
+    drawn(page)
+    found = []
+    for scheme, media in (("light", "screen"), ("dark", "screen"), ("dark", "print")):
+        page.emulate_media(color_scheme=scheme, media=media)  # type: ignore[arg-type]
+        found.append(
+            page.evaluate(
+                "[getComputedStyle(document.documentElement).backgroundColor, getComputedStyle("
+                "document.querySelector('figure svg .role-axis-label text')).fill]"
+            )
+        )
+    page.emulate_media(color_scheme="light", media="screen")
+    light = ["rgb(255, 255, 255)", "rgb(89, 89, 89)"]
+    assert found == [light, ["rgb(21, 24, 29)", "rgb(168, 176, 186)"], light]
+
+
+def test_on_a_narrow_screen_only_tables_scroll(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    drawn(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1280, "height": 860})
+
+
+def test_without_scripts_everything_can_be_read(page: Page) -> None:
+    page.context.new_cdp_session(page).send("Emulation.setScriptExecutionDisabled", {"value": True})
+    page.reload()
+    assert page.get_by_label("Filter").count() == 0
+    assert page.locator("figure svg").count() == 6
+    assert page.locator("figure svg title").count() > 50  # the pointer shows them
+    assert page.locator("table.sorts").first.locator("tbody tr").count() == 18
+    text = page.locator("body").inner_text()
+    for said in ("2,048 tokens forward: contiguous ring is the fastest", "it broke </script>"):
+        assert said in text
+
+
+def test_nothing_was_asked_for_and_nothing_complained(
+    page: Page, wrong: list[str], address: str
+) -> None:
+    assert page.url == address
+    assert set(wrong) == {address}

@@ -1,0 +1,124 @@
+"""``ringray report``: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from ringray.lab import cli
+from ringray.lab.store.store import Store
+from ringray.lab.trial.outcome import SweepInfo, TrialInfo
+from tests.support import report_store
+from tests.support.report_store import EVIL
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "home"))
+    return str(report_store.write(tmp_path / "store.db"))
+
+
+def test_it_writes_page_table_and_pictures(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ["--csv", "all.csv", "--png", "pictures"]
+    assert cli.main(["report", "which-ring", "--store", store, *wanted]) == 0
+    assert "which-ring.html: " in capsys.readouterr().out
+    text = (tmp_path / "which-ring.html").read_text()
+    for said in ("What was asked", "Answer", "2,048 tokens forward: contiguous ring is the fastest",
+                 "Throughput by length", "Predicted against measured", "failed or took several",
+                 "ringray run which-ring.yaml", "git checkout abc123"):  # fmt: skip
+        assert said in text, said
+    rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
+    assert len(rows) == 18
+    assert {row["sweep"] for row in rows} == {"which-ring"}
+    names = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert names == {"throughput.png", "memory.png", "speedup.png", "pareto.png", "predicted.png"}
+
+
+def test_several_sweeps_are_parts_of_one_page(store: str, tmp_path: Path) -> None:
+    other = "ef56" * 16
+    report_store.write(tmp_path / "store.db", "which-ring", other)
+    sweeps = [report_store.DIGEST[:8], other[:8], other[:10]]
+    assert cli.main(["report", *sweeps, "--store", store, "--csv", "c.csv"]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "<h1>2 sweeps</h1>" in text
+    assert text.count("<h3") - text.count("<h3>") == 14, "seven sections each"
+    assert f"which-ring ({other[:12]})" in text
+    ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
+    assert len(ids) == len(set(ids)), "two things of one page have one name"
+    assert len((tmp_path / "c.csv").read_text().splitlines()) == 37
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = report_store.write(tmp_path / "s.db", f"../../{EVIL}\x1b[2J")
+    digest = report_store.DIGEST[:12]
+    assert cli.main(["report", digest, "--store", str(store)]) == 0
+    (page,) = tmp_path.glob("*.html")
+    text = page.read_text()
+    shown = text[: text.rindex("<script>", 0, text.rindex("<script>"))]  # without Vega
+    found = [one for one in (EVIL, "<script>window", "<img", "\x1b") if one in shown]
+    assert found == []
+    assert "&lt;/script&gt;" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["which-rink"], "did you mean"),
+        (["which-ring", "-o", "there.html"], "-o there.html: exists"),
+        (["which-ring", "-o", "folder"], "-o folder: is a folder"),
+        (["which-ring", "-o", "folder", "--force"], "-o folder: is a folder"),
+        (["which-ring", "-o", "nowhere/a.html"], "there is no folder nowhere"),
+        (["which-ring", "-o", "store.db", "--force"], "of the database"),
+        (["which-ring", "-o", "page.html", "--csv", "there.html"], "--csv there.html: exists"),
+        (["which-ring", "-o", "same", "--csv", "./same"], "name two files"),
+        (["which-ring", "-o", "page.html", "--png", "there.html"], "--png there.html"),
+        (["empty"], "nothing of it has been measured yet"),
+        (["which-ring", "--store", "newer.db"], "newer"),
+        ([], "SWEEP"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(
+    arguments: list[str], says: str, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "there.html").write_text("mine")
+    with Store(store) as opened:
+        info = SweepInfo("0" * 64, "empty", "latency", {"name": "empty"}, "", {})
+        opened.begin(info, [TrialInfo("00", 0, {"seq_len": 64}, {})])
+    report_store.write(tmp_path / "newer.db")
+    with sqlite3.connect(tmp_path / "newer.db") as database:
+        database.execute("PRAGMA user_version = 999")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    given = arguments if "--store" in arguments else [*arguments, "--store", store]
+    assert cli.main(["report", *given]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err
+    assert (tmp_path / "there.html").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_force_replaces_and_a_dash_is_stdout(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there.html").write_text("mine")
+    (tmp_path / "pngs").mkdir()
+    (tmp_path / "pngs" / "memory.png").write_text("mine")
+    given = ["report", "which-ring", "--store", store, "-o", "there.html", "--png", "pngs"]
+    assert cli.main([*given, "--force"]) == 0
+    assert (tmp_path / "there.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "pngs" / "memory.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "pngs" / "memory.png").write_text("mine")
+    assert cli.main(["report", "which-ring", "--store", store, "--png", "pngs"]) == 2
+    assert (tmp_path / "pngs" / "memory.png").read_text() == "mine"
+    assert not (tmp_path / "which-ring.html").exists()
+    capsys.readouterr()
+    assert cli.main(["report", "which-ring", "--store", store, "-o", "-"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("</html>")

@@ -1,0 +1,98 @@
+"""The page that reports share."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from ringray.lab.report import page
+from ringray.lab.report.palette import PALETTE, light
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours, as WCAG counts it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        lines = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * lines[0] + 0.7152 * lines[1] + 0.0722 * lines[2]
+
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("name", PALETTE)
+@pytest.mark.parametrize("paper", [0, 1])
+def test_colours_can_be_read(name: str, paper: int) -> None:
+    if name in ("paper", "grid", "shade", "pale1", "s1", "s2"):
+        return  # surfaces, and the lighter forms of what has a darker one beside it
+    least = 4.5 if name in ("ink", "pale", "link", "good", "bad") else 3.0
+    for surface in ("paper", "shade") if least > 4 else ("paper",):
+        assert contrast(PALETTE[name][paper], PALETTE[surface][paper]) >= least, surface
+
+
+def test_a_picture_that_stands_alone_has_the_light_colours() -> None:
+    assert light('fill="var(--c1)" var(--paper)') == 'fill="#0072b2" #ffffff'
+
+
+class _Outline(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.heads: list[str] = []
+        self.scopes: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "path", "line", "rect"):
+            self.open.append(tag)
+        if re.fullmatch("h[1-6]", tag):
+            self.heads.append(tag)
+        if tag == "th":
+            self.scopes.append(dict(attributes).get("scope"))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def made() -> str:
+    evil = "<b>&\x00</script>"
+    rows = [[evil, page.Number("1.5", 1.5)], ["b", page.Number("–", None)]]
+    table = page.PageTable("all", ["name", "ms"], rows, sorts=True)
+    picture = page.Picture(evil, "<svg></svg>", {"title": evil})
+    inner = page.Section(evil, [table, page.Facts([("a", evil)]), picture])
+    blocks = [page.Text(evil), page.Listing([evil]), page.Code(evil), page.Code(evil, "Spec")]
+    return page.render(evil, [page.Section("One", [*blocks, inner])], evil)
+
+
+def test_its_tags_close_and_its_headings_descend() -> None:
+    outline = _Outline()
+    outline.feed(made())
+    assert outline.open == []
+    assert outline.heads == ["h1", "h2", "h3", "h4"]
+    assert outline.scopes == ["col", "col", "row", "row"]
+
+
+def test_texts_are_texts() -> None:
+    text = made()
+    body = text[text.index("<body>") :]
+    assert "<b>" not in body
+    assert "\x00" not in text
+    assert body.count("</script>") == 3, "the chart's data, Vega, the page's own"
+
+
+def test_nothing_is_asked_for_and_no_other_script_runs() -> None:
+    text = made()
+    assert not re.findall(r"(?:src|href)=[\"']?(?!#)\w", re.sub(r"<script>.*?</script>", "", text,
+                                                               flags=re.DOTALL))  # fmt: skip
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy.startswith("default-src 'none'")
+    assert "'unsafe-inline'" not in policy.partition("script-src")[2]
+    assert policy.count("'sha256-") == 2
+
+
+def test_a_page_without_pictures_is_small() -> None:
+    text = page.render("t", [page.Section("One", [page.Text("x")])])
+    assert len(text) < 12_000
+    assert "unsafe-eval" not in text
