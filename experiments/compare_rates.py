@@ -71,10 +71,7 @@ def main() -> None:
         results = []
         for a, b in pairs(runs, given.together, given.repetitions):
             changed = [slower(row, factor) for row in b]
-            sides = (
-                ComparedSide(name, name, "", "", {}, rows)
-                for name, rows in (("a", a), ("b", changed))
-            )
+            sides = (ComparedSide("", "", "", "", {}, rows) for rows in (a, changed))
             results.append(compare(*sides, given.metric))
         rates = [sum(one) / len(results) for one in zip(*map(found, results), strict=True)]
         either = sum(any(found(one)[:2]) for one in results) / len(results)
