@@ -46,6 +46,8 @@ def compare(arguments: argparse.Namespace) -> int:
     outputs = {option: name for option, name in files.items() if name is not None}
     for option, name in outputs.items():
         _check(option, name, arguments)
+    if len({Path(name).resolve() for name in outputs.values()}) < len(outputs):
+        raise UserError(f"--json and --html are both {arguments.json}; name two files")
     a, b = (side(given, arguments.store) for given in (arguments.a, arguments.b))
     found = compared(a, b, arguments.metric)
     failure = "" if above is None else views.failure(found, above)

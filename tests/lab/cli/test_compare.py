@@ -131,6 +131,7 @@ def test_earlier_code_does_not_count(lines: Path, capsys: pytest.CaptureFixture[
         (["quick", "slow", "--json", "both.jsonl"], "--json both.jsonl: exists"),
         (["quick", "slow", "--force", "--json", "home/store.db"], "of the database"),
         (["quick", "slow", "--html", "/nowhere/a.html"], "--html /nowhere/a.html"),
+        (["quick", "slow", "--html", "a", "--json", "./a"], "name two files"),
         (["quick", "newer.db"], "newer"),
         *((["quick", "slow", f"--fail-above={one}"], "expected a percentage such as 5%")
           for one in ("5", "five%", "-5%", "nan%", "", "1e9%")),
