@@ -6,8 +6,9 @@
     python experiments/compare_rates.py runs/*.jsonl
 
 Each file is one run of a sweep; files are in the order of measurement. Two runs are compared as
-they are (A against A), and with the times of one made longer by 5%. With `--together 2` a side is
-two runs that alternate with those of the other side.
+they are (A against A), and with the times of one made longer by 5%. With `--together 4` a side is
+four runs that alternate with those of the other side; with `--replicas 5` it is five replicas drawn
+from those of all runs.
 """
 
 from __future__ import annotations
@@ -48,6 +49,23 @@ def pairs(
         yield (sides[0], sides[1]) if draw.random() < 0.5 else (sides[1], sides[0])
 
 
+def drawn(
+    runs: Sequence[list[TrialRow]], replicas: int, count: int
+) -> Iterator[tuple[list[TrialRow], list[TrialRow]]]:
+    """Yields both sides of comparisons: replicas of any run, each with all of its points."""
+    turns: dict[tuple[int, int], list[TrialRow]] = {}
+    for at, run in enumerate(runs):
+        for row in run:
+            turns.setdefault((at, row.config["replica"]), []).append(replace(row, ended=None))
+    draw, known = random.Random(0), list(turns.values())
+    for _ in range(count):
+        chosen = draw.sample(known, 2 * replicas)
+        yield (
+            [row for one in chosen[::2] for row in one],
+            [row for one in chosen[1::2] for row in one],
+        )
+
+
 def found(result: Comparison) -> tuple[bool, bool, bool]:
     """Tells whether B is slower as a whole, at a point, and whether anything seems to differ."""
     points = {one.verdict for one in result.points}
@@ -63,13 +81,16 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="JSON Lines, a file for each run")
     parser.add_argument("--metric", default="median_ms")
     parser.add_argument("--together", type=int, default=1, help="runs of a side")
+    parser.add_argument("--replicas", type=int, help="replicas of a side")
     parser.add_argument("--repetitions", type=int, default=200)
     given = parser.parse_args()
     runs = [[row for _, row in jsonl.read(path)] for path in given.runs]
-    print(f"{len(runs)} runs, {given.together} a side, {given.metric}")
+    unit = "replicas" if given.replicas else "runs"
+    count = given.replicas or given.together
+    print(f"{len(runs)} runs, {count} {unit} a side, {given.metric}")
     for factor in (1.0, 1.05):
         results = []
-        for a, b in pairs(runs, given.together, given.repetitions):
+        for a, b in (drawn if given.replicas else pairs)(runs, count, given.repetitions):
             changed = [slower(row, factor) for row in b]
             sides = (ComparedSide("", "", "", "", {}, rows) for rows in (a, changed))
             results.append(compare(*sides, given.metric))

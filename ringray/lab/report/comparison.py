@@ -47,7 +47,7 @@ class ComparedSide:
 @dataclass(frozen=True)
 class PointChange:
     """A point of both sides. ``a``, ``b``: medians of the metric, None if no trial ended well;
-    ``replicas``: how many did; ``reason``: why one of them has no value."""
+    ``replicas``: how many replicas, or rounds, did; ``reason``: why one of them has no value."""
 
     config: Mapping[str, Any]
     a: float | None
@@ -114,7 +114,8 @@ def compare(a: ComparedSide, b: ComparedSide, metric: str = "median_ms") -> Comp
     if not shared:
         raise UserError(_no_point(a, b, sides))
     rows = [(sides[0][key], sides[1][key]) for key in shared]
-    values = [tuple(_values(side, which) for side in pair) for pair in rows]
+    rounds = _rounds(a.rows, b.rows)
+    values = [tuple(_values(side, which, rounds) for side in pair) for pair in rows]
     both = [at for at, pair in enumerate(values) if all(one.logs for one in pair)]
     if not both:
         raise UserError(
@@ -146,15 +147,33 @@ def _points(rows: Sequence[TrialRow], metric: Metric) -> dict[str, list[TrialRow
     return {repr(key(same[0])): same for same in groups(measured, key)}
 
 
-def _values(rows: Sequence[TrialRow], metric: Metric) -> Values:
-    logs, within = [], []
+def _rounds(a: Sequence[TrialRow], b: Sequence[TrialRow]) -> dict[int, int]:
+    """Returns the round of each row by its id: sides that were measured in turns, A, B, A, B, have
+    several. Measurements of one round are made in one go, and share the state of the machine."""
+    placed = sorted((row.ended or 0.0, side, id(row)) for side in (0, 1) for row in (a, b)[side])
+    number, before, found = 0, 0, {}
+    for _, side, row in placed:
+        number, before = number + (side != before), side
+        found[row] = number
+    return found
+
+
+def _values(rows: Sequence[TrialRow], metric: Metric, rounds: Mapping[int, int]) -> Values:
+    """Returns a value for each replica, or for each round if there are several."""
+    found: dict[int, list[tuple[float, float]]] = {}
     for row in sorted(rows, key=lambda row: row.ended or 0.0):
         value = row.metrics.get(metric.name, math.nan)
         if row.status == "ok" and 0 < value < math.inf:
-            logs.append(math.log(value))
             repeats = [one for one in row.samples.get(metric.median_of, ()) if 0 < one < math.inf]
-            within.append(variance_of_median(repeats))
-    return Values(logs, within)
+            measured = math.log(value), variance_of_median(repeats)
+            found.setdefault(rounds[id(row)], []).append(measured)
+    several = (
+        [*found.values()] if len(found) > 1 else [[one] for some in found.values() for one in some]
+    )
+    return Values(
+        [statistics.median(log for log, _ in some) for some in several],
+        [statistics.fmean(within for _, within in some) / len(some) for some in several],
+    )
 
 
 def _verdict(change: Interval, surely: bool, metric: Metric) -> Verdict:
