@@ -145,7 +145,8 @@ def test_exact_metrics_have_no_noise() -> None:
 
 def test_pairs_ignore_how_often_a_point_was_measured_but_not_what_it_is() -> None:
     a, b = rows(3, replicas=2), rows(4, replicas=5, seed=1)
-    b = [replace(one, config={**one.config, "repeats": 50, "warmup": 9}) for one in b]
+    later = [replace(one, ended=100.0 + one.config["replica"]) for one in b]
+    b = [replace(one, config={**one.config, "repeats": 50, "warmup": 9}) for one in later]
     found = compared(a, b)
     assert len(found.points) == 3
     assert found.only == (0, 1)
