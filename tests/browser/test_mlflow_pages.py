@@ -72,17 +72,27 @@ def test_the_parent_run_shows_what_is_fastest_and_the_figures(views: pages.Views
     assert "2,048 tokens forward" in cells
     assert "contiguous ring" in cells
     images = page.locator("img[src*=get-artifact]")
-    assert images.count() == 4
-    for at in range(4):
+    assert images.count() == 5
+    for at in range(5):
         assert images.nth(at).evaluate("one => one.naturalWidth") > 500
 
 
 def test_figures_are_shown_inline_among_the_artifacts(views: pages.Views) -> None:
     views.figure("pareto")
-    for name in ("memory", "pareto", "speedup", "throughput"):
+    for name in ("memory", "pareto", "predicted", "speedup", "throughput"):
         views.page.get_by_text(f"{name}.png").first.wait_for()
     shown = views.page.locator("img[src^=blob], img[src*=get-artifact], img[src^=data]").first
     assert shown.evaluate("one => one.naturalWidth") > 500
+
+
+def test_the_description_leads_to_the_report(views: pages.Views) -> None:
+    views.parent()
+    views.follow("report")
+    report = views.page.frame_locator("iframe")
+    report.get_by_role("heading", name="Speed-up over SDPA with 2 threads").wait_for()
+    report.locator("figure").first.scroll_into_view_if_needed()
+    report.locator("figure .vega-embed svg").first.wait_for()  # its scripts run there, too
+    assert report.locator("table.sorts tbody tr").count() == 16
 
 
 def test_the_description_leads_to_charts_of_the_trials(views: pages.Views) -> None:

@@ -53,7 +53,7 @@ def report(arguments: argparse.Namespace) -> int:
 
     text = document(sweeps)
     write("-o", output, text)
-    if output != "-":
+    if "-" not in (output, arguments.csv):
         print(shown(f"{output}: {len(text.encode()) / 1e6:.1f} MB; open it in a browser"))
     return 0
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ringray.base import units
-from ringray.base.redaction import hidden, without_credentials
+from ringray.base.redaction import hidden
 from ringray.lab.kinds import KINDS
 from ringray.lab.report import page, verdict, words
 from ringray.lab.report.figures import charts
@@ -68,11 +69,9 @@ def _asked(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[Any]:
     varied = [(words.HEADS[name], _values(name, configs)) for name in fields]
     yield page.Text(ended, "bad" if sweep.status == "failed" else "")
     yield page.Facts([("kind", sweep.kind), *varied])
-    try:
+    with suppress(KeyError, IndexError):  # a config of another version, or none
         fixed = words.constants(configs[0], fields)
         yield page.Text(f"In all trials: {fixed}; {words.measured(configs[0])}.", "pale")
-    except KeyError:  # a config of another version
-        return
 
 
 def _values(name: str, configs: Sequence[Mapping[str, Any]]) -> str:
@@ -189,10 +188,11 @@ def _flat(environment: Mapping[str, Any], before: str = "") -> Iterator[tuple[st
             yield f"{before}{name}", hidden(text)
 
 
-def _again(sweep: SweepRow) -> Iterator[page.Code]:
+def _again(sweep: SweepRow) -> Iterator[Any]:
     commit = (sweep.environment.get("git") or {}).get("commit")
     file = shlex.quote(f"{sweep.name}.yaml")
     lines = [*([f"git checkout {shlex.quote(str(commit))}"] if commit else [])]
     lines += [f"ringray run {file}  # the spec below", f"ringray report {shlex.quote(sweep.name)}"]
     yield page.Code("\n".join(lines))
-    yield page.Code(without_credentials(hidden(sweep.source)), f"Spec ({sweep.name}.yaml)")
+    yield page.Text(f"The spec, {sweep.name}.yaml:")
+    yield page.Code(hidden(sweep.source))

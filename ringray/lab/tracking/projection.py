@@ -224,9 +224,8 @@ class Projection:
 
     def log_plan(self) -> None:
         """Writes the artifacts that are known at the start."""
-        trials = self._store.trials(self._digest)
         self._log_text(show.spec_yaml(self._sweep), "spec.yaml")
-        self._log_text(show.plan_json(self._sweep, trials), "plan.json")
+        self._log_text(show.plan_json(self._sweep, self._store.trials(self._digest)), "plan.json")
 
     def log_results(self) -> None:
         """Writes the result tables; MLflow shows ``results_table.json`` as a table."""

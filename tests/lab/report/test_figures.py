@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from ringray.lab.report.figures import (
     pareto,
     predicted,
     speedup,
+    style,
     throughput,
 )
 from tests.support.figure_rows import (
@@ -179,6 +181,16 @@ def test_what_aten_cuts_is_shown_by_threads() -> None:
     slow = grid(blocks=[64, 128], seq_len=[1024, 2048])
     maps, _ = blocks.maps(data.points([row(i, timed(5.0), **p) for i, p in enumerate(slow)]))
     assert [one.title for one in maps] == ["1,024 tokens", "2,048 tokens"]
+
+
+def test_ids_of_a_figure_are_its_own_in_a_page() -> None:
+    drawn = blocks.draw(data.points(tiles()))
+    assert drawn is not None
+    svg = style.picture(drawn, "its").svg
+    ids = set(re.findall(r'\bid="([^"]+)"', svg))
+    assert ids
+    assert all(one.startswith("its-") for one in ids), "those of Vega in the page have no name"
+    assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= ids
 
 
 def test_predictions_stand_beside_what_was_measured() -> None:

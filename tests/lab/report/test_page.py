@@ -62,7 +62,7 @@ def made() -> str:
     table = page.PageTable("all", ["name", "ms"], rows, sorts=True)
     picture = page.Picture(evil, "<svg></svg>", {"title": evil})
     inner = page.Section(evil, [table, page.Facts([("a", evil)]), picture])
-    blocks = [page.Text(evil), page.Listing([evil]), page.Code(evil), page.Code(evil, "Spec")]
+    blocks = [page.Text(evil), page.Listing([evil]), page.Code(evil)]
     return page.render(evil, [page.Section("One", [*blocks, inner])], evil)
 
 

@@ -136,7 +136,8 @@ def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> N
     note = note_of(sweep_row, rows, children, ("throughput", "pareto"))
     assert len(note) <= 8000
     links = dict(re.findall(r"(?<!!)\[([^]]+)\]\((\S+)\)", note))
-    assert set(links) == {"table", "charts", "compare all"}
+    assert set(links) == {"table", "charts", "compare all", "report"}
+    assert links["report"] == f"#/experiments/7/runs/{'cd' * 16}/artifacts/report.html"
     page, _, query = links["charts"].partition("?")
     assert page == "#/experiments/7/runs"
     asked = parse_qs(query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import altair as alt
@@ -39,7 +40,7 @@ def predictions(points: Sequence[TrialRow], metric: str) -> list[tuple[TrialRow,
     return [
         (point, float(value))
         for point, value in found
-        if isinstance(value, int | float) and value > 0 and point.metrics[metric] > 0
+        if isinstance(value, int | float) and 0 < value < math.inf and point.metrics[metric] > 0
     ]
 
 

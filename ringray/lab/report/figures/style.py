@@ -7,7 +7,6 @@ page sets them for light and dark paper, a picture that stands alone is on white
 from __future__ import annotations
 
 import html
-import itertools
 import json
 import math
 import re
@@ -30,17 +29,17 @@ SHAPES = (
     "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right",
     "triangle-left",
 )  # fmt: skip
+BANDS = alt.Scale(paddingInner=0.25, paddingOuter=0.1)  # the bars of one name stand together
 _DASHES = ([1, 0], [6, 3], [2, 2])
 INK, PALE, BACK = colour("ink"), colour("pale"), colour("back")
 # Two panels beside each other with their axes are as wide as MLflow's column for descriptions.
 PANEL = (310, 210)  # pixels
-_ALONE = 500  # width of a single panel, pixels
+_ALONE = 600  # width of a single panel, pixels
 _COLUMNS = 2
 _TEXT = 11
 _NAME = 200  # greatest width of a name at an axis, pixels
 _CHARACTER = 6.0  # width of a character of that size, pixels
 _SCALE = 1.1  # of a PNG
-_ROWS = 6  # lines of a legend
 _CONFIG: dict[str, Any] = {
     "background": colour("paper"),
     "font": FONT,
@@ -50,8 +49,9 @@ _CONFIG: dict[str, Any] = {
     "axis": {
         "labelColor": PALE, "titleColor": INK, "domainColor": BACK, "tickColor": BACK,
         "gridColor": colour("grid"), "labelFontSize": _TEXT, "titleFontSize": _TEXT,
-        "titleFontWeight": "normal", "labelLimit": _NAME, "titlePadding": 8, "tickCount": 6,
+        "titleFontWeight": "normal", "labelLimit": _NAME, "titlePadding": 8,
     },
+    "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 8},
     "legend": {
         "labelColor": INK, "titleColor": PALE, "labelFontSize": _TEXT, "titleFontSize": _TEXT,
         "titleFontWeight": "normal", "labelLimit": 340, "orient": "bottom", "symbolSize": 70,
@@ -70,8 +70,9 @@ _TOKENS = (
 
 
 def spec(chart: Chart) -> dict[str, Any]:
-    """Returns a chart as Vega-Lite takes it."""
-    found: dict[str, Any] = chart.to_dict(validate=False)  # the contract suite does
+    """Returns a chart as Vega-Lite takes it, with null for numbers that JSON lacks."""
+    made = chart.to_dict(validate=False)  # the contract suite does
+    found: dict[str, Any] = json.loads(json.dumps(made), parse_constant=lambda _: None)
     return found
 
 
@@ -107,17 +108,10 @@ def _titled(found: re.Match[str]) -> str:
     return f"{tag}{rest}><title>{said}</title>{close}"
 
 
-# of bars, so that those of one name stand together
-BANDS = alt.Scale(paddingInner=0.25, paddingOuter=0.1)
-
-
 def panel(records: Records, *layers: alt.Chart, title: str = "") -> Layers:
     """Returns one set of axes whose layers share ``records``."""
-    return Layers(layer=list(layers), data=alt.Data(values=records), title=_small(title))
-
-
-def _small(title: str) -> alt.TitleParams:
-    return alt.TitleParams(title, fontSize=12, offset=6, color=INK)
+    small = alt.TitleParams(title, fontSize=12, offset=6, color=INK)
+    return Layers(layer=list(layers), data=alt.Data(values=records), title=small)
 
 
 def grid(
@@ -160,19 +154,19 @@ def looks(names: Sequence[str], baseline: str | None = None) -> dict[str, Any]:
     last colour, dashes; those of the ``baseline`` are pale."""
     domain = [*names, *([baseline] if baseline else [])]
     back = [baseline is not None and name == baseline for name in domain]
-    cycle = zip(range(len(domain)), itertools.cycle(range(len(LINES))), strict=False)
-    colours = [BACK if back[at] else LINES[look] for at, look in cycle]
+    colours = [BACK if is_back else LINES[at % 8] for at, is_back in enumerate(back)]
     shapes = ["stroke" if is_back else SHAPES[at % 8] for at, is_back in enumerate(back)]
     dashes = [[3, 3] if is_back else _DASHES[at // 8 % 3] for at, is_back in enumerate(back)]
     legend = None if len(domain) < 2 else alt.Legend(title=None, columns=columns(domain))
+    every = (
+        ("color", alt.Color, colours),
+        ("shape", alt.Shape, shapes),
+        ("strokeDash", alt.StrokeDash, dashes),
+    )
     return {
-        "color": alt.Color("strategy:N", scale=alt.Scale(domain=domain, range=colours),
-                           legend=legend),
-        "shape": alt.Shape("strategy:N", scale=alt.Scale(domain=domain, range=shapes),
-                           legend=legend),
-        "strokeDash": alt.StrokeDash("strategy:N", scale=alt.Scale(domain=domain, range=dashes),
-                                     legend=legend),
-    }  # fmt: skip
+        name: channel("strategy:N", scale=alt.Scale(domain=domain, range=values), legend=legend)
+        for name, channel, values in every
+    }
 
 
 def columns(names: Sequence[str]) -> int:

@@ -47,10 +47,9 @@ class Facts(NamedTuple):
 
 
 class Code(NamedTuple):
-    """Lines as they are typed; ``folded``: the heading under which they are hidden at first."""
+    """Lines as they are typed."""
 
     text: str
-    folded: str = ""
     block: str = "code"
 
 
