@@ -46,6 +46,7 @@ ORDER = (
     "ringray.lab.report",
     "ringray.lab.tracking",
     "ringray.lab.cli",
+    "ringray.lab.api",
     "ringray.__main__",
 )
 LIBRARY = ORDER[: ORDER.index("ringray.lab")]
@@ -129,6 +130,8 @@ def test_the_kernels_need_torch_and_triton_only() -> None:
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
+        ("import ringray.lab", {"torch", "ray", "mlflow", "pandas", "numpy", "pydantic", "rich"}),
+        ("import ringray.lab.api", {"torch", "ray", "mlflow", "pandas", "matplotlib"}),
         ("import ringray", {"torch", "ray", "mlflow", "triton", "numpy", "pydantic"}),
         ("import ringray.lab.cli.spec", {"torch", "ray", "mlflow", "triton", "altair"}),
         ("import ringray.lab.cli.store", {"torch", "ray", "mlflow", "numpy", "pydantic"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -70,6 +71,22 @@ def test_ray_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = re.findall(r"^rank \d: (\S+) from SDPA", run(EXAMPLES / "ray_actors.py"), re.MULTILINE)
     assert len(errors) == 2
     assert all(float(error) < 1e-5 for error in errors)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "RINGRAY_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    book = json.loads((EXAMPLES / "results.ipynb").read_text("utf-8"))
+    cells = ["".join(one["source"]) for one in book["cells"] if one["cell_type"] == "code"]
+    assert len(cells) == 4
+    (tmp_path / "cells.py").write_text(
+        "\n".join([*cells, "print(len(frame), set(frame.status), summary.counts)"])
+    )
+    said = run(tmp_path / "cells.py")
+    assert "[4/4] zigzag 256  ok" in said
+    assert re.search(r"^256 +\d+\.\d+ +\d+\.\d+$", said, re.MULTILINE)
+    assert said.endswith("4 {'ok'} {'ok': 4}\n")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

@@ -174,17 +174,24 @@ def _provenance(root: Path) -> dict[str, Any] | None:
         return None
 
 
+def has_tiles() -> bool:
+    """Returns whether the cores multiply bf16 by tiles (Intel's AMX)."""
+    return "amx_bf16" in _of_cpu("flags").split()
+
+
 def _cpu_model() -> str:
+    # On ARM there is no model name; platform.processor() comes closest.
+    return _of_cpu("model name") or platform.processor() or platform.machine()
+
+
+def _of_cpu(field: str) -> str:
+    """Returns a field of the first core as Linux describes it, "" where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        # On ARM there is no model name; platform.processor() comes closest.
-        if name.strip() == "model name" and value.strip():
-            return " ".join(value.split())
-    return platform.processor() or platform.machine()
+        return ""
+    found = (line.partition(":") for line in lines)
+    return next((" ".join(value.split()) for name, _, value in found if name.strip() == field), "")
 
 
 def _usable_cores() -> int:

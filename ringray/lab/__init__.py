@@ -14,4 +14,19 @@ driver    measures a plan
 report    tables, the live view and figures
 tracking  the store projected into MLflow
 cli       the command line
+api       the same from Python: ``run`` and ``results``, imported when they are asked for
 """
+
+import importlib
+
+__all__ = ["results", "run"]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return getattr(importlib.import_module("ringray.lab.api"), name)
+    raise AttributeError(f"module 'ringray.lab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -48,6 +48,8 @@ class Server:
         return list(self.jobs.values())
 
     def get_job_info(self, id: str) -> SimpleNamespace:
+        if id not in self.jobs:
+            raise RuntimeError(f"Request failed with status code 404: Job {id} does not exist.")
         return self.jobs[id]
 
     def submit_job(self, *, submission_id: str, **given: Any) -> str:

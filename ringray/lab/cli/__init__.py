@@ -11,6 +11,7 @@ tuning   tune, tuned
 store    list, status, sync, recover
 report   report
 jobs     submit, stop
+watch    watch
 outputs  files for output that must not be ringray's own
 advise   advise
 calibrate  calibrate
@@ -53,6 +54,7 @@ COMMANDS = {
     "submit": ("jobs:submit", "run a spec as a job of a Ray cluster, and follow it"),
     "stop": ("jobs:stop", "stop the job of a sweep; it can be submitted again"),
     "list": ("store:sweeps", "list the sweeps in the store"),
+    "watch": ("watch:watch", "show a sweep while another process or a cluster runs it"),
     "status": ("store:status", "show the state of a sweep and its results"),
     "compare": ("compare:compare", "compare two sweeps: what is faster or slower beyond the noise"),
     "sync": ("store:sync", "write to MLflow the trials that it lacks of a sweep"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TextIO
 from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import has_password, plain
-from ringray.lab.cli.options import DASHBOARD, FORCE, JSON, SPEC, Option, append, options
+from ringray.lab.cli.options import DASHBOARD, FORCE, JSON, SET, SPEC, Option, append, options
 from ringray.lab.cluster import head_command, job_package, job_server
 from ringray.lab.cluster.job_folder import check_absolute
 from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
@@ -22,16 +23,15 @@ from ringray.lab.tracking import location
 
 
 @options(
-    SPEC, DASHBOARD,
+    SPEC, SET, DASHBOARD,
     Option("--detach", action="store_true", help="return when the cluster has it; do not follow"),
     Option("--store", metavar="F", help="store file on the head (default: the head's own store)"),
     JSON, FORCE,
 )  # fmt: skip
 def submit(arguments: argparse.Namespace) -> int:
     """Sends a sweep to a cluster, unless it runs there, and follows it; returns its exit code."""
-    plan = build(
-        specs.load(arguments.spec), processes=os.cpu_count() or 1, everything=arguments.all
-    )
+    spec = specs.load(arguments.spec, arguments.set)
+    plan = build(spec, processes=os.cpu_count() or 1, everything=arguments.all)
     if has_password(plan.spec.tracking.uri or ""):
         raise plan.spec.error(
             "tracking.uri",
@@ -43,14 +43,15 @@ def submit(arguments: argparse.Namespace) -> int:
             "argument --json: not allowed with argument --detach; "
             "`ringray status SWEEP --address URL --json F` fetches the results later"
         )
-    store = _store(arguments)
+    store = store_option(arguments)
     if arguments.json not in (None, "-"):
         append(arguments.json, "")
     if path := location.relative_path(plan.spec.tracking.uri or ""):
         check_absolute("tracking.uri", path)
     url = job_server.address(arguments.address)
     here = Jobs(job_server.connect(url), url)
-    again = f"ringray submit {arguments.spec} --address {url}"
+    changes = "".join(f" --set {shlex.quote(change)}" for change in arguments.set)
+    again = f"ringray submit {arguments.spec} --address {url}{changes}"
     with job_package.packed(plan.spec) as shipment:
         job, started = here.submit(plan, shipment, arguments.store)
     called = f"{plan.spec.name} {plan.digest[:12]}"
@@ -81,7 +82,7 @@ def submit(arguments: argparse.Namespace) -> int:
     return _end(job, again, screen)
 
 
-def _store(arguments: argparse.Namespace) -> list[str]:
+def store_option(arguments: argparse.Namespace) -> list[str]:
     """Returns the option for the store on the head; UserError unless its path is absolute."""
     if arguments.store is None:
         return []
@@ -93,7 +94,7 @@ def on_head(arguments: argparse.Namespace, *command: str) -> None:
     """Prints what a command that reads the store prints on the head of ``--address``."""
     json = getattr(arguments, "json", None)
     text = fetch(
-        arguments.address, *command, *_store(arguments), *(["--json", "-"] if json else [])
+        arguments.address, *command, *store_option(arguments), *(["--json", "-"] if json else [])
     )
     if json:
         append(json, text)

@@ -24,6 +24,10 @@ class Option:
 
 SPEC = Option("spec", metavar="SPEC", help="YAML file")
 SWEEP = Option("sweep", metavar="SWEEP", help="name, or the start of its digest")
+SET = Option(
+    "--set", metavar="FIELD=VALUE", action="append", default=[],
+    help="another value for a field of the spec, as problem.seq_len=64k; repeatable",
+)  # fmt: skip
 ADDRESS = Option("--address", metavar="A", help="Ray (default: RAY_ADDRESS, else a local Ray)")
 JSON = Option("--json", metavar="F", help="append a JSON line per trial to F; - is stdout")
 ON_HEAD = Option(

@@ -12,7 +12,7 @@ from ringray.base.redaction import shown
 from ringray.lab.kinds import KINDS
 from ringray.lab.report import history, replicas, tables, verdict, words
 from ringray.lab.store.traces import folder_of
-from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 ROWS = 40  # rows of a table of results, unless all are shown
 
@@ -27,6 +27,31 @@ def title(console: Console, name: str, digest: str, *parts: tuple[str, str]) -> 
     """Prints the name of a sweep, its short digest and further parts, each with its style."""
     parts = ((name, "bold cyan"), (digest[:12], "bright_black"), *parts)
     console.print(tables.heading(parts))
+
+
+def print_state(console: Console, sweep: SweepRow, run_by: str = "") -> None:
+    """Prints the title of a sweep and the numbers of its trials."""
+    state = (sweep.status, tables.STYLES[sweep.status])
+    when = (tables.when(sweep.updated), "bright_black")
+    title(console, sweep.name, sweep.digest, (sweep.kind, ""), state, when)
+    pending = sweep.total - sum(sweep.counts.values())
+    say(console, words.counts(sweep.counts, pending) + run_by)
+
+
+def print_sweep(
+    console: Console,
+    sweep: SweepRow,
+    trials: Sequence[TrialRow],
+    more: str,
+    run_by: str = "",
+    everything: bool = False,
+) -> None:
+    """Prints the state of a sweep, its results and its answer; ``more`` as in ``print_trials``."""
+    print_state(console, sweep, run_by)
+    print_trials(console, sweep.digest, trials, more, everything=everything)
+    console.print()
+    cores = (sweep.environment.get("hardware") or {}).get("cores", 0)
+    print_answer(console, sweep.kind, trials, cores)
 
 
 def print_trials(

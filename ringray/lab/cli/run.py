@@ -18,7 +18,7 @@ from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli import past
-from ringray.lab.cli.options import MEASURING, SPEC, SWEEP, Option, options, writing
+from ringray.lab.cli.options import MEASURING, SET, SPEC, SWEEP, Option, options, writing
 from ringray.lab.cli.outputs import check_output
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
 from ringray.lab.cli.store import open_store
@@ -28,7 +28,7 @@ from ringray.lab.driver.studies import entries, results
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.report import studies, tables, words
-from ringray.lab.report.live import observer
+from ringray.lab.report.live import LiveTable, PlainLines, observer
 from ringray.lab.search import METHODS
 from ringray.lab.spec import model as specs
 from ringray.lab.store.store import Store
@@ -39,11 +39,12 @@ from ringray.tuning import table as tuned
 
 
 @options(
-    SPEC, *MEASURING, Option("--again", action="store_true", help="measure every trial once more")
-)
+    SPEC, SET, *MEASURING,
+    Option("--again", action="store_true", help="measure every trial once more"),
+)  # fmt: skip
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that have no result in the store."""
-    plan = planned(specs.load(arguments.spec), arguments)
+    plan = planned(specs.load(arguments.spec, arguments.set), arguments)
     with open_store(arguments.store, create=True) as store:
         return execute(plan, store, arguments)
 
@@ -156,15 +157,31 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
         check_output("--json", arguments.json, store.path, location.sqlite_path(place))
     json_path = _json_path(arguments.json)
     screen = _screen(arguments)
+    summary = measure(plan, store, arguments, observer(screen), json_path)
+    try:
+        _print_summary(tables.console(screen), plan, store, summary, arguments)
+    except BrokenPipeError:
+        if arguments.json != "-":
+            raise
+    return summary.exit_code
+
+
+def measure(
+    plan: Plan,
+    store: Store,
+    arguments: argparse.Namespace,
+    view: LiveTable | PlainLines,
+    json_path: Path | None = None,
+) -> Summary:
+    """Runs a plan, shown by ``view``, which it closes."""
     with ExitStack() as closing:
-        view = observer(screen)
         closing.callback(view.close)
         tracking = None
         if plan.spec.tracking.enabled and not arguments.no_tracking:
             tracking = _tracking(plan, store, closing, view.note)
         from ringray.lab.driver import run as driver  # with ray
 
-        summary = driver.run(
+        return driver.run(
             plan,
             store=store,
             address=arguments.address,
@@ -173,12 +190,6 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
             json_path=json_path,
             again=getattr(arguments, "again", False),
         )
-    try:
-        _print_summary(tables.console(screen), plan, store, summary, arguments)
-    except BrokenPipeError:
-        if arguments.json != "-":
-            raise
-    return summary.exit_code
 
 
 def _tracking(

@@ -14,7 +14,7 @@ from ringray.base import provenance, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
 from ringray.lab.cli import past
-from ringray.lab.cli.options import SPEC, STORE, Option, options, write
+from ringray.lab.cli.options import SET, SPEC, STORE, Option, options, write
 from ringray.lab.plan.plan import Plan, build, trial_dict
 from ringray.lab.predict import calibration, cost_model
 from ringray.lab.predict.hardware import Fleet, Noise
@@ -28,10 +28,10 @@ _ROWS = 60  # rows of a table without --all
 _TIMELINES = 64  # ranks in a predicted timeline
 
 
-@options(SPEC)
+@options(SPEC, SET)
 def validate(arguments: argparse.Namespace) -> int:
     """Checks a spec and its plan; prints two lines if both are valid."""
-    plan = build(specs.load(arguments.spec), processes=os.cpu_count() or 1)
+    plan = build(specs.load(arguments.spec, arguments.set), processes=os.cpu_count() or 1)
     spec = plan.spec
     print(f"{arguments.spec}: {spec.name} ({spec.kind}) is valid, sweep {plan.digest[:12]}")
     print("\n".join([_counted(plan), *words.warnings(plan)]))
@@ -40,6 +40,7 @@ def validate(arguments: argparse.Namespace) -> int:
 
 @options(
     SPEC,
+    SET,
     STORE,
     Option("--json", metavar="F", help="write JSON to F; - is stdout"),
     Option("--all", action="store_true", help="plan and show every point, as `run --all` does"),
@@ -55,7 +56,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """Prints the trials of a spec and their predicted cost."""
     price = _price(arguments.price)
     elsewhere = os.environ.get("RAY_ADDRESS")
-    spec = specs.load(arguments.spec)
+    spec = specs.load(arguments.spec, arguments.set)
     made = build(
         spec,
         _fleet(arguments, spec.cluster),

@@ -14,15 +14,14 @@ from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, JSON, ON_HEAD, STORE, SWEEP, Option, append, options
 from ringray.lab.cli.results import (
     ROWS,
-    print_answer,
     print_history,
     print_page,
-    print_trials,
+    print_state,
+    print_sweep,
     say,
-    title,
 )
 from ringray.lab.cluster.job_folder import check_lasting
-from ringray.lab.report import tables, words
+from ringray.lab.report import tables
 from ringray.lab.store.recover import recover as mend
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.tracking import location, tracker
@@ -97,17 +96,12 @@ def status(arguments: argparse.Namespace) -> int:
         return 0
     console = tables.console()
     pending = sweep.total - sum(sweep.counts.values())
-    state = (sweep.status, tables.STYLES[sweep.status])
-    when = (tables.when(sweep.updated), "bright_black")
-    title(console, sweep.name, sweep.digest, (sweep.kind, ""), state, when)
-    say(console, words.counts(sweep.counts, pending) + (f"; run by {owner}" if owner else ""))
+    run_by = f"; run by {owner}" if owner else ""
     if arguments.history:
+        print_state(console, sweep, run_by)
         print_history(console, trials, earlier, everything=arguments.all)
     else:
-        print_trials(console, sweep.digest, trials, "--all", everything=arguments.all)
-        console.print()
-        cores = (sweep.environment.get("hardware") or {}).get("cores", 0)
-        print_answer(console, sweep.kind, trials, cores)
+        print_sweep(console, sweep, trials, "--all", run_by, everything=arguments.all)
     if place is not None:
         print_page(console, location.ui_command(*place))
     if pending and owner is None:

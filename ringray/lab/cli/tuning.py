@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringray.base import units
 from ringray.base.errors import UserError
-from ringray.lab.cli.options import MEASURING, SPEC, Option, options
+from ringray.lab.cli.options import MEASURING, SET, SPEC, Option, options
 from ringray.lab.cli.outputs import check_output
 from ringray.lab.cli.run import planned, search
 from ringray.lab.cli.store import open_store
@@ -19,10 +19,10 @@ from ringray.tuning import table as tuned
 from ringray.tuning.table import Entry
 
 
-@options(SPEC, *MEASURING)
+@options(SPEC, SET, *MEASURING)
 def tune(arguments: argparse.Namespace) -> int:
     """Runs a tuning spec, and keeps the best point of each problem for later calls."""
-    plan = planned(specs.load(arguments.spec), arguments)
+    plan = planned(specs.load(arguments.spec, arguments.set), arguments)
     if not KINDS[plan.spec.kind].tunes:
         tuning = ", ".join(name for name, kind in KINDS.items() if kind.tunes)
         raise plan.spec.error(

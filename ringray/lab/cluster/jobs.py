@@ -204,49 +204,72 @@ class Jobs:
         Connects again if the connection breaks; output that was written is not repeated. If none
         comes, asks for the state of the job, and says it.
         """
-        heard, reminder = time.monotonic(), Reminder()
-        seen = 0  # characters
+        reminder = Reminder()
 
-        async def tail() -> None:
-            nonlocal heard, seen
-            at, chunks = 0, self._client.tail_job_logs(job.id)
-            while True:
-                coming = asyncio.ensure_future(anext(chunks))
-                while not (await asyncio.wait({coming}, timeout=QUIET_S))[0]:
-                    if (now := self.get(job)).ended:  # and the connection stays open
-                        return
-                    heard = time.monotonic()
-                    reminder(f"job {job.id} at {self.url}, which is {now.status} and says nothing")
-                try:
-                    text = coming.result()
-                except StopAsyncIteration:
-                    return
-                except Exception as error:  # from Ray, aiohttp and the system
-                    if at:  # until now there was a connection
-                        heard = time.monotonic()
-                    raise PlaceError(str(error) or type(error).__name__) from error
-                reminder.heard()
-                at += len(text)
-                if at > seen:
-                    write(text[seen - at :])
-                    seen = at
+        def silent() -> bool:
+            now = self.get(job)
+            if not now.ended:
+                reminder(f"job {job.id} at {self.url}, which is {now.status} and says nothing")
+            return now.ended
 
+        def heard(text: str) -> None:
+            reminder.heard()
+            write(text)
+
+        log = JobLog(self._client, job.id, heard, silent)
         while True:
             try:
-                asyncio.run(tail())
+                log.follow()
                 job = self.get(job)
             except PlaceError as error:
-                if time.monotonic() - heard > LOST_S:
+                if time.monotonic() - log.heard > LOST_S:
                     raise PlaceError(
                         f"no answer from {self.url} for {LOST_S:.0f} s, where job {job.id} may "
                         f"still run: {error}"
                     ) from error
             else:
-                heard = time.monotonic()
+                log.heard = time.monotonic()
                 if job.ended:
                     return job
             reminder(f"job {job.id} at {self.url}, which is {job.status}")
             time.sleep(POLL_S)
+
+
+class JobLog:
+    """The log of a job, each part of which is passed to ``write`` once, however often the
+    connection breaks. ``silent`` is asked when nothing has come for a while: True if the job has
+    ended. ``heard``: when something came last, on the monotonic clock."""
+
+    def __init__(
+        self, client: Any, id: str, write: Callable[[str], None], silent: Callable[[], bool]
+    ) -> None:
+        self._client, self._id, self._write, self._silent = client, id, write, silent
+        self.heard, self._seen = time.monotonic(), 0  # characters
+
+    def follow(self) -> None:
+        """Returns at the end of the log; PlaceError if the connection breaks."""
+        asyncio.run(self._tail())
+
+    async def _tail(self) -> None:
+        at, chunks = 0, self._client.tail_job_logs(self._id)
+        while True:
+            coming = asyncio.ensure_future(anext(chunks))
+            while not (await asyncio.wait({coming}, timeout=QUIET_S))[0]:
+                if self._silent():  # and the connection stays open
+                    return
+                self.heard = time.monotonic()
+            try:
+                text = coming.result()
+            except StopAsyncIteration:
+                return
+            except Exception as error:  # from Ray, aiohttp and the system
+                if at:  # until now there was a connection
+                    self.heard = time.monotonic()
+                raise PlaceError(str(error) or type(error).__name__) from error
+            at += len(text)
+            if at > self._seen:
+                self._write(text[self._seen - at :])
+                self._seen = at
 
 
 def _job(details: Any) -> Job | None:

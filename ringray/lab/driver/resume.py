@@ -191,6 +191,5 @@ def _refusals(plan: Plan, cluster: Cluster) -> dict[str, str]:
     refused = {key: reason for key, reason in found.items() if reason is not None}
     if len(refused) == len(plan.runnable):
         reason = next(iter(refused.values()))
-        line = plan.spec.line_of(reason.field)
-        raise PlaceError(f"{plan.spec.path}{f':{line}' if line else ''}: {reason}")
+        raise PlaceError(str(plan.spec.error(reason.field, reason.text)))
     return {key: str(reason) for key, reason in refused.items()}

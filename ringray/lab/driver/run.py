@@ -19,9 +19,10 @@ from ringray.lab.cluster import connect
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.exporter import Exporter
 from ringray.lab.driver.observer import Observer, Summary, Tracking
+from ringray.lab.driver.publisher import Publisher
 from ringray.lab.driver.resume import Resume
 from ringray.lab.plan.plan import Plan, Trial, trial_row
-from ringray.lab.store import progress
+from ringray.lab.store import driver_state, progress
 from ringray.lab.store.jsonl import Lines
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome, SweepInfo, SweepStatus
@@ -54,10 +55,12 @@ def run(
         UserError: ``json_path`` cannot be written; before any actor starts.
     """
     began = time.monotonic()
-    sweep = Sweep(plan, store, observer, json_path)
+    publisher = Publisher(observer)
+    sweep = Sweep(plan, store, publisher, json_path)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         stack.enter_context(store.lease(plan.digest, note=observer.note))
+        stack.enter_context(publisher.writing(driver_state.path_of(store.path, plan.digest)))
         stack.callback(sweep.wait_for_tracking)  # which finishes while the ring and Ray end
         try:
             resume, cluster = sweep.resume(address, signals, stack, again)
@@ -69,7 +72,7 @@ def run(
             sweep.summary.interrupted = True
         sweep.conclude()
     sweep.summary.wall_s = time.monotonic() - began
-    observer.sweep_ended(sweep.summary)
+    publisher.sweep_ended(sweep.summary)
     return sweep.summary
 
 

@@ -32,7 +32,7 @@ from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, p
 from ringray.lab.spec.conditions import LimitsSection
 from ringray.lab.spec.model import Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
-from ringray.lab.trial.outcome import Outcome, TrialRow
+from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow
 from ringray.lab.trial.training import examination
 
 # The deadline of a trial. The factor, over its predicted time, allows for a wrong prediction, the
@@ -251,6 +251,31 @@ def deadline_s(trial: Trial, config: TrialConfig, given: LimitsSection) -> float
     return min(timeout, max(DEADLINE_FLOOR_S, longest))
 
 
+def restored(spec: Spec, rows: Iterable[TrialRow]) -> Plan:
+    """Returns the plan of a sweep as its rows in a store have it, whoever planned it; points that
+    ended without a measurement only while it ran are not pruned.
+
+    Raises:
+        UserError: another version of ringray wrote the rows.
+    """
+    on, trials = local_fleet(spec.ring.device), []
+    try:
+        for row in rows:
+            config = TrialConfig.from_dict(row.config)
+            cost = cost_model.Cost(**row.predicted) if row.predicted else None
+            field, _, why = (row.reason or "").partition(": ")
+            late = field in (UNASKED.partition(": ")[0], NOT_TRIED.partition(": ")[0])
+            pruned = Reason(field, why) if row.status == "pruned" and not late else None
+            takes = _measuring_s(spec.kind, config, cost, on) if cost and not pruned else 0.0
+            trials.append(Trial(row.index, row.key, spec.kind, config, cost, pruned, takes))
+    except (TypeError, KeyError, ValueError) as error:
+        raise UserError(
+            f"the trials of sweep {spec.name} are of another version of ringray ({error}), "
+            "which can show them"
+        ) from None
+    return Plan(spec, tuple(trials), "cpu" if on.shares_cores else "cuda", on)
+
+
 def local_fleet(device: str) -> Fleet:
     """Returns the hardware of this machine for ``device``, as it was measured or by the table."""
     cuda = device == "cuda" or (device == "auto" and bool(shutil.which("nvidia-smi")))
@@ -259,7 +284,7 @@ def local_fleet(device: str) -> Fleet:
         return parse_fleet(LOCAL, found)
     if cuda:
         return gpus(*provenance.hardware()["gpus"][:1])
-    return cpu(os.cpu_count() or 1)
+    return cpu(os.cpu_count() or 1, provenance.has_tiles())
 
 
 def cost_dict(trial: Trial) -> dict[str, Any]:

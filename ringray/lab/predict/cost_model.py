@@ -124,7 +124,7 @@ def _described(
             "backward", walks.backward, walks.backward_weights, 3 * of_keys + 2 * of_values, *kind
         ),
     ]
-    sizes = _sizes(config, exchange, on_cpu=on.shares_cores)
+    sizes = _sizes(config, exchange, on)
     return exchange, walks, sizes, works[: 1 + config.has_backward]
 
 
@@ -199,7 +199,7 @@ def _layout(config: TrialConfig, fold: int) -> Layout:
     return Layout(config.partition, config.padded, config.ring_size // fold, fold)
 
 
-def _sizes(config: TrialConfig, exchange: Exchange, *, on_cpu: bool) -> Sizes:
+def _sizes(config: TrialConfig, exchange: Exchange, on: Fleet) -> Sizes:
     layout = _layout(config, exchange.fold)
     ranges = layout.ranges(0)
     return Sizes(
@@ -210,12 +210,13 @@ def _sizes(config: TrialConfig, exchange: Exchange, *, on_cpu: bool) -> Sizes:
         rows=layout.rows,
         itemsize=DTYPES[config.dtype].itemsize,
         threads=config.threads,
-        fused_on_cpu=on_cpu,
+        fused_on_cpu=on.shares_cores,
         runs=len(ranges) if ranges[0].step == 1 else 1,
         triangular=config.causal,
         plain=config.mask.plain,
         quantized=config.quantize is not None,
         spaced=len(ranges) if ranges[0].step > 1 else 0,
+        tiles=on.hardware.tiles and config.dtype == "bfloat16",
     )
 
 

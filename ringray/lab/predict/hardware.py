@@ -68,6 +68,7 @@ class Hardware(_Entry):
     ends that a message takes, and each of its bytes. ``step``, ``op``: seconds of each step, and of
     each pass of the op.
     ``merged``: the curves of calls that are not causal contain the merge into the running state.
+    ``tiles``: cores multiply bf16 by tiles (AMX), for which PyTorch copies K and V in each call.
     ``fitted``: trials of a store that corrected it.
     """
 
@@ -92,6 +93,7 @@ class Hardware(_Entry):
     step: Annotated[float, Field(ge=0)] = 0.0
     op: Annotated[float, Field(ge=0)] = 0.0
     merged: bool = False
+    tiles: bool = False
     versions: Mapping[str, str] = {}
     measured: str | None = None
     fitted: Annotated[int, Field(ge=0)] = 0
@@ -150,9 +152,10 @@ class Fleet:
         return f"{self.name}:{size}{self.per_node}"
 
 
-def cpu(cores: int) -> Fleet:
-    """Returns one machine whose ranks share ``cores`` at rates of the table."""
-    unmeasured = {"cores": cores, "ranks_per_node": RANKS}
+def cpu(cores: int, tiles: bool = False) -> Fleet:
+    """Returns one machine whose ranks share ``cores``, with ``tiles`` or not, at rates of the
+    table."""
+    unmeasured = {"cores": cores, "ranks_per_node": RANKS, "tiles": tiles}
     return Fleet("cpu", table()["cpu"].model_copy(update=unmeasured), 1, RANKS)
 
 

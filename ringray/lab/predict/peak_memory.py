@@ -25,6 +25,7 @@ MASKED_ROWS = 256  # ringray_kernels.cover.DEFAULT_BLOCK
 _KEYS_PER_BLOCK = 512  # of ATen's CPU kernel
 _RANKS_AT_ONCE = 256
 _PACKING = {256: 900, 64: 420, 32: 420}  # rows of fp32 that its bf16 backward needs, by query block
+_TILE = 64  # rows of queries and of keys from which it copies K and V for products by tiles
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Sizes:
     positions that the rows form, 1 also if they are evenly spaced. ``spaced``: number of sequences
     of evenly spaced positions that they form, 0 if those are neighbours. ``triangular``: a rank's
     own rows see its own keys up to themselves. ``plain``: causal, or no mask at all. ``quantized``:
-    Q, K and V are computed with in 8 bits.
+    Q, K and V are computed with in 8 bits. ``tiles``: cores multiply bf16 by tiles.
     """
 
     batch: int
@@ -51,6 +52,7 @@ class Sizes:
     plain: bool
     quantized: bool = False
     spaced: int = 0
+    tiles: bool = False
 
     @property
     def narrow(self) -> bool:
@@ -127,6 +129,11 @@ class Sizes:
         if buffers > 1 and self.narrow:
             rows = np.where(block == 256, _PACKING[256], _PACKING[64])
             needed = needed + self.threads * rows * self.head_dim * FP32
+        if buffers == 1 and self.tiles and self.narrow:
+            copies = 2 * self.share(queries, keys) * self.query_row * keys
+            block = self.threads * np.minimum(keys, _KEYS_PER_BLOCK) * self.head_dim
+            tiled = (queries >= _TILE) & (keys >= _TILE)
+            needed = needed + np.where(tiled, (copies + block) * self.itemsize, 0)
         return needed
 
 

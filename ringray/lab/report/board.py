@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +57,12 @@ class RunningTrial:
 class Board:
     """A plan and the outcome of each of its trials so far.
 
-    ``done``: trials that an earlier run of the sweep has measured, by key. ``labels``: the names of
-    trials in this sweep, by key.
+    ``done``: trials that have ended, by key; ``ago``: seconds since this run of the sweep began,
+    which measured some of them. ``labels``: the names of trials in this sweep, by key; ``fault``:
+    the last trial that failed, and why.
     """
 
-    def __init__(self, plan: Plan, done: Mapping[str, TrialRow]) -> None:
+    def __init__(self, plan: Plan, done: Mapping[str, TrialRow], ago: float = 0.0) -> None:
         self.plan = plan
         runnable = plan.runnable
         configs = {trial.key: trial.config.as_dict() for trial in runnable}
@@ -80,14 +81,23 @@ class Board:
         self.running: dict[str, RunningTrial] = {}  # by key, in the order of their begin
         self.beside = 1  # the most trials at a time so far
         self.last: BoardGroup | None = None
-        self.note = ""
-        self._began = time.monotonic()
+        self.note = self.fault = ""
+        self.rows = dict(done)  # what ended, by key
+        self._began = time.monotonic() - ago
+        self._problems = words.varying(configs.values(), words.PROBLEM)
+        self._best: tuple[object, str] = (None, "")
         self._weight = {trial.key: trial.measuring_s + _FIXED_S for trial in runnable}
-        self._took: dict[str, float] = {}  # seconds of the trials that ended in this run
+        since = time.time() - ago
+        self._took = {  # seconds of the trials that ended in this run
+            key: (row.ended or 0.0) - (row.started or 0.0)
+            for key, row in done.items()
+            if ago and key in self._weight and (row.started or 0.0) >= since
+        }
 
-    def start(self, trial: Trial, attempt: int) -> None:
-        """Notes that ``trial`` is being measured."""
-        self.running[trial.key] = RunningTrial(self._group_of[trial.key], attempt)
+    def start(self, trial: Trial, attempt: int, ago: float = 0.0) -> None:
+        """Notes that ``trial`` is being measured, since ``ago`` seconds."""
+        began = time.monotonic() - ago
+        self.running[trial.key] = RunningTrial(self._group_of[trial.key], attempt, began)
         self.beside = max(self.beside, len(self.running))
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
@@ -97,8 +107,31 @@ class Board:
             if trial.key not in group.ended and running is not None:
                 self._took[trial.key] = running.took_s
             group.ended[trial.key] = outcome
+            self.rows[trial.key] = TrialRow(
+                trial.key, trial.index, group.config, {}, outcome.status, outcome.reason,
+                dict(outcome.metrics), dict(outcome.samples), None, 1, None, None, None,
+            )  # fmt: skip
             self.last = group
+            if outcome.status in ("failed", "timeout"):
+                why = (outcome.reason or "").partition("\n")[0]
+                self.fault = f"{outcome.status}: {self.labels[trial.key]}: {why}"
         self.note = ""
+
+    def best(self, answer: Callable[[list[TrialRow]], list[str]]) -> str:
+        """Returns the ``answer`` so far for the problem that is being measured; "" without any."""
+        at = next((one.group for one in list(self.running.values())), self.last)
+        if at is None:
+            return ""
+        problem = {name: at.config.get(name) for name in self._problems}
+        if self._best[0] != (self.done, problem):
+            rows = [
+                row for row in list(self.rows.values())
+                if problem == {name: row.config.get(name) for name in problem}
+            ]  # fmt: skip
+            said = (answer(rows) or [""])[0]
+            where = f" of {words.label(at.config, self._problems)}" if problem and said else ""
+            self._best = (self.done, problem), said and f"best{where}: {said}"
+        return self._best[1]
 
     @property
     def done(self) -> int:

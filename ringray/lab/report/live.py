@@ -24,8 +24,9 @@ from rich.text import Text
 from ringray.base import units
 from ringray.base.redaction import shown
 from ringray.lab.driver.observer import Summary
+from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, Trial
-from ringray.lab.report import words
+from ringray.lab.report import verdict, words
 from ringray.lab.report.board import Board, BoardGroup, RunningTrial, trial_line, worst_error
 from ringray.lab.report.tables import STYLES, bare_table, console, fit, heading, metric_cell
 from ringray.lab.trial.metrics import columns
@@ -37,7 +38,7 @@ QUIET_S = 30.0  # longest silence of the plain lines while a trial runs, seconds
 _BAR = 10  # width of a bar, cells
 _BAR_WIDTH = 80  # least width of a terminal that gets bars, cells
 _BAR_TOP = 2.0  # ratio at which a bar is full
-_AROUND = 9  # lines around the rows: header, column heads, counts, notes, space
+_AROUND = 12  # lines around the rows: header, column heads, counts, now, best, fault, note
 _MARKS = {
     "ok": ("✓", "+"), "oom": ("▲", "M"), "timeout": ("◷", "T"), "failed": ("✗", "x"),
     "running": ("▶", ">"), "pending": ("·", "."),
@@ -65,9 +66,13 @@ class PlainLines:
         self._quiet: threading.Timer | None = None
 
     def sweep_started(
-        self, plan: Plan, done: Mapping[str, TrialRow], environment: dict[str, Any]
+        self,
+        plan: Plan,
+        done: Mapping[str, TrialRow],
+        environment: dict[str, Any],
+        ago: float = 0.0,
     ) -> None:
-        self._board = board = Board(plan, done)
+        self._board = board = Board(plan, done, ago)
         first = plan.runnable[0].config.as_dict()
         said = words.constants(first, board.fields)
         known = f", {units.plural(board.known, 'trial')} measured before" if board.known else ""
@@ -81,8 +86,8 @@ class PlainLines:
     def note(self, text: str) -> None:
         self._line(text)
 
-    def trial_started(self, trial: Trial, attempt: int) -> None:
-        self._board.start(trial, attempt)
+    def trial_started(self, trial: Trial, attempt: int, ago: float = 0.0) -> None:
+        self._board.start(trial, attempt, ago)
         if attempt > 1:
             self._line(f"{self._board.labels[trial.key]}: attempt {attempt}")
         self._listen()
@@ -118,7 +123,9 @@ class PlainLines:
             which = f"{board.done + 1} of {board.total}"
             if len(running) > 1:
                 which = f"{len(running)} at a time, {board.done} of {board.total} done"
-            self._line(f"measuring {which}, {units.duration(running[0].took_s)}")
+            left = board.remaining_s
+            about = "" if left is None else f"; about {units.duration(left)} left"
+            self._line(f"measuring {which}, {units.duration(running[0].took_s)}{about}")
         self._listen()
 
     def _line(self, text: str) -> None:
@@ -144,11 +151,15 @@ class LiveTable:
         self._timer: threading.Timer | None = None
 
     def sweep_started(
-        self, plan: Plan, done: Mapping[str, TrialRow], environment: dict[str, Any]
+        self,
+        plan: Plan,
+        done: Mapping[str, TrialRow],
+        environment: dict[str, Any],
+        ago: float = 0.0,
     ) -> None:
         for line in words.warnings(plan):
             self.note(line)
-        self._board = Board(plan, done)
+        self._board = Board(plan, done, ago)
         self._live.start()
         self._changed()
 
@@ -160,8 +171,8 @@ class LiveTable:
         self._board.note = text
         self._changed()
 
-    def trial_started(self, trial: Trial, attempt: int) -> None:
-        self._board.start(trial, attempt)
+    def trial_started(self, trial: Trial, attempt: int, ago: float = 0.0) -> None:
+        self._board.start(trial, attempt, ago)
         self._changed()
 
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
@@ -218,19 +229,32 @@ class LiveTable:
 
 def render(board: Board, rows: int, to: Console) -> RenderableType:
     """Returns the whole view: header, at most ``rows`` rows, counts."""
-    shown = _visible(board, rows)
+    visible = _visible(board, rows)
     line = words.counts(board.counts, board.total - board.done)
-    if hidden := len(board.groups) - len(shown):
+    if hidden := len(board.groups) - len(visible):
         line += f"   ({hidden} rows not shown)"
     parts = [
         _header(board),
         Text(""),
-        _rows(board, shown, to),
+        _rows(board, visible, to),
         Text(""),
         Text(line, "bright_black"),
     ]
-    if board.note:
-        parts.append(Text(board.note, "bright_black", no_wrap=True, overflow="ellipsis"))
+    kind = KINDS[board.plan.spec.kind]
+    best = "" if kind.ranks_alone or kind.reaches else board.best(verdict.lines)
+    now = [
+        f"{board.labels[key]} on a ring of {one.group.config['ring_size']}, {_measuring(one)}"
+        for key, one in list(board.running.items())
+    ]
+    now_line = f"now: {'; '.join(now)}" if now else ""
+    for text, style in (
+        (now_line, "bold"),
+        (best, ""),
+        (board.fault, STYLES["failed"]),
+        (board.note, "bright_black"),
+    ):
+        if text:
+            parts.append(Text(shown(text), style, no_wrap=True, overflow="ellipsis"))
     return Lines(*parts)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -278,8 +279,11 @@ class Spec(Fields):
         return self._source.line_of(tuple(field.split("."))) if self._source else None
 
     def error(self, field: str, message: str) -> SpecError:
-        """Returns the error about ``field``, with its place in the file."""
-        return SpecError(message, path=self.path, line=self.line_of(field), field=field)
+        """Returns the error about ``field``, with its place in the file or the option."""
+        where = tuple(field.split("."))
+        if self._source and where in self._source.marks:
+            return self._source.error(message, where, self._source.line_of(where))
+        return SpecError(message, path=self.path, field=field)
 
     def sweep(self, section: str, field: str) -> tuple[Any, ...]:
         """Returns the values of ``field`` in ``section``, always as a tuple."""
@@ -315,22 +319,27 @@ class Spec(Fields):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load(path: str | Path) -> Spec:
-    """Reads the spec in the file ``path``.
+def load(path: str | Path, changes: Sequence[str] = ()) -> Spec:
+    """Reads the spec in the file ``path``, with changes as ``parse`` takes them.
 
     Raises:
         SpecError: the file cannot be read, or anything in it is wrong.
     """
-    return parse(read_text(path), str(path))
+    return parse(read_text(path), str(path), changes)
 
 
-def parse(text: str, path: str = "<spec>") -> Spec:
+def parse(text: str, path: str = "<spec>", changes: Sequence[str] = ()) -> Spec:
     """Reads the spec in ``text``; errors call it ``path``.
+
+    ``changes``: fields that have another value, as ``problem.seq_len=64k``.
 
     Raises:
         SpecError: anything in it is wrong; one line for each mistake.
+        UserError: a change has another form.
     """
     source = Source(text, path)
+    for change in changes:
+        source.replace(change)
     try:
         spec = Spec.model_validate(source.data)
     except ValidationError as error:

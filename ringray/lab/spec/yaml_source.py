@@ -2,8 +2,8 @@
 
 ``read_text`` reads the text; ``Source`` turns it into plain data (dict, list, str, int, float,
 bool, None) and keeps the line of each value, so that errors can name it and quote what was written.
-PyYAML's safe composer does the parsing. Tags, anchors and aliases are refused; size and depth are
-bounded.
+A value that ``--set`` gives has the option in place of a line. PyYAML's safe composer does the
+parsing. Tags, anchors and aliases are refused; size and depth are bounded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import re
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
-from ringray.base.errors import SpecError, nearest
+from ringray.base.errors import SpecError, UserError, nearest
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -78,6 +78,26 @@ def read_text(path: str | Path) -> str:
         raise SpecError(message, path=name, line=line) from None
 
 
+def dumped(data: object) -> str:
+    """Returns plain data as the text of a YAML document.
+
+    Raises:
+        SpecError: it holds anything else, or itself.
+    """
+    try:
+        return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    except (yaml.YAMLError, RecursionError) as error:
+        why = str(error) or type(error).__name__
+        raise SpecError(f"is no plain data: {_short(why)}", path="<spec>") from None
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that writes a list as often as it occurs."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
 def _neighbour(path: Path) -> str:
     folder = EXAMPLES if path.parent == Path("experiments") else path.parent
     try:
@@ -91,10 +111,11 @@ def _neighbour(path: Path) -> str:
 class Mark(NamedTuple):
     """The position of a value and its text."""
 
-    line: int  # 1-based, of the value, or of its key if the value is a mapping or a list
-    key_line: int
+    line: int | None  # 1-based, of the value, or of its key if the value is a mapping or a list
+    key_line: int | None
     written: str  # as errors quote it: 'eight', "a list", ...
     scalar: bool
+    option: str = ""  # the option that gives it, which has no lines
 
 
 class _Loader(yaml.SafeLoader):
@@ -143,6 +164,39 @@ class Source:
         self.empty = node is None or (node.tag == f"{_CORE}null" and not node.value)
         self.data = None if node is None else self._value(node, (), node.start_mark.line + 1)
 
+    def replace(self, given: str) -> None:
+        """Sets a field as ``--set FIELD=VALUE`` does; ``text`` becomes that of the result.
+
+        Raises:
+            UserError: ``given`` has another form.
+            SpecError: the value is not YAML.
+        """
+        option = f"--set {_short(given)}"
+        field, sign, text = given.partition("=")
+        *around, last = where = tuple(field.strip().split("."))
+        if not sign or not all(where) or len(where) > MAX_DEPTH:
+            raise UserError(f"{option}: expected FIELD=VALUE such as problem.seq_len=64k")
+        try:
+            value = Source(text, option)
+        except SpecError as error:
+            raise SpecError(error.message, path=option, field=field) from None
+        if not isinstance(self.data, dict):  # of no spec, which its check says
+            return
+        self.marks = {at: mark for at, mark in self.marks.items() if at[: len(where)] != where}
+        self.mistakes += [
+            SpecError(one.message, path=option, field=field) for one in value.mistakes
+        ]
+        inside: dict[Any, Any] = self.data
+        for depth, part in enumerate(around, 1):
+            if not isinstance(inside.get(part), dict):
+                inside[part] = {}
+                self.marks[where[:depth]] = Mark(None, None, "a mapping", False, option)
+            inside = inside[part]
+        inside[last] = value.data
+        for at, mark in ({(): Mark(None, None, "nothing", True)} | value.marks).items():
+            self.marks[*where, *at] = mark._replace(line=None, key_line=None, option=option)
+        self.text = dumped(self.data)
+
     def line_of(self, where: Where) -> int | None:
         """Returns the line of the key at ``where``; None if the file does not have it."""
         return self.marks[where].key_line if where in self.marks else None
@@ -156,9 +210,10 @@ class Source:
         """Returns the error about ``where``, by default on the line of its value."""
         mark = self._nearest(where)
         line = mark.line if mark and line is None else line
+        path = (mark and mark.option) or self.path
         # The field at or around it: errors name no elements of lists.
         names = [_short(str(one)) for one in takewhile(lambda part: isinstance(part, str), where)]
-        return SpecError(message, path=self.path, line=line, field=".".join(names) or None)
+        return SpecError(message, path=path, line=line, field=".".join(names) or None)
 
     def _nearest(self, where: Where) -> Mark | None:
         """Returns the mark of ``where``, or of the innermost written value around it."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ringray
+from ringray.base import provenance
 from ringray.lab.predict import cost_model, hardware
 from ringray.lab.predict import peak_memory as memory
 from ringray.lab.trial.measurement import peak_memory
@@ -53,5 +54,5 @@ def test_memory_of_one_rank_is_near_its_prediction(
     measured = live + peak_memory(work, torch.device("cpu"))
     direction = "forward+backward" if backward else "forward"
     config = point(seq_len=2048, kv_heads=kv_heads, dtype=dtype, direction=direction)
-    cost = cost_model.predict(config, hardware.cpu(1))
+    cost = cost_model.predict(config, hardware.cpu(1, provenance.has_tiles()))
     assert cost.peak_memory_bytes == pytest.approx(measured, rel=0.1)

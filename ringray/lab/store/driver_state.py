@@ -1,0 +1,55 @@
+"""What the driver of a sweep does now, for other processes: a small file beside the store.
+
+It is no record, and may be missing or old: a full disk keeps it from being written, and a killed
+driver leaves it. A reader takes it from a driver that lives, and ended trials from the store.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringray.base import private_files
+
+_MOST = 1 << 24  # bytes of the file that are read
+
+
+@dataclass
+class DriverState:
+    """``pid``: the driver's; ``began``: Unix time in seconds; ``done``: keys of the trials that it
+    need not measure, None until that is known; ``running``: attempt, and Unix time of its begin, by
+    trial key; ``notes``: the latest, each with its number from 1."""
+
+    pid: int
+    began: float
+    done: list[str] | None = None
+    running: dict[str, tuple[int, float]] = field(default_factory=dict)
+    notes: list[tuple[int, str]] = field(default_factory=list)
+
+
+def path_of(store: Path, digest: str) -> Path:
+    """Returns the file of a sweep, beside its lease."""
+    store = store.resolve()
+    return store.with_name(f".{store.name}.{digest[:12]}.driver.json")
+
+
+def write(path: Path, state: DriverState) -> None:
+    """Replaces the file; does nothing if that fails."""
+    with suppress(OSError):
+        private_files.write(path, json.dumps(asdict(state)))
+
+
+def read(path: Path, pid: int) -> DriverState | None:
+    """Returns what the driver ``pid`` wrote; None if there is nothing of it."""
+    with suppress(OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        with private_files.regular(path) as file:
+            said: dict[str, Any] = json.loads(file.read(_MOST))
+        running = {str(key): (int(n), float(at)) for key, (n, at) in said["running"].items()}
+        notes = [(int(number), str(text)) for number, text in said["notes"]]
+        done = None if said["done"] is None else [*map(str, said["done"])]
+        if said["pid"] == pid:
+            return DriverState(pid, float(said["began"]), done, running, notes)
+    return None

@@ -1,0 +1,279 @@
+"""`ringray watch`: a sweep that another process runs, here and on a job server that is made up."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ringray.lab import cli
+from ringray.lab.cli import watch
+from ringray.lab.cluster import head_command
+from ringray.lab.report import live
+from ringray.lab.store import driver_state, feed
+from ringray.lab.store.driver_state import DriverState
+from ringray.lab.store.feed import Feed
+from ringray.lab.store.lease import Owner
+from ringray.lab.store.store import Store
+from ringray.lab.trial.outcome import Outcome
+from tests.support.job_server import URL, Server
+from tests.support.report_rows import console, printed
+from tests.support.small_spec import fill
+from tests.support.steps import Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ringray.lab.plan.plan import Plan
+
+PID = 4711
+
+
+class Sweep:
+    """A sweep of six trials, two of which are measured, in the store of the home; what drives it
+    is made up."""
+
+    def __init__(self, home: Path, steps: Steps) -> None:
+        home.mkdir(exist_ok=True)
+        self.steps, self.path = steps, home / "store.db"
+        self.plan: Plan = fill(self.path)
+        self.store = Store(self.path)
+        self.keys = [trial.key for trial in self.plan.runnable]
+
+    def tell(self, *notes: str, **running: int) -> Callable[[], None]:
+        """A step: the driver notes, and measures trials (``t3=2``: the second attempt at trial
+        3)."""
+
+        def step() -> None:
+            now = {self.keys[int(n[1:])]: (again, time.time()) for n, again in running.items()}
+            state = DriverState(PID, time.time() - 60, self.keys[:2], now, [*enumerate(notes, 1)])
+            driver_state.write(driver_state.path_of(self.path, self.plan.digest), state)
+
+        return step
+
+    def record(self, index: int, status: Any = "ok", why: str | None = None) -> Callable[[], None]:
+        metrics = {"median_ms": 8.0 - index} if status == "ok" else {}
+
+        def step() -> None:
+            now = time.time()
+            outcome = Outcome(status, why, metrics, {"ms": [1.0] * 5}, "p", 1, now - 1, now)
+            self.store.record(self.plan.digest, self.keys[index], outcome)
+
+        return step
+
+    def end(self, status: Any = "complete") -> Callable[[], None]:
+        return lambda: self.store.finish(self.plan.digest, status)
+
+
+@pytest.fixture
+def sweep(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
+    steps = Steps()
+    monkeypatch.setattr(feed, "time", steps)
+    monkeypatch.setattr(Store, "owner", lambda *_: Owner(PID, "here", "0"))
+    made = Sweep(home, steps)
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize(("status", "code"), [("complete", 0), ("failed", 1), ("interrupted", 130)])
+def test_it_follows_and_exits_as_the_sweep(
+    sweep: Sweep, status: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.tell(t2=1)()
+    sweep.steps.todo = [
+        sweep.tell("rank 1 died; trying again", t2=2), sweep.record(2), sweep.tell(t3=1),
+        sweep.record(3, "failed", "rank 1 ended: SIGKILL\nmore"), sweep.end(status),
+    ]  # fmt: skip
+    assert cli.main(["watch", "small"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[0] == f"small {sweep.plan.digest[:8]}: 6 trials, 2 trials measured before, 2 pruned"
+    )
+    shown = "\n".join(lines)
+    assert "rank 1 died; trying again\n" in shown
+    assert re.search(r"^zigzag causal window3: attempt 2$|: attempt 2$", shown, re.MULTILINE)
+    assert re.search(r"^\[3/6\] .*  ok  6.00 ms$", shown, re.MULTILINE)
+    assert re.search(r"^\[4/6\] .*  failed  rank 1 ended: SIGKILL$", shown, re.MULTILINE)
+    assert re.search(rf"^small  {sweep.plan.digest[:12]}  latency  {status}", shown, re.MULTILINE)
+    assert "3 ok · 2 pruned · 1 failed · 2 pending" in shown
+    assert "answer: " in shown
+    assert not sweep.steps.todo
+
+
+def test_a_sweep_that_is_over_is_printed_once(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.end("interrupted")()
+    assert cli.main(["watch", sweep.plan.digest[:6]]) == 130
+    over = capsys.readouterr().out
+    assert over.startswith(f"small  {sweep.plan.digest[:12]}  latency  interrupted")
+    assert sweep.steps.waits == []
+    assert cli.main(["status", "small"]) == 0
+    assert capsys.readouterr().out.replace("; run by process 4711 on here", "") == over
+
+
+def test_wrong_commands_exit_2(
+    home: Path, sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, says in [
+        (["smal"], "did you mean 'small'?"),
+        (["small", "--store", "/nowhere/s.db"], "/nowhere/s.db"),
+        (["small", "--address", "here"], "not the URL of a job server"),
+        (["small", "--address", URL, "--store", "s.db"], "expected an absolute path"),
+        ([], "SWEEP"),
+    ]:
+        assert cli.main(["watch", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert says in err
+        assert out == ""
+
+
+def test_ctrl_c_ends_the_watcher_only(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    sweep.steps.todo = [interrupt]
+    assert cli.main(["watch", "small"]) == 130
+    assert "ringray: interrupted" in capsys.readouterr().err
+    assert sweep.store.find("small").status == "running"
+
+
+def test_on_a_terminal_the_table_shows_best_fault_and_time_left(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to, texts = console(140), list[str]()
+    view = live.LiveTable(to)
+    monkeypatch.setattr(watch, "observer", lambda _: view)
+
+    def look() -> None:
+        texts.append(printed(live.render(view._board, 30, to), 140))
+
+    sweep.record(2)()  # in this run, before anybody watched
+    sweep.tell("starting [b]2[/b] actors", t3=2)()
+    sweep.steps.todo = [
+        look, sweep.record(3, "failed", "gone \x1b[31m"), int, look, sweep.record(4), int, look,
+        sweep.end(),
+    ]  # fmt: skip
+    assert cli.main(["watch", "small"]) == 0
+    first, second, third = texts
+    assert re.search(r"3/6 +elapsed 1:0\d +about .* left", first)
+    assert re.search(r"^now: zigzag .* on a ring of 2, attempt 2$", first, re.MULTILINE)
+    assert "starting [b]2[/b] actors" in first
+    assert "best of " in first
+    assert "failed: " in second
+    assert "gone \ufffd[31m" in second
+    assert "5/6" in third
+
+
+# On a head
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses before connecting again, none of which is made."""
+    waits = Steps(todo=[int] * 99)  # type: ignore[list-item]
+    monkeypatch.setattr(head_command, "time", waits)
+    return waits.waits
+
+
+def told(sweep: Sweep) -> list[str]:
+    """The lines of a whole feed, in which one trial is measured."""
+    sweep.tell(t2=1)()
+    sweep.steps.todo = [sweep.record(2), sweep.end("failed")]
+    return [f"{json.dumps(event)}\n" for event in Feed(sweep.store, sweep.plan.digest).events()]
+
+
+def test_on_a_head_one_small_job_is_followed(
+    sweep: Sweep, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "Running entrypoint for job x: python\nringray: warning: the store lacks its log\n"
+    text += "".join(told(sweep))
+    server.logs = [[text[at : at + 700] for at in range(0, len(text), 700)]]
+    assert cli.main(["watch", "small", "--address", URL, "--store", "/s.db"]) == 1
+    out = capsys.readouterr().out
+    assert "[3/6]" in out
+    assert "small  " in out
+    assert server.asked == ["python -m ringray watch small --lines --store /s.db"]
+    assert server.jobs == {}
+    assert pauses == []
+
+
+def test_it_connects_again_after_ever_longer_pauses(
+    sweep: Sweep, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, server.asked_ends = told(sweep), "RUNNING"
+    cut = [OSError("no route")]
+    server.logs = [[*lines[:12], *cut], *[cut] * 6, [*lines[:14], *cut], cut, lines]
+    assert cli.main(["watch", "small", "--address", URL]) == 1
+    out = capsys.readouterr().out
+    assert pauses[:8] == [1, 2, 4, 8, 16, 30, 30, 1]
+    assert "no route; trying again in 30 s" in out
+    assert out.count("[3/6]") == 1
+    assert len(server.asked) == 1
+    assert server.jobs == {}
+
+
+def test_a_head_that_was_started_again_gets_another_job(
+    sweep: Sweep, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, server.asked_ends = told(sweep), "RUNNING"
+    server.logs = [[*lines[:12], server.jobs.clear, OSError("gone")], lines]
+    assert cli.main(["watch", "small", "--address", URL]) == 1
+    assert len(server.asked) == 2
+    assert "[3/6]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (["ringray: error: there is no sweep 'smal'\n"], "error: there is no sweep 'smal'"),
+        (["Traceback\n"], f"`ringray watch` failed on the head of {URL}: no disk"),
+        (["{Traceback\n"], "says what no ringray says: '{Traceback'"),
+        (['{"row": {"key": 1}}\n'], "says what no ringray says"),
+        (['{"over": "well"}\n'], "says what no ringray says"),
+        (['{"started": "x", "attempt": 1, "ago": 0}\n'], "says what no ringray says"),
+        ([], f"`ringray watch` failed on the head of {URL}: no disk"),
+    ],
+)
+def test_what_the_head_refuses_is_told(
+    home: Path, server: Server, pauses: list[float], said: list[str], why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def message() -> None:
+        next(iter(server.jobs.values())).message = "no disk"
+
+    server.logs, server.asked_ends = [[*said, message]], "FAILED"
+    assert cli.main(["watch", "smal", "--address", URL]) == 2
+    assert why in capsys.readouterr().err
+    assert server.jobs == {}
+
+
+def test_ctrl_c_ends_the_job_on_the_head(
+    home: Path, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    server.logs, server.asked_ends = [['{"note": "a"}\n', interrupt]], "RUNNING"
+    assert cli.main(["watch", "small", "--address", URL]) == 130
+    gc.collect()  # asyncio reports the interrupted task now, not within another test
+    assert len(server.stops) == 1
+    assert server.jobs == {}
+
+
+def test_a_command_on_a_head_ends_some_time_after_its_watcher_was_killed(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also while nothing happens."""
+    monkeypatch.setattr(watch, "LIFE_S", 0.1)
+    sweep.tell()()
+    sweep.steps.todo = [lambda: time.sleep(0.02)] * 99
+    assert cli.main(["watch", "small", "--lines"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]["sweep"]["name"] == "small"
+    assert [next(iter(line)) for line in lines].count("over") == 0

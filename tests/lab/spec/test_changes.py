@@ -1,0 +1,133 @@
+"""Fields that `--set` gives, in place of those of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringray.base.errors import SpecError, UserError
+from ringray.lab import cli
+from ringray.lab.cluster import job_package
+from ringray.lab.spec import model as spec
+from ringray.lab.spec.yaml_source import dumped
+from tests.support.job_server import URL, Server, ends
+from tests.support.small_spec import SMALL
+
+
+@pytest.mark.parametrize(
+    ("change", "section", "field", "value"),
+    [
+        ("problem.seq_len=64k", "problem", "seq_len", (65536,)),
+        ("problem.seq_len=[1, 2k]", "problem", "seq_len", (1, 2048)),
+        ("ring.size=4", "ring", "size", (4,)),  # the file has no such section
+        ("problem.window=", "problem", "window", (None,)),
+        ("problem.causal=true", "problem", "causal", (True,)),
+        ("measure.baseline={name: sdpa, threads: 1}", "measure", "repeats", (2,)),
+    ],
+)
+def test_a_field_gets_the_value_of_the_option(
+    change: str, section: str, field: str, value: object
+) -> None:
+    changed = spec.parse(SMALL, changes=[change])
+    assert changed.sweep(section, field) == value
+    assert changed.digest == spec.parse(changed.source).digest
+    assert changed.digest != spec.parse(SMALL).digest or change == "problem.window="
+
+
+def test_the_last_of_several_values_counts_and_the_rest_of_the_file_stays() -> None:
+    changes = ["problem.heads=8", "problem.heads=4", "measure.repeats=7", "name=other"]
+    changed = spec.parse(SMALL, changes=changes)
+    by_hand = SMALL.replace("heads: 2", "heads: 4").replace("repeats: 2", "repeats: 7")
+    assert changed.canonical() == spec.parse(by_hand.replace("small", "other")).canonical()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("problem.seqlen=1", "problem.seqlen: unknown field; did you mean 'seq_len'? valid"),
+        ("problem.heads=two", "problem.heads: got 'two', expected an integer from 1 to 1024"),
+        ("problem.heads=[2, x]", "problem.heads: got 'x', expected an integer"),
+        ("problem.heads=[", "problem.heads: not valid YAML: "),
+        ("problem.heads=&a 2", "problem.heads: '&a': anchors and aliases are not allowed here"),
+        ("problem.heads={a: 1, a: 2}", "problem.heads: given twice"),
+        ("problem.heads.x=1", "problem.heads: got a mapping, expected an integer"),
+        ("problem=1", "problem: got 1, expected a mapping with the fields seq_len"),
+        ("problem.heads=", "problem.heads: got nothing, expected an integer"),
+    ],
+)
+def test_a_mistake_names_the_option_and_no_line(change: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec.parse(SMALL, "small.yaml", [change])
+    assert str(caught.value).startswith(f"--set {change}: {says}")
+    assert caught.value.line is None
+
+
+def test_mistakes_of_the_file_keep_their_line() -> None:
+    with pytest.raises(SpecError) as caught:
+        spec.parse(SMALL.replace("heads: 2", "heads: x"), "small.yaml", ["ring.size=y"])
+    assert [one.path for one in caught.value.errors] == ["--set ring.size=y", "small.yaml"]
+    assert caught.value.errors[1].line == 6
+    # Of the plan, which checks what goes together.
+    changed = spec.parse(SMALL, "small.yaml", ["problem.kv_heads=2"])
+    assert str(changed.error("problem.kv_heads", "no")) == (
+        "--set problem.kv_heads=2: problem.kv_heads: no"
+    )
+    assert str(changed.error("problem.heads", "no")) == "small.yaml:6: problem.heads: no"
+
+
+def test_a_section_that_is_replaced_has_no_lines() -> None:
+    changed = spec.parse(SMALL, "small.yaml", ["measure={warmup: 1}"])
+    assert str(changed.error("measure.repeats", "no")) == "small.yaml: measure.repeats: no"
+
+
+@pytest.mark.parametrize(
+    "change", ["problem.heads", "", "=1", ".heads=1", "problem.=1", "a." * 3000 + "a=1"]
+)
+def test_an_option_of_another_form_is_refused(change: str) -> None:
+    with pytest.raises(UserError, match="expected FIELD=VALUE such as"):
+        spec.parse(SMALL, changes=[change])
+
+
+@pytest.mark.parametrize("text", ["010", "1:30", "0x10", "null", "true", "1e-5", "2026-01-01", ""])
+def test_a_text_stays_a_text_in_the_stored_spec(text: str) -> None:
+    """YAML would read some of them as numbers."""
+    changed = spec.parse(SMALL, changes=[f"tracking.experiment='{text or 'x'}'"])
+    assert spec.parse(changed.source).tracking.experiment == (text or "x")
+
+
+def test_what_is_no_plain_data_is_refused() -> None:
+    itself: list[object] = []
+    itself.append(itself)
+    for data in (itself, {"name": object()}):
+        with pytest.raises(SpecError, match="is no plain data"):
+            dumped(data)
+    shared = ["contiguous"]
+    assert "&" not in dumped({"a": shared, "b": shared})
+
+
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_commands_take_it(
+    command: str, small: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, small, "--set", "strategy.partition=zigzag"]) == 0
+    assert "3 trials" in capsys.readouterr().out
+    assert cli.main([command, small, "--set", "strategy.partition=zigzga"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("ringray: error: --set strategy.partition=zigzga: strategy.partition: ")
+    assert "did you mean 'zigzag'?" in said
+
+
+def test_a_job_gets_the_resulting_spec(
+    server: Server, small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.logs = [[ends(server, "FAILED", 130)]]
+    change = "problem.heads=[2, 4]"
+    assert cli.main(["submit", small, "--address", URL, "--set", change]) == 130
+    assert capsys.readouterr().out.endswith(
+        f"ringray submit {small} --address {URL} --set 'problem.heads=[2, 4]'\n"
+    )
+    changed = spec.load(small, [change])
+    assert server.sent[0]["metadata"]["sweep"] == changed.digest
+    with job_package.packed(changed) as shipment:
+        assert spec.load(shipment.folder / shipment.spec).digest == changed.digest
