@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ringray.lab.cli import doctor
 
@@ -51,6 +52,26 @@ def test_the_library_needs_no_platform() -> None:
     platform = names(PROJECT["optional-dependencies"]["lab"])
     assert {"ray", "mlflow", "pydantic", "rich", "pyyaml"} <= platform
     assert names(PROJECT["dependencies"]) == {"torch", "triton", "numpy"}
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # all that must be there
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert citation["keywords"] == PROJECT["keywords"]
+
+
+def test_the_classifiers_name_the_supported_pythons() -> None:
+    named = {
+        one.rpartition(" ")[2]
+        for one in PROJECT["classifiers"]
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", one)
+    }
+    low, high = re.findall(r"3\.(\d+)", PROJECT["requires-python"])
+    assert named == {f"3.{minor}" for minor in range(int(low), int(high))}
+    assert "Typing :: Typed" in PROJECT["classifiers"]
 
 
 BARE = """
@@ -131,6 +152,11 @@ def test_the_wheel_works_in_a_fresh_folder(tmp_path: Path) -> None:
     checks = [
         ["-c", "import ringray, ringray_kernels as k; print(ringray.__file__, k.__file__)"],
         ["-m", "ringray", "validate", "experiments/quickstart.yaml"],
+        ["-m", "ringray", "examples"],
+        ["-m", "ringray", "examples", "quickstart"],
+        ["-m", "ringray", "validate", "quickstart.yaml"],
+        ["-m", "ringray", "completion", "bash"],
+        ["-m", "ringray", "--version"],
     ]
     for check in checks:
         done = subprocess.run(

@@ -17,6 +17,10 @@ advise   advise
 calibrate  calibrate
 doctor   doctor
 links    doctor --cluster
+compare  compare
+sides    what compare compares
+examples   examples
+completion  completion of commands in shells
 probe    the processes in which doctor tries heavy packages
 """
 
@@ -29,7 +33,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TextIO
 
 from ringray import __version__
@@ -52,12 +56,15 @@ COMMANDS = {
     "list": ("store:sweeps", "list the sweeps in the store"),
     "watch": ("watch:watch", "show a sweep while another process or a cluster runs it"),
     "status": ("store:status", "show the state of a sweep and its results"),
+    "compare": ("compare:compare", "compare two sweeps: what is faster or slower beyond the noise"),
     "sync": ("store:sync", "write to MLflow the trials that it lacks of a sweep"),
     "report": ("report:report", "write what sweeps found as one page with figures"),
     "recover": ("store:recover", "save the readable part of a damaged store"),
     "calibrate": ("calibrate:calibrate", "measure this machine, for `plan --on local`"),
     "advise": ("advise:advise", "propose how to train a model with a long context on a cluster"),
     "doctor": ("doctor:doctor", "report what this machine can run, and what is missing"),
+    "examples": ("examples:examples", "list the specs that ringray brings, or copy one"),
+    "completion": ("completion:completion", "print the completion script of a shell"),
     "schema": ("spec:schema", "print the JSON Schema of specs, for editors"),
 }
 
@@ -147,17 +154,27 @@ def _dispatch(argv: Sequence[str]) -> int:
 def _command(name: str) -> tuple[Command, _Parser]:
     if name not in COMMANDS:
         raise UserError(unknown("command", name, COMMANDS))
-    place, summary = COMMANDS[name]
-    module, _, function = place.partition(":")
-    command: Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    _, summary = COMMANDS[name]
     description = summary[0].upper() + summary[1:]
     parser = _Parser(prog=f"ringray {name}", description=description, allow_abbrev=False)
+    return _declare(name, parser), parser
+
+
+def _declare(name: str, parser: argparse.ArgumentParser) -> Command:
+    """Adds the options of a command to its parser; returns the command."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    command: Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
     for option in getattr(command, "options", ()):
         parser.add_argument(*option.names, **option.settings)
-    return command, parser
+    return command
 
 
-def _parser() -> _Parser:
+def whole_parser() -> argparse.ArgumentParser:
+    """Returns a parser of all commands with their options, for `completion`."""
+    return _parser(_declare)
+
+
+def _parser(declare: Callable[[str, _Parser], object] = lambda *_: None) -> _Parser:
     parser = _Parser(
         prog="ringray",
         description="Finds the fastest ring attention for given shapes on a cluster.",
@@ -168,7 +185,7 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"ringray {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, (_, summary) in COMMANDS.items():
-        commands.add_parser(name, help=summary)
+        declare(name, commands.add_parser(name, help=summary))
     return parser
 
 

@@ -3,6 +3,9 @@
 words         configurations and metrics as text
 replicas      replicas of one point as one
 verdict       the fastest of each problem, for all of these
+noise         changes of points that are beyond the noise
+comparison    two sweeps compared
+comparison_views  a comparison as text, JSON and a page
 board         state of a running sweep; prints nothing
 tables        tables of plans, results, hops and sweeps
 history       all measurements of each trial

@@ -27,7 +27,7 @@ Where = tuple[str | int, ...]
 
 # The examples: in a wheel inside of the package, in a checkout beside it.
 _PACKAGE = Path(__file__).resolve().parents[2]
-_EXAMPLES = next(
+EXAMPLES = next(
     (top / "experiments" for top in (_PACKAGE, _PACKAGE.parent) if (top / "experiments").is_dir()),
     _PACKAGE / "experiments",
 )
@@ -45,7 +45,7 @@ def _example(name: str) -> Path | None:
     path = Path(name)
     if path.parent != Path("experiments") or path.exists():
         return None
-    found = _EXAMPLES / path.name
+    found = EXAMPLES / path.name
     return found if found.is_file() else None
 
 
@@ -99,7 +99,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _neighbour(path: Path) -> str:
-    folder = _EXAMPLES if path.parent == Path("experiments") else path.parent
+    folder = EXAMPLES if path.parent == Path("experiments") else path.parent
     try:
         specs = [p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml")]
     except OSError:

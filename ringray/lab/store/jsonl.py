@@ -10,14 +10,63 @@ import json
 import os
 import stat
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ringray.base import deadline
+from ringray.base import deadline, provenance
 from ringray.base.errors import PlaceError, UserError, reason_of
+from ringray.lab.store.value_types import is_trial
 from ringray.lab.trial.outcome import SweepInfo, TrialRow, record_line
 
 _START = b'{"point": '  # the start of each of our lines
+
+
+def read(path: Path) -> list[tuple[SweepInfo, TrialRow]]:
+    """Reads the lines of ``--json``; the spec of a sweep, its kind and its text are not in them.
+
+    Raises:
+        UserError: the file cannot be read, or a line is none of ours; the message has its number.
+    """
+    found = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    found.append(_parsed(line, f"{path}:{number}"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {reason_of(error)}") from error
+    return found
+
+
+def _parsed(line: bytes, place: str) -> tuple[SweepInfo, TrialRow]:
+    try:
+        record = json.loads(line)
+        when = record.get("time")  # not in lines of format 1
+        ended = datetime.fromisoformat(when).timestamp() if when else None
+        where = record["environment"]
+        metrics = {name: one for name, one in record["metrics"].items() if one is not None}
+        samples = {
+            name: [one for one in values if one is not None]
+            for name, values in record.get("samples", {}).items()
+        }
+        row = TrialRow(
+            record["point"] or "", 0, record["config"], record.get("predicted", {}),
+            record["status"], record["reason"], metrics, samples, record["point"], 1, ended, ended,
+            where,
+        )  # fmt: skip
+        digest, name = record["sweep"], record.get("name", "")
+        if not (is_trial(row) and isinstance(digest, str) and isinstance(name, str)):
+            raise ValueError
+        if type(row.config.get("replica", 0)) is not int:
+            raise ValueError
+        provenance.measured_parts(where), provenance.commit(where)  # raise if it is another thing
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UserError(
+            f"{place}: not a line of `ringray run --json`; remove the line, or write the file anew "
+            "with `ringray status SWEEP --json FILE`"
+        ) from None
+    return SweepInfo(digest, name, "", {}, "", where), row
 
 
 class Lines:

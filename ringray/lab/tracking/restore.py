@@ -1,7 +1,8 @@
-"""A sweep that the store lost, taken back from MLflow: ``resume --from-mlflow``.
+"""A sweep that the store lost, taken back from MLflow: ``resume --from-mlflow``; or only read.
 
 :func:`restore` starts this module as a process of its own, which alone imports MLflow. It sends
 path of the store, selector and URI; the process answers with a :class:`Restored` or an error.
+Without a path it reads (:func:`fetched`), and answers with a sweep and its trials.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringray.base.errors import UserError
 from ringray.base.redaction import without_credentials
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-    from ringray.lab.trial.outcome import Kept, SweepInfo
+    from ringray.lab.trial.outcome import Kept, SweepInfo, TrialRow
 
 
 class Restored(NamedTuple):
@@ -56,11 +57,27 @@ def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.
         PlaceError: MLflow cannot be used, or gave no answer.
         UserError: it has no such sweep, or several, or cannot rebuild it.
     """
+    return Restored(*_asked(store_path, sweep, uri, timeout))
+
+
+def fetched(run: str, timeout: float = 600.0) -> tuple[SweepInfo, list[TrialRow]]:
+    """Returns the sweep of a parent run in MLflow and all its measurements, and changes
+    nothing.
+
+    Raises:
+        PlaceError: MLflow cannot be used, or gave no answer.
+        UserError: it has no such run, or it is not a sweep that can be read.
+    """
+    sweep, rows = _asked(None, run, None, timeout)
+    return sweep, rows
+
+
+def _asked(store_path: Path | None, selector: str, uri: str | None, timeout: float) -> Any:
     resolved = resolve_uri(uri)
     check(resolved, UNHURRIED_S)
     worker = Worker("restore", __name__, UNHURRIED_S, resolved)
     try:
-        send(worker.connection, (store_path, sweep, resolved))
+        send(worker.connection, (store_path, selector, resolved))
         answer = receive(worker.connection, timeout)
     except EOFError:
         answer = None
@@ -70,7 +87,26 @@ def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.
         raise cannot_be_used(resolved, f"it gave no answer (see {worker.log_path})")
     if isinstance(answer, str):
         raise UserError(answer)
-    return Restored(*answer)
+    return answer
+
+
+def read(client: MlflowClient, run: str) -> tuple[SweepInfo, list[TrialRow]]:
+    """Returns the sweep of the parent run ``run`` and all its measurements, the current ones last.
+
+    Raises:
+        UserError: it is not the run of a sweep that can be read.
+    """
+    parent = client.get_run(run)
+    record = sweep_of(parent.data.tags)
+    if record is None:
+        raise UserError(
+            f"runs:/{run} is not the run of a sweep: expected the id of a parent run, which "
+            "MLflow's page of the sweep shows"
+        )
+    sweep, _ = record
+    children = runs_of(client, [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
+    found = [(one, kept) for one in children if (kept := trial_of(one.data.tags))]
+    return sweep, [kept.trial for _, kept in sorted(found, key=_order)]
 
 
 def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Restored:
@@ -155,9 +191,13 @@ def main() -> int:
     driver = connection_to_driver()
     try:
         path, selector, uri = driver.recv()
-        with Store(path, create=False) as store:
-            # Not a Restored, which is __main__.Restored here and unknown to the driver.
-            answer = tuple(rebuild(client_of(uri), store, selector, uri))
+        answer: tuple[Any, ...]
+        if path is None:
+            answer = read(client_of(uri), selector)
+        else:
+            with Store(path, create=False) as store:
+                # Not a Restored, which is __main__.Restored here and unknown to the driver.
+                answer = tuple(rebuild(client_of(uri), store, selector, uri))
     except Exception as error:  # whatever MLflow, its database or the network raise
         log(traceback.format_exc())
         send(driver, brief(error))

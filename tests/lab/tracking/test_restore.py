@@ -12,7 +12,7 @@ from ringray.base.errors import UserError
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive as kept
 from ringray.lab.tracking import location as place
-from ringray.lab.tracking.restore import Restored, rebuild, restore
+from ringray.lab.tracking.restore import Restored, fetched, read, rebuild, restore
 from ringray.lab.trial.outcome import UNASKED, UNKNOWN, Outcome, SweepInfo
 from tests.support.tracking_store import DIGEST, ENVIRONMENT, begin, client, outcome, runs, trials
 
@@ -108,6 +108,25 @@ def test_a_run_that_was_tampered_with_is_measured_again(store: Store, tmp_path: 
     mlflow.delete_run(ids[4])
     found = _rebuilt(tmp_path / "new.db")
     assert (found.added, found.unreadable) == (3, 4), "one has an earlier run"
+
+
+def test_a_run_is_read_without_a_store_and_stays_as_it_is(store: Store) -> None:
+    _measured(store)
+    _project(store)
+    (parent,), children = runs()
+    tags = [run.data.tags for run in (parent, *children.values())]
+    info, rows = fetched(parent.info.run_id)
+    assert info.spec == store.find("quick").spec
+    ended = [row for row in store.trials(DIGEST) if row.status is not None]
+    current = {row.key: row for row in rows}  # the last of each
+    assert [current[row.key] for row in ended] == ended
+    assert len(rows) == len(ended) + 1, "with the earlier measurement"
+    (after,), others = runs()
+    assert [run.data.tags for run in (after, *others.values())] == tags
+    with pytest.raises(UserError, match="is not the run of a sweep"):
+        read(client(), children[trials(1)[0].key].info.run_id)
+    with pytest.raises(UserError, match="not found"):
+        fetched("0" * 32)
 
 
 def test_what_is_not_there_is_said(store: Store, tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""``compare``: what changed between two sweeps, and whether it is a regression."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from ringray.base.errors import UserError, unknown
+from ringray.lab.cli.options import ALL, STORE, Option, options, write
+from ringray.lab.cli.outputs import check_output
+from ringray.lab.cli.results import ROWS, say
+from ringray.lab.cli.sides import side
+from ringray.lab.report import comparison_views as views
+from ringray.lab.report import tables
+from ringray.lab.report.comparison import compare as compared
+from ringray.lab.trial.metrics import METRICS
+
+_SIDE = (
+    "NAME, DIGEST or NAME@COMMIT of the store; FILE of --json or a store, or FILE:SWEEP; or "
+    "runs:/ID of MLflow"
+)
+
+
+@options(
+    Option("a", metavar="A", help=f"what was before: {_SIDE}"),
+    Option("b", metavar="B", help="what is compared with it, named likewise"),
+    Option("--metric", default="median_ms", metavar="M", help="a metric (default: median_ms)"),
+    Option(
+        "--fail-above", metavar="P",
+        help="exit with 1 if B is worse by more than P, such as 5%%, and by more than the noise",
+    ),
+    STORE, ALL,
+    Option("--json", metavar="F", help="write the comparison to F; - is stdout"),
+    Option("--html", metavar="F", help="write it as a page to F; - is stdout"),
+    Option("--force", action="store_true", help="overwrite F"),
+)  # fmt: skip
+def compare(arguments: argparse.Namespace) -> int:
+    """Compares two sweeps; returns 1 if one is worse by more than is allowed."""
+    above = _share(arguments.fail_above)
+    directed = [name for name, metric in METRICS.items() if metric.objective]
+    if arguments.metric not in directed:
+        raise UserError(unknown("--metric", arguments.metric, directed))
+    files = {f"--{name}": getattr(arguments, name) for name in ("json", "html")}
+    outputs = {option: name for option, name in files.items() if name is not None}
+    for option, name in outputs.items():
+        _check(option, name, arguments)
+    if len({Path(name).resolve() for name in outputs.values()}) < len(outputs):
+        raise UserError(f"--json and --html are both {arguments.json}; name two files")
+    a, b = (side(given, arguments.store) for given in (arguments.a, arguments.b))
+    found = compared(a, b, arguments.metric)
+    failure = "" if above is None else views.failure(found, above)
+    for option, name in outputs.items():
+        page = option == "--html"
+        text = views.html(found, above) if page else json.dumps(views.record(found, above)) + "\n"
+        write(option, name, text)
+    if "-" not in outputs.values():
+        console = tables.console()
+        say(console, f"A: {views.origin(a)}", f"B: {views.origin(b)}")
+        say(console, *(f"   {line}" for line in views.changes(found)))
+        console.print()
+        points = views.worst(found.points, found.metric.less_is_better)
+        few = points if arguments.all else points[:ROWS]
+        tables.show(views.points_table(found, few), console)
+        if len(few) < len(points):
+            say(console, f"... {len(points) - len(few)} more points hidden (--all)")
+        say(console, views.LEGEND, "", *(f"answer: {line}" for line in views.answer(found)))
+        if failure:
+            say(console, f"regression: {failure}")
+    return 1 if failure else 0
+
+
+def _share(given: str | None) -> float | None:
+    if given is None:
+        return None
+    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?) ?%", given.strip())
+    if number is None:
+        raise UserError(f"--fail-above: got {given!r}, expected a percentage such as 5% or 2.5%")
+    return float(number[1]) / 100
+
+
+def _check(option: str, given: str, arguments: argparse.Namespace) -> None:
+    """Refuses an output that exists, or that is one of ringray's own files."""
+    if given == "-":
+        return
+    path = Path(given)
+    check_output(option, given, Path(arguments.store) if arguments.store else None)
+    sides = (one.partition(":")[0] for one in (arguments.a, arguments.b))
+    if any(path.exists() and Path(one).exists() and path.samefile(one) for one in sides):
+        raise UserError(f"{option} {given}: is one of the files that are compared; name another")
+    if path.exists() and not arguments.force and path.is_file():
+        raise UserError(f"{option} {given}: exists; name another file, or give --force")

@@ -1,0 +1,278 @@
+"""Two sweeps compared point by point: how much slower or faster one is, beyond the noise.
+
+A *point* is a configuration, whichever code, hardware or versions measured it; its replicas count
+together. :mod:`ringray.lab.report.noise` decides which changes count.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ringray.base import provenance
+from ringray.base.errors import UserError
+from ringray.base.redaction import plain
+from ringray.base.units import ABSENT, plural
+from ringray.lab.report import words
+from ringray.lab.report.noise import Interval, SweepNoise, Values, variance_of_median
+from ringray.lab.report.replicas import groups
+from ringray.lab.trial.metrics import METRICS, Metric
+
+if TYPE_CHECKING:
+    from ringray.lab.trial.outcome import TrialRow
+
+Verdict = Literal["faster", "slower", "better", "worse", "equal", "lost", "gained", "absent"]
+WORSE: tuple[Verdict, ...] = ("slower", "worse")
+# Fields of a config that say how it is measured.
+_MEASURING = ("warmup", "repeats", "seed", "budget", "checkpoints", "save_every")
+_BASELINE = ("baseline", "baseline_threads")
+
+
+@dataclass(frozen=True)
+class ComparedSide:
+    """The measurements of one side. ``label``: as the user named it; ``rows``: each with its
+    environment; a point may have several of one replica. ``spec`` is {} where it is not known."""
+
+    label: str
+    name: str
+    digest: str
+    kind: str
+    spec: Mapping[str, Any]
+    rows: Sequence[TrialRow]
+
+
+@dataclass(frozen=True)
+class PointChange:
+    """A point of both sides. ``a``, ``b``: medians of the metric, None if no trial ended well;
+    ``replicas``: how many replicas, or rounds, did; ``reason``: why one of them has no value."""
+
+    config: Mapping[str, Any]
+    a: float | None
+    b: float | None
+    replicas: tuple[int, int]
+    change: Interval | None
+    verdict: Verdict
+    reason: str = ""
+
+
+class Change(NamedTuple):
+    """A fact in which the sides differ, as text."""
+
+    what: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` finds. ``only``: numbers of points that one side alone has."""
+
+    a: ComparedSide
+    b: ComparedSide
+    metric: Metric
+    points: list[PointChange]
+    overall: Interval
+    verdict: Verdict
+    only: tuple[int, int]
+    changes: list[Change]
+    assumed: bool  # the noise between trials
+
+    def regressions(self, above: float) -> list[PointChange]:
+        """Returns the points that are worse by more than the share ``above`` and the noise, or that
+        have no value any more."""
+        return [
+            one
+            for one in self.points
+            if one.verdict == "lost" or (one.verdict in WORSE and self._exceeds(one.change, above))
+        ]
+
+    def regressed(self, above: float) -> bool:
+        """Tells whether the sweep as a whole is worse by more than ``above`` and the noise."""
+        return self.verdict in WORSE and self._exceeds(self.overall, above)
+
+    def _exceeds(self, change: Interval | None, above: float) -> bool:
+        return change is not None and worsening(change.ratio, self.metric) > above
+
+
+def worsening(ratio: float, metric: Metric) -> float:
+    """Returns by which share ``ratio`` is worse: 0.05 of a time that is 5% longer."""
+    return (ratio if metric.less_is_better else 1 / ratio) - 1
+
+
+def compare(a: ComparedSide, b: ComparedSide, metric: str = "median_ms") -> Comparison:
+    """Compares two sides by a metric.
+
+    Raises:
+        UserError: they share no point, or none has a value of the metric.
+    """
+    which = METRICS[metric]
+    sides = [_points(side.rows, which) for side in (a, b)]
+    shared = [key for key in sides[0] if key in sides[1]]
+    if not shared:
+        raise UserError(_no_point(a, b, sides))
+    rows = [(sides[0][key], sides[1][key]) for key in shared]
+    rounds = _rounds(a.rows, b.rows)
+    values = [tuple(_values(side, which, rounds) for side in pair) for pair in rows]
+    both = [at for at, pair in enumerate(values) if all(one.logs for one in pair)]
+    if not both:
+        raise UserError(
+            f"{a.label} and {b.label} share {plural(len(shared), 'point')}, but none has a "
+            f"positive {metric} on both sides; `ringray status` shows how the trials ended"
+        )
+    noise = SweepNoise([values[at] for at in both], which.exact)
+    changes = dict(zip(both, noise.intervals(), strict=True))
+    points = [
+        _point(pair, found, changes.get(at), which)
+        for at, (pair, found) in enumerate(zip(rows, values, strict=True))
+    ]
+    overall, surely = noise.overall()
+    only = len(sides[0]) - len(shared), len(sides[1]) - len(shared)
+    verdict = _verdict(overall, surely, which)
+    return Comparison(a, b, which, points, overall, verdict, only, differences(a, b), noise.assumed)
+
+
+def _points(rows: Sequence[TrialRow], metric: Metric) -> dict[str, list[TrialRow]]:
+    """Returns the rows of each point that was measured, by what makes it a point."""
+    apart = {"replica"}
+    if metric.group not in ("training", "error"):
+        apart.update(_MEASURING, () if metric.group == "baseline" else _BASELINE)
+
+    def key(row: TrialRow) -> list[tuple[str, object]]:
+        return sorted((name, value) for name, value in row.config.items() if name not in apart)
+
+    measured = [row for row in rows if row.status not in (None, "pruned")]
+    return {repr(key(same[0])): same for same in groups(measured, key)}
+
+
+def _rounds(a: Sequence[TrialRow], b: Sequence[TrialRow]) -> dict[int, int]:
+    """Returns the round of each row by its id: sides that were measured in turns, A, B, A, B, have
+    several. Measurements of one round are made in one go, and share the state of the machine."""
+    placed = sorted((row.ended or 0.0, side, id(row)) for side in (0, 1) for row in (a, b)[side])
+    number, before, found = 0, 0, {}
+    for _, side, row in placed:
+        number, before = number + (side != before), side
+        found[row] = number
+    return found
+
+
+def _values(rows: Sequence[TrialRow], metric: Metric, rounds: Mapping[int, int]) -> Values:
+    """Returns a value for each replica, or for each round if there are several."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for row in sorted(rows, key=lambda row: row.ended or 0.0):
+        value = row.metrics.get(metric.name, math.nan)
+        if row.status == "ok" and 0 < value < math.inf:
+            repeats = [one for one in row.samples.get(metric.median_of, ()) if 0 < one < math.inf]
+            measured = math.log(value), variance_of_median(repeats)
+            found.setdefault(rounds[id(row)], []).append(measured)
+    several = (
+        [*found.values()] if len(found) > 1 else [[one] for some in found.values() for one in some]
+    )
+    return Values(
+        [statistics.median(log for log, _ in some) for some in several],
+        [statistics.fmean(within for _, within in some) / len(some) for some in several],
+    )
+
+
+def _verdict(change: Interval, surely: bool, metric: Metric) -> Verdict:
+    if not surely:
+        return "equal"
+    worse = worsening(change.ratio, metric) > 0
+    if metric.unit == "ms":
+        return "slower" if worse else "faster"
+    return "worse" if worse else "better"
+
+
+def _point(
+    rows: tuple[list[TrialRow], list[TrialRow]],
+    values: Sequence[Values],
+    change: tuple[Interval, bool] | None,
+    metric: Metric,
+) -> PointChange:
+    a, b = (math.exp(statistics.median(one.logs)) if one.logs else None for one in values)
+    ended = [any(row.status == "ok" for row in side) for side in rows]
+    if change:
+        verdict = _verdict(*change, metric)
+    else:
+        verdict = "absent" if ended[0] == ended[1] else "lost" if ended[0] else "gained"
+    reason = next(
+        (f"{row.status}: {row.reason or 'no value'}"
+         for side, one in zip(rows, (a, b), strict=True) if one is None for row in side),
+        "",
+    )  # fmt: skip
+    counts = len(values[0].logs), len(values[1].logs)
+    return PointChange(rows[1][0].config, a, b, counts, change and change[0], verdict, reason)
+
+
+def _no_point(
+    a: ComparedSide, b: ComparedSide, sides: Sequence[Mapping[str, Sequence[TrialRow]]]
+) -> str:
+    """Writes why two sides share no point."""
+    for side, found in zip((a, b), sides, strict=True):
+        if not found:
+            ended = "no trial" if not side.rows else "no trial that was measured"
+            return f"{side.label} has {ended}; `ringray resume {side.name}` measures"
+    configs = [[rows[0].config for rows in found.values()] for found in sides]
+    names = dict.fromkeys(name for config in (*configs[0], *configs[1]) for name in config)
+    apart = []
+    for name in names:
+        if name in ("replica", *_MEASURING, *_BASELINE):
+            continue
+        given = [{words.value(name, one.get(name)) for one in side} for side in configs]
+        if not given[0] & given[1]:
+            said = (", ".join(sorted(one)[:5]) for one in given)
+            apart.append(f"{words.HEADS.get(name, name)} {' against '.join(said)}")
+    why = "; ".join(apart) or "each field has common values, but in other combinations"
+    return (
+        f"{a.label} and {b.label} share no point: {why}; compare sweeps of one spec, or of specs "
+        "that differ only in what is measured beside the common points"
+    )
+
+
+def differences(a: ComparedSide, b: ComparedSide) -> list[Change]:
+    """Returns the facts of origin in which two sides differ."""
+    facts = [_facts(side) for side in (a, b)]
+    names = dict.fromkeys(name for one in facts for name in one)
+    return [
+        Change(name, *given)
+        for name in names
+        if len(set(given := [one.get(name, ABSENT) for one in facts])) > 1
+        and not (name.startswith("spec.") and not (a.spec and b.spec))
+    ]
+
+
+def _facts(side: ComparedSide) -> dict[str, str]:
+    """Returns commit, versions, hardware and fields of the spec as text."""
+    seen: dict[str, dict[str, None]] = {}
+
+    def add(name: str, value: object) -> None:
+        seen.setdefault(plain(name), {})[words.value(name, value)] = None
+
+    for environment in {repr(row.environment): row.environment or {} for row in side.rows}.values():
+        add("commit", provenance.commit(environment))
+        parts = provenance.measured_parts(environment)
+        add("code", str(parts["kernels"] or ABSENT)[:7])
+        for name, value in (parts["versions"] | (environment.get("versions") or {})).items():
+            add(name, value)
+        add("python", environment.get("python"))
+        add("os", environment.get("os"))
+        for name, value in parts["hardware"].items():
+            add(name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+    for name in (*_MEASURING, *_BASELINE):
+        for row in side.rows:
+            add(name, row.config.get(name))
+    for name, value in _flat(side.spec, "spec"):
+        add(name, str(value))
+    return {name: ", ".join(values) for name, values in seen.items()}
+
+
+def _flat(fields: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and name != "tracking":
+            found += _flat(value, f"{prefix}.{name}")
+        elif name not in ("tracking", "name"):
+            found.append((f"{prefix}.{name}", value))
+    return found

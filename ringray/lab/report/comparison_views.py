@@ -1,0 +1,186 @@
+"""A comparison in words, as a table, as JSON and as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ringray.base.units import ABSENT, plural
+from ringray.lab.report import page, words
+from ringray.lab.report.comparison import ComparedSide, Comparison, PointChange
+from ringray.lab.report.noise import UNKNOWN, Interval
+from ringray.lab.report.tables import bare_table
+
+FORMAT = 1  # of the object of ``--json``; grows with each field
+_STYLES = {
+    "lost": "bold red", "slower": "red", "worse": "red", "faster": "green", "better": "green",
+    "gained": "", "equal": "", "absent": "bright_black",
+}  # fmt: skip
+_TONES = {"red": "bad", "bold red": "bad", "green": "good"}
+LEGEND = (
+    "change: of the medians, and where it lies in 95% of comparisons; a verdict allows for all "
+    "points: in 95% of comparisons without a change, all are equal"
+)
+
+
+def answer(found: Comparison) -> list[str]:
+    """Writes the result in words."""
+    compared = sum(one.change is not None for one in found.points)
+    by = "equal within the noise" if found.verdict == "equal" else found.verdict
+    change = f"{found.metric.name} {_percent(found.overall.ratio)} ({_between(found.overall)})"
+    said = [f"B is {by}: {change}, the median change of {plural(compared, 'point')}"]
+    counts = [(one, sum(point.verdict == one for point in found.points)) for one in _STYLES]
+    said.append("points: " + " · ".join(f"{count:,} {one}" for one, count in counts if count))
+    for side, more in zip("AB", found.only, strict=True):
+        if more:
+            said.append(f"{plural(more, 'point')} in {side} only")
+    if found.assumed:
+        said.append(
+            "each point was measured once: changes of the whole sweep are compared with a noise of "
+            f"{UNKNOWN:.0%}, which is assumed; replicas: 3 under measure in the spec measures it"
+        )
+    return said
+
+
+def failure(found: Comparison, above: float) -> str:
+    """Writes which regressions are beyond the share ``above`` and the noise; "" if none is."""
+    worse = found.regressions(above)
+    lost = sum(one.verdict == "lost" for one in worse)
+    said = [f"B as a whole is {found.verdict} by more than {above * 100:g}%"] * found.regressed(
+        above
+    )
+    if len(worse) > lost:
+        beyond = f"worse by more than {above * 100:g}% and the noise"
+        said.append(f"{plural(len(worse) - lost, 'point')} {beyond}")
+    if lost:
+        said.append(f"{plural(lost, 'point')} without a result in B")
+    return "; ".join(said)
+
+
+def origin(side: ComparedSide) -> str:
+    """Writes what a side is."""
+    trials = sum(row.status not in (None, "pruned") for row in side.rows)
+    return f"{side.name} {side.digest[:12]} ({side.label}), {plural(trials, 'trial')}"
+
+
+def changes(found: Comparison) -> list[str]:
+    """Writes what differs between the sides."""
+    return [f"{one.what}: {one.a} → {one.b}" for one in found.changes]
+
+
+def worst(points: Sequence[PointChange], less_is_better: bool) -> list[PointChange]:
+    """Sorts points: those without a value in B, then by how much they are worse."""
+
+    def rank(one: PointChange) -> float:
+        if one.change is None:
+            return -math.inf if one.verdict == "lost" else math.inf
+        return -one.change.ratio if less_is_better else one.change.ratio
+
+    return sorted(points, key=rank)
+
+
+def points_table(found: Comparison, points: Sequence[PointChange]) -> Table:
+    """Returns a line for each of ``points``."""
+    heads, rows = _cells(found, points)
+    table = bare_table(*heads, left=("verdict", "why"))
+    for one, row in zip(points, rows, strict=True):
+        texts = [cell if isinstance(cell, str) else cell.text for cell in row]
+        at = heads.index("verdict")
+        table.add_row(*texts[:at], Text(texts[at], _STYLES[one.verdict]), *texts[at + 1 :])
+    return table
+
+
+def _cells(
+    found: Comparison, points: Sequence[PointChange]
+) -> tuple[list[str], list[list[str | page.Number]]]:
+    """Returns the headings and the lines of a table."""
+    fields = words.varying(one.config for one in found.points)
+    metric = found.metric
+    heading = metric.heading.split("–")[0] or metric.name
+    reasons = any(one.reason for one in points)
+    heads = [words.HEADS[name] for name in fields] or ["point"]
+    heads += [f"A {heading}", f"B {heading}", "change", "95% interval", "replicas", "verdict"]
+
+    def number(value: float | None) -> page.Number:
+        known = {} if value is None else {metric.name: value, metric.upto or metric.name: value}
+        return page.Number(words.metric(metric, known).split("–")[0] or ABSENT, value)
+
+    rows: list[list[str | page.Number]] = []
+    for one in points:
+        tone = _TONES.get(_STYLES[one.verdict], "")
+        change = one.change
+        rows.append([
+            *([words.value(name, one.config.get(name)) for name in fields] or ["1"]),
+            number(one.a), number(one.b),
+            page.Number(_percent(change.ratio), change.ratio, tone) if change else ABSENT,
+            _between(change) if change else ABSENT,
+            "{}, {}".format(*one.replicas), one.verdict, *([one.reason] * reasons),
+        ])  # fmt: skip
+    return [*heads, *(["why"] * reasons)], rows
+
+
+def record(found: Comparison, above: float | None) -> dict[str, Any]:
+    """Returns the object of ``--json``."""
+
+    def change(one: Interval | None) -> dict[str, float] | None:
+        return one and one._asdict()
+
+    return {
+        "format": FORMAT,
+        "metric": found.metric.name,
+        **{
+            key: {"given": side.label, "name": side.name, "sweep": side.digest}
+            for key, side in (("a", found.a), ("b", found.b))
+        },
+        "verdict": found.verdict,
+        "overall": change(found.overall),
+        "fail_above": above,
+        "failure": (failure(found, above) or None) if above is not None else None,
+        "noise_assumed": found.assumed,
+        "changes": [one._asdict() for one in found.changes],
+        "only": dict(zip("ab", found.only, strict=True)),
+        "points": [
+            {
+                "config": one.config, "a": one.a, "b": one.b, "replicas": one.replicas,
+                "change": change(one.change), "verdict": one.verdict, "reason": one.reason or None,
+            }
+            for one in found.points
+        ],
+    }  # fmt: skip
+
+
+def html(found: Comparison, above: float | None) -> str:
+    """Returns the page of ``--html``."""
+    said, failed = answer(found), "" if above is None else failure(found, above)
+    blocks: list[Any] = [page.Text(said[0], _TONES.get(_STYLES[found.verdict], ""))]
+    blocks += [page.Text(f"regression: {failed}", "bad")] if failed else []
+    blocks.append(page.Listing(said[1:]))
+    points = worst(found.points, found.metric.less_is_better)
+    heads, rows = _cells(found, points)
+    sides = [("A", origin(found.a)), ("B", origin(found.b))]
+    changed = [[one.what, one.a, one.b] for one in found.changes]
+    return page.render(
+        f"{found.a.name} and {found.b.name} compared",
+        [
+            page.Section("Result", blocks),
+            page.Section("Points", [page.PageTable(LEGEND, heads, rows, sorts=True)]),
+            page.Section("What changed", [
+                page.Facts(sides),
+                page.PageTable("Facts in which A and B differ", ["fact", "A", "B"], changed)
+                if changed else page.Text("Nothing that is recorded."),
+            ]),
+        ],
+        f"{found.a.label} against {found.b.label}",
+    )  # fmt: skip
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio - 1:+.1%}"
+
+
+def _between(found: Interval) -> str:
+    return f"{_percent(found.low)} to {_percent(found.high)}"

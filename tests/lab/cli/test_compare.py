@@ -1,0 +1,207 @@
+"""``ringray compare``: what names a side, outputs, exit codes and refusals."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray.lab.cli import main
+from ringray.lab.store.store import Store, default_path
+from ringray.lab.trial.outcome import Outcome, record_line
+from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, sweep, trial
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POINTS = 6
+
+
+def _measure(
+    store: Store, ms: float, digest: str = DIGEST, name: str = "quick", at: float = 1.0
+) -> None:
+    commit = f"{int(at):x}" * 40
+    there = ENVIRONMENT | {"git": {"commit": commit[:40], "dirty": False}}
+    store.begin(sweep(digest, name, there), [trial(index) for index in range(POINTS)])
+    for index in range(POINTS):
+        samples = [ms + index, ms + index + 0.01, ms + index - 0.01]
+        store.record(
+            digest, trial(index).key,
+            Outcome("ok", None, {"median_ms": ms + index}, {"ms": samples}, "p" * 64, 1,
+                    at + index, at + index + 0.5, there),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def lines(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A default store with `quick` at two commits and `slow`, and lines of both."""
+    monkeypatch.chdir(tmp_path)
+    with Store(default_path()) as store:
+        _measure(store, 10.0, at=1.0)
+        _measure(store, 10.0, at=10.0)
+        _measure(store, 20.0, OTHER, "slow", at=11.0)
+        for name in ("quick", "slow"):
+            found = store.find(name)
+            made = [json.dumps(record_line(found, row)) for row in store.trials(found.digest)]
+            (tmp_path / f"{name}.jsonl").write_text("".join(f"{one}\n" for one in made))
+        path = tmp_path / "both.jsonl"
+        path.write_text(
+            "".join((tmp_path / f"{one}.jsonl").read_text() for one in ("quick", "slow"))
+        )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("quick", "slow"), ("ab12", "ab34"), ("quick@1111", "slow@bbb"), ("quick.jsonl", "slow"),
+        ("quick", "both.jsonl:slow"), ("both.jsonl:ab12", "slow.jsonl"),
+        ("home/store.db:quick", "home/store.db:ab34"),
+    ],
+)  # fmt: skip
+def test_every_way_to_name_a_side(
+    lines: Path, capsys: pytest.CaptureFixture[str], a: str, b: str
+) -> None:
+    assert main(["compare", a, b, "--json", "-", "--fail-above", "5%"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["format"], found["verdict"], len(found["points"])) == (1, "slower", POINTS)
+    assert [found[one]["name"] for one in "ab"] == ["quick", "slow"]
+    assert main(["compare", a, b]) == 0, "without a limit it only tells"
+    assert "answer: B is slower: median_ms +" in capsys.readouterr().out
+    assert main(["compare", b, a, "--fail-above", "0%"]) == 0, "faster is no regression"
+    assert "answer: B is faster" in capsys.readouterr().out
+
+
+def test_a_commit_has_all_that_was_measured_at_it(
+    lines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(default_path()) as store:
+        _measure(store, 12.0, at=1.9)
+    assert main(["compare", "quick@1", "quick@aa", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {tuple(one["replicas"]) for one in found["points"]} == {(2, 1)}
+    assert {"what": "commit", "a": "1111111", "b": "aaaaaaa"} in found["changes"]
+
+
+def test_a_store_with_one_sweep_needs_no_name(lines: Path, tmp_path: Path) -> None:
+    with Store(tmp_path / "one.db") as store:
+        _measure(store, 10.0)
+    assert main(["compare", "one.db", "quick", "--fail-above", "5%"]) == 0
+
+
+def test_rounds_of_the_same_code_count_together_and_equal_lines_once(
+    lines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with lines.open("a") as file:
+        file.write(lines.with_name("slow.jsonl").read_text())
+    assert main(["compare", "quick", "both.jsonl:slow", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {tuple(one["replicas"]) for one in found["points"]} == {(2, 1)}
+
+
+def test_earlier_code_does_not_count(lines: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = lines.with_name("quick.jsonl").read_text()
+    earlier = text.replace("p" * 64, "q" * 64).replace("+00:00", "-01:00")
+    lines.with_name("quick.jsonl").write_text(earlier + text)
+    assert main(["compare", "quick.jsonl", "slow", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {tuple(one["replicas"]) for one in found["points"]} == {(1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["quick", "slw"], "did you mean 'slow'?"),
+        (["quick", "nothing.jsonl"], "there is no file nothing.jsonl"),
+        (["quick", "both.jsonl"], "several sweeps: quick (ab12ab12ab12), slow (ab34ab34ab34)"),
+        (["quick", "both.jsonl:fast"], "no sweep 'fast'; it has quick, slow"),
+        (["quick", "home/store.db"], "name one as home/store.db:SWEEP"),
+        (["quick@2222", "slow"], "measured: 1111111111, aaaaaaaaaa"),
+        (["quick@", "slow"], "expected NAME@COMMIT"),
+        (["quick", "slow", "--metric", "median"], "did you mean 'median_ms'?"),
+        (["quick", "slow", "--metric", "loss"], "none has a positive loss"),
+        (["quick", "empty.jsonl"], "empty.jsonl has no sweep"),
+        (["quick", "damaged.jsonl"], "damaged.jsonl:3: not a line of"),
+        (["quick", "other.jsonl"], "share no point: length 64, 65, 66, 67, 68 against 4096"),
+        (["quick", "slow", "--html", "slow.jsonl"], "--html slow.jsonl: exists"),
+        (["quick", "slow.jsonl", "--force", "--html", "slow.jsonl"], "that are compared"),
+        (["quick", "slow", "--json", "both.jsonl"], "--json both.jsonl: exists"),
+        (["quick", "slow", "--force", "--json", "home/store.db"], "of the database"),
+        (["quick", "slow", "--html", "/nowhere/a.html"], "--html /nowhere/a.html"),
+        (["quick", "slow", "--html", "a", "--json", "./a"], "name two files"),
+        (["quick", "newer.db"], "newer"),
+        *((["quick", "slow", f"--fail-above={one}"], "expected a percentage such as 5%")
+          for one in ("5", "five%", "-5%", "nan%", "", "1e9%")),
+    ],
+)  # fmt: skip
+def test_refusals(
+    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    first, second, *_ = (tmp_path / "quick.jsonl").read_text().splitlines()
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "damaged.jsonl").write_text(f"{first}\n{second}\n{first[:99]}\n")
+    (tmp_path / "other.jsonl").write_text(first.replace('"seq_len": 64', '"seq_len": 4096') + "\n")
+    with Store(tmp_path / "newer.db") as store:
+        _measure(store, 10.0)
+    with closing(sqlite3.connect(tmp_path / "newer.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+    before = (tmp_path / "slow.jsonl").read_bytes()
+    assert main(["compare", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert says in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert (tmp_path / "slow.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"environment": None}, {"metrics": []}, {"config": 3}, {"status": "fine"}, {"sweep": 3},
+        {"samples": {"ms": "x"}}, {"time": "yesterday"}, {"metrics": {"median_ms": "1"}},
+        {"environment": {"hardware": 3}}, {"environment": {"git": "x"}}, {"reason": 4},
+        {"config": {"replica": []}}, {"environment": {"versions": [1]}},
+    ],
+)  # fmt: skip
+def test_lines_of_another_shape_are_refused(
+    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object]
+) -> None:
+    record = json.loads((tmp_path / "quick.jsonl").read_text().splitlines()[0])
+    (tmp_path / "odd.jsonl").write_text(json.dumps(record | change) + "\n")
+    assert main(["compare", "quick", "odd.jsonl"]) == 2
+    assert "odd.jsonl:1: not a line of" in capsys.readouterr().err
+
+
+def test_outputs(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = ["--json", "c.json", "--html", "c.html"]
+    assert main(["compare", "quick", "slow", *outputs]) == 0
+    assert "verdict" in capsys.readouterr().out
+    assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "slower"
+    page = (tmp_path / "c.html").read_text()
+    assert "quick and slow compared" in page
+    assert "http" not in page.replace("http-equiv", "")
+    (tmp_path / "c.json").write_text("kept")
+    assert main(["compare", "quick", "slow", *outputs]) == 2
+    assert (tmp_path / "c.json").read_text() == "kept"
+    assert main(["compare", "quick", "slow", *outputs, "--force"]) == 0
+    assert json.loads((tmp_path / "c.json").read_text())["b"]["name"] == "slow"
+
+
+def test_names_cannot_write_to_the_terminal(
+    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (tmp_path / "slow.jsonl").read_text()
+    hostile = text.replace('"name": "slow"', '"name": "<script>\\u001b[2J[red]"')
+    hostile = hostile.replace('"torch": "2"', '"torch": "<i>\\u001b[2J"')
+    (tmp_path / "h.jsonl").write_text(hostile)
+    assert main(["compare", "quick", "h.jsonl", "--html", "h.html"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "[red]" in out
+    page = (tmp_path / "h.html").read_text()
+    assert "<i>" not in page
+    assert "\x1b" not in page
+    assert "<script>\ufffd" not in page

@@ -1,0 +1,88 @@
+"""Completion scripts of shells, and the examples that ringray brings."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ringray.lab import cli
+
+ROOT = Path(__file__).resolve().parents[3]
+ASK = """
+source "$1"; shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+$(complete -p ringray | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "offers"),
+    [
+        (["comp"], {"compare", "completion"}),
+        (["compare", "--fa"], {"--fail-above"}),
+        (["completion", ""], {"bash", "zsh", "fish"}),
+        (["plan", "--o"], {"--on"}),
+    ],
+)  # fmt: skip
+def test_bash_completes_commands_options_and_choices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], offers: set[str]
+) -> None:
+    assert cli.main(["completion", "bash"]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    command = ["bash", "-c", ASK, "bash", str(script), "ringray", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert offers <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_name_every_command_and_are_valid(
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["completion", shell]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    for name in cli.COMMANDS:
+        assert name in script.read_text()
+    assert "fail-above" in script.read_text()
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", str(script)], check=True, timeout=60)
+
+
+def test_examples_are_listed_with_what_they_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["examples"]) == 0
+    out = capsys.readouterr().out
+    for path in (ROOT / "experiments").glob("*.yaml"):
+        (line,) = [one for one in out.splitlines() if one.startswith(f"{path.stem} ")]
+        assert len(line.split()) > 3
+    assert "Is the result right?" in out
+    assert "kind:" not in out
+
+
+def test_an_example_is_copied_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert cli.main(["examples", "quickstart"]) == 0
+    assert cli.main(["examples", "quickstart.yaml", "-o", "here"]) == 0
+    text = (ROOT / "experiments" / "quickstart.yaml").read_text()
+    for name in ("quickstart.yaml", "here/quickstart.yaml"):
+        assert Path(name).read_text() == text
+    Path("quickstart.yaml").write_text("mine")
+    assert cli.main(["examples", "quickstart"]) == 2
+    assert Path("quickstart.yaml").read_text() == "mine"
+    assert cli.main(["examples", "quickstart", "--force"]) == 0
+    assert Path("quickstart.yaml").read_text() == text
+    capsys.readouterr()
+    for arguments, says in [
+        (["quikstart"], "did you mean 'quickstart'?"),
+        (["../quickstart"], "example: got '../quickstart'"),
+        (["quickstart", "-o", "nowhere"], "--output nowhere/quickstart.yaml"),
+    ]:
+        assert cli.main(["examples", *arguments]) == 2
+        assert says in capsys.readouterr().err

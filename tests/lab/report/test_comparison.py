@@ -1,0 +1,201 @@
+"""Comparisons of two sweeps: which changes are told from the noise, and which are not."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ringray.base.errors import UserError
+from ringray.lab.report import comparison_views as views
+from ringray.lab.report.comparison import ComparedSide, Comparison, compare
+from ringray.lab.trial.outcome import TrialRow
+
+HERE = {"hardware": {"cores": 2}, "versions": {"torch": "2.13.0"}, "kernels": "k" * 64}
+
+
+def row(point: int, replica: int, ms: list[float], **config: Any) -> TrialRow:
+    fields = {"seq_len": 64 + point, "partition": "zigzag", "repeats": len(ms), **config}
+    return TrialRow(
+        f"{point}-{replica}", point, {**fields, "replica": replica}, {}, "ok", None,
+        {"median_ms": statistics.median(ms), "tflops": 1 / statistics.median(ms)}, {"ms": ms},
+        "p", 1, float(replica), float(replica), HERE,
+    )  # fmt: skip
+
+
+def rows(
+    points: int = 6, replicas: int = 3, seed: int = 0, slower: float = 1.0, noise: float = 0.01
+) -> list[TrialRow]:
+    draw = random.Random(seed)
+    return [
+        row(
+            point, replica,
+            [(5 + point) * slower * math.exp(level + draw.gauss(0, noise)) for _ in range(5)],
+        )
+        for replica in range(replicas)
+        for point in range(points)
+        for level in [draw.gauss(0, noise)]
+    ]  # fmt: skip
+
+
+def side(measured: list[TrialRow], label: str = "a", **spec: Any) -> ComparedSide:
+    return ComparedSide(label, label, "ab12" * 16, "latency", spec, measured)
+
+
+def compared(a: list[TrialRow], b: list[TrialRow], metric: str = "median_ms") -> Comparison:
+    return compare(side(a), side(b, "b"), metric)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 6])
+@pytest.mark.parametrize("points", [1, 2, 12])
+def test_noise_alone_is_seldom_a_change(points: int, replicas: int) -> None:
+    alarms = 0
+    for seed in range(30):
+        a, b = (rows(points, replicas, 2 * seed + one, noise=0.03) for one in (0, 1))
+        found = compared(a, b)
+        alarms += {found.verdict, *(one.verdict for one in found.points)} != {"equal"}
+    assert alarms <= 5
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.1, "slower"), (1 / 1.1, "faster")])
+def test_a_change_beyond_the_noise_is_found(slower: float, verdict: str) -> None:
+    for seed in range(10):
+        found = compared(rows(seed=seed), rows(seed=99 + seed, slower=slower))
+        assert found.verdict == verdict
+        assert found.overall.low < slower < found.overall.high
+        assert abs(found.overall.ratio / slower - 1) < 0.03
+
+
+def test_one_point_of_many_is_found_and_named() -> None:
+    b = rows(40, seed=1)
+    b = [replace(one, metrics={"median_ms": one.metrics["median_ms"] * 1.5}) if one.index == 7
+         else one for one in b]  # fmt: skip
+    found = compared(rows(40), b)
+    slow = [one for one in found.points if one.verdict != "equal"]
+    assert [(one.config["seq_len"], one.verdict) for one in slow] == [(71, "slower")]
+    assert found.verdict == "equal"
+    assert found.regressions(0.05) == slow
+    assert found.regressions(0.6) == []
+    assert "1 point worse by more than 5%" in views.failure(found, 0.05)
+
+
+def test_the_spread_between_replicas_counts_more_than_that_within() -> None:
+    """Repeats agree to 0.1%, replicas to 10%: 5% between the sides is no change."""
+
+    def spread(by: float) -> list[TrialRow]:
+        levels = (0.9, 1.0, 1.1, 0.95, 1.05)
+        return [row(0, at, [10 * by * one * k for k in (1, 1.001, 0.999)])
+                for at, one in enumerate(levels)]  # fmt: skip
+
+    found = compared(spread(1.0), spread(1.05))
+    assert found.points[0].verdict == "equal"
+    assert found.points[0].replicas == (5, 5)
+    assert found.points[0].change is not None
+    assert found.points[0].change.low < 1 < found.points[0].change.high
+
+
+def test_the_spread_within_counts_if_replicas_agree_by_chance() -> None:
+    wide = [8.0, 9.0, 10.0, 11.0, 12.0]
+    a = [row(0, at, wide) for at in range(5)]
+    b = [row(0, at, [one * 1.05 for one in wide]) for at in range(5)]
+    assert compared(a, b).points[0].verdict == "equal"
+
+
+def test_the_machines_state_moves_a_whole_sweep() -> None:
+    """Turns of replicas that differ by 10% leave 5% between the sweeps in doubt."""
+
+    def turned(by: float, seed: int) -> list[TrialRow]:
+        return [replace(one, metrics={"median_ms": one.metrics["median_ms"] * by
+                                      * (0.9, 1.0, 1.1)[one.config["replica"]]})
+                for one in rows(20, noise=0.001, seed=seed)]  # fmt: skip
+
+    found = compared(turned(1.0, 0), turned(1.05, 1))
+    assert found.verdict == "equal"
+    assert compared(rows(20, noise=0.001), rows(20, noise=0.001, slower=1.05)).verdict == "slower"
+
+
+def test_points_measured_once_assume_a_noise() -> None:
+    found = compared(rows(replicas=1), rows(replicas=1, seed=1, slower=1.08))
+    assert (found.assumed, found.verdict) == (True, "equal")
+    assert any("measured once" in line for line in views.answer(found))
+    assert compared(rows(replicas=1), rows(replicas=1, slower=1.5)).verdict == "slower"
+    assert not compared(rows(), rows()).assumed
+
+
+def test_more_is_better_of_some_metrics() -> None:
+    found = compared(rows(), rows(slower=1.5), "tflops")
+    assert found.verdict == "worse"
+    assert found.overall.ratio < 1
+    assert found.regressed(0.4)
+    assert not found.regressed(0.6)
+    assert compared(rows(slower=1.5), rows(), "tflops").verdict == "better"
+
+
+def test_exact_metrics_have_no_noise() -> None:
+    def sent(count: float) -> list[TrialRow]:
+        return [replace(one, metrics={"sent_bytes": count}) for one in rows(replicas=1)]
+
+    assert compared(sent(1000), sent(1000), "sent_bytes").verdict == "equal"
+    assert compared(sent(1000), sent(1001), "sent_bytes").verdict == "worse"
+
+
+def test_pairs_ignore_how_often_a_point_was_measured_but_not_what_it_is() -> None:
+    a, b = rows(3, replicas=2), rows(4, replicas=5, seed=1)
+    later = [replace(one, ended=100.0 + one.config["replica"]) for one in b]
+    b = [replace(one, config={**one.config, "repeats": 50, "warmup": 9}) for one in later]
+    found = compared(a, b)
+    assert len(found.points) == 3
+    assert found.only == (0, 1)
+    assert {one.replicas for one in found.points} == {(2, 5)}
+    b = [replace(one, config={**one.config, "partition": "striped"}) for one in b]
+    with pytest.raises(UserError, match="share no point: partition zigzag against striped"):
+        compared(a, b)
+    with pytest.raises(UserError, match="b has no trial"):
+        compared(a, [])
+    with pytest.raises(UserError, match="none has a positive loss"):
+        compared(a, a, "loss")
+
+
+def test_a_point_that_ends_otherwise_is_lost_or_gained() -> None:
+    broken = [replace(one, status="oom", reason="too <b>large</b>", metrics={}, samples={})
+              if one.index == 0 else one for one in rows()]  # fmt: skip
+    found = compared(rows(), broken)
+    assert [one.verdict for one in found.points].count("lost") == 1
+    assert found.regressions(9.0) == [found.points[0]]
+    assert views.failure(found, 9.0) == "1 point without a result in B"
+    assert views.worst(found.points, less_is_better=True)[0].reason == "oom: too <b>large</b>"
+    back = compared(broken, rows())
+    assert [one.verdict for one in back.points].count("gained") == 1
+    assert not back.regressions(0.0)
+    assert compared(broken, broken).points[0].verdict == "absent"
+    page = views.html(found, 0.05)
+    assert "too &lt;b&gt;large" in page
+    assert "1 point without a result in B" in page
+    assert "<b>" not in page
+
+
+def test_what_changed_is_told() -> None:
+    other = HERE | {"versions": {"torch": "2.14.0"}, "git": {"commit": "f" * 40, "dirty": False}}
+    b = [replace(one, environment=other, config={**one.config, "repeats": 9}) for one in rows()]
+    spec = {"measure": {"repeats": 5}, "name": "a", "tracking": {"uri": "x"}}
+    changed = {**spec, "measure": {"repeats": 9}, "name": "b", "tracking": {"uri": "y"}}
+    found = compare(side(rows(), **spec), side(b, "b", **changed))
+    assert views.changes(found) == [
+        "commit: – → fffffff", "torch: 2.13.0 → 2.14.0", "repeats: 5 → 9",
+        "spec.measure.repeats: 5 → 9",
+    ]  # fmt: skip
+    assert compared(rows(), rows()).changes == []
+
+
+def test_the_order_of_rows_and_a_second_time_change_nothing() -> None:
+    a, b = rows(), rows(seed=1, slower=1.03)
+    first = views.record(compared(a, b), 0.05)
+    shuffled = random.Random(3).sample(a, len(a))
+    second = views.record(compared(shuffled, b), 0.05)
+    assert second["overall"] == first["overall"]
+    assert views.record(compared(a, b), 0.05) == first
+    assert first["failure"] is None
