@@ -14,7 +14,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "paper": ("#ffffff", "#15181d"),
     "ink": ("#1a1a1a", "#e9ebee"),
     "pale": ("#595959", "#a8b0ba"),
-    "grid": ("#e0e0e0", "#333a44"),
+    "rule": ("#e0e0e0", "#333a44"),
     "shade": ("#f4f6f8", "#1d2229"),
     "link": ("#0055a4", "#7db8ff"),
     "good": ("#1b6e2f", "#6fd08c"),

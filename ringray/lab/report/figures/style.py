@@ -48,7 +48,7 @@ _CONFIG: dict[str, Any] = {
     "title": {"color": INK, "fontSize": 15, "anchor": "start", "offset": 12},
     "axis": {
         "labelColor": PALE, "titleColor": INK, "domainColor": BACK, "tickColor": BACK,
-        "gridColor": colour("grid"), "labelFontSize": _TEXT, "titleFontSize": _TEXT,
+        "gridColor": colour("rule"), "labelFontSize": _TEXT, "titleFontSize": _TEXT,
         "titleFontWeight": "normal", "labelLimit": _NAME, "titlePadding": 8,
     },
     "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 8},
