@@ -19,6 +19,7 @@ from ringray.base import leftovers, provenance
 from ringray.lab.spec.model import Spec
 
 _FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
+_DATA = (".yaml", ".html", ".css", ".js")
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ class Shipment:
 
 
 def _left_here(folder: str, names: list[str]) -> list[str]:
-    """Names the files that are not sent: all but Python source, tables that modules of the same
-    name read, and their folders, so that keys and notes beside the source stay here, and folders
-    behind links."""
+    """Names the files that are not sent: all but Python source, data that modules or packages of
+    the same name read, and their folders, so that keys and notes beside the source stay here, and
+    folders behind links."""
 
     def sent(path: Path) -> bool:
-        table = path.suffix == ".yaml" and path.with_suffix(".py").is_file()
-        source = path.is_file() and (path.suffix == ".py" or table)
+        reader = path.with_suffix(".py").is_file() or path.stem == path.parent.name
+        data = path.suffix in _DATA and reader
+        source = path.is_file() and (path.suffix == ".py" or data)
         package = path.is_dir() and not path.is_symlink() and path.name != "__pycache__"
         return (source or package) and not path.name.startswith(".")
 

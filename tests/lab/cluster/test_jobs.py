@@ -82,6 +82,22 @@ def test_what_is_sent_plans_its_spec_by_itself(small: str) -> None:
     assert "h100" in done.stdout
 
 
+def test_data_that_the_source_reads_is_sent() -> None:
+    with job_package.packed() as shipment:
+        folders = (shipment.folder / "ringray", shipment.folder / "kernels" / "ringray_kernels")
+        for package, sent in zip(provenance.packages(), folders, strict=True):
+            for path in package.rglob("*"):
+                if path.is_file() and path.suffix not in ("", ".py", ".pyc", ".typed"):
+                    assert (sent / path.relative_to(package)).is_file(), path.name
+        code = "from ringray.lab.report import page; print(len(page.render('empty', [])))"
+        paths = os.pathsep.join(str(shipment.folder / name) for name in ("", "kernels"))
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=shipment.folder,
+            env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_lies_beside_the_source_stays_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
