@@ -92,8 +92,8 @@ def main() -> None:
         results = []
         for a, b in (drawn if given.replicas else pairs)(runs, count, given.repetitions):
             changed = [slower(row, factor) for row in b]
-            sides = (ComparedSide("", "", "", "", {}, rows) for rows in (a, changed))
-            results.append(compare(*sides, given.metric))
+            first, second = (ComparedSide("", "", "", "", {}, rows) for rows in (a, changed))
+            results.append(compare(first, second, given.metric))
         rates = [sum(one) / len(results) for one in zip(*map(found, results), strict=True)]
         either = sum(any(found(one)[:2]) for one in results) / len(results)
         ratios = sorted(one.overall.ratio / factor for one in results)
