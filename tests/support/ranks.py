@@ -61,19 +61,7 @@ _workers: list[Worker] = []
 
 
 def on_ring(size: int, checks: Sequence[Check]) -> None:
-    """Runs the checks on every rank of a ring of ``size`` processes.
-
-    A ring whose process a signal ended is tried once more on new ones: gloo's own threads may crash
-    while groups are destroyed.
-    """
-    try:
-        _once(size, checks)
-    except EOFError:
-        print("a process of the ring has died; trying once more", file=sys.stderr)
-        _once(size, checks)
-
-
-def _once(size: int, checks: Sequence[Check]) -> None:
+    """Runs the checks on every rank of a ring of ``size`` processes."""
     while len(_workers) < size:
         _workers.append(_started())
     try:

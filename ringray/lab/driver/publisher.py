@@ -1,4 +1,4 @@
-"""What a sweep does, written for other processes while it runs; nothing waits for the file."""
+"""The state of a sweep, written for other processes while it runs; nothing waits for the file."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` finds. ``only``: numbers of points that one side alone has."""
+    """The result of :func:`compare`. ``only``: numbers of points that one side alone has."""
 
     a: ComparedSide
     b: ComparedSide

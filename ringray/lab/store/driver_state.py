@@ -1,4 +1,4 @@
-"""What the driver of a sweep does now, for other processes: a small file beside the store.
+"""The present work of a sweep's driver, for other processes: a small file beside the store.
 
 It is no record, and may be missing or old: a full disk keeps it from being written, and a killed
 driver leaves it. A reader takes it from a driver that lives, and ended trials from the store.
