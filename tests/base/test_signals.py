@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ringray.base.signals import Signals, install, quit_at_once
+from tests.support.place import REPOSITORY
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -60,16 +62,18 @@ def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("where", ["inside", "lost in", "after"])
-def test_the_console_script_ends_with_130(number: signal.Signals, where: str) -> None:
-    """Inside a command, and in an import that makes another error of it; while Python ends, the
-    code is that of the command."""
+@pytest.mark.parametrize("where", ["inside", "exec", "lost in", "after"])
+def test_the_console_script_ends_with_130(
+    tmp_path: Path, number: signal.Signals, where: str
+) -> None:
+    """Inside a command, in code that it executes from a string (a dataclass is made so), and in an
+    import that makes another error of it; while Python ends, the code is that of the command."""
     code = f"""if True:
         import atexit, os, sys
         from ringray.lab import cli
         def strike(): os.kill(os.getpid(), {int(number)})
         def main(arguments):
-            strike()
+            exec("strike()") if {where!r} == "exec" else strike()
         def lost(arguments):
             try:
                 strike()
@@ -86,6 +90,10 @@ def test_the_console_script_ends_with_130(number: signal.Signals, where: str) ->
         sys.argv = ["ringray", "schema"]
         cli.entry()
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    (tmp_path / "struck.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "struck"], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'kernels'}"},
+    )  # fmt: skip
     assert done.returncode == (0 if where == "after" else 130), done.stderr
     assert "Traceback" not in done.stderr

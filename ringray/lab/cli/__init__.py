@@ -102,6 +102,8 @@ def entry() -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     install(signal.SIG_IGN)  # Python would put back the defaults of the system while it ends
+    # `python -m` ends by a SIGINT of its own if the last code from a string was interrupted.
+    exec("")
     deadline.end(code)
 
 
