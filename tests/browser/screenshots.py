@@ -1,8 +1,8 @@
-"""``make screenshots``: the pictures of docs/mlflow.md, docs/report.md and the README, from real
-sweeps.
+"""``make screenshots``: the pictures of the README and the docs, from real sweeps.
 
-Measures two small sweeps on this machine, tracks them on an MLflow server of its own and has the
-pages drawn by a Chromium that is installed. Takes two minutes.
+Measures small sweeps on this machine, tracks them on an MLflow server of its own, and has MLflow's
+pages, a report, a comparison and pages of the site drawn by a Chromium that is installed; the
+picture of ``ringray watch`` is what it writes on a terminal. Takes three minutes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import pty
+import re
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringray.lab.store.store import Store
 from tests.browser import pages
 from tests.support import tracking_store
 from tests.support.tracking_servers import Server
@@ -46,26 +51,62 @@ measure:  {warmup: 1, repeats: 5, baseline: null}
 """
 
 
-def sweep(text: str, home: Path, uri: str) -> dict[str, Any]:
-    """Runs a spec; where MLflow has it."""
-    name = text.split("name: ")[1].split()[0]
-    (home / f"{name}.yaml").write_text(text)
+SITE = ("ten-minutes", "concepts", "choosing")
+WIDTH = 110  # columns of the terminal
+
+
+def start(home: Path, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:
+    """``ringray ARGUMENTS`` with a home of its own."""
     environment = os.environ | {
         "RINGRAY_HOME": str(home),
-        "MLFLOW_TRACKING_URI": uri,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
     }
-    subprocess.run(
-        [sys.executable, "-m", "ringray", "run", f"{name}.yaml"],
-        cwd=home,
-        env=environment,
-        check=True,
-    )
+    command = [sys.executable, "-m", "ringray", *arguments]
+    return subprocess.Popen(command, cwd=home, env=environment, **more)
+
+
+def ringray(home: Path, *arguments: str) -> None:
+    """Runs ``ringray ARGUMENTS`` to its end."""
+    with start(home, *arguments) as process:
+        assert process.wait() == 0, arguments
+
+
+def sweep(text: str, home: Path) -> str:
+    """Writes a spec; returns its name."""
+    name = text.split("name: ")[1].split()[0]
+    (home / f"{name}.yaml").write_text(text)
+    return name
+
+
+def tracked(uri: str, name: str) -> dict[str, Any]:
+    """Where MLflow has a sweep."""
     (parent,), _ = tracking_store.runs(uri, name)
-    return {
-        "experiment": parent.info.experiment_id,
-        "run": parent.info.run_id,
-    }
+    return {"experiment": parent.info.experiment_id, "run": parent.info.run_id}
+
+
+def watched(home: Path, name: str, ended: int, to: Path) -> None:
+    """A picture of what ``ringray watch`` shows once ``ended`` trials have ended."""
+    from rich.console import Console
+    from rich.text import Text
+
+    def count() -> int:
+        with Store(home / "store.db") as store:
+            return sum(store.find(name).counts.values()) if store.sweeps() else 0
+
+    while count() < ended:
+        time.sleep(0.1)
+    terminal, inside = pty.openpty()
+    with start(home, "watch", name, stdin=inside, stdout=inside, stderr=inside) as watcher:
+        seen, until = b"", time.monotonic() + 6
+        while time.monotonic() < until:
+            if select.select([terminal], [], [], 0.2)[0]:
+                seen += os.read(terminal, 1 << 16)
+        watcher.terminate()
+    # Each frame begins by moving up over the one before.
+    frame = re.split(r"(?:\x1b\[1?A\x1b\[2K)+", seen.decode())[-2]
+    screen = Console(record=True, width=WIDTH, file=io.StringIO())
+    screen.print(Text.from_ansi(frame.replace("\r", "").strip("\n")))
+    screen.save_svg(str(to), title=f"ringray watch {name}")
 
 
 def save(page: Page, path: Path, clip: dict[str, float] | None = None) -> None:
@@ -78,22 +119,38 @@ def save(page: Page, path: Path, clip: dict[str, float] | None = None) -> None:
     print(f"{path.name}: {path.stat().st_size >> 10} KiB")
 
 
-def report(home: Path, to: Path) -> None:
-    """A picture of the first sweep's report, whose charts are drawn."""
-    environment = os.environ | {
-        "RINGRAY_HOME": str(home),
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
-    }
-    out = home / "report.html"
-    command = [sys.executable, "-m", "ringray", "report", "which-strategy", "-o", str(out)]
-    subprocess.run(command, cwd=home, env=environment, check=True)
-    with pages.opened(1040, 1500) as page:
-        page.goto(out.as_uri())
-        for figure in page.locator("figure").all():
-            figure.scroll_into_view_if_needed()
-            figure.locator(".vega-embed svg").wait_for()
-        page.evaluate("scrollTo(0, 0)")
-        save(page, to)
+def drawn(page: Page) -> None:
+    """Waits until every figure of a page of ours is a chart."""
+    for figure in page.locator("figure").all():
+        figure.scroll_into_view_if_needed()
+        figure.locator(".vega-embed svg").wait_for()
+    page.evaluate("scrollTo(0, 0)")
+
+
+def report(home: Path, name: str, folder: Path) -> None:
+    """Pictures of a sweep's report, and of its comparison with the same sweep measured again."""
+    ringray(home, "report", name, "-o", "report.html")
+    ringray(home, "run", f"{name}.yaml", "--store", "again.db", "--no-tracking")
+    ringray(home, "compare", name, "again.db", "--html", "compare.html")
+    for file, height in (("report", 1500), ("compare", 900)):
+        with pages.opened(1040, height) as page:
+            page.goto((home / f"{file}.html").as_uri())
+            drawn(page)
+            save(page, folder / f"{file}.png")
+
+
+def site(home: Path, folder: Path) -> None:
+    """Pictures of pages of the documentation."""
+    config, to = ROOT / "docs" / "mkdocs.yml", home / "site"
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-q", "-f", str(config), "-d", str(to)],
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True,
+    )  # fmt: skip
+    for name in SITE:
+        with pages.opened(1280, 800) as page:
+            page.goto((to / "docs" / f"{name}.html").as_uri())
+            page.wait_for_timeout(1000)
+            save(page, folder / f"site-{name}.png")
 
 
 def main() -> int:
@@ -109,7 +166,13 @@ def main() -> int:
         server = Server(home, f"sqlite:///{home}/server.db")
         server.start()
         try:
-            one, other = (sweep(text, home, server.uri) for text in (STRATEGIES, BLOCKS))
+            os.environ["MLFLOW_TRACKING_URI"] = server.uri
+            names = [sweep(text, home) for text in (STRATEGIES, BLOCKS)]
+            with start(home, "run", f"{names[0]}.yaml") as first:
+                watched(home, names[0], 14, folder / "watch.svg")
+                assert first.wait() == 0
+            ringray(home, "run", f"{names[1]}.yaml")
+            one, other = (tracked(server.uri, name) for name in names)
             with pages.opened(1440, 900) as page:
                 views = pages.Views(page, server.uri, one["experiment"], one["run"])
                 views.parent()
@@ -127,7 +190,8 @@ def main() -> int:
                 views = pages.Views(page, server.uri, other["experiment"], other["run"])
                 views.figure("blocks")
                 save(page, folder / "mlflow-blocks.png")
-            report(home, folder / "report.png")
+            report(home, names[0], folder)
+            site(home, folder)
         finally:
             server.stop()
     return 0

@@ -122,7 +122,10 @@ def compare(a: ComparedSide, b: ComparedSide, metric: str = "median_ms") -> Comp
             f"{a.label} and {b.label} share {plural(len(shared), 'point')}, but none has a "
             f"positive {metric} on both sides; `ringray status` shows how the trials ended"
         )
-    noise = SweepNoise([values[at] for at in both], which.exact)
+    measured = [values[at] for at in both]
+    (most, *others) = {len(one.logs) for pair in measured for one in pair}
+    in_turns = len(set(rounds.values())) == 2 * most > 4 and not others
+    noise = SweepNoise(measured, which.exact, in_turns)
     changes = dict(zip(both, noise.intervals(), strict=True))
     points = [
         _point(pair, found, changes.get(at), which)

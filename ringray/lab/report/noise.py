@@ -13,8 +13,10 @@ a change any point seems to have changed (Bonferroni).
 
 The change of a sweep as a whole is the median over its points. Replicas are measured in turns, and
 the state of the machine moves all points of one turn; the interval is that of the turns, or that of
-points drawn again where it is wider. If every point was measured once, nothing tells how much two
-measurements differ without a change, and :data:`UNKNOWN` is assumed.
+points drawn again where it is wider. Sides that were measured in turns of their own, A, B, A, B,
+are compared without what neighbouring rounds share: a slow drift of the machine. If every point was
+measured once, nothing tells how much two measurements differ without a change, and :data:`UNKNOWN`
+is assumed.
 """
 
 from __future__ import annotations
@@ -77,14 +79,17 @@ def _middle(count: int) -> tuple[Places, Places]:
 class SweepNoise:
     """The noise of points with values on both sides."""
 
-    def __init__(self, values: Sequence[Sequence[Values]], exact: bool) -> None:
-        self._values, self._exact = values, exact
-        centres = [[statistics.median(side.logs) for side in pair] for pair in values]
+    def __init__(self, values: Sequence[Sequence[Values]], exact: bool, paired: bool) -> None:
+        """``paired``: the logarithms are of rounds A, B, A, B, each with all points."""
+        self._values, self._exact = _without_drift(values) if paired else values, exact
+        self._share = 0.5 if paired else 1.0  # of the degrees of freedom that the drift leaves
+        centres = [[statistics.median(side.logs) for side in pair] for pair in self._values]
         self._changes = np.array([b - a for a, b in centres])
-        self._freedom = np.array([sum(len(side.logs) for side in pair) - 2 for pair in values])
+        measured = np.array([sum(len(side.logs) for side in pair) for pair in values])
+        self._freedom = self._share * (measured - 2)
         squares = [
             sum((one - statistics.fmean(side.logs)) ** 2 for side in pair for one in side.logs)
-            for pair in values
+            for pair in self._values
         ]
         own = np.array(squares) / np.maximum(self._freedom, 1)
         within = np.array([statistics.fmean(pair[0].within + pair[1].within) for pair in values])
@@ -172,7 +177,7 @@ class SweepNoise:
 
     def _of_turns(self, random: np.random.Generator) -> Array:
         """Returns draws of the change that the state of the machine makes."""
-        squares, freedom, measured = 0.0, 0, 0.0
+        squares, freedom, measured = 0.0, 0.0, 0.0
         for side in range(2):
             logs = [pair[side].logs for pair in self._values]
             turns = int(statistics.median(map(len, logs)))
@@ -181,10 +186,20 @@ class SweepNoise:
                 for at in range(turns)
             ]
             squares += sum((one - statistics.fmean(moved)) ** 2 for one in moved)
-            freedom, measured = freedom + turns - 1, measured + 1 / turns
+            freedom, measured = freedom + self._share * (turns - 1), measured + 1 / turns
         if not freedom:
             return random.standard_normal(_DRAWS) * UNKNOWN * math.sqrt(measured)
         return random.standard_t(freedom, _DRAWS) * math.sqrt(squares / freedom * measured)
+
+
+def _without_drift(values: Sequence[Sequence[Values]]) -> list[list[Values]]:
+    """Returns the values without what all points of neighbouring rounds share."""
+    logs = np.array([[side.logs for side in pair] for pair in values])
+    drift = np.median((logs - logs.mean(2, keepdims=True)).mean(1), axis=0)
+    return [
+        [Values(list(logs[at, side] - drift), one.within) for side, one in enumerate(pair)]
+        for at, pair in enumerate(values)
+    ]
 
 
 def _interval(change: float, size: float) -> Interval:

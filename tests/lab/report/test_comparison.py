@@ -110,12 +110,34 @@ def test_the_machines_state_moves_a_whole_sweep() -> None:
 
     def turned(by: float, seed: int) -> list[TrialRow]:
         return [replace(one, metrics={"median_ms": one.metrics["median_ms"] * by
-                                      * (0.9, 1.0, 1.1)[one.config["replica"]]})
+                                      * (0.9, 1.0, 1.1)[one.config["replica"]]},
+                        ended=100.0 * seed + one.config["replica"])
                 for one in rows(20, noise=0.001, seed=seed)]  # fmt: skip
 
     found = compared(turned(1.0, 0), turned(1.05, 1))
     assert found.verdict == "equal"
     assert compared(rows(20, noise=0.001), rows(20, noise=0.001, slower=1.05)).verdict == "slower"
+
+
+@pytest.mark.parametrize("points", [1, 2, 5])
+def test_a_drift_that_neighbouring_rounds_share_is_no_noise(points: int) -> None:
+    """A machine that becomes 4% slower from round to round hides 5% from sides that were not
+    measured in turns."""
+
+    def turned(by: float, apart: int, first: int) -> list[TrialRow]:
+        draw = random.Random(first)
+        return [
+            replace(row(at, 0, [10 * by * 1.04**turn * math.exp(draw.gauss(0, 0.004))] * 3),
+                    ended=turn * apart + first + at / 100)
+            for turn in range(7)
+            for at in range(points)
+        ]  # fmt: skip
+
+    in_turns = compared(turned(1, 2, 0), turned(1.05, 2, 1))
+    assert in_turns.verdict == "slower"
+    assert in_turns.overall.low < 1.05 < in_turns.overall.high < 1.1
+    assert compared(turned(1, 2, 0), turned(1, 2, 1)).verdict == "equal"
+    assert compared(turned(1, 1, 0), turned(1.05, 1, 20)).verdict == "equal"
 
 
 def test_points_measured_once_assume_a_noise() -> None:
