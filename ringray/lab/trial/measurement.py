@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ringray.lab.trial.outcome import Outcome, TrialRow
 
 HOP = "hop: "  # prefix of a hop's samples: its milliseconds and bytes, as ``HOP_VALUES``
+RANK = "rank: "  # prefix of the sums over a rank's hops, likewise
 HOP_VALUES = ("compute_ms", "transfer_ms", "wait_ms", "sent_bytes")
 
 
@@ -79,13 +80,17 @@ def summarise(
         metrics["mfu"] = metrics["tflops"] * 1e12 / peak
     if (share := hidden(report.hops for report in reports)) is not None:
         metrics["hidden"] = share
-    samples |= {
-        HOP + hop.name: [hop.compute * 1e3, hop.transfer * 1e3, hop.wait * 1e3, float(hop.sent)]
-        for hop in merged(report.hops for report in reports)
-    }
+    samples |= {HOP + h.name: _values([h]) for h in merged(report.hops for report in reports)}
+    samples |= {f"{RANK}{one.rank}": _values(one.hops) for one in reports if one.hops}
     samples |= reports[0].curves
     metrics |= {f"error_{name}": share for name, share in reports[0].errors.items()}
     return metrics, samples
+
+
+def _values(hops: Sequence[Hop]) -> list[float]:
+    """Returns the sums of hops, as ``HOP_VALUES`` names them."""
+    seconds = (sum(times) for times in zip(*(hop[2:5] for hop in hops), strict=True))
+    return [*(one * 1e3 for one in seconds), float(sum(hop.sent for hop in hops))]
 
 
 def _over_ranks(reports: Sequence[RankReport]) -> dict[str, float]:

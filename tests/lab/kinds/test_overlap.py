@@ -262,6 +262,11 @@ def test_a_sweep_records_it(swept: Swept, place: Place, monkeypatch: pytest.Monk
         by_hop = {n: v for n, v in row.samples.items() if n.startswith(measurement.HOP)}
         assert {len(values) for values in by_hop.values()} == {len(measurement.HOP_VALUES)}
         assert sum(values[-1] for values in by_hop.values()) == metrics["sent_bytes"]
+        by_rank = [row.samples[f"{measurement.RANK}{rank}"] for rank in range(2)]
+        assert sum(values[-1] for values in by_rank) == metrics["sent_bytes"]
+        for part in range(3):
+            highest = sum(values[part] for values in by_hop.values())
+            assert max(one[part] for one in by_rank) <= highest <= sum(one[part] for one in by_rank)
         events = json.loads(swept.written[path_of(sweep.digest, row.key)][1])
         assert {event["pid"] for event in events} == {0, 1}
         sent = [event["args"].get("sent_bytes", 0) for event in events]

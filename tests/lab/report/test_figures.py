@@ -205,12 +205,18 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     assert predicted.draw(data.points(strategies())) is None
 
 
-def test_balance_shows_the_fastest_first_and_every_part_of_a_hop() -> None:
+def test_balance_shows_the_fastest_first_and_every_part_of_hops_and_ranks() -> None:
     drawn = balance.draw(data.points(hops()))
     assert drawn is not None
     panels = drawn.to_dict()["concat"]
-    assert [panel["title"]["text"] for panel in panels] == ["zigzag", "contiguous"]
-    found = [(one["hop"], one["part"], one["ms"]) for one in records(drawn)]
+    assert [panel["title"]["text"] for panel in panels] == [
+        f"{partition}, {what}"
+        for partition in ("zigzag", "contiguous")
+        for what in ("slowest rank of each hop", "sums of each rank")
+    ]
+    ranks = [(one["bar"], one["ms"]) for one in records(drawn, 1) if one["part"] == "compute"]
+    assert ranks == [("0", 9.0), ("1", 10.0)]
+    found = [(one["bar"], one["part"], one["ms"]) for one in records(drawn)]
     assert found[6:] == [
         ("forward, hop 2", "compute", 5.0),
         ("forward, hop 2", "transfer", 1.0),
