@@ -84,7 +84,7 @@ audit: $(STAMP) ## look for known vulnerabilities of what is installed
 	@$(BIN)/python -m tests.audit $(if $(ADVISORIES),--advisories '$(ADVISORIES)')
 
 # Needs a Chromium that is installed; none is downloaded.
-screenshots: $(STAMP) ## draw MLflow's pages of two sweeps and a report into docs/images
+screenshots: $(STAMP) ## draw MLflow's pages, a report and pages of the site into docs/images
 	@$(BIN)/python -m tests.browser.screenshots
 
 # Broken links end it. Needs no network; the pages open from the disk, too.

@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,7 @@ def watched(home: Path, name: str, ended: int, to: Path) -> None:
     while count() < ended:
         time.sleep(0.1)
     terminal, inside = pty.openpty()
+    termios.tcsetwinsize(inside, (40, WIDTH))
     with start(home, "watch", name, stdin=inside, stdout=inside, stderr=inside) as watcher:
         seen, until = b"", time.monotonic() + 6
         while time.monotonic() < until:
@@ -128,10 +130,11 @@ def drawn(page: Page) -> None:
 
 
 def report(home: Path, name: str, folder: Path) -> None:
-    """Pictures of a sweep's report, and of its comparison with the same sweep measured again."""
+    """Pictures of a sweep's report, and of the comparison of two others."""
     ringray(home, "report", name, "-o", "report.html")
-    ringray(home, "run", f"{name}.yaml", "--store", "again.db", "--no-tracking")
-    ringray(home, "compare", name, "again.db", "--html", "compare.html")
+    for store in ("before.db", "after.db"):
+        ringray(home, "run", str(ROOT / "experiments" / "compare.yaml"), "--store", store)
+    ringray(home, "compare", "before.db", "after.db", "--html", "compare.html")
     for file, height in (("report", 1500), ("compare", 900)):
         with pages.opened(1040, height) as page:
             page.goto((home / f"{file}.html").as_uri())

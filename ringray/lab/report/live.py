@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -29,7 +29,7 @@ from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.report import verdict, words
 from ringray.lab.report.board import Board, BoardGroup, RunningTrial, trial_line, worst_error
 from ringray.lab.report.tables import STYLES, bare_table, console, fit, heading, metric_cell
-from ringray.lab.trial.metrics import columns
+from ringray.lab.trial.metrics import Metric, columns
 from ringray.lab.trial.outcome import UNASKED, Outcome, TrialRow
 
 REFRESH_HZ = 4.0
@@ -289,19 +289,21 @@ def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
     results = [result for group in shown for result in group.ended.values()]
     errors = any(worst_error(result.metrics) is not None for result in results)
     compared, bars = board.plan.spec.measure.baseline, to.width >= _BAR_WIDTH
+    measured = {*KINDS[board.plan.spec.kind].measures} - (set() if compared else {"baseline"})
+    metrics = [metric for metric in columns("live") if metric.group in measured]
     headings = ["worst error"] if errors else []
-    for metric in columns("live"):
-        if metric.group != "baseline":
-            headings.append(metric.heading)
-        elif compared:
+    for metric in metrics:
+        if compared and metric.group == "baseline":
             headings += [f"vs {compared.name}", *([""] if bars else [])]
+        else:
+            headings.append(metric.heading)
     table = bare_table("", *(words.HEADS[name] for name in fields), *headings)
     ascii_only = not to.encoding.lower().startswith("utf")
     for group in shown:
         running = next((one for one in list(board.running.values()) if one.group is group), None)
         status = "running" if running else group.status or "pending"
         quiet = "bright_black" if status == "pending" else "bold" if running else ""
-        cells: list[RenderableType] = _metric_cells(group, errors, compared is not None, bars)
+        cells: list[RenderableType] = _metric_cells(group, metrics, errors, bars)
         if not cells:
             cells = [Text(_measuring(running) if running else group.status or "", STYLES[status])]
         table.add_row(
@@ -319,27 +321,25 @@ def _measuring(trial: RunningTrial) -> str:
 
 
 def _metric_cells(
-    group: BoardGroup, errors: bool, compared: bool, bars: bool
+    group: BoardGroup, metrics: Sequence[Metric], errors: bool, bars: bool
 ) -> list[RenderableType]:
     """Returns the cells of a row's metrics; none where nothing is measured yet."""
-    metrics = group.metrics()
-    if not metrics:
+    values = group.metrics()
+    if not values:
         return []
     cells: list[RenderableType] = []
     if errors:
-        worst = worst_error(metrics)
+        worst = worst_error(values)
         right = worst is not None and worst <= 1
         cells.append(Text(units.digits(worst), "green" if right else "bold red"))
-    for metric in columns("live"):
-        if metric.group == "baseline" and not compared:
-            continue
+    for metric in metrics:
         style = {"median_ms": "bold", "p20_ms": "bright_black"}.get(metric.name, "")
-        cell = metric_cell(metric, metrics, style)
+        cell = metric_cell(metric, values, style)
         cells.append(cell)
         if metric.name == "median_ms" and len(group.keys) > 1:
             cell.append(f" ×{len(group.ended)}")
         elif metric.group == "baseline" and bars:  # half a bar is the baseline's time
-            ratio = min(metrics.get(metric.name, 0.0), _BAR_TOP)
+            ratio = min(values.get(metric.name, 0.0), _BAR_TOP)
             bar = ProgressBar(_BAR_TOP, ratio, _BAR, False, "", cell.style, cell.style)
-            cells.append(bar if metric.name in metrics else "")
+            cells.append(bar if metric.name in values else "")
     return cells

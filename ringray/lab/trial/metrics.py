@@ -151,7 +151,7 @@ def prediction_errors(trials: Iterable[Mapping[str, float]]) -> dict[str, float]
     found = list(trials)
 
     def errors(name: str) -> list[float]:
-        return [max(one[name], 1 / one[name]) - 1 for one in found if name in one]
+        return [max(one[name], 1 / one[name]) - 1 for one in found if one.get(name, 0) > 0]
 
     times, memory = errors("prediction_ratio"), errors("prediction_memory_ratio")
     if not times:

@@ -91,7 +91,9 @@ def test_the_live_table_shows_what_runs_and_what_was_found(
     assert re.match(rf"looks +{made.digest[:8]} +ring of 2 on auto", lines[0])
     assert "2/16" in text
     assert "1 ok · 1 failed · 14 pending" in text
+    assert not re.search("score|MFU|loss", text), "nothing that this kind does not measure"
     if width >= 80:
+        assert "vs sdpa" in text
         assert re.search(rf"{ok}[ |]+contiguous .* 12\.3 .* 0\.95", text)
         assert re.search(rf"{failed}[ |]+striped .*failed", text)
         assert re.search(rf"{running}[ |]+zigzag .*measuring", text)
