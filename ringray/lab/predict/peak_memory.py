@@ -275,12 +275,13 @@ def _walked_backward(sizes: Sizes, walks: Walks) -> float:
         away = _backward_call(replace(sizes, itemsize=FP32), queries, keys)
         away += (3 * sizes.query_row * rows + 2 * sizes.key_row * sizes.rows) * FP32
         called[:, 1:] = np.where(rows > 0, away, 0.0)[:, 1:]
-    weights = walks.backward_weights
-    moving = table.chunks * weights.chunk + table.sums * weights.sums
-    computing = _largest(called, walks.backward.route)
+    del queries, keys  # large in large rings
+    computing, weights = _largest(called, walks.backward.route), walks.backward_weights
     if halves:  # the second is kept for the end
         computing[:, -1] = np.maximum(computing[:, -1], called[:, 0])
-    busy = (moving + computing).max()
+    computing += table.chunks * weights.chunk
+    computing += table.sums * weights.sums
+    busy = computing.max()
     kept = _kept_rows(walks) * 2 * sizes.key_row * sizes.itemsize
     return float(kept + sizes.backward(busy))
 
