@@ -104,9 +104,8 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: plain(value) if type(value) is str else value,
     )
-    charts = any(_pictures(sections))
-    scripts = [_vega()] if charts else []
-    scripts.append(_file("page.js"))
+    charts = _has_picture(sections)
+    scripts = [*([_vega()] if charts else []), _file("page.js")]
     return environment.get_template("page.html").render(
         title=title,
         about=about,
@@ -122,12 +121,11 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
     )
 
 
-def _pictures(blocks: Sequence[Any]) -> list[Picture]:
-    found = []
-    for one in blocks:
-        found += _pictures(one.blocks) if isinstance(one, Section) else []
-        found += [one] if isinstance(one, Picture) else []
-    return found
+def _has_picture(blocks: Sequence[Any]) -> bool:
+    return any(
+        isinstance(one, Picture) or (isinstance(one, Section) and _has_picture(one.blocks))
+        for one in blocks
+    )
 
 
 @cache
