@@ -66,14 +66,14 @@ def _file_name(sweep: SweepRow) -> str:
 def _csv(sweeps: list[_Sweep]) -> str:
     from ringray.lab.tracking.mlflow_record import results_csv, results_table
 
-    made = [(sweep.name, *results_table(sweep, trials)) for sweep, trials in sweeps]
-    columns = list(dict.fromkeys(name for _, names, _ in made for name in names))
     rows = [
-        [sweep, *(dict(zip(names, row, strict=True)).get(name) for name in columns)]
-        for sweep, names, found in made
+        {"sweep": sweep.name, **dict(zip(names, row, strict=True))}
+        for sweep, trials in sweeps
+        for names, found in [results_table(sweep, trials)]
         for row in found
     ]
-    return results_csv(["sweep", *columns], rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return results_csv(columns, [[row.get(name) for name in columns] for row in rows])
 
 
 def _write_pictures(folder: str, sweeps: list[_Sweep], force: bool) -> None:

@@ -94,7 +94,6 @@ class Section(NamedTuple):
 def render(title: str, sections: Sequence[Section], about: str = "") -> str:
     """Returns the page; ``about`` is a line below the title."""
     import jinja2
-    from markupsafe import Markup
 
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_file),
@@ -111,8 +110,8 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         about=about,
         sections=sections,
         palette=PALETTE,
-        style=Markup(_file("page.css")),
-        scripts=[Markup(script) for script in scripts],
+        style=_file("page.css"),
+        scripts=scripts,
         hashes=[_hash(script) for script in scripts],
         charts=charts,
         numbers=lambda table: [
