@@ -43,21 +43,16 @@ def specs() -> str:
         _fields(model.Spec, ""),
     ]
     for name, info in model.Spec.model_fields.items():
-        if section := _section(info):
+        if section := _model(info.annotation):
             parts += [f"## {name}", _plain(section.__doc__), _fields(section, f"{name}.")]
     kinds = [f"`{name}`" for name in KINDS]
     return "\n\n".join([*parts, "## Kinds", f"Valid kinds: {', '.join(kinds)}."]) + "\n"
 
 
-def _section(info: FieldInfo) -> type[Fields] | None:
-    found = info.annotation
-    return found if isinstance(found, type) and issubclass(found, Fields) else None
-
-
 def _fields(section: type[Fields], path: str) -> str:
     lines = ["| field | values | default | |", "|---|---|---|---|"]
     for name, info in section.model_fields.items():
-        if _section(info) is None:
+        if _model(info.annotation) is None:
             cells = _values(section, name, info), _default(info), _plain(info.description)
             lines.append(f"| `{path}{name}` | {' | '.join(cells)} |")
             for inner in filter(None, map(_model, get_args(info.annotation))):
@@ -97,10 +92,7 @@ def _default(info: FieldInfo) -> str:
 
 def commands() -> str:
     """Writes every command with its arguments and options."""
-    parts = [
-        "# Command line",
-        _COMMANDS,
-    ]
+    parts = ["# Command line", _COMMANDS]
     for name, (place, summary) in cli.COMMANDS.items():
         module, _, function = place.partition(":")
         command = getattr(importlib.import_module(f"{cli.__name__}.{module}"), function)

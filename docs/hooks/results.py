@@ -24,10 +24,7 @@ def page() -> str:
     for path in sorted(_FOLDER.glob("*.jsonl")):
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         found.setdefault(_hardware(records[0]), []).append(_sweep(path, records))
-    parts = [
-        "# Results by hardware",
-        _SAID,
-    ]
+    parts = ["# Results by hardware", _SAID]
     for hardware, sweeps in found.items():
         parts += [f"## {hardware}", *sweeps]
     if len(found) == 1:

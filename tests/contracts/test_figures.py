@@ -51,6 +51,9 @@ def test_it_is_drawn_where_the_sweep_varies_what_it_shows(name: str, sweep: str)
         assert values
         for value in (value for one in values for value in one.values()):
             assert not isinstance(value, float) or math.isfinite(value)
+        for tip in (tip for one in encodings for tip in one.get("tooltip", ())):
+            texts = [one[tip["field"]] for one in values if isinstance(one[tip["field"]], str)]
+            assert not texts or tip["type"] == "nominal", "a text that is shown as a number"
 
 
 @pytest.mark.parametrize("name", TITLES)

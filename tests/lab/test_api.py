@@ -33,7 +33,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def run(made: plan.Plan, *, store: Store, observer: Any, **more: Any) -> Summary:
         fill(store.path, made.spec.source, ended=2)
-        observer.sweep_started(made, {}, {})
+        observer.sweep_started(made, {})
         given.append((made, store.path, more))
         return Summary(made.digest, made.spec.name, {"ok": 2}, interrupted=bool(given[1:]))
 

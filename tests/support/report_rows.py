@@ -69,7 +69,7 @@ def printed(renderable: Any, width: int = 120, encoding: str = "utf-8") -> str:
 
 
 def follow(observer: Any, made: plan.Plan, ended: int, done: dict[str, TrialRow]) -> None:
-    observer.sweep_started(made, done, {})
+    observer.sweep_started(made, done)
     observer.note("starting 2 cpu actors")
     for trial in made.trials:
         if trial.pruned is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ringray.base.errors import UserError, unknown
 from ringray.lab.cli.options import ALL, STORE, Option, options, write
-from ringray.lab.cli.outputs import check_output
+from ringray.lab.cli.outputs import check_new
 from ringray.lab.cli.results import ROWS, say
 from ringray.lab.cli.sides import side
 from ringray.lab.report import comparison_views as views
@@ -81,13 +81,10 @@ def _share(given: str | None) -> float | None:
 
 
 def _check(option: str, given: str, arguments: argparse.Namespace) -> None:
-    """Refuses an output that exists, or that is one of ringray's own files."""
-    if given == "-":
-        return
+    """Refuses an output that is compared, that exists, or that is one of ringray's own files."""
     path = Path(given)
-    check_output(option, given, Path(arguments.store) if arguments.store else None)
     sides = (one.partition(":")[0] for one in (arguments.a, arguments.b))
     if any(path.exists() and Path(one).exists() and path.samefile(one) for one in sides):
         raise UserError(f"{option} {given}: is one of the files that are compared; name another")
-    if path.exists() and not arguments.force and path.is_file():
-        raise UserError(f"{option} {given}: exists; name another file, or give --force")
+    store = Path(arguments.store) if arguments.store else None
+    check_new(option, given, arguments.force, store)

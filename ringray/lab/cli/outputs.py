@@ -45,4 +45,22 @@ def check_output(option: str, given: str, *databases: Path | None) -> None:
             raise UserError(f"{option} {given}: holds something that is no text; {_WAY_OUT}")
 
 
+def check_new(option: str, given: str, force: bool, *databases: Path | None) -> None:
+    """Checks a file that is to be written whole, likewise; "-" is stdout.
+
+    Raises:
+        UserError: as above, or it exists and ``force`` is not set, or is in no folder.
+    """
+    if given == "-":
+        return
+    path = Path(given)
+    check_output(option, given, *databases)
+    if path.is_dir():
+        raise UserError(f"{option} {given}: is a folder; name a file in it")
+    if path.is_file() and not force:
+        raise UserError(f"{option} {given}: exists; {_WAY_OUT}, or give --force")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {given}: there is no folder {path.parent}; make it first")
+
+
 _WAY_OUT = "name another file"

@@ -9,7 +9,7 @@ from pathlib import Path
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import STORE, Option, options, write, writing
-from ringray.lab.cli.outputs import check_output
+from ringray.lab.cli.outputs import check_new
 from ringray.lab.cli.store import as_it_stands, open_store
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 
@@ -40,9 +40,9 @@ def report(arguments: argparse.Namespace) -> int:
     output = (
         arguments.output or f"{_file_name(sweeps[0][0]) if len(sweeps) == 1 else 'report'}.html"
     )
-    _check("-o", output, arguments.force, database)
+    check_new("-o", output, arguments.force, database)
     if arguments.csv:
-        _check("--csv", arguments.csv, arguments.force, database)
+        check_new("--csv", arguments.csv, arguments.force, database)
         if Path(arguments.csv).resolve() == Path(output).resolve():
             raise UserError(f"-o {output} and --csv {arguments.csv} are one; name two files")
     if arguments.png:
@@ -63,31 +63,17 @@ def _file_name(sweep: SweepRow) -> str:
     return re.sub(r"[^\w.-]+", "-", sweep.name).strip(".-")[:100] or sweep.digest[:12]
 
 
-def _check(option: str, given: str, force: bool, database: Path) -> None:
-    """Raises UserError if a file may not be written."""
-    if given == "-":
-        return
-    path = Path(given)
-    if path.is_dir():
-        raise UserError(f"{option} {given}: is a folder; name a file in it")
-    if path.exists() and not force:
-        raise UserError(f"{option} {given}: exists; name another file, or --force replaces it")
-    check_output(option, given, database)
-    if not path.parent.is_dir():
-        raise UserError(f"{option} {given}: there is no folder {path.parent}; make it first")
-
-
 def _csv(sweeps: list[_Sweep]) -> str:
     from ringray.lab.tracking.mlflow_record import results_csv, results_table
 
-    made = [(sweep.name, *results_table(sweep, trials)) for sweep, trials in sweeps]
-    columns = list(dict.fromkeys(name for _, names, _ in made for name in names))
     rows = [
-        [sweep, *(dict(zip(names, row, strict=True)).get(name) for name in columns)]
-        for sweep, names, found in made
+        {"sweep": sweep.name, **dict(zip(names, row, strict=True))}
+        for sweep, trials in sweeps
+        for names, found in [results_table(sweep, trials)]
         for row in found
     ]
-    return results_csv(["sweep", *columns], rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return results_csv(columns, [[row.get(name) for name in columns] for row in rows])
 
 
 def _write_pictures(folder: str, sweeps: list[_Sweep], force: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import closing
 
 from ringray.base.errors import UserError
 from ringray.base.signals import INTERRUPTED
@@ -16,7 +17,7 @@ from ringray.lab.plan.plan import Trial, restored
 from ringray.lab.report import tables
 from ringray.lab.report.live import LiveTable, PlainLines, observer
 from ringray.lab.store.feed import Event, Feed
-from ringray.lab.trial.outcome import Outcome, SweepRow, TrialRow
+from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 LIFE_S = 3600.0  # seconds after which a command on a head ends, lest its watcher was killed
 _CODES = {"complete": 0, "failed": 1, "interrupted": INTERRUPTED}
@@ -35,7 +36,8 @@ def watch(arguments: argparse.Namespace) -> int:
             for event in feed.events(LIFE_S):
                 print(json.dumps(event), flush=True)
             return 0
-        with Watcher() as watcher:
+        watcher = Watcher()
+        with closing(watcher.view):
             for event in feed.events():
                 watcher.take(event)
     return watcher.conclude()
@@ -49,7 +51,8 @@ def _watch_head(arguments: argparse.Namespace) -> int:
     more = store_option(arguments)
     url = job_server.address(arguments.address)
     client = job_server.connect(url)
-    with Watcher() as watcher, job_package.packed() as shipment:
+    watcher = Watcher()
+    with closing(watcher.view), job_package.packed() as shipment:
 
         def take(line: str) -> bool:
             try:
@@ -74,12 +77,6 @@ class Watcher:
         self._sweep: SweepRow | None = None
         self._rows: dict[str, TrialRow] = {}
         self._trials: dict[str, Trial] = {}  # from the begin of the view on
-
-    def __enter__(self) -> Watcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.view.close()
 
     def take(self, event: Event) -> None:
         """Shows an event."""
@@ -114,13 +111,9 @@ class Watcher:
         self._trials = {trial.key: trial for trial in plan.trials}
         if plan.runnable:
             ended = {key: self._rows[key] for key in done}
-            self.view.sweep_started(plan, ended, sweep.environment, ago)
+            self.view.sweep_started(plan, ended, ago)
 
     def _end(self, row: TrialRow) -> None:
         before, self._rows[row.key] = self._rows.get(row.key), row
         if row.key in self._trials and row.status is not None and row != before:
-            outcome = Outcome(
-                row.status, row.reason, row.metrics, row.samples, row.point or "", row.attempts,
-                row.started or 0.0, row.ended or 0.0,
-            )  # fmt: skip
-            self.view.trial_ended(self._trials[row.key], outcome)
+            self.view.trial_ended(self._trials[row.key], row)

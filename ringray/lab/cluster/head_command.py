@@ -44,7 +44,7 @@ def ask(client: Any, url: str, shipment: Shipment, *command: str) -> str:
             with contextlib.suppress(RuntimeError):  # it still runs
                 client.delete_job(name)
     lines = [line for line in text.splitlines() if not _RAYS.match(line)]
-    if _status(found) != "SUCCEEDED":
+    if found.status != "SUCCEEDED":
         why = lines[-1].removeprefix(_ERROR) if lines else found.message
         raise PlaceError(f"`ringray {command[0]}` failed on the head of {url}: {why}")
     return "".join(f"{line}\n" for line in lines)
@@ -127,7 +127,7 @@ def _start(client: Any, shipment: Shipment, *command: str) -> str:
 def _gone(client: Any, name: str) -> bool:
     """Returns whether a job has ended, or is not known any more: the head was started again."""
     try:
-        return _status(client.get_job_info(name)) in ENDED
+        return client.get_job_info(name).status in ENDED
     except RuntimeError as error:
         if "does not exist" in str(error):
             return True
@@ -136,13 +136,9 @@ def _gone(client: Any, name: str) -> bool:
 
 def _ended(client: Any, url: str, name: str) -> Any:
     until = time.monotonic() + ASK_S
-    while _status(found := client.get_job_info(name)) not in ENDED:
+    while (found := client.get_job_info(name)).status not in ENDED:
         if time.monotonic() > until:
             client.stop_job(name)
             raise PlaceError(f"the head of {url} gave no answer in {ASK_S:.0f} s")
         time.sleep(POLL_S)
     return found
-
-
-def _status(found: Any) -> str:
-    return str(getattr(found.status, "value", found.status))

@@ -282,8 +282,7 @@ def _job(details: Any) -> Job | None:
         return None
     if not _DIGEST.fullmatch(sweep) or not re.fullmatch(NAME, name):
         return None
-    status = getattr(details.status, "value", details.status)
     return Job(
-        match[0], sweep, name, int(match[2]), str(metadata.get("code", "")), status,
+        match[0], sweep, name, int(match[2]), str(metadata.get("code", "")), str(details.status),
         details.driver_exit_code, details.error_type, details.message or "",
     )  # fmt: skip

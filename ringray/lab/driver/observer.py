@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:  # the tracker imports this module and needs no plan
 class Observer(Protocol):
     """A display of a sweep; called from the driver's thread, between trials."""
 
-    def sweep_started(
-        self, plan: Plan, done: dict[str, TrialRow], environment: dict[str, Any]
-    ) -> None: ...
+    def sweep_started(self, plan: Plan, done: dict[str, TrialRow]) -> None: ...
     def note(self, text: str) -> None: ...
     def trial_started(self, trial: Trial, attempt: int) -> None: ...
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringray.lab.driver.observer import Observer, Summary
 from ringray.lab.store import driver_state
@@ -33,12 +33,10 @@ class Publisher:
         self._changed = threading.Event()
         self._told = 0  # notes
 
-    def sweep_started(
-        self, plan: Plan, done: dict[str, TrialRow], environment: dict[str, Any]
-    ) -> None:
+    def sweep_started(self, plan: Plan, done: dict[str, TrialRow]) -> None:
         self._state.done = list(done)
         self._changed.set()
-        self._observer.sweep_started(plan, done, environment)
+        self._observer.sweep_started(plan, done)
 
     def note(self, text: str) -> None:
         with self._lock:

@@ -137,7 +137,7 @@ class Sweep:
         """Tells the observer what is known; trials that were pruned before get no second line."""
         for line in resume.provenance(self.info.environment):
             self.observer.note(line)
-        self.observer.sweep_started(self.plan, dict(resume.done), self.info.environment)
+        self.observer.sweep_started(self.plan, dict(resume.done))
         for trial in self.plan.trials:
             if trial.key not in resume.pruned or trial.key in resume.done:
                 continue

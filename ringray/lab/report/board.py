@@ -100,7 +100,7 @@ class Board:
         self.running[trial.key] = RunningTrial(self._group_of[trial.key], attempt, began)
         self.beside = max(self.beside, len(self.running))
 
-    def end(self, trial: Trial, outcome: Outcome) -> None:
+    def end(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
         """Notes that ``trial`` has ended."""
         group, running = self._group_of.get(trial.key), self.running.pop(trial.key, None)
         if group is not None:
@@ -162,14 +162,14 @@ class Board:
         return waiting * pace / self.beside
 
 
-def trial_line(board: Board, trial: Trial, outcome: Outcome) -> str:
+def trial_line(board: Board, trial: Trial, outcome: Outcome | TrialRow) -> str:
     """Writes ``[ 3/16] zigzag 8192 forward  ok  12.3 ms (12.1-12.9)  sdpa 13.0 ms  ratio 0.95``."""
     total = str(board.total)
     label = f"[{board.done:>{len(total)}}/{total}] {board.labels[trial.key]}"
     return f"{label}  {outcome.status}  {_details(outcome, trial)}".rstrip()
 
 
-def _details(outcome: Outcome, trial: Trial) -> str:
+def _details(outcome: Outcome | TrialRow, trial: Trial) -> str:
     metrics = outcome.metrics
     texts = {name: words.metric(METRICS[name], metrics) for name in _TOLD if name in metrics}
     said = []

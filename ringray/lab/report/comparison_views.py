@@ -105,17 +105,13 @@ def _cells(
     heads = [words.HEADS[name] for name in fields] or ["point"]
     heads += [f"A {heading}", f"B {heading}", "change", "95% interval", "replicas", "verdict"]
 
-    def number(value: float | None) -> page.Number:
-        known = {} if value is None else {metric.name: value, metric.upto or metric.name: value}
-        return page.Number(words.metric(metric, known).split("–")[0] or ABSENT, value)
-
     rows: list[list[str | page.Number]] = []
     for one in points:
         tone = _TONES.get(_STYLES[one.verdict], "")
         change = one.change
         rows.append([
             *([words.value(name, one.config.get(name)) for name in fields] or ["1"]),
-            number(one.a), number(one.b),
+            *(page.Number(words.number(metric, value), value) for value in (one.a, one.b)),
             page.Number(_percent(change.ratio), change.ratio, tone) if change else ABSENT,
             _between(change) if change else ABSENT,
             "{}, {}".format(*one.replicas), one.verdict, *([one.reason] * reasons),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console, RenderableType
 from rich.console import Group as Lines
@@ -65,13 +65,7 @@ class PlainLines:
         self._lock = threading.RLock()
         self._quiet: threading.Timer | None = None
 
-    def sweep_started(
-        self,
-        plan: Plan,
-        done: Mapping[str, TrialRow],
-        environment: dict[str, Any],
-        ago: float = 0.0,
-    ) -> None:
+    def sweep_started(self, plan: Plan, done: Mapping[str, TrialRow], ago: float = 0.0) -> None:
         self._board = board = Board(plan, done, ago)
         first = plan.runnable[0].config.as_dict()
         said = words.constants(first, board.fields)
@@ -92,7 +86,7 @@ class PlainLines:
             self._line(f"{self._board.labels[trial.key]}: attempt {attempt}")
         self._listen()
 
-    def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
+    def trial_ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
         self._board.end(trial, outcome)
         # The first lines count the pruned trials, the summary those that a search left out.
         if trial.pruned is None and outcome.reason != UNASKED:
@@ -150,13 +144,7 @@ class LiveTable:
         self._drawn = 0.0
         self._timer: threading.Timer | None = None
 
-    def sweep_started(
-        self,
-        plan: Plan,
-        done: Mapping[str, TrialRow],
-        environment: dict[str, Any],
-        ago: float = 0.0,
-    ) -> None:
+    def sweep_started(self, plan: Plan, done: Mapping[str, TrialRow], ago: float = 0.0) -> None:
         for line in words.warnings(plan):
             self.note(line)
         self._board = Board(plan, done, ago)
@@ -175,7 +163,7 @@ class LiveTable:
         self._board.start(trial, attempt, ago)
         self._changed()
 
-    def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
+    def trial_ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
         with self._lock:
             self._board.end(trial, outcome)
             # The next trial usually starts at once; one drawing shows both.

@@ -111,12 +111,11 @@ def chart(bars: Sequence[Bar], caption: str = "") -> style.Chart:
     end = max(bar.began + bar.took for bar in bars) or 1.0
     first = {rank: top for (rank, _), top in reversed(tops.items())}
     middles = {top + _HEIGHTS["compute"] / 2: f"rank {rank}" for rank, top in first.items()}
-    names = json.dumps({f"{place:g}": name for place, name in middles.items()})
     records = [_record(bar, tops[bar.rank, bar.lane], bar.took / end * _WIDTH) for bar in bars]
     used = [name for name in _COLOURS if any(bar.legend == name for bar in bars)]
     colours = alt.Scale(domain=used, range=[_COLOURS[name] for name in used])
     y = alt.Y("top:Q", title=None, scale=alt.Scale(domain=[0, bottom], reverse=True, nice=False),
-              axis=alt.Axis(values=[*middles], labelExpr=f"{names}[datum.value]", grid=False,
+              axis=alt.Axis(values=[*middles], labelExpr=style.labels(middles), grid=False,
                             ticks=False, domain=False))  # fmt: skip
     x = alt.X("began:Q", title="ms", scale=alt.Scale(domain=[0, end], nice=False))
     rectangles = alt.Chart().mark_rect(stroke=colour("paper")).encode(
@@ -125,13 +124,10 @@ def chart(bars: Sequence[Bar], caption: str = "") -> style.Chart:
         strokeWidth=alt.condition("datum.wide", alt.value(0.5), alt.value(0)),
         tooltip=alt.Tooltip("title:N", title=" "),
     )  # fmt: skip
-    texts = [
-        alt.Chart().transform_filter(f"datum.label && datum.pale == {pale}")
-        .mark_text(color=ink, fontSize=10, aria=False)
-        .encode(x="middle:Q", y="centre:Q", text="label:N")
-        for pale, ink in (("false", colour("paper")), ("true", style.INK))
-    ]  # fmt: skip
-    panel = style.panel(records, rectangles, *texts)
+    ink = alt.condition("datum.pale", alt.value(style.INK), alt.value(colour("paper")))
+    texts = alt.Chart().transform_filter("datum.label").mark_text(fontSize=10, aria=False)
+    texts = texts.encode(x="middle:Q", y="centre:Q", text="label:N", color=ink)
+    panel = style.panel(records, rectangles, texts)
     lines = textwrap.wrap(caption, round(_WIDTH / 5.5))
     below = alt.TitleParams(lines, orient="bottom", fontSize=12, fontWeight="normal",
                             color=style.PALE)  # fmt: skip

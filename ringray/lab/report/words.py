@@ -175,8 +175,12 @@ def metric(which: Metric, metrics: Mapping[str, float]) -> str:
     ends = [which.name, which.upto] if which.upto else [which.name]
     if any(name not in metrics for name in ends):
         return ABSENT
-    write = {"bytes": mib, "ratio": ratio, "share": share}.get(which.unit, digits)
-    return "–".join(write(metrics[name]) for name in ends)
+    return "–".join(number(which, metrics[name]) for name in ends)
+
+
+def number(which: Metric, given: float | None) -> str:
+    """Writes a value of a metric in the unit of its column; a dash for None."""
+    return {"bytes": mib, "ratio": ratio, "share": share}.get(which.unit, digits)(given)
 
 
 def pruned(plan: Plan) -> list[str]:

@@ -10,7 +10,8 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from ringray.base import private_files
 
@@ -30,6 +31,9 @@ class DriverState:
     notes: list[tuple[int, str]] = field(default_factory=list)
 
 
+_FORM = TypeAdapter(DriverState)
+
+
 def path_of(store: Path, digest: str) -> Path:
     """Returns the file of a sweep, beside its lease."""
     store = store.resolve()
@@ -44,12 +48,8 @@ def write(path: Path, state: DriverState) -> None:
 
 def read(path: Path, pid: int) -> DriverState | None:
     """Returns what the driver ``pid`` wrote; None if there is nothing of it."""
-    with suppress(OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
-        with private_files.regular(path) as file:
-            said: dict[str, Any] = json.loads(file.read(_MOST))
-        running = {str(key): (int(n), float(at)) for key, (n, at) in said["running"].items()}
-        notes = [(int(number), str(text)) for number, text in said["notes"]]
-        done = None if said["done"] is None else [*map(str, said["done"])]
-        if said["pid"] == pid:
-            return DriverState(pid, float(said["began"]), done, running, notes)
+    with suppress(OSError, ValueError), private_files.regular(path) as file:
+        state = _FORM.validate_json(file.read(_MOST))
+        if state.pid == pid:
+            return state
     return None

@@ -28,7 +28,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         fill(store.path, made.spec.source, ended=0)
         rows = {row.key: row for row in store.trials(made.digest)}
         done = {key: row for key, row in rows.items() if row.status == "ok"}
-        observer.sweep_started(made, done, {})
+        observer.sweep_started(made, done)
         for one in made.runnable:
             if one.key not in done:
                 observer.trial_started(one, 1)

@@ -41,7 +41,7 @@ def test_the_file_says_what_runs_and_is_removed(
         assert state().done is None
         told.note("connecting")
         first, second = made.trials[:2]
-        told.sweep_started(made, {first.key: row(first, outcome())}, {})
+        told.sweep_started(made, {first.key: row(first, outcome())})
         told.trial_started(second, 1)
         told.trial_started(second, 2)
         wait_until("both attempts", lambda: state().running)

@@ -159,7 +159,7 @@ def test_little_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPat
     view = live.LiveTable(console())
     monkeypatch.setattr(view._live, "update", lambda *_, **__: drawn.append("now"))
     made = planned()
-    view.sweep_started(made, {}, {})
+    view.sweep_started(made, {})
     assert len(drawn) == 1
     view.trial_started(made.trials[0], 1)
     assert len(drawn) == 1
@@ -196,7 +196,7 @@ def test_plain_lines_say_what_runs_in_silence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(live, "QUIET_S", 0.02)
     made, file = planned(), io.StringIO()
     view = live.PlainLines(file)
-    view.sweep_started(made, {}, {})
+    view.sweep_started(made, {})
     view.trial_started(made.trials[0], 1)
     until = time.monotonic() + 20
     while file.getvalue().count("measuring 1 of 16, ") < 2 and time.monotonic() < until:
@@ -214,7 +214,7 @@ def test_the_live_table_moves_while_a_trial_runs(monkeypatch: pytest.MonkeyPatch
     made, drawn = planned(), threading.Semaphore(0)
     monkeypatch.setattr(live, "render", lambda *_: drawn.release() or "")
     view = live.LiveTable(console())
-    view.sweep_started(made, {}, {})
+    view.sweep_started(made, {})
     view.trial_started(made.trials[0], 1)
     try:
         for _ in range(3):

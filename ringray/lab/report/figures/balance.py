@@ -26,7 +26,8 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     found.sort(key=lambda point: point.metrics.get("median_ms", 0.0))
     shown = found[: data.MAX_PANELS // 2]
     varying = words.varying(point.config for point in found)
-    panels, names, tallest = [], [], 0
+    panels, tallest = [], 0
+    names: list[str] = []
     for point in shown:
         for prefix, what in ((HOP, "slowest rank of each hop"), (RANK, "sums of each rank")):
             if bars := _bars(point, prefix):

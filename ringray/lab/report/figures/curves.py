@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import altair as alt
 
@@ -45,7 +45,11 @@ def curve(point: TrialRow, name: str) -> list[tuple[int, float]]:
 def _panel(
     name: str, points: Sequence[TrialRow], labels: dict[str, str], looks: dict[str, alt.Color]
 ) -> style.Layers:
-    records = list(_records(name, points, labels))
+    records = [
+        {"strategy": labels[point.key], "step": step, "value": value}
+        for point in points
+        for step, value in curve(point, name)
+    ]
     unit = METRICS[name].unit
     title = name.replace("_", " ") + (f" ({unit})" if unit not in ("", "share", "ratio") else "")
     line = alt.Chart().mark_line(strokeWidth=1.8).encode(
@@ -57,11 +61,3 @@ def _panel(
     tip = style.tip(strategy="training", step="step", value=title)
     near = line.mark_point(size=60, opacity=0, filled=True, aria=False).encode(tooltip=tip)
     return style.panel(records, line, near)
-
-
-def _records(
-    name: str, points: Sequence[TrialRow], labels: dict[str, str]
-) -> Iterator[dict[str, object]]:
-    for point in points:
-        for step, value in curve(point, name):
-            yield {"strategy": labels[point.key], "step": step, "value": value}

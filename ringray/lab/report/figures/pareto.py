@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 import altair as alt
@@ -15,10 +14,6 @@ from ringray.lab.trial.outcome import TrialRow
 
 MAX_NAMES = 6  # per panel: the front's ends and points evenly between them
 _FRONT, _BEATEN = "Pareto front", "beaten by another"
-_PLACES = {
-    "right above": ("left", -8), "right below": ("left", 11),
-    "left above": ("right", -8), "left below": ("right", 11),
-}  # fmt: skip
 
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
@@ -38,14 +33,15 @@ def _scores(point: TrialRow) -> tuple[float, float]:
 
 def _panel(panel: data.Panel, fields: Sequence[str]) -> style.Layers:
     best = next(layers(panel.points, _scores))
-    names = _named(best, statistics.mean(_ends(panel.points)))
+    times = [point.metrics["median_ms"] for point in panel.points]
+    names = _names(best, (min(times) + max(times)) / 2)
     records = [
         {
             "strategy": data.strategy(point, fields),
             "ms": point.metrics["median_ms"],
             "mib": point.metrics["peak_memory_bytes"] / MIB,
             "of": _FRONT if point in best else _BEATEN,
-            "label": names.get(point.key, ""),
+            **names.get(point.key, {}),
         }
         for point in panel.points
     ]
@@ -57,32 +53,23 @@ def _panel(panel: data.Panel, fields: Sequence[str]) -> style.Layers:
         y=alt.Y("mib:Q", title="peak memory per rank (MiB)", scale=scale),
         color=alt.Color("of:N", scale=looks, legend=alt.Legend(title=None, columns=2)),
     )
-    texts = [
-        base.transform_filter(f"datum.label == '{place}'")
-        .mark_text(align=align, dx=-7 if align == "right" else 7, dy=dy)  # type: ignore[arg-type]
-        .encode(text="strategy:N", color=alt.value(style.INK))
-        for place, (align, dy) in _PLACES.items()
-        if place in names.values()
-    ]
+    align, right, down = (alt.expr(f"datum.{name}") for name in ("align", "dx", "dy"))
+    texts = base.transform_filter("datum.align").mark_text(align=align, dx=right, dy=down)
+    texts = texts.encode(text="strategy:N", color=alt.value(style.INK))
     front = base.transform_filter(f"datum.of == '{_FRONT}'").mark_line(interpolate="step-after")
     shapes = alt.Scale(domain=[_FRONT, _BEATEN], range=["circle", "cross"])
     marks = base.mark_point(filled=True, size=50, opacity=1)
     marks = marks.encode(shape=alt.Shape("of:N", scale=shapes), tooltip=tip)
-    return style.panel(records, front, marks, *texts, title=panel.title)
+    return style.panel(records, front, marks, texts, title=panel.title)
 
 
-def _ends(points: Sequence[TrialRow]) -> tuple[float, float]:
-    times = [point.metrics["median_ms"] for point in points]
-    return min(times), max(times)
-
-
-def _named(best: Sequence[TrialRow], middle: float) -> dict[str, str]:
-    """Returns the points of a front that are named, by key, and the place of the name beside its
+def _names(best: Sequence[TrialRow], middle: float) -> dict[str, dict[str, str | int]]:
+    """Returns the points of a front that are named, by key, and how the name stands beside its
     point: toward the ``middle``, in turns above and below."""
     step = max(1, (len(best) - 1) / (MAX_NAMES - 1))
     chosen = sorted({round(at * step) for at in range(MAX_NAMES)} & set(range(len(best))))
-    found = {}
+    found: dict[str, dict[str, str | int]] = {}
     for number, at in enumerate(chosen):
-        left = best[at].metrics["median_ms"] > middle
-        found[best[at].key] = f"{'left' if left else 'right'} {'below' if number % 2 else 'above'}"
+        side = ("right", -7) if best[at].metrics["median_ms"] > middle else ("left", 7)
+        found[best[at].key] = {"align": side[0], "dx": side[1], "dy": 11 if number % 2 else -8}
     return found

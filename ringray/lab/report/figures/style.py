@@ -61,12 +61,6 @@ _CONFIG: dict[str, Any] = {
     "text": {"color": INK, "fontSize": 10},
     "concat": {"spacing": 28},
 }  # fmt: skip
-# 8192 is 8k, 1000 is 1,000.
-_TOKENS = (
-    "datum.value >= 1048576 && datum.value % 1048576 == 0 ? datum.value / 1048576 + 'M' : "
-    "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : "
-    "format(datum.value, ',')"
-)
 
 
 def spec(chart: Chart) -> dict[str, Any]:
@@ -141,7 +135,7 @@ def figure(panels: Sequence[Layers], title: alt.TitleParams, columns: int = 1) -
 
 def tip(**names: str) -> list[alt.Tooltip]:
     """Returns what the pointer shows: fields with their names; numbers with four digits."""
-    exact = ("strategy", "tokens", "length", "text", "trial", "hop", "name", "step")
+    exact = ("strategy", "tokens", "length", "text", "bar", "name", "step")
     return [
         alt.Tooltip(f"{field}:N", title=name) if field in exact
         else alt.Tooltip(f"{field}:Q", title=name, format=",.4~r")
@@ -178,9 +172,15 @@ def lengths(values: Sequence[float]) -> alt.X:
     """Returns a logarithmic x axis with ticks at (some of) the sequence lengths."""
     ticks = sorted(set(values))
     step = math.ceil(len(ticks) / 7)
-    axis = alt.Axis(values=ticks[::-1][::step][::-1], labelExpr=_TOKENS, grid=True)
+    shown = ticks[::-1][::step][::-1]
+    axis = alt.Axis(values=shown, labelExpr=labels({one: tokens(one) for one in shown}), grid=True)
     scale = alt.Scale(type="log", base=2, nice=False, padding=12)
     return alt.X("length:Q", title="sequence length (tokens)", scale=scale, axis=axis)
+
+
+def labels(names: Mapping[float, str]) -> str:
+    """Returns the expression that writes the ticks of an axis by their names."""
+    return f"{json.dumps({f'{place:.15g}': name for place, name in names.items()})}[datum.value]"
 
 
 def heat(
@@ -191,13 +191,9 @@ def heat(
     base = alt.Chart().encode(x=x, y=y)
     cells = base.mark_rect(stroke=colour("paper")).encode(color=shade, tooltip=tooltip)
     ink = alt.condition("datum.dark", alt.value("#ffffff"), alt.value("#1a1a1a"))
-    texts = [
-        base.transform_filter(f"datum.best == {best}")
-        .mark_text(fontWeight=weight, fontSize=9, lineBreak="\n")  # type: ignore[arg-type]
-        .encode(text="text:N", color=ink)
-        for best, weight in (("false", "normal"), ("true", "bold"))
-    ]
-    return panel(records, cells, *texts, title=title)
+    weight = alt.expr("datum.best ? 'bold' : 'normal'")
+    texts = base.mark_text(fontWeight=weight, fontSize=9, lineBreak="\n")
+    return panel(records, cells, texts.encode(text="text:N", color=ink), title=title)
 
 
 def tokens(count: float) -> str:

@@ -94,7 +94,6 @@ class Section(NamedTuple):
 def render(title: str, sections: Sequence[Section], about: str = "") -> str:
     """Returns the page; ``about`` is a line below the title."""
     import jinja2
-    from markupsafe import Markup
 
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_file),
@@ -104,16 +103,15 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: plain(value) if type(value) is str else value,
     )
-    charts = any(_pictures(sections))
-    scripts = [_vega()] if charts else []
-    scripts.append(_file("page.js"))
+    charts = _has_picture(sections)
+    scripts = [*([_vega()] if charts else []), _file("page.js")]
     return environment.get_template("page.html").render(
         title=title,
         about=about,
         sections=sections,
         palette=PALETTE,
-        style=Markup(_file("page.css")),
-        scripts=[Markup(script) for script in scripts],
+        style=_file("page.css"),
+        scripts=scripts,
         hashes=[_hash(script) for script in scripts],
         charts=charts,
         numbers=lambda table: [
@@ -122,12 +120,11 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
     )
 
 
-def _pictures(blocks: Sequence[Any]) -> list[Picture]:
-    found = []
-    for one in blocks:
-        found += _pictures(one.blocks) if isinstance(one, Section) else []
-        found += [one] if isinstance(one, Picture) else []
-    return found
+def _has_picture(blocks: Sequence[Any]) -> bool:
+    return any(
+        isinstance(one, Picture) or (isinstance(one, Section) and _has_picture(one.blocks))
+        for one in blocks
+    )
 
 
 @cache

@@ -10,7 +10,7 @@
     if (isNaN(p) || isNaN(q)) return isNaN(p) - isNaN(q); // no number comes last, always
     return sign * (p - q);
   };
-  document.querySelectorAll("table.sorts").forEach((table, number) => {
+  document.querySelectorAll("table.sorts").forEach((table) => {
     const body = table.tBodies[0];
     const rows = [...body.rows];
     const heads = [...table.tHead.rows[0].cells];
@@ -27,14 +27,10 @@
         body.append(...[...rows].sort((a, b) => order(a, b, at, down ? -1 : 1)));
       });
     });
-    const field = document.createElement("input");
-    field.type = "search";
-    field.id = `filter-${number}`;
-    const label = document.createElement("label");
-    label.htmlFor = field.id;
-    label.textContent = "Filter";
-    const count = document.createElement("output");
-    count.htmlFor = field.id;
+    const bar = document.createElement("div");
+    bar.className = "filter";
+    bar.innerHTML = '<label>Filter <input type="search"></label><output></output>';
+    const [field, count] = bar.querySelectorAll("input, output");
     const filter = () => {
       const words = field.value.toLowerCase().split(/\s+/);
       rows.forEach((row, at) => (row.hidden = !words.every((word) => texts[at].includes(word))));
@@ -42,9 +38,6 @@
     };
     field.addEventListener("input", filter);
     filter();
-    const bar = document.createElement("div");
-    bar.className = "filter";
-    bar.append(label, field, count);
     table.parentElement.before(bar);
     table.parentElement.classList.add("tall");
   });
