@@ -105,7 +105,8 @@ def watched(home: Path, name: str, ended: int, to: Path) -> None:
                 seen += os.read(terminal, 1 << 16)
         watcher.terminate()
     # Each frame begins by moving up over the one before.
-    frame = re.split(r"(?:\x1b\[1?A\x1b\[2K)+", seen.decode())[-2]
+    frames = re.split(r"(?:\x1b\[1?A\x1b\[2K)+", seen.decode())[1:-1]
+    frame = [one for one in frames if one.count("▶") == 1][-1]
     screen = Console(record=True, width=WIDTH, file=io.StringIO())
     screen.print(Text.from_ansi(frame.replace("\r", "").strip("\n")))
     screen.save_svg(str(to), title=f"ringray watch {name}")
@@ -132,8 +133,9 @@ def drawn(page: Page) -> None:
 def report(home: Path, name: str, folder: Path) -> None:
     """Pictures of a sweep's report, and of the comparison of two others."""
     ringray(home, "report", name, "-o", "report.html")
-    for store in ("before.db", "after.db"):
-        ringray(home, "run", str(ROOT / "experiments" / "compare.yaml"), "--store", store)
+    for store in ("before.db", "after.db") * 4:  # in turns
+        spec = str(ROOT / "experiments" / "compare.yaml")
+        ringray(home, "run", spec, "--store", store, "--again")
     ringray(home, "compare", "before.db", "after.db", "--html", "compare.html")
     for file, height in (("report", 1500), ("compare", 900)):
         with pages.opened(1040, height) as page:
