@@ -21,6 +21,7 @@ _OTHER_NAMES = {
     "query": "q", "key": "k", "value": "v", "is_causal": "causal", "softmax_scale": "scale",
     "sm_scale": "scale", "window_size": "window (w for window_size=(w, 0))",
     "sliding_window": "window (w - 1 for w keys)", "attention_chunk_size": "chunk",
+    "attention_chunk": "chunk",
     "prefix_length": "prefix", "cu_seqlens_q": "cu_seqlens",
     "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
     "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",

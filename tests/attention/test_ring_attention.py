@@ -195,6 +195,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"is_causal": True}, "unexpected keyword 'is_causal'; ringray calls it causal"),
         ({"softmax_scale": 0.1}, "ringray calls it scale"),
         ({"window_size": (3, 0)}, r"ringray calls it window \(w for window_size=\(w, 0\)\)"),
+        ({"attention_chunk": 3}, "ringray calls it chunk"),
         ({"attention_dropout": 0.1}, "'attention_dropout'; ringray calls it dropout_p"),
         ({"enable_gqa": True}, "K/V heads are shared wherever there are fewer"),
         ({"partitoin": "zigzag"}, "'partitoin'; did you mean 'partition'"),

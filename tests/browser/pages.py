@@ -57,6 +57,15 @@ def opened(width: int = 1280, height: int = 860) -> Iterator[Page]:
         context.close()
 
 
+def noted(page: Page) -> list[str]:
+    """What the page will request and complain of."""
+    found: list[str] = []
+    page.on("request", lambda request: found.append(request.url))
+    page.on("console", lambda message: found.append(message.text))
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found
+
+
 class Views:
     """The views of one sweep on the server at ``uri``."""
 

@@ -44,15 +44,12 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     (tmp_path / "b.jsonl").write_text("\n".join(lines) + "\n")
     given = ["a.db", "b.jsonl", "--html", "page.html", "--fail-above", "5%"]
     assert cli.main(["compare", *given]) == 1
-    wrong: list[str] = []
     address = (tmp_path / "page.html").as_uri()
     with pages.opened() as opened:
-        opened.on("request", lambda request: wrong.append(request.url))
-        opened.on("console", lambda message: wrong.append(message.text))
-        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        noted = pages.noted(opened)
         opened.goto(address)
         yield opened
-    assert set(wrong) == {address}
+    assert set(noted) == {address}
 
 
 def test_the_answer_comes_first_and_points_filter_and_sort(page: Page) -> None:

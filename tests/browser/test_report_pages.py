@@ -37,21 +37,24 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def wrong() -> list[str]:
-    """What the page asks for and complains of."""
-    return []
+def opened() -> Iterator[Page]:
+    """A browser."""
+    pytest.importorskip("playwright", reason="pip install playwright")
+    with pages.opened() as page:
+        yield page
 
 
 @pytest.fixture(scope="module")
-def page(address: str, wrong: list[str]) -> Iterator[Page]:
+def noted(opened: Page) -> list[str]:
+    """What the report asks for and complains of."""
+    return pages.noted(opened)
+
+
+@pytest.fixture(scope="module")
+def page(opened: Page, noted: list[str], address: str) -> Page:
     """The report in a browser."""
-    pytest.importorskip("playwright", reason="pip install playwright")
-    with pages.opened() as page:
-        page.on("request", lambda request: wrong.append(request.url))
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(address)
-        yield page
+    opened.goto(address)
+    return opened
 
 
 def drawn(page: Page) -> None:
@@ -158,7 +161,7 @@ def test_without_scripts_everything_can_be_read(page: Page) -> None:
 
 
 def test_nothing_was_asked_for_and_nothing_complained(
-    page: Page, wrong: list[str], address: str
+    page: Page, noted: list[str], address: str
 ) -> None:
     assert page.url == address
-    assert set(wrong) == {address}
+    assert set(noted) == {address}
