@@ -4,8 +4,9 @@
     python experiments/tuners.py experiments/tuners.yaml --simulated 0.2
 
 A method is told recorded runs of each point it asks for, in an order that is drawn anew for each of
-several tries; 15 are a full measurement, and its choice is judged by the median of all runs of that
-point. ``grid`` shows what 15 runs of every point find. Points that their prediction rules out are
+several tries. The first of them, --repeats, are a full measurement; the others, which no method is
+told, judge its choice by their medians. ``grid`` shows what full measurements of every point find.
+Points that their prediction rules out are
 left out, but for --all; the share of runs is of all points. Simulated points err by 20% from their
 prediction on a calibrated machine with a core for each rank, and their runs spread by 10%.
 """
@@ -30,7 +31,6 @@ from ringray.lab.trial.outcome import Outcome
 
 TRIES = 25
 NEAR = 0.05  # loss
-REPEATS = 15  # of a point that a search measures in full
 SPREAD = 0.1  # of simulated runs
 CALIBRATED = {"measured": "simulated", "spread": 0.05}
 
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("sweep", help="name or digest of a tuning sweep that measured all points")
     parser.add_argument("--store", help="store file")
     parser.add_argument("--budget", type=float, default=0.25)
+    parser.add_argument("--repeats", type=int, default=45, help="runs of a full measurement")
     parser.add_argument("--all", action="store_true", help="leave no point out")
     parser.add_argument("--simulated", type=float, metavar="E", help="error; sweep is a spec then")
     arguments = parser.parse_args()
@@ -57,11 +58,16 @@ def main() -> None:
             runs = {row.index: row.samples["ms"] for row in rows}
         plan = build(stored_spec(sweep))
     points = len(plan.runnable)
-    print(f"{plan.spec.name}: {points} points, {TRIES} tries, budget {arguments.budget:.0%}")
+    print(
+        f"{plan.spec.name}: {points} points, {TRIES} tries, {arguments.repeats} repeats, budget "
+        f"{arguments.budget:.0%}"
+    )
     print(
         "method    problem                       loss, median of tries   worst   within 5%   spent"
     )
-    for method in METHODS:
+    measure = plan.spec.measure.model_copy(update={"repeats": arguments.repeats})
+    plan = replace(plan, spec=plan.spec.model_copy(update={"measure": measure}))
+    for method in [name for name, one in METHODS.items() if not one.extreme]:
         asking = _asking(plan, fleet, method, arguments.budget, everything=arguments.all)
         lost = sum(trial.pruned == BEATEN for trial in asking.trials)
         print(f"{method:9} {lost} of {points} points left out by their prediction")
@@ -86,8 +92,9 @@ def _simulated(plan: Plan, error: float, seed: int) -> Runs:
     for trial in plan.trials:
         assert trial.predicted is not None
         median = trial.predicted.time_ms * draw.lognormvariate(0, error)
-        repeats = range(6 * REPEATS)
-        found[trial.index] = [median * draw.lognormvariate(0, SPREAD) for _ in repeats]
+        found[trial.index] = [
+            median * draw.lognormvariate(0, SPREAD) for _ in range(4 * plan.spec.measure.repeats)
+        ]
     return found
 
 
@@ -101,8 +108,7 @@ def _asking(
         budget=budget if "budget" in takes else None,
         seed=0 if "seed" in takes else None,
     )
-    measure = plan.spec.measure.model_copy(update={"repeats": REPEATS})
-    spec = plan.spec.model_copy(update={"search": search, "measure": measure})
+    spec = plan.spec.model_copy(update={"search": search})
     return build(spec, fleet, everything=everything)
 
 
@@ -124,7 +130,8 @@ def _play(plan: Plan, runs: Runs, seed: int) -> list[tuple[str, float, float]]:
     found = []
     recorded = studies([trial for trial in plan.trials if trial.index in runs])
     for study, every in zip(schedule.found(), recorded, strict=True):
-        medians = {trial.key: statistics.median(runs[trial.index]) for trial in every}
+        untold = {trial.key: shuffled[trial.index][measure.repeats :] for trial in every}
+        medians = {key: statistics.median(ms) for key, ms in untold.items()}
         assert study.best is not None
         loss = medians[study.best] / min(medians.values()) - 1
         spent = study.runs + measure.warmup * sum(visits[trial.index] for trial in every)

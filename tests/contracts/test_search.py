@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -241,9 +242,24 @@ def test_halving_spends_nothing_on_what_is_surely_worse() -> None:
 
 
 def test_halving_measures_the_fastest_again() -> None:
+    """Nothing is predicted: all points are measured, then those that were the fastest."""
     cost = LANDSCAPES["ridge"]
-    machine = play("halving", candidates(cost), Machine(cost, noise=0.1), budget=1.0)
+    points = [replace(one, predicted=(math.inf,)) for one in candidates(cost)]
+    machine = play("halving", points, Machine(cost, noise=0.1), budget=1.0)
     once, again = machine.log[:2]
     times = {ask.key: machine.samples[ask.key][0] for ask in once}
+    assert len(once) == len(points)
     assert 1 < len(again) < len(once)
     assert [ask.key for ask in again] == sorted(times, key=times.__getitem__)[: len(again)]
+
+
+def test_halving_leaves_out_what_good_predictions_rule_out() -> None:
+    cost = LANDSCAPES["bowl"]
+    sure = [replace(one, doubt=0.05) for one in candidates(cost, knows=0.05)]
+    machine = play("halving", sure, Machine(cost, noise=0.1), budget=1.0)
+    assert cost(*machine.point(machine.best())) == 10
+    asked = {key for asks in machine.log for key, *_ in asks}
+    assert max(cost(*machine.point(key)) for key in asked) <= 14
+    # Predictions that prove worse than they say rule out less.
+    wrong = [replace(one, doubt=0.05) for one in candidates(cost, knows=0.5)]
+    assert len(play("halving", wrong, Machine(cost, noise=0.1), budget=1.0).samples) > len(asked)

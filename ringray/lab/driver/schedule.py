@@ -6,6 +6,7 @@ holds instead of measuring again, so an interrupted search continues where it wa
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,9 @@ from ringray.lab.search.base import Ask, Candidate, Search, SearchSettings, Told
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import Outcome, TrialRow, runs_of
+
+_ROUGH = 0.3  # relative standard deviation of predictions other than times
+_DEVIATIONS = 1.28  # standard deviations to each side in an interval of 80%
 
 
 class Work(NamedTuple):
@@ -103,6 +107,7 @@ class Schedule:
                 trial.key,
                 tuple((name, getattr(trial.config, name)) for name in varying),
                 tuple(_prediction(name, trial.predicted) for name in self._objectives),
+                _doubt(self._objectives[0], trial.predicted),
             )
             for trial in trials
         ]
@@ -194,6 +199,13 @@ def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[StudyResu
 def _prediction(objective: str, cost: Cost | None) -> float:
     name = METRICS[objective].predicted
     return float(getattr(cost, name)) if cost is not None and name else float("inf")
+
+
+def _doubt(objective: str, cost: Cost | None) -> float:
+    """Returns the relative standard deviation of a prediction: of times by their interval."""
+    if cost is None or METRICS[objective].predicted != "time_ms":
+        return _ROUGH
+    return math.log(cost.high_ms / cost.low_ms) / 2 / _DEVIATIONS
 
 
 def _enough(result: Outcome | TrialRow, repeats: int) -> bool:

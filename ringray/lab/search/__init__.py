@@ -3,7 +3,7 @@
 base     what a method is given, asks and is told
 grid     every point
 random   points drawn at random
-halving  all points a few times, the better ones more often
+halving  the points that may be the best, the better ones more often
 optuna   what Optuna's sampler proposes
 bisect   the largest point that works
 

@@ -6,8 +6,7 @@ Less is better for every score: ``score`` changes the sign of metrics to maximis
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -15,19 +14,19 @@ from ringray.lab.trial.metrics import METRICS
 
 T = TypeVar("T")
 Scores = tuple[float, ...]
-NOISE = 0.1  # relative spread of one run before a point was measured twice
-_SURE = 2.0  # standard errors on each side of a score
 LEAST = 3  # points that the runs of any search suffice to measure in full
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A point that can be measured. ``choices``: its values of the searched fields; ``predicted``:
-    its scores by the cost model, infinite for objectives that it does not predict."""
+    its scores by the cost model, infinite for objectives that it does not predict; ``doubt``: the
+    relative standard deviation of the first of them."""
 
     key: str
     choices: tuple[tuple[str, str | int | None], ...]
     predicted: tuple[float, ...]
+    doubt: float = 0.3
 
 
 @dataclass(frozen=True)
@@ -122,42 +121,3 @@ def layers(items: Iterable[T], scores: Callable[[T], Scores]) -> Iterator[list[T
 def ranked(items: Iterable[T], scores: Callable[[T], Scores]) -> list[T]:
     """Returns ``items`` layer by layer, the best first."""
     return [item for layer in layers(items, scores) for item in layer]
-
-
-def spread(told: Sequence[Told]) -> float:
-    """Returns the relative standard deviation of one run: the median over points with several."""
-    found = [
-        statistics.stdev(one.samples) / statistics.fmean(one.samples)
-        for one in told
-        if len(one.samples) > 1
-    ]
-    return statistics.median(found) if found else NOISE
-
-
-def interval(told: Told, noise: float) -> tuple[float, float]:
-    """Returns the bounds of the first score, two standard errors around it."""
-    assert told.scores is not None
-    value = told.scores[0]
-    width = _SURE * noise / math.sqrt(len(told.samples)) * abs(value) if told.samples else 0.0
-    return value - width, value + width
-
-
-def contenders(keys: Sequence[str], known: Mapping[str, Told]) -> list[str]:
-    """Returns the points that may be the best: another is not at least as good in every objective
-    with an interval of the first that lies below (where that is not a time: better in some)."""
-    noise = spread([known[key] for key in keys])
-    bounds = [(interval(known[key], noise), known[key].scores or ()) for key in keys]
-
-    def surely_worse(low: float, scores: tuple[float, ...]) -> bool:
-        return any(
-            (high < low or (high == low and other != scores))
-            and all(b <= a for a, b in zip(scores[1:], other[1:], strict=True))
-            for (_, high), other in bounds
-            if high <= low
-        )
-
-    return [
-        key
-        for key, ((low, _), scores) in zip(keys, bounds, strict=True)
-        if not surely_worse(low, scores)
-    ]

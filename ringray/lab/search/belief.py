@@ -1,0 +1,113 @@
+"""What is believed of points: their predictions and their runs, each as far as it can be trusted.
+
+The first score of a point is its prediction, times a factor that all points share, times an error.
+How large errors are is learned from the points with runs, beginning with what the predictions say
+of themselves (empirical Bayes). Scores are compared in logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ringray.lab.search.base import Candidate, Told, ranked
+
+_NOISE = 0.1  # relative spread of one run before a point was measured twice
+_OF_MEDIAN = 1.5  # variance of the median of some runs over that of their mean
+_PRIOR = 2.0  # points that tell as much of the errors as the predictions say themselves
+_SURE = 2.0  # standard deviations on each side
+_UNKNOWN = 1.0  # deviation where nothing is predicted
+_LEAST = 0.05  # deviation of any prediction
+
+
+class Belief(NamedTuple):
+    """The logarithm of a point's first score, and its standard deviation."""
+
+    mean: float
+    deviation: float
+
+    def at(self, deviations: float) -> float:
+        """Returns the value so many standard deviations above the mean."""
+        return self.mean + deviations * self.deviation
+
+
+def hopeful(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> list[str]:
+    """Returns the points that may be the best and did not fail: no other is at least as good in
+    every objective and surely better in the first. Those come first that would be the best if each
+    were better than believed by a standard deviation."""
+    able = [one for one in candidates if one.key not in known or known[one.key].scores is not None]
+    others = {
+        one.key: (known[one.key].scores or () if one.key in known else one.predicted)[1:]
+        for one in able
+    }
+    beliefs = believe(able, known)
+    rivals = sorted((belief.at(_SURE), others[key]) for key, belief in beliefs.items())
+
+    def may_be_best(key: str) -> bool:
+        low, scores = beliefs[key].at(-_SURE), others[key]
+        for high, other in rivals:
+            if high > low:
+                break
+            better = high < low or other != scores
+            if better and all(b <= a for a, b in zip(scores, other, strict=True)):
+                return False
+        return True
+
+    left = [one.key for one in able if may_be_best(one.key)]
+    return ranked(left, lambda key: (beliefs[key].at(-1.0), *others[key]))
+
+
+def believe(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> dict[str, Belief]:
+    """Returns what is believed of points that did not fail, by their keys."""
+    predicted = {one.key: _log(one.predicted[0]) for one in candidates}
+    doubt = max((one.doubt for one in candidates), default=_UNKNOWN)
+    if not all(map(math.isfinite, predicted.values())):
+        predicted, doubt = dict.fromkeys(predicted, 0.0), _UNKNOWN
+    runs = _Runs({key: known[key] for key in predicted if key in known})
+    error = max(doubt, _LEAST) ** 2
+    weights = {key: 1 / (error + runs.variance(key)) for key in runs.of}
+    apart = {key: runs.value(key) - predicted[key] for key in runs.of}
+    shared = sum(weights[key] * apart[key] for key in apart) / (sum(weights.values()) or 1.0)
+    # A point tells of the errors what its runs do not explain.
+    told = {key: error * weight for key, weight in weights.items()}
+    squares = {key: (apart[key] - shared) ** 2 - runs.variance(key) for key in told}
+    learned = _PRIOR * error + sum(told[key] * squares[key] for key in told)
+    error = max(learned / (_PRIOR + sum(told.values())), error / _PRIOR**2)
+    found = {}
+    for key, at in predicted.items():
+        mean, variance = at + shared, error
+        if key in runs.of:
+            part = error / (error + runs.variance(key))
+            mean, variance = mean + part * (runs.value(key) - mean), (1 - part) * error
+        found[key] = Belief(mean, math.sqrt(variance))
+    return found
+
+
+class _Runs:
+    """The runs of points, as logarithms of their first scores."""
+
+    def __init__(self, of: Mapping[str, Told]) -> None:
+        self.of = of
+        spreads = [
+            statistics.stdev(one.samples) / statistics.fmean(one.samples)
+            for one in of.values()
+            if len(one.samples) > 1
+        ]
+        self._noise = _OF_MEDIAN * (statistics.median(spreads) if spreads else _NOISE) ** 2
+
+    def value(self, key: str) -> float:
+        scores = self.of[key].scores
+        assert scores is not None
+        return _log(scores[0])
+
+    def variance(self, key: str) -> float:
+        """Returns the square of the standard error; 0 of scores that have no runs."""
+        samples = self.of[key].samples
+        return self._noise / len(samples) if samples else 0.0
+
+
+def _log(score: float) -> float:
+    """Returns the logarithm of a score, shifted so that those below 0 keep their order."""
+    return math.copysign(math.log(max(abs(score), 1e-300)) + 700, score) if score else 0.0

@@ -1,0 +1,97 @@
+"""Predictions and runs of points, joined."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from ringray.lab.search.base import Candidate, Told
+from ringray.lab.search.belief import believe, hopeful
+
+
+def point(name: str, predicted: float, *others: float, doubt: float = 0.1) -> Candidate:
+    return Candidate(name, (("name", name),), (predicted, *others), doubt)
+
+
+def runs(value: float, count: int, noise: float = 0.1) -> Told:
+    """So many runs whose median is ``value``."""
+    around = [value * (1 + noise * (i - (count - 1) / 2) / max(count - 1, 1)) for i in range(count)]
+    return Told((value,), tuple(around))
+
+
+def test_without_runs_a_prediction_is_believed_as_far_as_it_doubts_itself() -> None:
+    found = believe([point("a", 10.0), point("b", 20.0)], {})
+    assert found["b"].mean - found["a"].mean == pytest.approx(math.log(2))
+    assert found["a"].deviation == pytest.approx(0.1)
+
+
+def test_what_all_predictions_err_by_is_shared() -> None:
+    """All that was measured took twice its prediction: so will the rest."""
+    points = [point(name, at) for name, at in zip("abcd", (10.0, 12.0, 15.0, 20.0), strict=True)]
+    known = {"a": runs(20.0, 9), "b": runs(24.0, 9), "c": runs(30.0, 9)}
+    found = believe(points, known)
+    assert found["d"].mean - found["a"].mean == pytest.approx(math.log(2), abs=0.01)
+    assert found["a"].deviation < found["d"].deviation
+
+
+def test_runs_count_more_the_more_there_are() -> None:
+    """Two points of equal predictions, one of which was measured to be a fifth slower."""
+    found = []
+    for count in (2, 40):
+        points = [point("a", 10.0), point("b", 10.0)]
+        one = believe(points, {"a": runs(10.0, count, 0.5), "b": runs(12.0, count, 0.5)})
+        found.append(one["b"].mean - one["a"].mean)
+    assert 0 < found[0] < found[1] < math.log(1.2)
+
+
+@pytest.mark.parametrize("error", [0.1, 0.6])
+def test_predictions_are_trusted_as_far_as_they_prove_right(error: float) -> None:
+    draw = random.Random(3)
+    points = [point(str(i), 10.0 + i) for i in range(40)]
+    known = {str(i): runs((10.0 + i) * draw.lognormvariate(0, error), 9, 0.05) for i in range(39)}
+    assert believe(points, known)["39"].deviation == pytest.approx(error, rel=0.35)
+
+
+def test_without_predictions_runs_alone_count() -> None:
+    points = [point("a", math.inf), point("b", math.inf), point("c", 5.0)]
+    found = believe(points, {"a": runs(10.0, 5), "b": runs(20.0, 5)})
+    assert found["b"].mean - found["a"].mean == pytest.approx(math.log(2), rel=0.05)
+    assert found["c"].deviation > 3 * found["a"].deviation
+
+
+def test_scores_below_zero_keep_their_order() -> None:
+    """Rates are to be maximised, their scores are negative; predictions of them are times."""
+    points = [point("slow", 20.0), point("fast", 10.0), point("other", 10.0)]
+    found = believe(
+        points, {"slow": Told((-3.0,), (-3.0, -3.1)), "fast": Told((-6.0,), (-6, -6.2))}
+    )
+    assert found["fast"].mean < found["slow"].mean
+    assert found["other"].mean == pytest.approx(found["fast"].mean, abs=0.05)
+
+
+def test_a_score_without_runs_is_exact() -> None:
+    points = [point("a", 10.0), point("b", 10.0)]
+    found = believe(points, {"a": Told((11.0,)), "b": Told((11.5,))})
+    assert found["a"].deviation == 0
+    assert found["b"].mean - found["a"].mean == pytest.approx(math.log(11.5 / 11))
+    assert hopeful(points, {"a": Told((11.0,)), "b": Told((11.5,))}) == ["a"]
+
+
+def test_hopeful_points_are_those_that_may_be_the_best() -> None:
+    points = [point("far", 30.0), point("near", 11.0), point("best", 10.0), point("failed", 9.0)]
+    assert hopeful(points, {"failed": Told(None)}) == ["best", "near"]
+    # One standard deviation of what was measured is less than that of what was not.
+    points = [point("measured", 10.0), point("not", 10.0)]
+    assert hopeful(points, {"measured": runs(10.0, 9)}) == ["not", "measured"]
+
+
+def test_a_point_that_is_better_in_another_objective_stays_hopeful() -> None:
+    points = [point("fast", 10.0, 5.0), point("small", 30.0, 1.0), point("worse", 30.0, 6.0)]
+    assert set(hopeful(points, {})) == {"fast", "small"}
+
+
+def test_no_points_are_no_trouble() -> None:
+    assert believe([], {}) == {}
+    assert hopeful([point("a", 1.0)], {"a": Told(None)}) == []
