@@ -134,10 +134,13 @@ def test_it_keeps_to_its_budget(name: str, budget: float) -> None:
 
 
 @pytest.mark.parametrize("name", SEARCHING)
+@pytest.mark.parametrize("doubt", [0.3, 0.01])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 12, 13])
-def test_a_small_space_is_searched_too(name: str, count: int) -> None:
+def test_a_small_space_is_searched_too(name: str, count: int, doubt: float) -> None:
+    """However sure the predictions are."""
     cost = LANDSCAPES["bowl"]
-    points = candidates(cost)[:: len(candidates(cost)) // count][:count]
+    points = [replace(one, doubt=doubt) for one in candidates(cost)]
+    points = points[:: len(points) // count][:count]
     machine = play(name, points, Machine(cost), budget=0.25)
     assert len(machine.samples) >= min(LEAST, count)
 

@@ -120,4 +120,7 @@ def layers(items: Iterable[T], scores: Callable[[T], Scores]) -> Iterator[list[T
 
 def ranked(items: Iterable[T], scores: Callable[[T], Scores]) -> list[T]:
     """Returns ``items`` layer by layer, the best first."""
-    return [item for layer in layers(items, scores) for item in layer]
+    found = list(items)
+    if all(len(scores(item)) == 1 for item in found):
+        return sorted(found, key=scores)
+    return [item for layer in layers(found, scores) for item in layer]

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringray.lab.search.base import Candidate, Told, ranked
+from ringray.lab.search.base import LEAST, Candidate, Told, ranked
 
 _NOISE = 0.1  # relative spread of one run before a point was measured twice
 _OF_MEDIAN = 1.5  # variance of the median of some runs over that of their mean
@@ -35,8 +35,9 @@ class Belief(NamedTuple):
 
 def hopeful(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> list[str]:
     """Returns the points that may be the best and did not fail: no other is at least as good in
-    every objective and surely better in the first. Those come first that would be the best if each
-    were better than believed by a standard deviation."""
+    every objective and surely better in the first. Until ``LEAST`` have been measured, so many are.
+    Those come first that would be the best if each were better than believed by a standard
+    deviation."""
     able = [one for one in candidates if one.key not in known or known[one.key].scores is not None]
     others = {
         one.key: (known[one.key].scores or () if one.key in known else one.predicted)[1:]
@@ -55,8 +56,9 @@ def hopeful(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> list[
                 return False
         return True
 
-    left = [one.key for one in able if may_be_best(one.key)]
-    return ranked(left, lambda key: (beliefs[key].at(-1.0), *others[key]))
+    order = ranked(beliefs, lambda key: (beliefs[key].at(-1.0), *others[key]))
+    least = LEAST if sum(one.key in known for one in able) < LEAST else 0
+    return [key for at, key in enumerate(order) if at < least or may_be_best(key)]
 
 
 def believe(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> dict[str, Belief]:

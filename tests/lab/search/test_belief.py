@@ -76,12 +76,19 @@ def test_a_score_without_runs_is_exact() -> None:
     found = believe(points, {"a": Told((11.0,)), "b": Told((11.5,))})
     assert found["a"].deviation == 0
     assert found["b"].mean - found["a"].mean == pytest.approx(math.log(11.5 / 11))
-    assert hopeful(points, {"a": Told((11.0,)), "b": Told((11.5,))}) == ["a"]
+    points, known = [*points, point("c", 12.0)], {"a": Told((11.0,)), "b": Told((11.5,))}
+    assert hopeful(points, known | {"c": Told((12.0,))}) == ["a"]
 
 
 def test_hopeful_points_are_those_that_may_be_the_best() -> None:
     points = [point("far", 30.0), point("near", 11.0), point("best", 10.0), point("failed", 9.0)]
-    assert hopeful(points, {"failed": Told(None)}) == ["best", "near"]
+    assert hopeful([*points, point("fast", 5.0)], {"failed": Told(None)}) == [
+        "fast",
+        "best",
+        "near",
+    ]
+    known = {"far": runs(30.0, 1), "near": runs(11.0, 1), "best": runs(10.0, 1)}
+    assert hopeful(points, known | {"failed": Told(None)}) == ["best", "near"]
     # One standard deviation of what was measured is less than that of what was not.
     points = [point("measured", 10.0), point("not", 10.0)]
     assert hopeful(points, {"measured": runs(10.0, 9)}) == ["not", "measured"]
@@ -89,7 +96,8 @@ def test_hopeful_points_are_those_that_may_be_the_best() -> None:
 
 def test_a_point_that_is_better_in_another_objective_stays_hopeful() -> None:
     points = [point("fast", 10.0, 5.0), point("small", 30.0, 1.0), point("worse", 30.0, 6.0)]
-    assert set(hopeful(points, {})) == {"fast", "small"}
+    known = {one.key: Told((one.predicted[0], one.predicted[1]), (1.0,) * 9) for one in points}
+    assert set(hopeful(points, known)) == {"fast", "small"}
 
 
 def test_no_points_are_no_trouble() -> None:
