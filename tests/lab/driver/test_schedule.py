@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.studies import outcome_of
 from ringray.lab.plan import plan
 from ringray.lab.plan.problems import studies
+from ringray.lab.predict.hardware import cpu
 from ringray.lab.spec import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome
@@ -117,6 +119,19 @@ def test_it_finds_the_best_of_each(method: str) -> None:
         slack = 1.35 if method == "random" else 1.05
         assert machine.cost(trials[study.best].config) <= slack * least
         assert study.runs <= 0.5 * 9 * len(study.trials) or method == "grid"
+
+
+@pytest.mark.parametrize(("spread", "all_of_them"), [(0.02, False), (2.0, True)])
+def test_halving_waits_with_what_a_sure_prediction_rules_out(
+    spread: float, all_of_them: bool
+) -> None:
+    """How sure it is follows from the interval of the predicted times."""
+    fleet = cpu(64)
+    fleet = replace(fleet, hardware=fleet.hardware.model_copy(update={"spread": spread}))
+    text = f"{HEAD}{BODY.replace('[2, 4]', '4')}search: {{method: halving, budget: 1.0}}\n"
+    made = plan.build(spec.parse(text, "s.yaml"), fleet, everything=True)
+    first = {work.trial.key for work in iter(Schedule(made, {}, {}).next, None)}
+    assert (len(first) == len(made.runnable)) == all_of_them
 
 
 @pytest.mark.parametrize("method", METHODS)
