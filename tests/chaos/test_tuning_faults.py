@@ -36,7 +36,14 @@ def test_a_killed_rank_and_ctrl_c_lose_nothing(place: Place) -> None:
     spec = place.spec(CUTS)
     search = place.start("tune", spec, "--no-tracking")
     drive.wait_until("a first cut", lambda: measured(place))
-    place.ranks()[0].kill()
+    killed = place.ranks()[0]
+    killed.kill()
+
+    def replaced() -> bool:
+        pids = [rank.pid for rank in place.ranks()]
+        return killed.pid not in pids and len(pids) == 2
+
+    drive.wait_until("a new ring", replaced)
     drive.wait_until("three cuts", lambda: len(measured(place)) >= 3)
     search.send_signal(signal.SIGINT)
     done = place.end(search)
