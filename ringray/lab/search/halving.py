@@ -30,14 +30,16 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
         points, repeats = rounds.pop(0) if rounds else (_WIDTH, settings.repeats)
         asks, spent = [], 0
         for key in [key for key in best if had[key] < repeats][:points]:
-            spent += warmup + repeats - had[key]
-            if spent <= left:
+            price = warmup + repeats - had[key]
+            if spent + price <= left:
+                spent += price
                 asks.append(Ask(key, repeats, repeats == settings.repeats))
-        if not asks and not rounds:
+        if asks:
+            left -= spent
+            had |= {ask.key: repeats for ask in asks}
+            known |= yield asks
+        elif not rounds:
             return
-        left -= sum(warmup + repeats - had[ask.key] for ask in asks)
-        had |= {ask.key: repeats for ask in asks}
-        known |= yield asks
 
 
 def _rounds(points: int, settings: SearchSettings, left: int) -> list[tuple[int, int]]:
