@@ -81,6 +81,7 @@ class Machine:
     def play(self, search: Search) -> None:
         asks = next(search, None)
         while asks is not None:
+            assert asks, "an empty round ends a study"
             self.log.append(asks)
             try:
                 asks = search.send({ask.key: self.answer(ask) for ask in asks})

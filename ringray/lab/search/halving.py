@@ -34,12 +34,11 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
             if spent + price <= left:
                 spent += price
                 asks.append(Ask(key, repeats, repeats == settings.repeats))
-        if asks:
-            left -= spent
-            had |= {ask.key: repeats for ask in asks}
-            known |= yield asks
-        elif not rounds:
+        if not asks:
             return
+        left -= spent
+        had |= {ask.key: repeats for ask in asks}
+        known |= yield asks
 
 
 def _rounds(points: int, settings: SearchSettings, left: int) -> list[tuple[int, int]]:
