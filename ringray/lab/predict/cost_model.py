@@ -220,6 +220,12 @@ def _sizes(config: TrialConfig, exchange: Exchange, on: Fleet) -> Sizes:
     )
 
 
+def rows(config: TrialConfig) -> int:
+    """Returns the rows of one rank's calls."""
+    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
+    return _layout(config, exchange.fold).rows
+
+
 def _heads_for_rows(config: TrialConfig, fold: int) -> tuple[int, int]:
     """Returns bytes and messages of the exchange of heads for rows among ``fold`` ranks, and back:
     Q, K, V there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype.

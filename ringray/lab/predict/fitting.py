@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringray.lab.predict import calibration, cost_model, rates
-from ringray.lab.predict.hardware import Direction, Fleet, Hardware, Link
+from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware, Link
 from ringray.lab.trial.config import TrialConfig
 
 NEWEST = 128  # trials that are looked at
@@ -59,10 +59,11 @@ def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
     after = _errors(found, seen)
     if statistics.median(after) >= statistics.median(before):
         return on
-    spread = float(np.expm1(np.quantile(after, _INTERVAL)))
+    spread = min(float(np.expm1(np.quantile(after, _INTERVAL))), 2.0)
     if on.hardware.measured is not None:
         spread = max(spread, on.hardware.spread)
-    update = {"spread": min(spread, 2.0), "fitted": len(seen)}
+    curves = _doubted(found, seen, max(0.0, on.hardware.spread - spread))
+    update = {"spread": spread, "fitted": len(seen), "attention": curves}
     return replace(found, hardware=found.hardware.model_copy(update=update))
 
 
@@ -138,3 +139,20 @@ def _scaled(hardware: Hardware, factors: Mapping[Part, float]) -> Hardware:
 
     links = {"inner": slower(hardware.inner), "outer": slower(hardware.outer)}
     return hardware.model_copy(update={"attention": tuple(curves), **links})
+
+
+def _doubted(on: Fleet, seen: Sequence[MeasuredTrial], more: float) -> tuple[Curve, ...]:
+    """Returns the curves of ``on``, as sure as the fit at the rows of its trials; elsewhere with
+    ``more`` spread, as before it."""
+    of_trials: dict[Part, list[int]] = {}
+    for one in seen:
+        for part in _parts(one.config, on):
+            of_trials.setdefault(part, []).append(cost_model.rows(one.config))
+    found = []
+    for curve in on.hardware.attention:
+        doubt = {1: more}
+        if rows := of_trials.get((curve.dtype, curve.head_dim, curve.direction)):
+            first, last = min(rows), max(rows)
+            doubt = {max(1, first // 2): more, first: 0.0, last: 0.0, 2 * last: more}
+        found.append(curve.model_copy(update={"doubt": doubt}))
+    return tuple(found)

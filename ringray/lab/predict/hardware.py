@@ -46,6 +46,7 @@ class Curve(_Entry):
 
     ``stepped``: each second row sees two keys more, as between ranks of folded partitions.
     ``rates``: FLOP/s by rows, of visible pairs: 4 x head dim a pair forward, 10 x backward.
+    ``doubt``: relative spread by rows, beside the entry's.
     """
 
     dtype: str
@@ -54,6 +55,7 @@ class Curve(_Entry):
     causal: bool
     stepped: bool = False
     rates: Annotated[Mapping[int, Positive], Field(min_length=1)]
+    doubt: Mapping[Count, Annotated[float, Field(ge=0, le=2)]] = {}
 
 
 class Hardware(_Entry):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -27,12 +27,14 @@ _BELOW, _ABOVE = 0.5, 0.05
 class Rates:
     """Rates of one rank in one pass, by rows of a call. ``rows``: ascending; ``full``, ``causal``,
     ``stepped``: FLOP/s of calls whose queries see all keys, those up to themselves, or more in
-    steps; the last of all pairs that are computed, the others of visible pairs."""
+    steps; the last of all pairs that are computed, the others of visible pairs. ``doubt``: relative
+    spread by rows."""
 
     rows: Floats
     full: Floats
     causal: Floats
     stepped: Floats
+    doubt: Mapping[int, float] = field(default_factory=dict)
 
     def seconds(
         self, flops: Floats, queries: Floats, keys: Floats, visible: Floats,
@@ -72,9 +74,14 @@ class Rates:
         return found * np.minimum(1.0, np.exp(log_rows - known[0]))
 
     def unknown(self, rows: float) -> float:
-        """Returns the relative spread that rows outside of the curves add."""
+        """Returns the relative spread that rows add, outside of the curves or where a fit had no
+        trials."""
         below, above = self.rows[0] / max(rows, 1.0), rows / self.rows[-1]
-        return _BELOW * math.log2(max(below, 1.0)) + _ABOVE * math.log2(max(above, 1.0))
+        outside = _BELOW * math.log2(max(below, 1.0)) + _ABOVE * math.log2(max(above, 1.0))
+        if not self.doubt:
+            return outside
+        known = sorted(self.doubt)
+        return outside + float(np.interp(rows, known, [self.doubt[at] for at in known]))
 
 
 Kind = tuple[bool, bool]  # causal, stepped
@@ -91,7 +98,7 @@ def _computed(rows: Floats) -> Floats:
     return found
 
 
-def _joined(by_kind: Mapping[Kind, Mapping[int, float]]) -> Rates:
+def _joined(by_kind: Mapping[Kind, Mapping[int, float]], doubt: Mapping[int, float]) -> Rates:
     """Returns all kinds of curves over the rows of all; of a kind without a curve that of the
     nearest."""
     rows = np.array(sorted(set().union(*by_kind.values())), np.float64)
@@ -110,6 +117,7 @@ def _joined(by_kind: Mapping[Kind, Mapping[int, float]]) -> Rates:
         full=over_rows(_FULL, _CAUSAL, _STEPPED),
         causal=over_rows(_CAUSAL, _FULL, _STEPPED),
         stepped=over_rows(_STEPPED, _CAUSAL, _FULL),
+        doubt=doubt,
     )
 
 
@@ -119,8 +127,12 @@ def find(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) ->
     those of another type scaled by the peaks; backward without a curve as forward."""
     used = curves(hardware, dtype, head_dim, direction)
     scale = _peak(hardware, dtype) / _peak(hardware, used[0].dtype)
+    doubt = used[0].doubt
+    if doubt and (used[0].dtype, used[0].head_dim) != (dtype, head_dim):
+        doubt = {1: max(doubt.values())}
     return _joined(
-        {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in used}
+        {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in used},
+        doubt,
     )
 
 

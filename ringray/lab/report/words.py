@@ -200,8 +200,10 @@ def predicted_for(plan: Plan) -> list[str]:
     on, hardware = (f"{plan.on}: " if plan.named else ""), plan.on.hardware
     if not on and not hardware.fitted:
         return []
-    within = f"times within {hardware.spread:.0%}"
-    first = f"predicted for {on}{hardware.title}{fitted(hardware)}, {within}"
+    costs = [trial.predicted for trial in plan.trials if trial.predicted]
+    spreads = [one.high_ms / one.time_ms - 1 for one in costs] or [hardware.spread]
+    within = " to ".join(dict.fromkeys(f"{one:.0%}" for one in (min(spreads), max(spreads))))
+    first = f"predicted for {on}{hardware.title}{fitted(hardware)}, times within {within}"
     return [first, *filter(None, [linked(plan.on)])]
 
 

@@ -127,6 +127,27 @@ def test_types_and_head_dims_that_no_trial_had_take_the_median_of_the_others() -
     assert seconds(other, found) == pytest.approx(seconds(other, real()), rel=0.1)
 
 
+def test_beyond_the_trials_the_interval_stays_as_it_was() -> None:
+    """Trials of one problem say nothing of other rows, types, head dims and directions."""
+    partitions, walks = ("zigzag", "contiguous"), ("ring", "allgather", "bidirectional", "staged")
+    some = [config(partition=one, transport=walk) for one in partitions for walk in walks]
+    found = fitted(TABLE, measured(some))
+    assert found.hardware.spread < 0.05 < TABLE.hardware.spread
+
+    def spread(on: Fleet, **given: Any) -> float:
+        cost = cost_model.predict(config(**given), on)
+        return cost.high_ms / cost.time_ms - 1
+
+    assert spread(found) == pytest.approx(found.hardware.spread)
+    half_as_long = spread(found, seq_len=48 << 10)
+    assert found.hardware.spread < half_as_long < TABLE.hardware.spread
+    for others in (
+        {"seq_len": 32 << 10}, {"seq_len": 128 << 10}, {"ring_size": 16}, {"head_dim": 64},
+        {"head_dim": 96}, {"dtype": "float16"}, {"direction": "forward+backward"},
+    ):  # fmt: skip
+        assert spread(found, **others) == pytest.approx(spread(TABLE, **others)), others
+
+
 CASES: dict[str, Callable[[], list[MeasuredTrial]]] = {
     "few": lambda: measured(SOME[: LEAST - 1]),
     "none": list,
