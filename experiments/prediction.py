@@ -22,10 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringray.lab.plan.plan import build
 from ringray.lab.predict import calibration, cost_model
 from ringray.lab.predict.hardware import LOCAL, Fleet
+from ringray.lab.spec.model import parse
 from ringray.lab.trial.config import TrialConfig, default_config
 
+LEAST_TURNS, MOST_TURNS = 3, 9
 CLOSE = 0.03  # a choice that is slower than the best by less is as good
 
 # Ring, length, heads, head dim, dtype and direction of each problem; rows per rank lie between
@@ -99,12 +102,14 @@ class Point(NamedTuple):
         return one.ring_size, one.seq_len, one.head_dim, one.dtype, one.direction
 
 
-def specs(repeats: int, turns: int) -> list[dict[str, Any]]:
-    """Returns the specs of all points, as plain data."""
+def specs(on: Fleet, repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """Returns the specs of all points, as plain data. Short runs vary more and cost less, so each
+    point of a problem gets as many turns as take about ``seconds``."""
     found = []
     for ring, length, heads, dim, dtype, direction in PROBLEMS:
+        turns = MOST_TURNS
         for at, (partitions, transports) in enumerate(STRATEGIES[ring].items()):
-            found.append({
+            spec: dict[str, Any] = {
                 "version": 1,
                 "name": f"prediction-{ring}-{length}-{at}",
                 "kind": "latency",
@@ -117,15 +122,23 @@ def specs(repeats: int, turns: int) -> list[dict[str, Any]]:
                 "measure": {
                     "warmup": 1, "repeats": repeats, "replicas": turns, "baseline": None,
                 },
-            })  # fmt: skip
+            }  # fmt: skip
+            if at == 0:
+                usual = statistics.median(
+                    trial.predicted.time_ms / 1e3
+                    for trial in build(parse(json.dumps(spec)), on).trials
+                    if trial.predicted
+                )
+                turns = min(max(round(seconds / repeats / usual), LEAST_TURNS), MOST_TURNS)
+            spec["measure"]["replicas"] = turns
+            found.append(spec)
     return found
 
 
-def measure(into: Path, repeats: int, turns: int) -> None:
+def measure(into: Path, given: list[dict[str, Any]]) -> None:
     """Appends a line per trial to ``into``."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        given = specs(repeats, turns)
         for at, spec in enumerate(given):
             print(f"{at + 1} of {len(given)}: {spec['name']}", file=sys.stderr, flush=True)
             (folder / "spec.json").write_text(json.dumps(spec))
@@ -217,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measured", metavar="F", help="JSON lines of `ringray run`")
     parser.add_argument("--repeats", type=int, default=5, help="runs of a point in each turn")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="runs of a point in all turns")
     parser.add_argument("--json", metavar="F", help="write points and figures to F")
     arguments = parser.parse_args()
     if calibration.find()[0] is None:
@@ -227,7 +240,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(arguments.measured or f"{folder}/measured.jsonl")
         if not path.exists():
-            measure(path, arguments.repeats, arguments.turns)
+            measure(path, specs(on, arguments.repeats, arguments.seconds))
         found = points([json.loads(line) for line in path.read_text().splitlines()], on)
     show(found)
     reached = figures(found)
