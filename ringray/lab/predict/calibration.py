@@ -58,7 +58,7 @@ def covering(on: Fleet) -> Callable[[Mapping[str, Any], str], bool]:
     """Returns a function that tells whether a measurement in an environment, on its device, holds
     for ``on``: made by this code and its versions, on this machine or on GPUs of that name."""
     here = _here()
-    by_name = on.hardware.cores is None and on.name != LOCAL
+    by_name = on.name != LOCAL
 
     def covers(environment: Mapping[str, Any], device: str) -> bool:
         there = provenance.measured_parts(dict(environment))

@@ -1,8 +1,8 @@
 """Fits an entry of hardware to trials that were measured on it: rates of calls, links, spread.
 
-The time of a trial is its computation by each curve and its exposed communication, each times a
-factor. Ridge regression, with less weight for outliers (Huber, 1964), finds the factors near 1 that
-explain the trials.
+The time of a trial is its computation by each curve and its exposed communication, within a node
+or between nodes as it ran, each times a factor. Ridge regression, with less weight for outliers
+(Huber, 1964), finds the factors near 1 that explain the trials.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,8 @@ _TRUST = 0.5  # trials that the factor 1 is worth
 _LARGEST = 16.0  # factor, either way
 _INTERVAL = 0.8
 
-Part = tuple[str, int, Direction] | None  # dtype, head dim and direction of a curve; None: links
+# Dtype, head dim and direction of a curve; or the links within a node or between nodes.
+Part = tuple[str, int, Direction] | Literal["inner", "outer"]
 
 
 class MeasuredTrial(NamedTuple):
@@ -47,15 +48,16 @@ def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
     there = (
         one
         for one in trials
-        if _comparable(one.config, on) and covers(one.environment, one.config.device)
+        if _comparable(one.config) and covers(one.environment, one.config.device)
     )
     seen = list(islice(there, NEWEST))
     if len(seen) < LEAST:
         return on
     seen = random.Random(0).sample(seen, min(len(seen), _MOST_TRIALS))
-    found, before = on, _errors(on, seen)
+    even = replace(on, noise=None)  # as the trials ran
+    found, before = even, _errors(even, seen)
     for _ in range(_ROUNDS):
-        found = replace(on, hardware=_scaled(found.hardware, _factors(found, seen)))
+        found = replace(even, hardware=_scaled(found, _factors(found, seen)))
     after = _errors(found, seen)
     if statistics.median(after) >= statistics.median(before):
         return on
@@ -64,26 +66,36 @@ def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
         spread = max(spread, on.hardware.spread)
     curves = _doubted(found, seen, max(0.0, on.hardware.spread - spread))
     update = {"spread": spread, "fitted": len(seen), "attention": curves}
-    return replace(found, hardware=found.hardware.model_copy(update=update))
+    return replace(on, hardware=found.hardware.model_copy(update=update))
 
 
-def _comparable(config: TrialConfig, on: Fleet) -> bool:
+def _comparable(config: TrialConfig) -> bool:
     """Tells whether a trial says something of rates: decoding and training have models of their
-    own, the choices of ``auto`` are not known, and other backends have other rates."""
-    known = "auto" not in (config.partition, config.transport) and config.backend == "auto"
-    one_pass = config.new_tokens is None and config.model is None
-    return known and one_pass and config.ring_size <= on.ranks
+    own, the choices of ``auto`` are not known, and other backends, blocks and scores have other
+    rates."""
+    known = "auto" not in (config.partition, config.transport)
+    usual = config.backend == "auto" and config.blocks is None and config.plain
+    return known and usual and config.new_tokens is None and config.model is None
+
+
+def _where(one: MeasuredTrial, on: Fleet) -> Fleet:
+    """Returns the part of ``on`` on which a trial ran: as many nodes as its record has, by default
+    as few as hold its ring."""
+    ring, hardware = one.config.ring_size, on.hardware
+    least = 1 if on.shares_cores else -(-ring // hardware.ranks_per_node)
+    nodes = (one.environment.get("ring") or {}).get("nodes", least)
+    return replace(on, nodes=nodes, per_node=-(-ring // nodes))
 
 
 def _errors(on: Fleet, seen: Sequence[MeasuredTrial]) -> list[float]:
     """Returns the logarithm of each error, which has no sign."""
-    times = (cost_model.predict(one.config, on).time_ms / 1e3 for one in seen)
+    times = (cost_model.predict(one.config, _where(one, on)).time_ms / 1e3 for one in seen)
     return [abs(float(np.log(one.seconds / time))) for one, time in zip(seen, times, strict=True)]
 
 
 def _factors(on: Fleet, seen: Sequence[MeasuredTrial]) -> dict[Part, float]:
     """Returns the factors of the seconds of each part."""
-    parts = [_parts(one.config, on) for one in seen]
+    parts = [_parts(one.config, _where(one, on)) for one in seen]
     names = sorted({name for some in parts for name in some}, key=str)
     predicted = np.array([sum(some.values()) for some in parts])
     shares = np.array([[some.get(name, 0.0) for name in names] for some in parts])
@@ -106,7 +118,7 @@ def _parts(config: TrialConfig, on: Fleet) -> dict[Part, float]:
     found: dict[Part, float] = {}
     whole = cost_model.predict(config, on)
     left = whole.time_ms - whole.exposed_ms
-    found[None] = whole.exposed_ms / 1e3
+    found["outer" if whole.outer_bytes else "inner"] = whole.exposed_ms / 1e3
     if config.has_backward:
         forward = cost_model.predict(replace(config, direction="forward"), on)
         back = max(0.0, left - (forward.time_ms - forward.exposed_ms))
@@ -122,23 +134,23 @@ def _curve(config: TrialConfig, on: Fleet, direction: Direction) -> Part:
     return used.dtype, used.head_dim, used.direction
 
 
-def _scaled(hardware: Hardware, factors: Mapping[Part, float]) -> Hardware:
+def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
     """Returns the entry whose parts take so many times as long; curves that no trial used take the
-    median of the others of their direction."""
-    curves = []
+    median of the others of their direction. Links between nodes that were measured stay."""
+    hardware, curves = on.hardware, []
     for one in hardware.attention:
-        known = [x for part, x in factors.items() if part and part[2] == one.direction]
+        known = [x for part, x in factors.items() if part[2:] == (one.direction,)]
         usual = statistics.median(known) if known else 1.0
         factor = factors.get((one.dtype, one.head_dim, one.direction), usual)
         rate = {rows: rate / factor for rows, rate in one.rates.items()}
         curves.append(one.model_copy(update={"rates": rate}))
 
-    def slower(was: Link) -> Link:
-        by = factors[None]
+    def slower(was: Link, by: float) -> Link:
         return Link(bandwidth=was.bandwidth / by, latency=was.latency * by, ranks=was.ranks)
 
-    links = {"inner": slower(hardware.inner), "outer": slower(hardware.outer)}
-    return hardware.model_copy(update={"attention": tuple(curves), **links})
+    inner = slower(hardware.inner, factors.get("inner", 1.0))
+    outer = slower(hardware.outer, 1.0 if on.linked else factors.get("outer", 1.0))
+    return hardware.model_copy(update={"attention": tuple(curves), "inner": inner, "outer": outer})
 
 
 def _doubted(on: Fleet, seen: Sequence[MeasuredTrial], more: float) -> tuple[Curve, ...]:
@@ -146,7 +158,7 @@ def _doubted(on: Fleet, seen: Sequence[MeasuredTrial], more: float) -> tuple[Cur
     ``more`` spread, as before it."""
     of_trials: dict[Part, list[int]] = {}
     for one in seen:
-        for part in _parts(one.config, on):
+        for part in _parts(one.config, _where(one, on)):
             of_trials.setdefault(part, []).append(cost_model.rows(one.config))
     found = []
     for curve in on.hardware.attention:

@@ -15,7 +15,7 @@ from ringray.lab.cli import main, past
 from ringray.lab.plan.plan import build
 from ringray.lab.predict import cost_model, fitting
 from ringray.lab.predict.fitting import LEAST, NEWEST, MeasuredTrial, fitted
-from ringray.lab.predict.hardware import Fleet, cpu, parse_fleet
+from ringray.lab.predict.hardware import Fleet, Noise, cpu, parse_fleet
 from ringray.lab.spec.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.trial.config import TrialConfig
@@ -148,6 +148,45 @@ def test_beyond_the_trials_the_interval_stays_as_it_was() -> None:
         assert spread(found, **others) == pytest.approx(spread(TABLE, **others)), others
 
 
+def test_trials_within_a_node_say_nothing_of_the_links_between_nodes() -> None:
+    within = [one for one in SOME if one.ring_size <= 8]
+    found = fitted(TABLE, measured(within)).hardware
+    assert found.outer == TABLE.hardware.outer
+    assert found.inner.bandwidth < TABLE.hardware.inner.bandwidth
+    # A ring of 8 ran on one node, whatever it is planned for.
+    apart = replace(TABLE, nodes=8, per_node=1)
+    on = fitted(apart, measured(within))
+    assert on.hardware.outer == TABLE.hardware.outer
+    assert on.hardware.fitted == len(within)
+    rows = {one.rates[max(one.rates)] for one in on.hardware.attention}
+    assert rows == {one.rates[max(one.rates)] for one in found.attention}
+
+
+def test_a_trial_is_predicted_on_the_nodes_that_it_had() -> None:
+    config_ = config(ring_size=8)
+    apart = replace(real(), nodes=8, per_node=1)
+    environment = there() | {"ring": {"nodes": 8, "crossings": 8}}
+    seen = [MeasuredTrial(config_, seconds(config_, apart), environment) for _ in range(LEAST)]
+    found = fitted(TABLE, seen)
+    assert found.hardware.inner == TABLE.hardware.inner
+    assert seconds(config_, replace(found, nodes=8, per_node=1)) == pytest.approx(
+        seconds(config_, apart), rel=0.05
+    )
+
+
+def test_links_that_were_measured_stay() -> None:
+    linked = replace(TABLE, linked="links between nodes measured")
+    assert fitted(linked, measured()).hardware.outer == TABLE.hardware.outer
+    assert fitted(TABLE, measured()).hardware.outer != TABLE.hardware.outer
+
+
+def test_a_straggler_that_is_asked_for_is_not_fitted_away() -> None:
+    slow = replace(TABLE, noise=Noise(slow={0: 3.0}))
+    found = fitted(slow, measured())
+    assert found.noise == slow.noise
+    assert found.hardware.attention == fitted(TABLE, measured()).hardware.attention
+
+
 CASES: dict[str, Callable[[], list[MeasuredTrial]]] = {
     "few": lambda: measured(SOME[: LEAST - 1]),
     "none": list,
@@ -160,6 +199,8 @@ CASES: dict[str, Callable[[], list[MeasuredTrial]]] = {
         one._replace(environment={**there(), "versions": {"torch": "1"}}) for one in measured()
     ],
     "another backend": lambda: measured([replace(one, backend="cudnn") for one in SOME]),
+    "soft caps": lambda: measured([replace(one, softcap=30.0) for one in SOME]),
+    "other blocks": lambda: measured([replace(one, blocks="forward=64x64/4/2") for one in SOME]),
     "on CPUs": lambda: measured([replace(one, device="cpu") for one in SOME]),
     "choices": lambda: [
         one._replace(config=replace(one.config, transport="auto")) for one in measured()
