@@ -25,6 +25,7 @@ from ringray_kernels.dtypes import DTYPES
 
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
 _DEGREES = ("dp", "cp", "tp", "pp")
+_TOP = 3  # proposals
 _BATCH = 4 << 20  # tokens of a step, the paper's on TPUs
 
 
@@ -50,7 +51,7 @@ def _length(text: str) -> int:
     Option("--batch", metavar="N", type=_length, help="tokens of a step, or sequences (4M)"),
     Option("--dtype", default="bfloat16", help="bf16 (default), fp16, fp32"),
     Option("--nics", metavar="N", type=_count, help="network ports of a node"),
-    Option("--top", metavar="N", type=_count, default=3, help="proposals to show (3)"),
+    Option("--top", metavar="N", type=_count, help="proposals to show (3)"),
     STORE,
     Option("--json", metavar="F", help="write JSON to F; - is stdout"),
     Option("--spec", metavar="F", help="write the spec that measures the attention of the best"),
@@ -63,7 +64,7 @@ def advise(arguments: argparse.Namespace) -> int:
     if arguments.max_context:
         answer, shown = _longest(wish)
     else:
-        found = advice.advise(wish, arguments.top)
+        found = advice.advise(wish, arguments.top or _TOP)
         answer, shown = _fastest(wish, found)
         if arguments.spec:
             write("--spec", arguments.spec, spec(wish, found[0]))
@@ -85,7 +86,10 @@ def _wish(arguments: argparse.Namespace) -> Wish:
         raise UserError(unknown("--dtype", arguments.dtype, names))
     dtype = names[arguments.dtype]
     model = sizes.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
-    on = fitted(calibration.fleet(arguments.on), past.trials(arguments.store))
+    on = calibration.fleet(arguments.on)
+    if on.shares_cores and ":" not in arguments.on:
+        raise UserError(f"--on: expected the number of ranks that share cores, as {on.name}:4")
+    on = fitted(on, past.trials(arguments.store))
     if dtype not in on.hardware.peak:
         raise UserError(unknown(f"--dtype on {on.name}", dtype, on.hardware.peak))
     if arguments.nics:
@@ -97,6 +101,9 @@ def _wish(arguments: argparse.Namespace) -> Wish:
         on = replace(on, hardware=on.hardware.model_copy(update={"outer": outer}))
     if (arguments.context is None) != arguments.max_context:
         raise UserError("--context: expected the tokens of a sequence, or else --max-context")
+    for name in ("batch", "top", "spec"):
+        if arguments.max_context and getattr(arguments, name) is not None:
+            raise UserError(f"--{name}: expected beside --context, not --max-context")
     context = arguments.context or advice.LONGEST
     batch = arguments.batch or max(1, _BATCH // context)
     sequences, odd = (batch, 0) if batch < context else divmod(batch, context)

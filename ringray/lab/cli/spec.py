@@ -15,6 +15,7 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
 from ringray.lab.cli import past
 from ringray.lab.cli.options import SET, SPEC, STORE, Option, options, write
+from ringray.lab.plan import forecast, problems
 from ringray.lab.plan.plan import Plan, build, trial_dict
 from ringray.lab.predict import calibration, cost_model
 from ringray.lab.predict.hardware import Fleet, Noise
@@ -67,12 +68,13 @@ def plan(arguments: argparse.Namespace) -> int:
     )
     if price is None and made.named:
         price = made.on.hardware.price
+    _check_noise(made)
+    if arguments.timeline is not None:
+        write("--timeline", arguments.timeline, _timeline(made))
     if arguments.json is not None:
         write("--json", arguments.json, json.dumps(_as_json(made, price), indent=1) + "\n")
         if arguments.json == "-":
             return 0
-    if arguments.timeline is not None:
-        write("--timeline", arguments.timeline, _timeline(made))
     _print(made, price, everything=arguments.all)
     return 0
 
@@ -90,7 +92,8 @@ def _fleet(arguments: argparse.Namespace, cluster: str | None) -> Fleet | None:
     try:
         on = calibration.fleet(named)
     except UserError as error:
-        raise UserError(f"--on: {error}") from None
+        asked = "cluster" if arguments.on is None else "--on"
+        raise UserError(f"{asked}: {error}") from None
     return replace(on, noise=Noise(arguments.jitter, slow)) if slow or arguments.jitter else on
 
 
@@ -102,11 +105,24 @@ def _slow(given: str) -> tuple[int, float]:
     raise UserError(f"--slow: got {given!r}, expected RANK:FACTOR such as 3:1.5")
 
 
+def _check_noise(plan: Plan) -> None:
+    """Raises UserError if the plan has ranks that are slow, but no such ranks."""
+    noise = plan.on.noise
+    if noise is None:
+        return
+    if plan.spec.kind == "decode":
+        raise UserError("--jitter, --slow: kind decode is predicted without them")
+    smallest = min(trial.config.ring_size for trial in plan.runnable)
+    if over := [rank for rank in noise.slow if rank >= smallest]:
+        raise UserError(f"--slow: got rank {over[0]}, expected one of 0 to {smallest - 1}")
+
+
 def _timeline(plan: Plan) -> str:
     """Returns the predicted trace of the first trial, in the format of measured ones."""
     config = default_config(plan.runnable[0].config)
-    ranks = range(min(config.ring_size, _TIMELINES))
-    spans = cost_model.timelines(config, plan.on, ranks)
+    if config.new_tokens is not None or config.model is not None:
+        raise UserError(f"--timeline: kind {plan.spec.kind} has none, expected passes of one ring")
+    spans = cost_model.timelines(config, plan.on, _TIMELINES)
     return traces.text([RankReport(rank, spans=some) for rank, some in spans.items()])
 
 
@@ -168,12 +184,13 @@ def _counted(plan: Plan, price: float | None = None) -> str:
 
 
 def _totals(plan: Plan, price: float | None) -> dict[str, Any]:
-    hours = sum(trial.measuring_s * trial.config.ring_size for trial in plan.runnable) / 3600
+    studies = [(forecast.spent(plan.spec, one), one) for one in problems.studies(plan.runnable)]
+    hours = sum(s * t.measuring_s * t.config.ring_size for s, some in studies for t in some) / 3600
     costs = [trial.predicted for trial in plan.runnable if trial.predicted]
     return {
         "trials": len(plan.runnable),
         "pruned": len(plan.trials) - len(plan.runnable),
-        "measuring_s": sum(trial.measuring_s for trial in plan.runnable),
+        "measuring_s": sum(share * t.measuring_s for share, some in studies for t in some),
         "rank_hours": hours,
         **({} if price is None else {"cost": hours * price}),
         "peak_memory_bytes": max(cost.peak_memory_bytes for cost in costs),

@@ -119,6 +119,13 @@ def _margin(config: TrialConfig) -> float:
     return _SURE if sure else _ROUGH
 
 
+def spent(spec: Spec, study: Sequence[Trial]) -> float:
+    """Returns about the share of the runs of all points that a search of them spends."""
+    if "budget" not in METHODS[spec.search.method].options:
+        return 1.0
+    return min(1.0, max(spec.search.share, LEAST / len(study)))
+
+
 def beaten(costs: Sequence[Cost], keep: Sequence[int] = ()) -> list[int]:
     """Returns the numbers of the points that another one surely beats, but for those to ``keep``
     and the fastest ``LEAST``."""

@@ -129,8 +129,7 @@ def build(
     limits.check_sections(spec)
     if machine is not None:
         limits.check_corpus(spec)
-    named = _cluster(spec)
-    given = on or (named if machine is None else None)
+    given = on or (_cluster(spec) if machine is None else None)
     on = fitted(given or local_fleet(spec.ring.device), seen)
     device = "cpu" if on.shares_cores else "cuda"
     host = forecast.host(given, machine if device == "cpu" else None)

@@ -27,6 +27,7 @@ from ringray.models.sizes import Model
 from ringray.traffic.walk import BACKWARDS
 from ringray.training.degrees import Degrees
 
+LARGEST = 4096  # ranks of a ring, as in specs
 USABLE = 0.92  # of a device's memory; the rest is its context, libraries' buffers and gaps
 LONGEST = (1 << 31) - 1  # tokens of a sequence
 _FEW = 8  # ranks of a ring that holds as much per rank as a larger one
@@ -53,8 +54,9 @@ class Wish:
 
     @property
     def room(self) -> float:
-        """Returns the bytes that a rank can use."""
-        return (self.on.hardware.memory or math.inf) * USABLE
+        """Returns the bytes that a rank can use; ranks that share cores share their memory."""
+        among = self.on.per_node if self.on.shares_cores else 1
+        return (self.on.hardware.memory or math.inf) * USABLE / among
 
     def training(self, way: Mapping[str, Any]) -> Training:
         """Returns the training that keeps activations in one of ``_WAYS``."""
@@ -121,7 +123,7 @@ def possible(wish: Wish) -> list[Degrees]:
     rules = (
         f"TP divides the {on.per_node} ranks of a node, {model.heads} heads, {model.kv_heads} K/V "
         f"heads and an MLP of {model.intermediate}; PP {model.layers} layers; DP {wish.sequences} "
-        f"sequences of a step; DP x CP x TP x PP is {on.ranks}"
+        f"sequences of a step; CP is at most {LARGEST}; DP x CP x TP x PP is {on.ranks}"
     )
 
     def choices(name: str) -> Iterator[int]:
@@ -131,8 +133,12 @@ def possible(wish: Wish) -> list[Degrees]:
     found = []
     for tp, pp, dp in itertools.product(*map(choices, ("tp", "pp", "dp"))):
         cp, left = divmod(on.ranks, tp * pp * dp)
-        fits = cp and not left and wish.fixed.get("cp", cp) == cp and cp <= wish.context
-        if fits and not any(getattr(model, of) % tp for of in _SPLIT):
+        fits = cp and not left and wish.fixed.get("cp", cp) == cp
+        if (
+            fits
+            and cp <= min(wish.context, LARGEST)
+            and not any(getattr(model, of) % tp for of in _SPLIT)
+        ):
             found.append(Degrees(dp, cp, tp, pp))
     if not found:
         given = ", ".join(f"--{name} {n}" for name, n in wish.fixed.items())
@@ -286,14 +292,15 @@ class Reach(NamedTuple):
 
 
 def max_context(wish: Wish) -> Reach:
-    """Returns the longest context of which one sequence fits, by bisection.
+    """Returns the longest context of which one sequence per replica fits, by bisection.
 
     Raises:
         UserError: not even the shortest fits, or the memory of a rank is not known.
     """
     if math.isinf(wish.room):
         raise UserError(f"--max-context: the entry of {wish.on.name} has no `memory`, in bytes")
-    wish = replace(wish, sequences=1, context=wish.on.ranks * _UNIT)
+    sequences = wish.fixed.get("dp", 1)
+    wish = replace(wish, sequences=sequences, context=wish.on.ranks * _UNIT)
     best = max((_longest(wish, degrees) for degrees in possible(wish)), key=lambda one: one.context)
     if not best.context:
         raise _too_large(wish)

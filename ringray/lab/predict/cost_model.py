@@ -7,7 +7,6 @@ links (``ring_time``). Imports neither torch nor ray.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -83,11 +82,13 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     )
 
 
-def timelines(config: TrialConfig, on: Fleet, ranks: Sequence[int]) -> dict[int, list[Span]]:
-    """Returns the predicted spans of a few ``ranks`` of the ring in which chunks walk."""
+def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]]:
+    """Returns the predicted spans of the first ranks, at ``most`` so many, of the ring in which
+    chunks walk."""
     on = _seated(config, on)
     exchange, walks, sizes, works = _described(config, on)
     exchanged_bytes, _ = _heads_for_rows(config, exchange.fold)
+    ranks = range(min(walks.forward.route.ranks, most))
     time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on, record=ranks)
     return time.spans
 
@@ -143,7 +144,7 @@ def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
     rate = ring_time.speedup(on, config.threads, ranks)
     compute = max(flops / ranks / known.full[-1], seen * key_row / hardware.memory_bandwidth) / rate
     if hardware.cores is not None:
-        compute *= max(1.0, ranks * config.threads / hardware.cores)
+        compute *= max(1.0, min(ranks, on.per_node) * config.threads / hardware.cores)
     sends = [
         (rank, one.peer) for rank in range(ranks) for one in tree.meetings(ranks, rank) if one.sends
     ]
@@ -170,9 +171,10 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
     passes of ``config`` by itself."""
     alone = replace(
         config, ring_size=1, partition=partition.DEFAULT, transport=transport.DEFAULT,
-        backward="auto", threads=config.baseline_threads or config.threads, new_tokens=None,
-        blocks=None, replica=0,
+        backward="auto", threads=config.baseline_threads or config.threads, blocks=None, replica=0,
     )  # fmt: skip
+    if config.new_tokens is not None:
+        return _decoding(alone, config.new_tokens, on).time_ms / 1e3
     return _alone_s(alone, replace(on, noise=None))
 
 

@@ -17,15 +17,19 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ringray.base.errors import UserError, unknown
+from ringray_kernels.dtypes import DTYPES
 
 TABLE = Path(__file__).with_name("hardware.yaml")
-LOCAL = "local"  # the entry that is measured
+LOCAL = "local"  # this machine
 RANKS = 1 << 16  # of a fleet
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=RANKS)]
+Least0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Part = Annotated[float, Field(gt=0, le=1)]
+Rows = Annotated[int, Field(ge=1)]
 Direction = Literal["forward", "backward"]
+Dtype = Annotated[str, Field(pattern=f"^({'|'.join([*DTYPES, 'float8'])})$")]
 
 
 class _Entry(BaseModel):
@@ -37,7 +41,7 @@ class Link(_Entry):
     a message beside its bytes. ``ranks``: those that share the port."""
 
     bandwidth: Positive
-    latency: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    latency: Least0
     ranks: Count = 1
 
 
@@ -49,13 +53,13 @@ class Curve(_Entry):
     ``doubt``: relative spread by rows, beside the entry's.
     """
 
-    dtype: str
+    dtype: Dtype
     head_dim: Count
     direction: Direction
     causal: bool
     stepped: bool = False
-    rates: Annotated[Mapping[int, Positive], Field(min_length=1)]
-    doubt: Mapping[Count, Annotated[float, Field(ge=0, le=2)]] = {}
+    rates: Annotated[Mapping[Rows, Positive], Field(min_length=1)]
+    doubt: Mapping[Rows, Annotated[float, Field(ge=0, le=2)]] = {}
 
 
 class Hardware(_Entry):
@@ -77,23 +81,23 @@ class Hardware(_Entry):
     title: str
     memory: Positive | None = None
     memory_bandwidth: Positive
-    peak: Mapping[str, Positive]
+    peak: Annotated[Mapping[Dtype, Positive], Field(min_length=1)]
     ranks_per_node: Count
     inner: Link
     outer: Link
     products: Part
     attention: Annotated[tuple[Curve, ...], Field(min_length=1)]
-    call: Annotated[float, Field(ge=0)] = 0.0
+    call: Least0 = 0.0
     spread: Annotated[float, Field(ge=0, le=2)] = 0.1
     price: Positive | None = None
     sources: tuple[str, ...] = ()
     cores: Count | None = None
     shared: Part = 1.0
     threads: Mapping[int, Positive] = {}
-    message: Annotated[float, Field(ge=0)] = 0.0
-    copying: Annotated[float, Field(ge=0)] = 0.0
-    step: Annotated[float, Field(ge=0)] = 0.0
-    op: Annotated[float, Field(ge=0)] = 0.0
+    message: Least0 = 0.0
+    copying: Least0 = 0.0
+    step: Least0 = 0.0
+    op: Least0 = 0.0
     merged: bool = False
     tiles: bool = False
     versions: Mapping[str, str] = {}
@@ -150,6 +154,8 @@ class Fleet:
         return self.hardware.cores is not None
 
     def __str__(self) -> str:
+        if self.per_node == RANKS:  # no number was given
+            return self.name
         size = f"{self.nodes}x" if self.nodes > 1 else ""
         return f"{self.name}:{size}{self.per_node}"
 
@@ -158,7 +164,7 @@ def cpu(cores: int, tiles: bool = False) -> Fleet:
     """Returns one machine whose ranks share ``cores``, with ``tiles`` or not, at rates of the
     table."""
     unmeasured = {"cores": cores, "ranks_per_node": RANKS, "tiles": tiles}
-    return Fleet("cpu", table()["cpu"].model_copy(update=unmeasured), 1, RANKS)
+    return Fleet(LOCAL, table()["cpu"].model_copy(update=unmeasured), 1, RANKS)
 
 
 def gpus(model: str = "") -> Fleet:

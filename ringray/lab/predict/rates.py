@@ -126,7 +126,7 @@ def find(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) ->
     """Returns the rates of ``hardware``: of the nearest head dim that is known in ``dtype``, else
     those of another type scaled by the peaks; backward without a curve as forward."""
     used = curves(hardware, dtype, head_dim, direction)
-    scale = _peak(hardware, dtype) / _peak(hardware, used[0].dtype)
+    scale = peak(hardware, dtype) / peak(hardware, used[0].dtype)
     doubt = used[0].doubt
     if doubt and (used[0].dtype, used[0].head_dim) != (dtype, head_dim):
         doubt = {1: max(doubt.values())}
@@ -153,10 +153,10 @@ def peak_of(on: Fleet, config: TrialConfig) -> float:
     many as there are."""
     hardware = on.hardware
     ranks = config.ring_size if hardware.cores is None else min(config.ring_size, hardware.cores)
-    return ranks * _peak(hardware, config.dtype)
+    return ranks * peak(hardware, config.dtype)
 
 
-def _peak(hardware: Hardware, dtype: str) -> float:
+def peak(hardware: Hardware, dtype: str) -> float:
     """Returns the peak of ``dtype``, or of the type that is nearest in width."""
     if dtype in hardware.peak:
         return hardware.peak[dtype]

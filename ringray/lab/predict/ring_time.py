@@ -170,14 +170,24 @@ def _gathered(
     before is computed: the shorter of both is exposed once. Cores copy messages, too."""
     still = np.zeros_like(seconds)
     moving = simulate(
-        moved, which, still, weights, ring, threads=threads, parts=groups, record=record
-    )
+        moved, which, still, weights, ring, began=began, threads=threads, parts=groups,
+        record=record,
+    )  # fmt: skip
     work = (seconds * slowness(ring, *seconds.shape)).sum(1)
     steps = (groups - 1) * (1 + (which == "backward")) * ring.hardware.step
     computed = Cores(ring, len(work), threads).elapsed(work + steps)
-    busy, links = computed + moving.computed, moving.at - moving.computed
-    ended = began + np.maximum(busy, moving.at) + np.minimum(busy, links) / groups
-    return moving._replace(at=ended, computed=computed)
+    moves = moving.at - began
+    busy, links = computed + moving.computed, moves - moving.computed
+    ended = began + np.maximum(busy, moves) + np.minimum(busy, links) / groups
+    spans, hop = {}, f"{which}, step 0"
+    for rank, some in moving.spans.items():
+        first, last = float(began[rank]), float(ended[rank])
+        begins = last - float(busy[rank])
+        work_spans = [
+            Span("wait", hop, "", first, begins), Span("compute", hop, "all chunks", begins, last)
+        ]  # fmt: skip
+        spans[rank] = [one for one in some if one.kind == "transfer"] + work_spans
+    return moving._replace(at=ended, computed=computed, spans=spans)
 
 
 class _Exchange(NamedTuple):
@@ -192,12 +202,12 @@ def _heads_for_rows(sent: float, fold: int, on: Fleet, passes: int, world: int) 
     if fold == 1:
         return _Exchange(0.0, 0.0, 0.0)
     inner, outer = on.hardware.inner, on.hardware.outer
-    together = max(1, min(fold, on.per_node // on.stride))  # ranks of the group on one node
-    inside = sent * (together - 1) / (fold - 1)
-    outside = sent - inside
-    crowd = min(outer.ranks, on.per_node)
-    seconds = max(inside / inner.bandwidth, outside * crowd / outer.bandwidth)
-    seconds += 2 * passes * (outer if outside else inner).latency
+    nodes = np.array([on.node(rank) for rank in range(world)]).reshape(-1, fold)
+    near = ((nodes[:, :, None] == nodes[:, None, :]).sum(2) - 1) / (fold - 1)  # shares, by rank
+    inside, outside = sent * near.mean(), sent * (1 - near.mean())
+    crowd, far = min(outer.ranks, on.per_node), sent * (1 - near.min())
+    seconds = max(sent * near.max() / inner.bandwidth, far * crowd / outer.bandwidth)
+    seconds += 2 * passes * (outer if far else inner).latency
     if on.shares_cores:
         hardware = on.hardware
         swap = hardware.step + (fold - 1) * hardware.message

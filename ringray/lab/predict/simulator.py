@@ -113,9 +113,11 @@ def slowness(fleet: Fleet, ranks: int, steps: int) -> Floats:
         return np.ones((1, 1))
     drawn = np.random.default_rng(noise.seed).normal(0.0, 1.0, (ranks, steps))
     found: Floats = np.exp(noise.jitter * drawn)
-    for rank, factor in noise.slow.items():
-        found[rank % ranks] *= factor
-    return found
+    slow = np.ones(ranks)
+    for rank, factor in noise.slow.items():  # all ranks of a group wait for its slowest
+        group = rank // fleet.stride % ranks
+        slow[group] = max(slow[group], factor)
+    return found * slow[:, None]
 
 
 class Cores:

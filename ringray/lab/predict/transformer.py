@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from ringray import transport as transports
-from ringray.lab.predict import cost_model, ring_time
+from ringray.lab.predict import cost_model, rates, ring_time
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
 from ringray.lab.trial import training
@@ -38,7 +38,7 @@ class Training:
 
     ``mlp_rows``, ``loss_rows``: rows of MLP and logits at once; None: all. ``scores``: whole where
     attention keeps the matrix of its scores. ``state_bytes``: of a parameter's weight, gradient
-    and optimizer.
+    and optimizer. ``threads``: of a rank.
     """
 
     context: int
@@ -50,6 +50,7 @@ class Training:
     scores: Scores = "blockwise"
     state_bytes: int = STATE_BYTES
     micro_batch: int = 1
+    threads: int = 1
 
     @property
     def tokens(self) -> int:
@@ -88,14 +89,14 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     messages of its rings, and ``memory`` and ``step``."""
     model, degrees, recipe = training.of_config(config)
     if on.shares_cores:
-        on = replace(on, per_node=config.ring_size)
+        on = replace(on, per_node=min(on.per_node, config.ring_size))
     ring = training.ring_config(config, degrees)
     there = replace(on, stride=on.stride * degrees.tp)
     both = cost_model.predict(ring, there)
     forward = cost_model.predict(replace(ring, direction="forward"), there)
     how = Training(
         recipe.seq_len, recipe.sequences, recipe.dtype, recipe.kept, recipe.mlp_rows,
-        recipe.loss_rows, recipe.scores, micro_batch=recipe.micro_batch,
+        recipe.loss_rows, recipe.scores, micro_batch=recipe.micro_batch, threads=config.threads,
     )  # fmt: skip
     time = step(model, degrees, how, on, forward, both)
     calls = model.layers * recipe.sequences // recipe.micro_batch * degrees.tp
@@ -212,7 +213,7 @@ def step(
     micros = how.sequences // degrees.dp // how.micro_batch
     layers, tp, hardware = model.layers // degrees.pp, degrees.tp, on.hardware
     rows = -(-how.context // degrees.cp) * how.micro_batch
-    rate = _rate(on, how.dtype)
+    rate = _rate(on, how.dtype, how.threads)
     dense = rows / tp * model.dense_flops / rate
     dense += rows / tp * _touched(model) * how.itemsize / hardware.memory_bandwidth
     computing = (both.time_ms - both.exposed_ms) / 1e3
@@ -239,7 +240,7 @@ def step(
     stage = layers * (busy + shards) + logits
     hop = 0.0
     if degrees.pp > 1:
-        hop = stream / tp / (outer if degrees.cp * tp >= on.per_node else inner)
+        hop = stream / tp / (outer if degrees.pp * degrees.cp * tp > on.per_node else inner)
     each = layers * micros
     return StepTime(
         products=each * 3 * dense + micros * logits,
@@ -249,18 +250,19 @@ def step(
         tensor=each * tensor,
         shards=each * shards,
         pipeline=(degrees.pp - 1) * stage + 2 * hop * (micros + degrees.pp - 1),
-        optimizer=model.parameters / on.ranks * OPTIMIZER_BYTES / hardware.memory_bandwidth,
-        spread=(both.high_ms - both.low_ms) / 2 / both.time_ms,
+        optimizer=model.parameters / degrees.ranks * OPTIMIZER_BYTES / hardware.memory_bandwidth,
+        spread=both.high_ms / both.time_ms - 1,
     )
 
 
-def _rate(on: Fleet, dtype: str) -> float:
+def _rate(on: Fleet, dtype: str, threads: int) -> float:
     """Returns FLOP/s of dense products of one rank."""
     hardware = on.hardware
-    found = hardware.peak[dtype] * hardware.products
+    found = rates.peak(hardware, dtype) * hardware.products
     if hardware.cores is None:
         return found
-    return found * ring_time.speedup(on, 1, on.per_node) * min(1.0, hardware.cores / on.per_node)
+    shared = min(1.0, hardware.cores / (on.per_node * min(threads, hardware.cores)))
+    return found * ring_time.speedup(on, threads, on.per_node) * shared
 
 
 def outer_bandwidth(on: Fleet) -> float:

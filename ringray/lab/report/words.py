@@ -196,14 +196,14 @@ def pruned(plan: Plan) -> list[str]:
 
 
 def predicted_for(plan: Plan) -> list[str]:
-    """Writes the hardware of the predictions if it was asked for by name, or if they are fitted."""
+    """Writes the hardware of the predictions, and how far they may be off."""
     on, hardware = (f"{plan.on}: " if plan.named else ""), plan.on.hardware
-    if not on and not hardware.fitted:
-        return []
     costs = [trial.predicted for trial in plan.trials if trial.predicted]
     spreads = [one.high_ms / one.time_ms - 1 for one in costs] or [hardware.spread]
     within = " to ".join(dict.fromkeys(f"{one:.0%}" for one in (min(spreads), max(spreads))))
     first = f"predicted for {on}{hardware.title}{fitted(hardware)}, times within {within}"
+    if plan.on.shares_cores and not (plan.named or hardware.measured or hardware.fitted):
+        first += "; `ringray calibrate` measures this machine"
     return [first, *filter(None, [linked(plan.on)])]
 
 

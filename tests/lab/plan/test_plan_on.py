@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from ringray.base.errors import SpecError
 from ringray.lab.cli import main
+from ringray.lab.cli.spec import _totals
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.predict.hardware import gpus, parse_fleet, table
 from ringray.lab.spec.model import parse
@@ -89,6 +91,36 @@ def test_the_command_predicts_for_a_fleet(
     assert slow["trials"][0]["predicted"]["time_ms"] > 1.2 * quick
 
 
+def test_the_timeline_of_every_transport_is_written(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    for name in ("ulysses", "hybrid:2", "allgather"):
+        chosen = ["--set", f"strategy.transport={name}", "--set", "ring.size=8", "--json", "-"]
+        code, _ = written(tmp_path, "--on", "h100:2x8", "--timeline", str(trace), *chosen)
+        assert code == 0
+        names = {one["cat"] for one in json.loads(trace.read_text()) if one["ph"] == "X"}
+        assert "compute" in names
+        trace.unlink()
+
+
+def test_a_core_of_the_table_is_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = written(tmp_path, "--on", "cpu:16x1", "--set", "strategy.transport=ring")
+    assert code == 0
+    assert "rank-hours" in capsys.readouterr().out
+    assert made(size=16, on="cpu:16x1").device == "cpu"
+
+
+def test_a_search_costs_about_its_budget() -> None:
+    text = SPEC.format(size=8, more="search: {method: halving, budget: 0.25}").replace(
+        '{transport: [ring, "double-ring:8"]}',
+        "{partition: [contiguous, striped, zigzag, zigzag-token], "
+        "transport: [ring, bidirectional, allgather, ulysses]}",
+    )
+    search, grid = parse(text), parse(text.replace("halving, budget: 0.25", "grid"))
+    costs = [_totals(build(spec, parse_fleet("h100:8")), 1.0) for spec in (search, grid)]
+    assert costs[0]["rank_hours"] == pytest.approx(costs[1]["rank_hours"] / 4)
+    assert costs[0]["cost"] == pytest.approx(costs[1]["cost"] / 4)
+
+
 def test_an_entry_of_ones_own_has_a_price(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     fields = table()["h100"].model_dump(mode="json") | {"price": 3.0}
@@ -97,8 +129,13 @@ def test_an_entry_of_ones_own_has_a_price(tmp_path: Path) -> None:
     assert found["totals"]["cost"] == pytest.approx(3 * found["totals"]["rank_hours"])
     _, found = written(tmp_path, "--on", f"{mine}:2x8", "--price", "1")
     assert found["totals"]["cost"] == pytest.approx(found["totals"]["rank_hours"])
-    mine.write_text(json.dumps({"mine": fields | {"peak": {"bfloat16": -1}}}))
-    assert written(tmp_path, "--on", f"{mine}:2x8")[0] == 2
+    curve = fields["attention"][0]
+    for wrong in (
+        {"peak": {"bfloat16": -1}}, {"peak": {}}, {"peak": {"bf16": 1e12}}, {"call": math.inf},
+        {"attention": [curve | {"dtype": "bf16"}]}, {"attention": [curve | {"rates": {"0": 1.0}}]},
+    ):  # fmt: skip
+        mine.write_text(json.dumps({"mine": fields | wrong}))
+        assert written(tmp_path, "--on", f"{mine}:2x8")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -110,6 +147,7 @@ def test_an_entry_of_ones_own_has_a_price(tmp_path: Path) -> None:
         (["--on", "h100:2x8", "--slow", "3:0.5"], "--slow"),
         (["--on", "h100:2x8", "--jitter", "2"], "--jitter: got 2, expected a share from 0 to 1"),
         (["--slow", "3:2"], "--on"),
+        (["--on", "h100:2x8", "--slow", "16:2"], "--slow: got rank 16, expected one of 0 to 15"),
     ],
 )
 def test_bad_options_end_with_2(

@@ -111,3 +111,21 @@ def test_degrees_that_cannot_be(given: dict[str, int]) -> None:
     name, number = next(iter(given.items()))
     with pytest.raises(UserError, match=f"--{name} {number}.*TP divides the 8 ranks"):
         advise.advise(replace(wish(), fixed=given))
+
+
+def test_ranks_that_share_cores_share_their_memory() -> None:
+    cores = hardware.cpu(4).hardware.model_copy(update={"memory": 64e9})
+    asked = replace(wish(), on=hardware.Fleet("local", cores, 1, 4))
+    assert asked.room == pytest.approx(64e9 / 4 * advise.USABLE)
+
+
+def test_rings_are_no_larger_than_specs_allow() -> None:
+    found = advise.possible(wish(1 << 20, 4, "h100:2048x8"))
+    assert max(one.cp for one in found) == advise.LARGEST
+    assert {one.ranks for one in found} == {16384}
+
+
+def test_the_longest_context_of_several_replicas() -> None:
+    both, one = (advise.max_context(wish(dp=dp)) for dp in (2, 1))
+    assert both.degrees.dp == 2
+    assert 0 < both.context < one.context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,3 +57,19 @@ def test_memory_of_one_rank_is_near_its_prediction(
     config = point(seq_len=2048, kv_heads=kv_heads, dtype=dtype, direction=direction)
     cost = cost_model.predict(config, hardware.cpu(1, provenance.has_tiles()))
     assert cost.peak_memory_bytes == pytest.approx(measured, rel=0.1)
+
+
+def test_the_baseline_of_decoding_is_one_step() -> None:
+    """Not the attention of all tokens to each other."""
+    config = point(seq_len=1 << 20, new_tokens=4, ring_size=8, direction="forward", baseline="sdpa")
+    on = hardware.cpu(8)
+    alone = cost_model.alone_s(config, on)
+    bytes_read = (1 << 20) * 2 * 8 * 64 * 4
+    assert alone == pytest.approx(bytes_read / on.hardware.memory_bandwidth, rel=1.0)
+
+
+def test_ranks_of_other_nodes_take_no_cores() -> None:
+    config = point(seq_len=1 << 20, new_tokens=4, ring_size=8, direction="forward")
+    here = hardware.cpu(1)
+    apart = replace(here, nodes=8, per_node=1)
+    assert cost_model.predict(config, apart).time_ms < cost_model.predict(config, here).time_ms / 4

@@ -138,7 +138,7 @@ def test_a_prediction_crosses_nodes_as_the_ring_will(seed: int) -> None:
     )
     assert mixed.outer_bytes / straight.outer_bytes == pytest.approx(crossing / 4)
     assert mixed.time_ms > straight.time_ms
-    spans = cost_model.timelines(replace(config, order="shuffled"), on, range(8))
+    spans = cost_model.timelines(replace(config, order="shuffled"), on, 8)
     assert 1e3 * max(one.ended for some in spans.values() for one in some) == pytest.approx(
         mixed.time_ms
     )
@@ -242,12 +242,41 @@ def test_faster_hardware_is_never_slower() -> None:
         assert times == sorted(times, reverse=True), name
 
 
-def test_timelines_end_with_the_predicted_time() -> None:
-    fleet = Fleet("clock", clock(), 2, 4)
-    cost = cost_model.predict(config(), fleet)
-    spans = cost_model.timelines(config(), fleet, range(8))
+@pytest.mark.parametrize("name", transport.TRANSPORTS)
+@pytest.mark.parametrize("per_node", [4, 8])
+def test_timelines_end_with_the_predicted_time(name: str, per_node: int) -> None:
+    fleet, asked = Fleet("clock", clock(), 8 // per_node, per_node), config(transport=name)
+    cost = cost_model.predict(asked, fleet)
+    spans = cost_model.timelines(asked, fleet, 8)
     last = max(span.ended for some in spans.values() for span in some)
     assert last * 1e3 == pytest.approx(cost.time_ms)
     for some in spans.values():
         busy = [span for span in some if span.kind == "compute"]
-        assert all(a.ended <= b.began + 1e-9 for a, b in itertools.pairwise(busy))
+        assert {span.hop.partition(",")[0] for span in busy} == {"forward", "backward"}
+        assert all(a.ended <= b.began * (1 + 1e-9) for a, b in itertools.pairwise(busy))
+
+
+def test_a_straggler_is_the_rank_that_was_named() -> None:
+    """Ranks of a group that exchanges heads for rows wait for its slowest."""
+    fleet = Fleet("clock", clock(inner={"bandwidth": 1e9, "latency": 0.0}), 1, 64)
+
+    def ms(name: str, *slow: int) -> float:
+        asked = config(transport=name, partition="contiguous", direction="forward")
+        noise = Noise(slow=dict.fromkeys(slow, 2.0))
+        return cost_model.predict(asked, replace(fleet, noise=noise)).time_ms
+
+    assert ms("ulysses", 0, 1) == ms("ulysses", 5) == pytest.approx(2 * ms("ulysses"), rel=0.01)
+    # Of contiguous chunks the later ranks compute more.
+    assert ms("hybrid:2", 5) == ms("hybrid:2", 4) > ms("hybrid:2", 2)
+    assert ms("ring", 7) > ms("ring", 1) == ms("ring")
+
+
+def test_exchanged_heads_cross_nodes_as_their_ranks_lie() -> None:
+    fleet, asked = Fleet("clock", clock(), 4, 2), config(transport="hybrid:2", ring_size=8)
+    assert cost_model.predict(asked, fleet).outer_bytes > 0
+    mixed = cost_model.predict(replace(asked, order="shuffled", seed=1), fleet)
+    assert mixed.outer_bytes > cost_model.predict(asked, fleet).outer_bytes
+    assert mixed.inner_bytes + mixed.outer_bytes == mixed.sent_bytes
+    lies = Fleet("clock", clock(), 3, 3)  # the second of four groups lies on two nodes
+    every = cost_model.predict(replace(asked, transport="ulysses"), lies)
+    assert every.inner_bytes > 0 < every.outer_bytes

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from ringray.base.errors import UserError
+from ringray.lab.plan.plan import build
 from ringray.lab.predict import hardware, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import Training
+from ringray.lab.spec.model import parse
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model, named, table
 from ringray.training.degrees import Degrees
@@ -130,7 +132,7 @@ def test_less_is_kept_the_more_is_computed_again() -> None:
 
 
 def cost(ms: float, exposed: float = 0.0, inner: int = 0, outer: int = 0) -> Cost:
-    return Cost(0, 0, 0, 0, ms, 1.0, ms * 0.9, ms * 1.1, exposed, inner, outer)
+    return Cost(0, 0, 0, 0, ms, 1.0, ms / 1.1, ms * 1.1, exposed, inner, outer)
 
 
 def test_a_step_by_hand() -> None:
@@ -176,3 +178,65 @@ def test_ranks_of_tp_share_heads_and_exchange_the_residual_stream() -> None:
     link = on.hardware.inner
     expected = 32 * 2 * 4 * (stream / link.bandwidth + link.latency)
     assert found.tensor == pytest.approx(expected)
+
+
+TRAINING = """
+version: 1
+name: it
+kind: train
+ring: {{size: 8, threads: {threads}, device: cpu}}
+problem: {{seq_len: 4096, dtype: {dtype}}}
+training: {{model: llama-tiny, steps: 1}}
+"""
+
+
+def trained(on: hardware.Fleet, threads: int = 1, dtype: str = "float32") -> Cost:
+    config = build(parse(TRAINING.format(threads=threads, dtype=dtype)), on).trials[0].config
+    return transformer.predict(config, on)
+
+
+def test_a_training_lies_on_the_nodes_of_its_fleet() -> None:
+    here = hardware.cpu(2)
+    assert trained(here).outer_bytes == 0
+    apart = replace(here, nodes=2, per_node=4)
+    assert trained(apart).outer_bytes > 0
+    fast = hardware.Link(bandwidth=1e12, latency=0.0)
+    cores = here.hardware.model_copy(update={"outer": fast, "inner": fast})
+    alone, both = (trained(replace(on, hardware=cores)).time_ms for on in (apart, here))
+    assert alone < 0.7 * both, "four ranks share the cores of a node, not eight"
+
+
+def test_threads_compute_the_products_of_a_training() -> None:
+    assert trained(hardware.cpu(64), threads=2).time_ms < 0.7 * trained(hardware.cpu(64)).time_ms
+
+    def products(cores: int, threads: int) -> float:
+        how, on = Training(1 << 12, threads=threads), replace(hardware.cpu(cores), per_node=8)
+        model = named("8b", {})
+        return transformer.step(model, Degrees(cp=8), how, on, cost(1), cost(3)).products
+
+    assert products(64, 4) < 0.5 * products(64, 1)
+    assert products(8, 4) == pytest.approx(products(8, 1)), "there are no more cores"
+
+
+def test_the_optimizer_works_on_the_weights_of_its_ranks() -> None:
+    model, how, few = named("8b", {}), Training(1 << 12), Degrees(cp=2)
+    on = hardware.parse_fleet("h100:64x8")
+    found = transformer.step(model, few, how, on, cost(1), cost(3))
+    state = model.parameters / 2 * transformer.OPTIMIZER_BYTES
+    assert found.optimizer == pytest.approx(state / on.hardware.memory_bandwidth)
+
+
+def test_types_without_a_peak_take_that_of_another() -> None:
+    on = hardware.parse_fleet("tpu-v4:4x2")
+    assert "float16" not in on.hardware.peak
+    assert trained(on, dtype="float16").time_ms == pytest.approx(
+        trained(on, dtype="bfloat16").time_ms
+    )
+
+
+def test_the_interval_of_a_step_is_that_of_its_attention() -> None:
+    on = hardware.parse_fleet("h100:8")
+    found = trained(on, dtype="bfloat16")
+    low, high = found.time_ms / found.low_ms, found.high_ms / found.time_ms
+    assert low == pytest.approx(high)
+    assert high >= 1 + on.hardware.spread
