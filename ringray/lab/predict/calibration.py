@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +58,7 @@ def _here() -> dict[str, Any]:
 def covering(on: Fleet) -> Callable[[Mapping[str, Any], str], bool]:
     """Returns a function that tells whether a measurement in an environment, on its device, holds
     for ``on``: made by this code and its versions, on this machine or on GPUs of that name."""
-    here = _here()
+    here = cache(_here)  # slow: reads all sources
     by_name = on.name != LOCAL
 
     def covers(environment: Mapping[str, Any], device: str) -> bool:
@@ -66,9 +67,9 @@ def covering(on: Fleet) -> Callable[[Mapping[str, Any], str], bool]:
         if on.shares_cores == (device == "cuda" or (device == "auto" and bool(models))):
             return False
         if not by_name:
-            return there == here
+            return there == here()
         same = any(names(model, on.name) for model in models)
-        return same and there == here | {"hardware": there["hardware"]}
+        return same and there == here() | {"hardware": there["hardware"]}
 
     return covers
 
