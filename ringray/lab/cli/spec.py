@@ -15,7 +15,7 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
 from ringray.lab.cli import past
 from ringray.lab.cli.options import SET, SPEC, STORE, Option, options, write
-from ringray.lab.plan import forecast, problems
+from ringray.lab.plan import forecast
 from ringray.lab.plan.plan import Plan, build, trial_dict
 from ringray.lab.predict import calibration, cost_model
 from ringray.lab.predict.hardware import Fleet, Noise
@@ -184,13 +184,15 @@ def _counted(plan: Plan, price: float | None = None) -> str:
 
 
 def _totals(plan: Plan, price: float | None) -> dict[str, Any]:
-    studies = [(forecast.spent(plan.spec, one), one) for one in problems.studies(plan.runnable)]
-    hours = sum(s * t.measuring_s * t.config.ring_size for s, some in studies for t in some) / 3600
+    shares = forecast.shares(plan.spec, plan.runnable)
+    takes = [share * one.measuring_s for share, one in zip(shares, plan.runnable, strict=True)]
+    sizes = (trial.config.ring_size for trial in plan.runnable)
+    hours = sum(s * ranks for s, ranks in zip(takes, sizes, strict=True)) / 3600
     costs = [trial.predicted for trial in plan.runnable if trial.predicted]
     return {
         "trials": len(plan.runnable),
         "pruned": len(plan.trials) - len(plan.runnable),
-        "measuring_s": sum(share * t.measuring_s for share, some in studies for t in some),
+        "measuring_s": sum(takes),
         "rank_hours": hours,
         **({} if price is None else {"cost": hours * price}),
         "peak_memory_bytes": max(cost.peak_memory_bytes for cost in costs),

@@ -119,11 +119,16 @@ def _margin(config: TrialConfig) -> float:
     return _SURE if sure else _ROUGH
 
 
-def spent(spec: Spec, study: Sequence[Trial]) -> float:
-    """Returns about the share of the runs of all points that a search of them spends."""
+def shares(spec: Spec, trials: Sequence[Trial]) -> list[float]:
+    """Returns about the share of the runs of each trial that a search among them spends."""
     if "budget" not in METHODS[spec.search.method].options:
-        return 1.0
-    return min(1.0, max(spec.search.share, LEAST / len(study)))
+        return [1.0] * len(trials)
+    of_trial = {
+        one.index: min(1.0, max(spec.search.share, LEAST / len(study)))
+        for study in problems.studies(trials)
+        for one in study
+    }
+    return [of_trial[one.index] for one in trials]
 
 
 def beaten(costs: Sequence[Cost], keep: Sequence[int] = ()) -> list[int]:

@@ -7,9 +7,12 @@ links (``ring_time``). Imports neither torch nor ray.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
 
 from ringray import partition, transport
 from ringray.instruments.hops import Span
@@ -20,6 +23,7 @@ from ringray.lab.predict.ring_time import PassWork
 from ringray.lab.trial.config import TrialConfig, shuffled
 from ringray.traffic import tree, walk
 from ringray.traffic.geometry import Layout
+from ringray.traffic.walk import Pass
 from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
 
@@ -114,19 +118,26 @@ def _described(
     """Returns the exchange, the walks, the sizes of one rank and the work of its passes."""
     exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
     walks = choose_walks(config, exchange)
-    # Products over the head dim of Q and K, and over that of V: of each one forward; three and two
-    # backward.
-    heads = config.heads // exchange.fold * config.batch
-    of_keys, of_values = (2 * dim * heads for dim in (config.head_dim, config.value_dim))
-    kind = config.dtype, config.head_dim
+    ways = {
+        "forward": (walks.forward, walks.weights.forward),
+        "backward": (walks.backward, walks.backward_weights),
+    }
     works = [
-        PassWork("forward", walks.forward, walks.weights.forward, of_keys + of_values, *kind),
-        PassWork(
-            "backward", walks.backward, walks.backward_weights, 3 * of_keys + 2 * of_values, *kind
-        ),
+        PassWork(which, *ways[which], flops // exchange.fold, config.dtype, config.head_dim)
+        for which, flops in _pair_flops(config)
     ]
-    sizes = _sizes(config, exchange, on)
-    return exchange, walks, sizes, works[: 1 + config.has_backward]
+    return exchange, walks, _sizes(config, exchange, on), works
+
+
+def _pair_flops(config: TrialConfig) -> list[tuple[Pass, int]]:
+    """Returns FLOPs of a visible pair, all heads of the batch, in each pass: products over the head
+    dim of Q and K, and over that of V; of each one forward, three and two backward."""
+    heads = config.heads * config.batch
+    of_keys, of_values = (2 * dim * heads for dim in (config.head_dim, config.value_dim))
+    both: list[tuple[Pass, int]] = [
+        ("forward", of_keys + of_values), ("backward", 3 * of_keys + 2 * of_values)
+    ]  # fmt: skip
+    return both[: 1 + config.has_backward]
 
 
 def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
@@ -178,10 +189,17 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
     return _alone_s(alone, replace(on, noise=None))
 
 
-@lru_cache(maxsize=256)  # the strategies of a problem have one baseline
+@lru_cache(maxsize=1 << 14)  # the strategies of a problem have one baseline
 def _alone_s(alone: TrialConfig, on: Fleet) -> float:
-    exchange, walks, sizes, works = _described(alone, on)
-    return ring_time.of_trial(works, sizes, exchange, walks, 0, on).seconds
+    hardware, total = on.hardware, 0.0
+    rows, pairs = np.full(1, float(alone.seq_len)), np.full(1, float(alone.visible))
+    crowded = max(1.0, alone.threads / (hardware.cores or math.inf))
+    for which, flops in _pair_flops(alone):
+        known = rates.find(hardware, alone.dtype, alone.head_dim, which)
+        (seconds,) = known.seconds(flops * pairs, rows, rows, pairs)
+        call = float(seconds) / ring_time.speedup(on, alone.threads, 1) + hardware.call
+        total += call * crowded + ring_time.overhead(on, 1)
+    return total
 
 
 def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:

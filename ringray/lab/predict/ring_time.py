@@ -65,7 +65,7 @@ def of_trial(
     ranks = walks.forward.route.ranks
     world = ranks * exchange.fold
     heads = _heads_for_rows(exchanged_bytes / world, exchange.fold, on, len(works), world)
-    now = np.full(ranks, heads.seconds + _overhead(on, world) * len(works))
+    now = np.full(ranks, heads.seconds + overhead(on, world) * len(works))
     computed = np.zeros(ranks)
     inner, outer, unknown = heads.inner_bytes * world, heads.outer_bytes * world, 0.0
     spans: dict[int, list[Span]] = {rank: [] for rank in record}
@@ -91,7 +91,7 @@ def of_trial(
     return RingTime(total, exposed, hardware.spread + unknown, round(inner), round(outer), spans)
 
 
-def _overhead(on: Fleet, ranks: int) -> float:
+def overhead(on: Fleet, ranks: int) -> float:
     """Returns the seconds of one pass of the op beside its steps: ranks agree first."""
     hardware = on.hardware
     slower = 1.0 if hardware.cores is None else max(1.0, ranks / hardware.cores / on.nodes)
