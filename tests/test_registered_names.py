@@ -47,6 +47,7 @@ ALLOWED = {
     ("ringray.lab.plan.expand", "ring"): SECTION,
     ("ringray.lab.plan.forecast", "ring"): SECTION,
     ("ringray.lab.plan.limits", "ring"): SECTION,
+    ("ringray.lab.predict.fitting", "ring"): "the field of a record: how the ring lay on nodes",
     ("ringray.lab.report.live", "ring"): SECTION,
     ("ringray.lab.report.words", "ring"): SECTION,
     ("ringray.models.huggingface.batch", "ring"): "the argument of a model's forward",

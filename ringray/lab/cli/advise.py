@@ -43,12 +43,17 @@ def _length(text: str) -> int:
     return found
 
 
+def _batch(text: str) -> tuple[int, bool]:
+    """Returns the number, and whether it has a unit and so counts tokens."""
+    return _length(text), not text.isdecimal()
+
+
 @options(
     Option("model", metavar="MODEL", nargs="?", help="a name such as 8b or llama-13b, or sizes"),
     Option("--on", metavar="FLEET", required=True, help="h100:8x8 is 8 nodes of 8 ranks"),
     Option("--context", metavar="N", type=_length, help="tokens of a sequence: 128k, 1M"),
     Option("--max-context", action="store_true", help="find the longest that fits"),
-    Option("--batch", metavar="N", type=_length, help="tokens of a step, or sequences (4M)"),
+    Option("--batch", metavar="N", type=_batch, help="tokens of a step, or sequences (4M)"),
     Option("--dtype", default="bfloat16", help="bf16 (default), fp16, fp32"),
     Option("--nics", metavar="N", type=_count, help="network ports of a node"),
     Option("--top", metavar="N", type=_count, help="proposals to show (3)"),
@@ -105,8 +110,9 @@ def _wish(arguments: argparse.Namespace) -> Wish:
         if arguments.max_context and getattr(arguments, name) is not None:
             raise UserError(f"--{name}: expected beside --context, not --max-context")
     context = arguments.context or advice.LONGEST
-    batch = arguments.batch or max(1, _BATCH // context)
-    sequences, odd = (batch, 0) if batch < context else divmod(batch, context)
+    batch, has_unit = arguments.batch or (max(1, _BATCH // context), False)
+    of_tokens = has_unit or batch >= context
+    sequences, odd = divmod(batch, context) if of_tokens else (batch, 0)
     if odd:
         raise UserError(
             f"--batch: got {batch:,} tokens, expected a multiple of the context, {context:,} "
@@ -122,12 +128,14 @@ def spec(wish: Wish, best: Proposal) -> str:
     Raises:
         SpecError: specs have no ring of that size.
     """
-    config, degrees = best.config, best.degrees
+    config, degrees, on = best.config, best.degrees, wish.on
+    per_node = max(1, on.per_node // degrees.tp)
+    nodes = min(on.nodes, -(-degrees.cp // per_node))
     name = f"{wish.model.name}-{config.seq_len}-cp{degrees.cp}".replace(" ", "-")
     text = (
-        f"# Attention of {wish.model.name} on one ring of {degrees} on {wish.on}, as `ringray\n"
-        f"# advise` proposes it. From a rank of the ring to the next are {degrees.tp} of a node.\n"
-        f"version: 1\nname: {name[:64]}\nkind: latency\n"
+        f"# Attention of {wish.model.name} on one ring of {degrees} on {on}, as `ringray advise`\n"
+        f"# proposes it. From a rank of the ring to the next are {degrees.tp} of a node.\n"
+        f"version: 1\nname: {name[:64]}\nkind: latency\ncluster: '{on.name}:{nodes}x{per_node}'\n"
         f"ring: {{size: {degrees.cp}, device: {config.device}}}\n"
         f"problem: {{seq_len: {config.seq_len}, heads: {config.heads}, "
         f"kv_heads: {config.kv_heads}, head_dim: {config.head_dim}, dtype: {config.dtype}, "
@@ -148,6 +156,8 @@ def _fastest(wish: Wish, found: list[Proposal]) -> tuple[dict[str, Any], list[An
         "one_rank_bytes": alone, "smallest_ring": _row(wish, ring), "proposals": rows,
     }  # fmt: skip
     enough = "enough" if alone <= wish.room else "not enough"
+    if math.isinf(wish.room):
+        enough = "perhaps"
     margins = ", ".join(f"{one.time.total / best.total - 1:.1%}" for one in found[1:])
     shares = {name: value / best.total for name, value in best.parts.items()}
     parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
@@ -206,10 +216,13 @@ def _longest(wish: Wish) -> tuple[dict[str, Any], list[Any]]:
     """Returns the longest context as JSON, and as lines."""
     reach = advice.max_context(wish)
     most = max(vars(reach.memory), key=vars(reach.memory).__getitem__)
+    limited = f"memory, most of it {most}"
+    if reach.longest:
+        most, limited = "tokens", f"the length of a sequence, at most {advice.LONGEST:,} tokens"
     text = (
         f"{wish.model.name} in {wish.dtype} on {wish.on} reaches {reach.context:,} tokens with "
-        f"{reach.degrees}\nLimited by memory, most of it {most}: {_parts(reach.memory)}, of the "
-        f"{_room(wish)} that can be used"
+        f"{reach.degrees}\nLimited by {limited}: {_parts(reach.memory)}, of the {_room(wish)} that "
+        "can be used"
     )
     found = {"max_context": reach.context, "degrees": asdict(reach.degrees), "limit": most}
     return {**_asked(wish), **found, "memory_bytes": reach.memory.as_dict()}, [text]

@@ -22,7 +22,7 @@ from ringray.lab.predict.hardware import Fleet, Noise
 from ringray.lab.report import words
 from ringray.lab.spec import model as specs
 from ringray.lab.store import traces
-from ringray.lab.trial.config import default_config
+from ringray.lab.trial.config import TrialConfig, default_config
 from ringray.lab.trial.measurement import RankReport
 
 _ROWS = 60  # rows of a table without --all
@@ -56,6 +56,8 @@ def validate(arguments: argparse.Namespace) -> int:
 def plan(arguments: argparse.Namespace) -> int:
     """Prints the trials of a spec and their predicted cost."""
     price = _price(arguments.price)
+    if arguments.json == arguments.timeline == "-":
+        raise UserError("--json, --timeline: only one of them can be stdout")
     elsewhere = os.environ.get("RAY_ADDRESS")
     spec = specs.load(arguments.spec, arguments.set)
     made = build(
@@ -110,17 +112,22 @@ def _check_noise(plan: Plan) -> None:
     noise = plan.on.noise
     if noise is None:
         return
-    if plan.spec.kind == "decode":
-        raise UserError("--jitter, --slow: kind decode is predicted without them")
+    if not _has_passes(plan.runnable[0].config):
+        raise UserError(f"--jitter, --slow: kind {plan.spec.kind} is predicted without them")
     smallest = min(trial.config.ring_size for trial in plan.runnable)
     if over := [rank for rank in noise.slow if rank >= smallest]:
         raise UserError(f"--slow: got rank {over[0]}, expected one of 0 to {smallest - 1}")
 
 
+def _has_passes(config: TrialConfig) -> bool:
+    """Tells whether a trial is passes of one ring: no step of decoding or of a training."""
+    return config.new_tokens is None and config.model is None
+
+
 def _timeline(plan: Plan) -> str:
     """Returns the predicted trace of the first trial, in the format of measured ones."""
     config = default_config(plan.runnable[0].config)
-    if config.new_tokens is not None or config.model is not None:
+    if not _has_passes(config):
         raise UserError(f"--timeline: kind {plan.spec.kind} has none, expected passes of one ring")
     spans = cost_model.timelines(config, plan.on, _TIMELINES)
     return traces.text([RankReport(rank, spans=some) for rank, some in spans.items()])
@@ -173,7 +180,7 @@ def _counted(plan: Plan, price: float | None = None) -> str:
     said = units.plural(len(plan.runnable), "trial") + (f" and {pruned:,} pruned" if pruned else "")
     totals = _totals(plan, price)
     unit = "GPU" if plan.device == "cuda" else "rank"
-    cost = "" if price is None else f" for {totals['cost']:,.2f} at {price:g} each"
+    cost = "" if price is None else f" for {units.digits(totals['cost'])} at {price:g} each"
     return (
         f"{said}; predicted: {units.duration(totals['measuring_s'])} of measuring, "
         f"{units.digits(totals['rank_hours'])} {unit}-hours{cost}, "

@@ -6,6 +6,7 @@ Predictions err, so each rule leaves a margin. Imports neither torch nor ray.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -121,13 +122,16 @@ def _margin(config: TrialConfig) -> float:
 
 def shares(spec: Spec, trials: Sequence[Trial]) -> list[float]:
     """Returns about the share of the runs of each trial that a search among them spends."""
-    if "budget" not in METHODS[spec.search.method].options:
+    method = METHODS[spec.search.method]
+    if not (method.extreme or "budget" in method.options):
         return [1.0] * len(trials)
-    of_trial = {
-        one.index: min(1.0, max(spec.search.share, LEAST / len(study)))
-        for study in problems.studies(trials)
-        for one in study
-    }
+
+    def share(points: int) -> float:
+        if method.extreme:  # halves what lies between
+            return min(1.0, (1 + math.log2(points)) / points)
+        return min(1.0, max(spec.search.share, LEAST / points))
+
+    of_trial = {one.index: share(len(study)) for study in problems.studies(trials) for one in study}
     return [of_trial[one.index] for one in trials]
 
 

@@ -78,8 +78,8 @@ class Wish:
         return TrialConfig(**(fields | chosen))
 
     def cost(self, degrees: Degrees, config: TrialConfig) -> Cost:
-        """Returns the cost of ``config`` on a ring of every ``degrees.tp``-th rank."""
-        return _cost(config, replace(self.on, stride=degrees.tp))
+        """Returns the cost of ``config`` on one of the rings."""
+        return _cost(config, transformer.around(self.on, degrees))
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +99,9 @@ class Proposal(NamedTuple):
 
     def mfu(self, wish: Wish, flops: float) -> float:
         """Returns model FLOPs utilization; ``flops``: of one sequence, forward."""
-        peak = wish.on.hardware.peak[wish.dtype] * wish.on.ranks
+        on = wish.on
+        devices = on.nodes * min(on.per_node, on.hardware.cores or on.per_node)
+        peak = on.hardware.peak[wish.dtype] * devices
         return 3 * flops * wish.sequences / (self.time.total * peak)
 
     def limit(self, on: Fleet) -> str:
@@ -128,7 +130,8 @@ def possible(wish: Wish) -> list[Degrees]:
 
     def choices(name: str) -> Iterator[int]:
         number = divides[name]
-        return (n for n in range(1, number + 1) if number % n == 0 and wish.fixed.get(name, n) == n)
+        most = min(number, on.ranks)
+        return (n for n in range(1, most + 1) if number % n == 0 and wish.fixed.get(name, n) == n)
 
     found = []
     for tp, pp, dp in itertools.product(*map(choices, ("tp", "pp", "dp"))):
@@ -284,11 +287,13 @@ def _too_large(wish: Wish) -> UserError:
 
 
 class Reach(NamedTuple):
-    """The longest context of some degrees, in tokens, and the memory of a rank."""
+    """The longest context of some degrees, in tokens, and the memory of a rank. ``longest``: no
+    sequence can have more."""
 
     context: int
     degrees: Degrees
     memory: RankMemory
+    longest: bool
 
 
 def max_context(wish: Wish) -> Reach:
@@ -317,4 +322,4 @@ def _longest(wish: Wish, degrees: Degrees) -> Reach:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if held(middle).total <= wish.room else (low, middle)
-    return Reach(low * unit, degrees, held(max(low, 1)))
+    return Reach(low * unit, degrees, held(max(low, 1)), (low + 1) * unit > LONGEST)

@@ -6,15 +6,16 @@ user's own file, have the same format. Everything is in SI units: FLOP/s, bytes,
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ringray.base.errors import UserError, unknown
 from ringray_kernels.dtypes import DTYPES
@@ -22,6 +23,7 @@ from ringray_kernels.dtypes import DTYPES
 TABLE = Path(__file__).with_name("hardware.yaml")
 LOCAL = "local"  # this machine
 RANKS = 1 << 16  # of a fleet
+_OVER = 2.0  # times the peak, beyond which a rate is in other units
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=RANKS)]
@@ -104,6 +106,13 @@ class Hardware(_Entry):
     measured: str | None = None
     fitted: Annotated[int, Field(ge=0)] = 0
 
+    @model_validator(mode="after")
+    def _units(self) -> Self:
+        for one in self.attention:
+            if max(one.rates.values()) > _OVER * self.peak.get(one.dtype, math.inf):
+                raise ValueError(f"attention in {one.dtype} beyond the peak; both are FLOP/s")
+        return self
+
     def __hash__(self) -> int:
         """Returns the object's own: curves are found once for each."""
         return id(self)
@@ -122,7 +131,8 @@ class Noise:
 @dataclass(frozen=True)
 class Fleet:
     """``nodes`` machines of ``per_node`` ranks each. ``stride``: ranks of a machine from one rank
-    of a ring to its next, where a ring takes a part of each node. ``noise``: None if all ranks are
+    of a ring to its next, where a ring takes a part of each node. ``rings``: of those ranks, that
+    compute on each node at a time. ``noise``: None if all ranks are
     equal. ``order``: the seats of ranks that do not follow the nodes. ``linked``: when and where
     the links between nodes were measured, empty if not."""
 
@@ -131,6 +141,7 @@ class Fleet:
     nodes: int
     per_node: int
     stride: int = 1
+    rings: int = 1
     noise: Noise | None = None
     order: tuple[int, ...] | None = None
     linked: str = ""
@@ -258,7 +269,7 @@ def _named(name: str, local: Hardware | None) -> Hardware:
         return local
     if name in table():
         return table()[name]
-    if name.endswith((".yaml", ".yml", ".json")):
+    if name.lower().endswith((".yaml", ".yml", ".json")):
         entries = read_entries(Path(name))
         if len(entries) > 1:
             raise UserError(f"{name} holds {len(entries)} entries, expected one")

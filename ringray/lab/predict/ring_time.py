@@ -103,7 +103,7 @@ def speedup(on: Fleet, threads: int, ranks: int) -> float:
     hardware = on.hardware
     if hardware.cores is None:
         return 1.0
-    threads = min(threads, hardware.cores)
+    threads, ranks = min(threads, hardware.cores), ranks * on.stride * on.rings
     several = hardware.threads.get(threads, float(threads))
     return several * (hardware.shared if ranks > 1 and ranks * threads >= hardware.cores else 1.0)
 

@@ -128,7 +128,7 @@ class Cores:
         hardware = fleet.hardware
         node = np.array([fleet.node(rank) for rank in range(ranks)])
         self._nodes = [np.nonzero(node == one)[0] for one in range(node.max() + 1)]
-        together = min(fleet.stride, fleet.per_node)  # ranks of a node that do the same
+        together = min(fleet.stride, fleet.per_node) * fleet.rings  # ranks that do the same
         self._taken = per_rank * together / (hardware.cores or math.inf)
         self._message, self._byte = hardware.message / 2, hardware.copying / 2
 

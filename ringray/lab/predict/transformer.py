@@ -91,7 +91,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     if on.shares_cores:
         on = replace(on, per_node=min(on.per_node, config.ring_size))
     ring = training.ring_config(config, degrees)
-    there = replace(on, stride=on.stride * degrees.tp)
+    there = around(on, degrees)
     both = cost_model.predict(ring, there)
     forward = cost_model.predict(replace(ring, direction="forward"), there)
     how = Training(
@@ -125,6 +125,13 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         balance=both.balance,
         **{name: in_all(name) for name in ("sent_bytes", "messages", "inner_bytes", "outer_bytes")},
     )
+
+
+def around(on: Fleet, degrees: Degrees) -> Fleet:
+    """Returns ``on`` as one ring sees it: of every ``tp``-th rank, beside those of other replicas
+    and stages on its nodes."""
+    rings = max(1, on.per_node // (degrees.cp * degrees.tp)) if on.shares_cores else 1
+    return replace(on, stride=on.stride * degrees.tp, rings=rings)
 
 
 def exchanged(ring: TrialConfig) -> bool:

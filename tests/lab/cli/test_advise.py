@@ -72,6 +72,7 @@ def test_hardware_whose_memory_is_not_known(capsys: pytest.CaptureFixture[str]) 
         (["8b", "--on", "h100:8"], "--context: expected the tokens"),
         (["8b", "--context", "1M", "--max-context", "--on", "h100:8"], "--context: expected"),
         (["8b", "--context", "2M", "--batch", "3M", "--on", "h100:8"], "a multiple of the context"),
+        (["8b", "--context", "2M", "--batch", "1M", "--on", "h100:8"], "a multiple of the context"),
         (["8b", "--context", "1M", "--on", "h100:8", "--tp", "3"], "--tp 3: cannot be"),
         (["8b", "--context", "1M", "--on", "h100:8", "--tp", "0"], "at least 1"),
         (["8b", "--context", "1M", "--on", "h100:8", "--nics", "3"], "--nics: got 3"),
@@ -118,3 +119,27 @@ def test_it_needs_neither_torch_nor_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
+
+
+def test_the_spec_is_predicted_as_the_proposal(tmp_path: Path) -> None:
+    written, answer = tmp_path / "ring.yaml", tmp_path / "answer.json"
+    asked = [
+        "8b",
+        "--context",
+        "256k",
+        "--on",
+        "h100:4x8",
+        "--tp",
+        "2",
+        "--pp",
+        "1",
+        "--batch",
+        "1",
+    ]
+    assert cli.main(["advise", *asked, "--spec", str(written), "--json", str(answer)]) == 0
+    best = json.loads(answer.read_text())["proposals"][0]
+    made = plan.build(spec.load(written))
+    assert str(made.on) == "h100:4x4"
+    (cost,) = [one.predicted for one in made.trials if one.config.has_backward and one.predicted]
+    ms = 1e3 * (best["parts_s"]["attention"] + best["parts_s"]["ring"]) / 32
+    assert cost.time_ms == pytest.approx(ms, rel=1e-6)

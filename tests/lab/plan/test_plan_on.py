@@ -131,6 +131,7 @@ def test_an_entry_of_ones_own_has_a_price(tmp_path: Path) -> None:
     assert found["totals"]["cost"] == pytest.approx(found["totals"]["rank_hours"])
     curve = fields["attention"][0]
     for wrong in (
+        {"peak": fields["peak"] | {"bfloat16": 989}},  # TFLOP/s
         {"peak": {"bfloat16": -1}}, {"peak": {}}, {"peak": {"bf16": 1e12}}, {"call": math.inf},
         {"attention": [curve | {"dtype": "bf16"}]}, {"attention": [curve | {"rates": {"0": 1.0}}]},
     ):  # fmt: skip
@@ -169,3 +170,41 @@ def test_bad_options_end_with_2(
 )
 def test_gpus_are_found_by_their_model(model: str, name: str) -> None:
     assert gpus(model).name == name
+
+
+@pytest.mark.parametrize("kind", ["train", "decode"])
+def test_kinds_without_stragglers_refuse_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    spec = Path(__file__).parents[3] / "experiments" / f"{kind}.yaml"
+    for option in (["--slow", "0:2"], ["--jitter", "0.1"]):
+        assert main(["plan", str(spec), "--on", "h100:8", *option]) == 2
+        assert f"kind {kind} is predicted without them" in capsys.readouterr().err
+    assert main(["plan", str(spec), "--on", "h100:8", "--timeline", str(tmp_path / "t")]) == 2
+    assert f"--timeline: kind {kind} has none" in capsys.readouterr().err
+
+
+def test_two_documents_do_not_share_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert written(tmp_path, "--on", "h100:2x8", "--timeline", "-")[0] == 0
+    capsys.readouterr()
+    spec = tmp_path / "far.yaml"
+    assert main(["plan", str(spec), "--on", "h100:2x8", "--timeline", "-", "--json", "-"]) == 2
+    assert "only one of them can be stdout" in capsys.readouterr().err
+
+
+def test_the_longest_context_is_found_by_halving() -> None:
+    text = """
+version: 1
+name: reach
+kind: max-context
+ring: {size: 2, device: cpu}
+problem: {seq_len: [1k, 128k], dtype: float32}
+training: {model: llama-tiny}
+"""
+    plan = build(parse(text))
+    total = sum(trial.measuring_s for trial in plan.runnable)
+    assert _totals(plan, None)["measuring_s"] == pytest.approx(
+        total * (1 + math.log2(len(plan.runnable))) / len(plan.runnable)
+    )

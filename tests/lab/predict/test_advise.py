@@ -129,3 +129,23 @@ def test_the_longest_context_of_several_replicas() -> None:
     both, one = (advise.max_context(wish(dp=dp)) for dp in (2, 1))
     assert both.degrees.dp == 2
     assert 0 < both.context < one.context
+
+
+@pytest.mark.parametrize("fixed", [{"dp": 8}, {"cp": 8}, {"tp": 8}, {"pp": 8}, {"dp": 2, "cp": 4}])
+def test_more_ranks_on_one_core_are_no_faster(fixed: dict[str, int]) -> None:
+    asked = Wish(named("8b", {}), hardware.parse_fleet("cpu:8"), 1 << 14, 16, "float32", fixed)
+    few = replace(asked, on=hardware.parse_fleet("cpu:1"), fixed={})
+    (best,), (alone,) = advise.advise(asked, 1), advise.advise(few, 1)
+    assert best.time.attention + best.time.products >= 0.97 * (
+        alone.time.attention + alone.time.products
+    )
+    flops = asked.model.forward_flops(asked.context)
+    assert best.mfu(asked, flops) <= 1.03 * alone.mfu(few, flops)
+
+
+def test_a_sequence_has_a_longest_length() -> None:
+    tiny = named(None, {"layers": 1, "hidden": 64, "heads": 8, "vocab": 64})
+    reach = advise.max_context(Wish(tiny, hardware.parse_fleet("h100:32x8"), 1, 1))
+    assert reach.longest
+    assert reach.context <= advise.LONGEST < reach.context + 256 * 64
+    assert not advise.max_context(wish()).longest
