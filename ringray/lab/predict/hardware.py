@@ -23,7 +23,7 @@ from ringray_kernels.dtypes import DTYPES
 TABLE = Path(__file__).with_name("hardware.yaml")
 LOCAL = "local"  # this machine
 RANKS = 1 << 16  # of a fleet
-_OVER = 2.0  # times the peak, beyond which a rate is in other units
+_OVER = 1e3  # times the peak, beyond which a rate is in other units
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=RANKS)]
@@ -110,7 +110,7 @@ class Hardware(_Entry):
     def _units(self) -> Self:
         for one in self.attention:
             if max(one.rates.values()) > _OVER * self.peak.get(one.dtype, math.inf):
-                raise ValueError(f"attention in {one.dtype} beyond the peak; both are FLOP/s")
+                raise ValueError(f"attention in {one.dtype} far beyond the peak; both are FLOP/s")
         return self
 
     def __hash__(self) -> int:
