@@ -129,7 +129,8 @@ def build(
     limits.check_sections(spec)
     if machine is not None:
         limits.check_corpus(spec)
-    given = on or (_cluster(spec) if machine is None else None)
+    named = _cluster(spec, used=on is None and machine is None)
+    given = on or (named if machine is None else None)
     on = fitted(given or local_fleet(spec.ring.device), seen)
     device = "cpu" if on.shares_cores else "cuda"
     host = forecast.host(given, machine if device == "cpu" else None)
@@ -159,9 +160,10 @@ def build(
     return Plan(spec, trials, device, on, given is not None, everything, tight)
 
 
-def _cluster(spec: Spec) -> Fleet | None:
-    """Returns the fleet of the spec's cluster, if it names one."""
-    if spec.cluster is None:
+def _cluster(spec: Spec, *, used: bool) -> Fleet | None:
+    """Returns the fleet of the spec's cluster, if it names one; one that is not ``used`` needs no
+    calibration."""
+    if spec.cluster is None or (not used and spec.cluster.partition(":")[0] == LOCAL):
         return None
     try:
         return calibration.fleet(spec.cluster)

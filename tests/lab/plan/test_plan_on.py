@@ -43,6 +43,17 @@ def test_a_cluster_of_the_spec_is_that_of_the_option() -> None:
     assert (here.named, here.device) == (False, "cpu")
 
 
+@pytest.mark.usefixtures("home")
+def test_a_cluster_that_is_not_used_is_checked_but_needs_no_calibration() -> None:
+    """A run without an address measures here all the same."""
+    local = parse(SPEC.format(size=2, more="cluster: local:16"))
+    assert not build(local, machine=1 << 34).named
+    with pytest.raises(SpecError, match="run `ringray calibrate`"):
+        build(local)
+    with pytest.raises(SpecError, match="did you mean 'h100'"):
+        build(parse(SPEC.format(size=2, more="cluster: h10:8")), machine=1 << 34)
+
+
 def test_nodes_and_their_ports_change_the_winner() -> None:
     """In one node the transports do not differ; across nodes the ring waits for single ports."""
     ring, double = times(made(size=8, on="h100:8"))
