@@ -181,10 +181,10 @@ def two_rings(place: Growing, lost: set[int]) -> list[psutil.Process]:
     return found if len(found) == 4 else []
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_rings_side_by_side_outlive_two_preempted_nodes(place: Growing) -> None:
     """Both ask for their nodes at the same time, and no loss of a node is an attempt."""
-    text = tiny("spot", size=2, seq_len=512, replicas=24, repeats=1000, retries=0, timeout="600s")
+    text = tiny("spot", size=2, seq_len=512, replicas=16, repeats=1000, retries=0, timeout="600s")
     text = text.replace("threads: 1", "threads: 1, placement: strict-spread, concurrent: 2")
     sweep = place.start("run", place.spec(text), "--no-tracking")
     lost: set[int] = set()
@@ -196,7 +196,7 @@ def test_rings_side_by_side_outlive_two_preempted_nodes(place: Growing) -> None:
         lost.add(raylet.pid)
         preempt(place, raylet)
         wait_until("it is gone", lambda r=raylet: not r.is_running())
-    done = place.end(sweep)
+    done = place.end(sweep, patience=360)  # what is left to measure takes minutes on a busy machine
     assert done.code == 0, done.out + done.err
     rows = place.trials("spot")
     assert {row.status for row in rows} == {"ok"}
