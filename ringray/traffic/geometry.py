@@ -7,12 +7,14 @@ only.
 
 Arrays are indexed ``[visiting rank, owner]``: keys travel from their owner to the ranks
 whose queries see them, or queries to the ranks whose keys they see; rows are the owner's. Where
-they are needed in places far apart, they travel in parts.
+they are needed in places far apart, they travel in parts. Several problems of one ring are computed
+at once, and have the last axis of all arrays.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Literal, NamedTuple
@@ -68,6 +70,7 @@ class Layout:
 
 
 Travelling = Literal["keys", "queries"]
+Problems = tuple[tuple[Layout, Mask], ...]
 
 
 class Pairs(NamedTuple):
@@ -84,11 +87,12 @@ class Pairs(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """First positions and sizes, ``[rank, piece]``, and the step that all pieces share."""
+    """First positions and sizes, ``[rank, piece, problem]``, and the step that all pieces of a
+    problem share."""
 
     first: Ints
     sizes: Ints
-    step: int
+    step: Ints
 
     def before(self, position: Ints) -> Ints:
         """Counts the positions of each piece before ``position``."""
@@ -101,17 +105,21 @@ class _Pieces(NamedTuple):
         return self.first + skipped * self.step, self.before(end) - skipped
 
 
-@lru_cache(maxsize=512)
-def _pieces(layout: Layout) -> _Pieces:
-    ranges = [layout.ranges(rank) for rank in range(layout.ranks)]
-    step = ranges[0][0].step
-    assert all(piece.step == step for pieces in ranges for piece in pieces)
-    most = max(len(pieces) for pieces in ranges)
-    first, count = np.zeros((2, layout.ranks, most), np.int64)
-    for rank, pieces in enumerate(ranges):
-        first[rank, : len(pieces)] = [piece.start for piece in pieces]
-        count[rank, : len(pieces)] = [len(piece) for piece in pieces]
-    return _Pieces(first, count, step)
+def _pieces(layouts: Sequence[Layout]) -> _Pieces:
+    """Returns the pieces of layouts that have one number of ranks."""
+    ranges = [[layout.ranges(rank) for rank in range(layout.ranks)] for layout in layouts]
+    step = np.array([of_rank[0][0].step for of_rank in ranges])
+    most = max(len(pieces) for of_rank in ranges for pieces in of_rank)
+    none = [(0, 0)]
+    dealt = [
+        [
+            [(one.start, len(one)) for one in pieces] + none * (most - len(pieces))
+            for pieces in of_rank
+        ]
+        for of_rank in ranges
+    ]
+    first, sizes = np.array(dealt, np.int64).transpose(3, 1, 2, 0)
+    return _Pieces(first, sizes, step)
 
 
 def _sum_clamped(upto: Ints, cap: Ints) -> Ints:
@@ -125,7 +133,9 @@ def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
     return _sum_clamped(n - least, m) - _sum_clamped(-least, m)
 
 
-def _band(apart: Ints, step: int, n: Ints, m: Ints, least: Ints, most: Ints) -> tuple[Ints, ...]:
+def _band(
+    apart: Ints, step: Ints | int, n: Ints, m: Ints, least: Ints, most: Ints
+) -> tuple[Ints, ...]:
     """Returns visible pairs (i, j) with ``0 <= i < n`` and ``0 <= j < m``, of queries ``apart + i *
     step`` and keys ``j * step``, and the least and the most ``i - j`` of those that the area
     allows, within ``[-m, n]``."""
@@ -140,11 +150,13 @@ def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
     All rows are one part, except keys with global tokens: of each piece those up to the last global
     tokens in it, which later ranks need, are apart from those after them.
     """
-    dealt = _pieces(layout)
     ends = np.repeat([[0], [layout.padded]], layout.ranks, 1)
-    if mask.global_tokens is None or travelling == "queries" or dealt.step > 1:
+    if mask.global_tokens is None or travelling == "queries":
         return ends
-    first, stop = dealt.first.T, (dealt.first + dealt.sizes).T
+    dealt = _pieces([layout])
+    if dealt.step[0] > 1:
+        return ends
+    first, stop = (x[..., 0].T for x in (dealt.first, dealt.first + dealt.sizes))
     bounds = np.array(mask.rows[0].boundaries)
     begin = bounds[np.maximum(np.searchsorted(bounds, stop) - 1, 0)]
     after = np.clip(begin + mask.global_tokens, first, stop)
@@ -154,41 +166,67 @@ def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
 @lru_cache(maxsize=32)
 def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
-    parts = list(itertools.pairwise(cuts(layout, mask, travelling)))
-    each = []
-    for row in mask.rows:
-        found = [_pairs(layout, row, travelling, *part) for part in parts]
-        visible, first, stop = zip(*found, strict=True)
-        each.append(Pairs(reduce(np.add, visible), np.stack(first), np.stack(stop)))
-    return each[0] if len(each) == 1 else _of_rows(each, layout.padded)
+    bounds = cuts(layout, mask, travelling)[..., None]
+    each = [_in_parts([(layout, row)], bounds, travelling) for row in mask.rows]
+    rows = [Pairs(*(table[..., 0] for table in one)) for one in each]  # type: ignore[arg-type]
+    return rows[0] if len(rows) == 1 else _of_rows(rows, layout.padded)
+
+
+def of_all(problems: Problems, travelling: Travelling) -> Pairs:
+    """Returns the pairs of some problems that agree in ``shape``, with an axis of problems."""
+    bounds = np.stack([cuts(*one, travelling) for one in problems], -1)
+    return _in_parts(problems, bounds, travelling)
+
+
+def _in_parts(
+    problems: Sequence[tuple[Layout, Mask]], bounds: Ints, travelling: Travelling
+) -> Pairs:
+    """Returns the same for masks of one batch row; ``bounds``: the ``cuts`` of all."""
+    layouts, masks = zip(*problems, strict=True)
+    dealt = _pieces(layouts)
+    padded = np.array([layout.padded for layout in layouts])
+    rectangles = np.stack([np.stack(areas(mask)) for mask in masks], -1)
+    # In one area without a window to the left, a rank that needs any key row of another needs the
+    # first.
+    whole = travelling == "keys" and rectangles.shape[1] == 1 and masks[0].global_tokens is None
+    whole = whole and bool((rectangles[-1, 0] == [mask.seq_len for mask in masks]).all())
+    found = [
+        _pairs(dealt, rectangles, padded, travelling, part, whole)
+        for part in itertools.pairwise(bounds)
+    ]
+    visible, first, stop = zip(*found, strict=True)
+    return Pairs(reduce(np.add, visible), np.stack(first), np.stack(stop))
+
+
+def shape(mask: Mask) -> tuple[int, bool] | None:
+    """Returns what masks share whose problems, of one number of ranks, ``of_all`` takes; None for
+    one that has its own turn."""
+    if len(mask.rows) > 1:
+        return None
+    return 1 if mask.plain else len(areas(mask).query), mask.global_tokens is None
 
 
 def _pairs(
-    layout: Layout, mask: Mask, travelling: Travelling, low: Ints, high: Ints
-) -> tuple[Ints, Ints, Ints]:
-    """Returns the same for one batch row, and the owners' positions in ``[low, high)``."""
-    dealt = _pieces(layout)
-    ranks, pieces = dealt.first.shape
-    rectangles = np.stack(areas(mask))
+    dealt: _Pieces, rectangles: Ints, padded: Ints, travelling: Travelling,
+    part: tuple[Ints, Ints], whole: bool,
+) -> tuple[Ints, Ints, Ints]:  # fmt: skip
+    """Returns the same for the owners' positions within ``part``."""
+    (low, high), (ranks, pieces, problems) = part, dealt.first.shape
     keys_travel = travelling == "keys"
+    visible = np.zeros((ranks, ranks, problems), np.int64)
+    lowest = visible + (0 if whole else padded)
+    highest = visible - 1
 
-    # In one area without a window to the left, a rank that needs any key row of another needs the
-    # first.
-    whole = keys_travel and rectangles.shape[1] == 1 and int(rectangles[-1, 0]) == mask.seq_len
-    whole &= mask.global_tokens is None
-    visible = np.zeros((ranks, ranks), np.int64)
-    lowest = np.full((ranks, ranks), 0 if whole else layout.padded, np.int64)
-    highest = np.full((ranks, ranks), -1, np.int64)
-
-    chunk = max(1, _ELEMENTS_AT_ONCE // (ranks * pieces) ** 2)
-    block = max(1, _ELEMENTS_AT_ONCE // (chunk * ranks * pieces**2))
+    every = (ranks * pieces) ** 2 * problems
+    chunk = max(1, _ELEMENTS_AT_ONCE // every)
+    block = max(1, _ELEMENTS_AT_ONCE // (chunk * every // ranks))
     for at in range(0, rectangles.shape[1], chunk):
         begin, end, key, key_end, least, most = rectangles[:, at : at + chunk, None, None]
         key, key_end = (np.clip(x, low[:, None], high[:, None]) for x in (key, key_end))
-        # axes: area, piece of the queries, piece of the keys, query rank, key rank
+        # axes: area, piece of the queries, piece of the keys, query rank, key rank, problem
         queries = [x.swapaxes(1, 2)[:, :, None, :, None] for x in dealt.within(begin, end)]
         b, m = (x.swapaxes(1, 2)[:, None, :, None, :] for x in dealt.within(key, key_end))
-        bounds = least[..., None, None], most[..., None, None]
+        bounds = least[:, :, :, None, None], most[:, :, :, None, None]
         for rank in range(0, ranks, block):
             these = slice(rank, rank + block)
             a, n = (x[:, :, :, these] for x in queries)
@@ -202,10 +240,10 @@ def _pairs(
             last = np.where(seen > 0, of + (stop - 1) * dealt.step, -1)
             np.maximum(highest[these], last.max((0, 1, 2)), out=highest[these])
             if not whole:
-                start = np.where(seen > 0, of + np.maximum(start, 0) * dealt.step, layout.padded)
+                start = np.where(seen > 0, of + np.maximum(start, 0) * dealt.step, padded)
                 np.minimum(lowest[these], start.min((0, 1, 2)), out=lowest[these])
     if not keys_travel:
-        visible, lowest, highest = visible.T, lowest.T, highest.T
+        visible, lowest, highest = (x.swapaxes(0, 1) for x in (visible, lowest, highest))
 
     def local_row(position: Ints) -> Ints:
         """Counts the local rows of the owner before ``position``."""
@@ -230,6 +268,8 @@ def _of_rows(each: list[Pairs], padded: int) -> Pairs:
 
 def total_visible(mask: Mask) -> int:
     """Returns the visible (query, key) pairs of the whole sequence, the same in every partition."""
+    if mask.plain:
+        return mask.seq_len * (mask.seq_len + 1) // 2 if mask.causal else mask.seq_len**2
     query, query_stop, key, key_stop, least, most = areas(mask)
     seen, *_ = _band(query - key, 1, query_stop - query, key_stop - key, least, most)
     return int(seen.sum())

@@ -122,7 +122,8 @@ class Mask:
     @property
     def plain(self) -> bool:
         """Tells whether the mask is causal or none at all."""
-        return self == Mask(self.seq_len, self.causal)
+        others = self.window, self.documents, self.chunk, self.prefix, self.global_tokens
+        return others == (None,) * 5
 
 
 def normal_window(
@@ -171,6 +172,9 @@ class Areas(NamedTuple):
 def areas(mask: Mask) -> Areas:
     """Returns the squares of prefixes, or the columns and rows of global tokens, and what follows
     them, document by document and chunk by chunk."""
+    if mask.plain:
+        far = mask.seq_len
+        return Areas(*np.array([[0], [far], [0], [far], [0 if mask.causal else -far], [far]]))
     bounds = np.array(mask.boundaries, np.int64)
     begin, end = bounds[:-1], bounds[1:]
     after = np.minimum(begin + np.array(mask.prefix or mask.global_tokens or 0), end)

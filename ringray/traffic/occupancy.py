@@ -19,7 +19,7 @@ Ints = NDArray[np.signedinteger]
 
 
 class Walked(NamedTuple):
-    """Rows of one pass beside a rank's own, ``[rank, step]``.
+    """Rows of one pass beside a rank's own, ``[rank, step]``; several problems have the last axis.
 
     ``chunks``, ``sums``: rows in memory. ``visible``: visible pairs computed.
     """
@@ -31,16 +31,22 @@ class Walked(NamedTuple):
 
 def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
     """Returns all steps of one pass, and one more in which the last sums come home."""
-    route = moved.route
-    step, posted = np.array(route.step), np.array(route.posted)
+    route, problems = moved.route, moved.visible.shape[2:]
+    step, posted, rank, handed_by = (
+        np.reshape(x, (*np.shape(x), *(1 for _ in problems)))
+        for x in (route.step, route.posted, route.rank, route.handed_by)
+    )
     steps = int(step.max()) + 2
 
     def at(rows: Ints, ranks: Ints, when: Ints) -> Floats:
         """Sums ``rows`` by rank and step."""
         width = steps + 1  # sums that come home in the last step leave after it
-        places = np.broadcast_to(ranks * width + when, rows.shape)
-        folded = np.bincount(places.ravel(), rows.ravel(), route.ranks * width)
-        return folded.reshape(-1, width)[:, :steps].astype(np.float64, copy=False)
+        places, cells = ranks * width + when, route.ranks * width
+        if problems:
+            places, cells = places * problems[0] + np.arange(problems[0]), cells * problems[0]
+        folded = np.bincount(np.broadcast_to(places, rows.shape).ravel(), rows.ravel(), cells)
+        by_step = folded.reshape(-1, width, *problems)[:, :steps]
+        return by_step.astype(np.float64, copy=False)
 
     def between(rows: Ints, ranks: Ints, first: Ints, stop: Ints) -> Floats:
         """Sums ``rows`` by rank over the steps ``first`` to ``stop - 1``."""
@@ -48,14 +54,14 @@ def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
 
     arrive = moved.chunk_rows
     holds = np.maximum(moved.held[1] - moved.held[0], 0)
-    holds[..., 0] = shard
-    packed = np.where(arrive < holds[..., route.source], arrive, 0)
-    chunks = between(arrive, route.rank, posted, step + 1)
-    chunks += between(packed, route.handed_by, posted, step)
-    visible = at(moved.visible, route.rank, step)
+    holds[:, :, 0] = shard
+    packed = np.where(arrive < holds[:, :, route.source], arrive, 0)
+    chunks = between(arrive, rank, posted, step + 1)
+    chunks += between(packed, handed_by, posted, step)
+    visible = at(moved.visible, rank, step)
     if not backward:
-        return Walked(chunks, np.zeros((1, 1)), visible)
+        return Walked(chunks, np.zeros_like(visible[:1, :1]), visible)
     leave = moved.sum_rows
-    sums = between(leave, route.rank, step, step + 2)
+    sums = between(leave, rank, step, step + 2)
     sums += at(leave, moved.sums_to, step + 1)
     return Walked(chunks, sums, visible)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from ringray.traffic.routes import KEPT, Route, back
 
 Ints = NDArray[np.signedinteger]
 Hulls = tuple[Ints, Ints]
+Number = Any  # an integer, or of several problems an array of one of each
 
 
 Pass = Literal["forward", "backward"]
@@ -58,32 +59,33 @@ NO_ROWS = Rows(0, 0)
 class Weights(NamedTuple):
     """Bytes of one travelling row: of a chunk, and of the sum of its gradients."""
 
-    chunk: int
-    sums: int
+    chunk: Number
+    sums: Number
 
 
 class Sent(NamedTuple):
     """Traffic of all ranks in one pass: rows of chunks and of sums, and messages of each (the
     tensors for the same rows count as one)."""
 
-    chunk_rows: int
-    sum_rows: int
-    chunks: int
-    sums: int
+    chunk_rows: Number
+    sum_rows: Number
+    chunks: Number
+    sums: Number
 
-    def bytes(self, weights: Weights) -> int:
+    def bytes(self, weights: Weights) -> Number:
         """Returns the payload of all ranks together."""
         return self.chunk_rows * weights.chunk + self.sum_rows * weights.sums
 
     @property
-    def messages(self) -> int:
+    def messages(self) -> Number:
         """Returns the messages of both."""
         return self.chunks + self.sums
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Hulls by part, owner and visit of one route; an empty hull has ``stop <= start``.
+    """Hulls by part, owner and visit of one route; an empty hull has ``stop <= start``. Several
+    problems have the last axis.
 
     ``need``: rows that the rank of the visit computes with. ``held``: rows that it has: the hull of
     all needs from there on, other lanes that start there included. ``later``: the same within its
@@ -102,10 +104,10 @@ class Traffic:
         """Returns rows of chunks that arrive, ``[part, owner, visit]``; 0 where the rank has kept
         them."""
         rows = np.maximum(self.held[1] - self.held[0], 0)
-        rows[..., 0] = 0
+        rows[:, :, 0] = 0
         for lane in self.route.lanes:
             if lane.source == KEPT:
-                rows[..., lane.first] = 0
+                rows[:, :, lane.first] = 0
         return rows
 
     @cached_property
@@ -113,7 +115,7 @@ class Traffic:
         """Returns rows of sums that leave, ``[part, owner, visit]``: onwards, or home after the
         last need."""
         rows = np.maximum(self.sums[1] - self.sums[0], 0)
-        rows[..., 0] = 0
+        rows[:, :, 0] = 0
         return np.where(self.later[1] > self.later[0], rows, 0)
 
     @cached_property
@@ -121,12 +123,12 @@ class Traffic:
         """Returns ``[part, owner, visit]``: the rank that receives the sum that leaves a visit: the
         next of the lane if it needs rows, else the owner."""
         onward = self.later[1] > self.later[0]
-        own = np.arange(self.route.ranks, dtype=np.int32)[:, None]
+        rank = self.route.rank.reshape(*self.route.rank.shape, *(1 for _ in onward.shape[3:]))
+        own = np.arange(self.route.ranks, dtype=np.int32).reshape(-1, *(1 for _ in rank.shape[1:]))
         to = np.broadcast_to(own, onward.shape).copy()
         for lane in self.route.lanes:
             here, following = slice(lane.first, lane.stop - 1), slice(lane.first + 1, lane.stop)
-            next_rank = self.route.rank[:, following]
-            to[..., here] = np.where(onward[..., following], next_rank, to[..., here])
+            to[:, :, here] = np.where(onward[:, :, following], rank[:, following], to[:, :, here])
         return to
 
     def sent(self, which: Pass) -> Sent:
@@ -136,28 +138,46 @@ class Traffic:
 
     @cached_property
     def _sent(self) -> Sent:
-        tables = (self.chunk_rows, self.sum_rows)
-        return Sent(*(int(x.sum()) for x in tables), *(int(np.count_nonzero(x)) for x in tables))
+        tables, axes = (self.chunk_rows, self.sum_rows), (0, 1, 2)
+        rows = (exact(x.sum(axes)) for x in tables)
+        return Sent(*rows, *(exact(np.count_nonzero(x, axes)) for x in tables))
+
+    def of(self, problems: Ints) -> Traffic:
+        """Returns the traffic of some of several problems, by their numbers."""
+        pairs = (self.need, self.held, self.later, self.sums)
+        return Traffic(
+            self.route, self.visible[..., problems],
+            *((low[..., problems], high[..., problems]) for low, high in pairs),
+        )  # fmt: skip
+
+
+def exact(total: Number) -> Number:
+    """Returns an array of integers of Python, which do not overflow; of no axis, one."""
+    return np.asarray(total).astype(object)[()]
 
 
 def traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
     """Returns all hulls of one route."""
-    pairs = geometry.pairs(layout, mask, travelling)
+    return _walked(route, geometry.pairs(layout, mask, travelling))
+
+
+def _walked(route: Route, pairs: geometry.Pairs) -> Traffic:
     first, stop = route.by_visit(pairs.first), route.by_visit(pairs.stop)
     first = np.where(stop > first, first, _NONE)
     held, later, sums = ((first.copy(), stop.copy()) for _ in range(3))
     for lane in reversed(route.lanes):
-        visits = slice(lane.first, lane.stop)
+        forth = slice(None), slice(None), slice(lane.first, lane.stop)
+        back = slice(None), slice(None), slice(lane.stop - 1, lane.first - 1, -1)
         for low, high in (held, later):
-            low[..., visits] = np.minimum.accumulate(low[..., visits][..., ::-1], -1)[..., ::-1]
-            high[..., visits] = np.maximum.accumulate(high[..., visits][..., ::-1], -1)[..., ::-1]
+            np.minimum.accumulate(low[back], 2, out=low[back])
+            np.maximum.accumulate(high[back], 2, out=high[back])
         if lane.source > 0:
-            low, high = (x[..., lane.source] for x in held)
-            np.minimum(low, held[0][..., lane.first], out=low)
-            np.maximum(high, held[1][..., lane.first], out=high)
-        sums[0][..., visits] = np.minimum.accumulate(sums[0][..., visits], -1)
-        sums[1][..., visits] = np.maximum.accumulate(sums[1][..., visits], -1)
-    return Traffic(route, route.by_visit(pairs.visible), (first, stop), held, later, sums)
+            low, high = (x[:, :, lane.source] for x in held)
+            np.minimum(low, held[0][:, :, lane.first], out=low)
+            np.maximum(high, held[1][:, :, lane.first], out=high)
+        np.minimum.accumulate(sums[0][forth], 2, out=sums[0][forth])
+        np.maximum.accumulate(sums[1][forth], 2, out=sums[1][forth])
+    return Traffic(route, route.by_visit(pairs.visible[None])[0], (first, stop), held, later, sums)
 
 
 @dataclass(frozen=True)
@@ -170,9 +190,15 @@ class Costs:
     query_side: Weights
     tensors: int = 2
 
+    def of(self, problems: Ints) -> Costs:
+        """Returns those of some of several problems, by their numbers."""
+        shape, walks = np.shape(self.forward.chunk), (self.forward, self.planned, self.query_side)
+        some = [Weights(*(np.broadcast_to(x, shape)[problems] for x in one)) for one in walks]
+        return Costs(some[0], some[1], some[2], self.tensors)
+
 
 def costs(
-    itemsize: int, batch: int, heads: int, kv_heads: int, head_dim: int,
+    itemsize: int, batch: Number, heads: Number, kv_heads: Number, head_dim: int,
     value_dim: int | None = None, *, quantized: bool = False,
 ) -> Costs:  # fmt: skip
     """Returns the bytes of a row (one position, all heads of the batch). Gradients travel in fp32,
@@ -199,7 +225,7 @@ class Walks(NamedTuple):
     travelling: geometry.Travelling
     weights: Costs
 
-    def tensors(self, which: Pass) -> int:
+    def tensors(self, which: Pass) -> Number:
         """Counts the tensors that all ranks send in one pass: K and V (and their scales), or Q, dO,
         lse and delta, of a chunk; dK and dV, or dQ, of a sum."""
         sent = (self.forward if which == "forward" else self.backward).sent(which)
@@ -252,24 +278,62 @@ def choose(
             on the way back, or would leave a rank with several chunks to keep.
     """
 
-    travelling: geometry.Travelling = "queries" if backward == "query-side" else "keys"
-    each = weights.query_side if backward == "query-side" else weights.planned
-
-    def there_costs(moved: Traffic) -> int:
-        return moved.sent("forward").bytes(weights.forward)
-
-    def back_costs(moved: Traffic) -> int:
-        return moved.sent("backward").bytes(each)
-
     there = [traffic(layout, mask, route, "keys") for route in routes]
     if backward == "reverse":
         ways = _ways_back(there, layout, mask)
-        pair = min(ways, key=lambda way: there_costs(way[0]) + back_costs(way[1]))
-        return Walks(*pair, travelling, weights)
-    afresh = there
+        pair = min(ways, key=lambda way: _there(way[0], weights) + _back(way[1], backward, weights))
+        return Walks(*pair, "keys", weights)
+    afresh, travelling = there, _travelling(backward)
     if travelling == "queries":
         afresh = [traffic(layout, mask, route, travelling) for route in routes]
-    return Walks(min(there, key=there_costs), min(afresh, key=back_costs), travelling, weights)
+    best = min(afresh, key=lambda moved: _back(moved, backward, weights))
+    return Walks(min(there, key=lambda moved: _there(moved, weights)), best, travelling, weights)
+
+
+def choose_for_all(
+    problems: geometry.Problems, routes: tuple[Route, ...], backward: Backward, weights: Costs
+) -> list[tuple[Ints, Walks]]:
+    """Returns what ``choose`` does, ``reverse`` excepted, for problems that agree in
+    ``geometry.shape``: groups of their numbers, each with its walks, which have an axis of problems
+    then. ``weights`` are arrays."""
+    different = {one: i for i, one in enumerate(dict.fromkeys(problems))}
+    at = np.array([different[one] for one in problems])
+    travelling = _travelling(backward)
+    there = [one.of(at) for one in _of_all(tuple(different), routes, "keys")]
+    afresh = there
+    if travelling == "queries":
+        afresh = [one.of(at) for one in _of_all(tuple(different), routes, travelling)]
+    forward = np.argmin([_there(moved, weights) for moved in there], 0)
+    back = np.argmin([_back(moved, backward, weights) for moved in afresh], 0)
+    groups = []
+    for one, other in sorted(set(zip(forward.tolist(), back.tolist(), strict=True))):
+        (some,) = np.nonzero((forward == one) & (back == other))
+        walks = Walks(there[one].of(some), afresh[other].of(some), travelling, weights.of(some))
+        groups.append((some, walks))
+    return groups
+
+
+@lru_cache(maxsize=4)
+def _of_all(
+    problems: geometry.Problems, routes: tuple[Route, ...], travelling: geometry.Travelling
+) -> list[Traffic]:
+    pairs = geometry.of_all(problems, travelling)
+    return [_walked(route, pairs) for route in routes]
+
+
+def _travelling(backward: Backward) -> geometry.Travelling:
+    return "queries" if backward == "query-side" else "keys"
+
+
+def _there(moved: Traffic, weights: Costs) -> Number:
+    """Returns the bytes of a forward pass."""
+    return moved.sent("forward").bytes(weights.forward)
+
+
+def _back(moved: Traffic, backward: Backward, weights: Costs) -> Number:
+    """Returns the bytes of a backward pass."""
+    each = weights.query_side if backward == "query-side" else weights.planned
+    return moved.sent("backward").bytes(each)
 
 
 def _ways_back(there: list[Traffic], layout: Layout, mask: Mask) -> list[tuple[Traffic, Traffic]]:

@@ -43,7 +43,6 @@ _DEADLINE_FACTOR = 50.0
 # time of the longest trial.
 TIMEOUT_S, _TIMEOUT_FACTOR, _TIMEOUT_MOST_S = 120.0, 10.0, 86400.0
 _MANY = 2000  # points: about a second of work, which pays for the start of more processes
-_CHUNK = 100  # points
 
 
 @dataclass(frozen=True)
@@ -204,38 +203,41 @@ def _costs(
     spec: Spec,
     configs: list[TrialConfig],
     reasons: list[Reason | None],
-    predict: Callable[[TrialConfig], cost_model.Cost],
+    predict: Callable[[list[TrialConfig]], list[cost_model.Cost]],
     processes: int,
 ) -> list[cost_model.Cost | None]:
     """Returns the predicted costs in the order of ``configs``, None for pruned points.
 
-    Points of one geometry follow each other, because its cached tables take most of the time.
+    Points that differ in sizes only are predicted at once.
     """
-    geometries: dict[object, list[int]] = {}
-    for i, (config, reason) in enumerate(zip(configs, reasons, strict=True)):
-        if reason is None:
-            geometry = (config.partition, config.padded, config.ring_size, config.mask)
-            geometries.setdefault(geometry, []).append(i)
-    limits.check_work(spec, (configs[points[0]] for points in geometries.values()))
-    order = [i for points in geometries.values() for i in points]
-    ordered = [configs[i] for i in order]
-    if processes > 1 and len(ordered) >= _MANY:
+    some = [i for i, reason in enumerate(reasons) if reason is None]
+    different: dict[object, TrialConfig] = {}
+    for i in some:
+        one = configs[i]
+        different.setdefault((one.partition, one.padded, one.ring_size, one.mask), one)
+    limits.check_work(spec, different.values())
+    batches = cost_model.batches([configs[i] for i in some])
+    together = [[some[i] for i in batch] for batch in batches]
+    of_batch = [[configs[i] for i in batch] for batch in together]
+    if processes > 1 and len(some) >= _MANY:
         # Forked processes start at once, but copy the locks of other libraries' threads.
         forks = sys.platform == "linux" and not {"torch", "ray"} & sys.modules.keys()
         context = multiprocessing.get_context("fork" if forks else "spawn")
         with ProcessPoolExecutor(processes, context) as pool:
-            found = list(pool.map(predict, ordered, chunksize=_CHUNK))
+            found = list(pool.map(predict, of_batch))
     else:
-        found = list(map(predict, ordered))
-    costs = dict(zip(order, found, strict=True))
+        found = list(map(predict, of_batch))
+    costs: dict[int, cost_model.Cost] = {}
+    for batch, of_each in zip(together, found, strict=True):
+        costs.update(zip(batch, of_each, strict=True))
     return [costs.get(i) for i in range(len(configs))]
 
 
-def _predict(on: Fleet, config: TrialConfig) -> cost_model.Cost:
-    if config.model is not None:
-        return transformer.predict(config, on)
-    slow = on.shares_cores and interpreted(config, "cpu")
-    return cost_model.predict(config, interpreter(on) if slow else on)
+def _predict(on: Fleet, configs: list[TrialConfig]) -> list[cost_model.Cost]:
+    if configs[0].model is not None:
+        return [transformer.predict(config, on) for config in configs]
+    slow = on.shares_cores and interpreted(configs[0], "cpu")
+    return cost_model.predict_batch(configs, interpreter(on) if slow else on)
 
 
 def deadline_s(trial: Trial, config: TrialConfig, given: LimitsSection) -> float:

@@ -8,6 +8,7 @@ links (``ring_time``). Imports neither torch nor ray.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,12 +22,14 @@ from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.ring_time import PassWork
 from ringray.lab.trial.config import TrialConfig, shuffled
-from ringray.traffic import tree, walk
+from ringray.traffic import geometry, tree, walk
 from ringray.traffic.geometry import Layout
-from ringray.traffic.walk import Pass
+from ringray.traffic.walk import Number, Pass
 from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
 
+# What is predicted at once: problems, pairs of ranks of all of them, and ranks of a ring.
+_AT_ONCE, _CELLS, _MOST = 256, 1 << 17, 128
 _MESSAGES_HELD = 4  # outputs of a step of decoding that live at once: parts, their merge, messages
 
 
@@ -59,39 +62,100 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     Raises:
         ValueError: the transport does not fit the ring and heads, or the walk back is impossible.
     """
-    on = _seated(config, on)
-    if config.new_tokens is not None:
-        return _decoding(config, config.new_tokens, on)
-    exchange, walks, sizes, works = _described(config, on)
-    fold, visible = exchange.fold, walks.forward.visible
-    exchanged_bytes, messages = _heads_for_rows(config, fold)
-    flops, sent_bytes = 0, exchanged_bytes
+    (found,) = predict_batch([config], on)
+    return found
+
+
+def batches(configs: Sequence[TrialConfig]) -> list[list[int]]:
+    """Returns the numbers of configs that are predicted at once: those of one ring and strategy,
+    dtype and direction, which differ in sizes only."""
+    together: dict[object, list[int]] = {}
+    for i, config in enumerate(configs):
+        together.setdefault(_kind(config) or i, []).append(i)
+    found = []
+    for some in together.values():
+        most = max(1, min(_AT_ONCE, _CELLS // configs[some[0]].ring_size ** 2))
+        found += [some[at : at + most] for at in range(0, len(some), most)]
+    return found
+
+
+def _kind(config: TrialConfig) -> object:
+    """Returns all that configs have in common which are computed at once; None for one alone."""
+    alone = config.new_tokens is not None or config.model is not None
+    if alone or config.backward == "reverse" or config.ring_size > _MOST:
+        return None
+    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
+    shape = geometry.shape(config.mask)
+    gathered = config.kv_heads if exchange.heads_at_once else None
+    order = config.seed if config.order == "shuffled" else None
+    return shape and (
+        shape, exchange, gathered, order, config.ring_size, config.partition, config.transport,
+        config.backward, config.dtype, config.head_dim, config.value_dim, config.direction,
+        config.causal, config.mask.plain, config.threads, config.quantize, config.backend,
+    )  # fmt: skip
+
+
+def predict_batch(configs: Sequence[TrialConfig], on: Fleet) -> list[Cost]:
+    """Returns the costs of one of ``batches``; raises as ``predict``."""
+    first = configs[0]
+    on = _seated(first, on)
+    if first.new_tokens is not None:
+        return [_decoding(first, first.new_tokens, on)]
+    exchange = transport.plan(first.transport, first.ring_size, first.heads, first.kv_heads)
+    if len(configs) == 1:
+        return _costs(configs, exchange, choose_walks(first, exchange), on)
+    problems = tuple((_layout(one, exchange.fold), one.mask) for one in configs)
+    weights, backward = _weights(configs, exchange), _backward(first, exchange)
+    found: dict[int, Cost] = {}
+    for some, walks in walk.choose_for_all(problems, exchange.routes, backward, weights):
+        costs = _costs([configs[i] for i in some], exchange, walks, on)
+        found.update(zip(some.tolist(), costs, strict=True))
+    return [found[i] for i in range(len(configs))]
+
+
+def _costs(
+    configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks, on: Fleet
+) -> list[Cost]:
+    """Returns the costs of configs that walk alike."""
+    first, fold, visible = configs[0], exchange.fold, walks.forward.visible
+    sizes, works = _sizes(configs, exchange, on), _works(configs, exchange, walks)
+    exchanged_bytes, messages = _heads_for_rows(configs, fold)
+    flops, sent_bytes, pairs = 0, walk.exact(exchanged_bytes), walk.exact(visible.sum((0, 1)))
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
     for one in works:
-        flops += int(visible.sum()) * one.pair_flops * fold
+        flops += pairs * one.pair_flops * fold
         sent_bytes += one.moved.sent(one.which).bytes(one.weights) * fold
         messages += walks.tensors(one.which) * groups * fold
     time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on)
     work = walks.forward.route.by_rank(visible).sum(1)
-    return Cost(
+    outer_bytes = walk.exact(np.rint(time.outer_bytes).astype(np.int64))
+    found = Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=peak_memory.peak(sizes, exchange, walks, backward=config.has_backward),
-        balance=float(work.mean() / work.max()),
+        peak_memory_bytes=walk.exact(
+            np.asarray(
+                peak_memory.peak(sizes, exchange, walks, backward=first.has_backward), np.int64
+            )
+        ),
+        balance=work.mean(0) / work.max(0),
         **_times(time.seconds, time.spread),
         exposed_ms=time.exposed * 1e3,
-        inner_bytes=sent_bytes - time.outer_bytes,
-        outer_bytes=time.outer_bytes,
+        inner_bytes=sent_bytes - outer_bytes,
+        outer_bytes=outer_bytes,
     )
+    values = (np.broadcast_to(value, len(configs)).tolist() for value in found)
+    return [Cost(*one) for one in zip(*values, strict=True)]
 
 
 def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]]:
     """Returns the predicted spans of the first ranks, at ``most`` so many, of the ring in which
     chunks walk."""
     on = _seated(config, on)
-    exchange, walks, sizes, works = _described(config, on)
-    exchanged_bytes, _ = _heads_for_rows(config, exchange.fold)
+    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
+    walks = choose_walks(config, exchange)
+    sizes, works = _sizes([config], exchange, on), _works([config], exchange, walks)
+    exchanged_bytes, _ = _heads_for_rows([config], exchange.fold)
     ranks = range(min(walks.forward.route.ranks, most))
     time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on, record=ranks)
     return time.spans
@@ -104,7 +168,7 @@ def _seated(config: TrialConfig, on: Fleet) -> Fleet:
     return replace(on, order=shuffled(config.ring_size, config.seed))
 
 
-def _times(seconds: float, spread: float) -> dict[str, float]:
+def _times(seconds: Number, spread: Number) -> dict[str, Number]:
     return {
         "time_ms": seconds * 1e3,
         "low_ms": seconds * 1e3 / (1 + spread),
@@ -112,29 +176,30 @@ def _times(seconds: float, spread: float) -> dict[str, float]:
     }
 
 
-def _described(
-    config: TrialConfig, on: Fleet
-) -> tuple[Exchange, walk.Walks, Sizes, list[PassWork]]:
-    """Returns the exchange, the walks, the sizes of one rank and the work of its passes."""
-    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
-    walks = choose_walks(config, exchange)
+def _works(configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks) -> list[PassWork]:
+    """Returns the work of all passes."""
+    first = configs[0]
     ways = {
         "forward": (walks.forward, walks.weights.forward),
         "backward": (walks.backward, walks.backward_weights),
     }
-    works = [
-        PassWork(which, *ways[which], flops // exchange.fold, config.dtype, config.head_dim)
-        for which, flops in _pair_flops(config)
+    return [
+        PassWork(which, *ways[which], flops // exchange.fold, first.dtype, first.head_dim)
+        for which, flops in _pair_flops(first, _numbers(configs, "heads", "batch"))
     ]
-    return exchange, walks, _sizes(config, exchange, on), works
 
 
-def _pair_flops(config: TrialConfig) -> list[tuple[Pass, int]]:
-    """Returns FLOPs of a visible pair, all heads of the batch, in each pass: products over the head
-    dim of Q and K, and over that of V; of each one forward, three and two backward."""
-    heads = config.heads * config.batch
+def _numbers(configs: Sequence[TrialConfig], *names: str) -> Number:
+    """Returns the products of integer fields: of one config a number, of several an array."""
+    found = [math.prod(getattr(one, name) for name in names) for one in configs]
+    return found[0] if len(found) == 1 else np.array(found)
+
+
+def _pair_flops(config: TrialConfig, heads: Number) -> list[tuple[Pass, Number]]:
+    """Returns FLOPs of a visible pair, all ``heads`` of the batch, in each pass: products over the
+    head dim of Q and K, and over that of V; of each one forward, three and two backward."""
     of_keys, of_values = (2 * dim * heads for dim in (config.head_dim, config.value_dim))
-    both: list[tuple[Pass, int]] = [
+    both: list[tuple[Pass, Number]] = [
         ("forward", of_keys + of_values), ("backward", 3 * of_keys + 2 * of_values)
     ]  # fmt: skip
     return both[: 1 + config.has_backward]
@@ -194,7 +259,7 @@ def _alone_s(alone: TrialConfig, on: Fleet) -> float:
     hardware, total = on.hardware, 0.0
     rows, pairs = np.full(1, float(alone.seq_len)), np.full(1, float(alone.visible))
     crowded = max(1.0, alone.threads / (hardware.cores or math.inf))
-    for which, flops in _pair_flops(alone):
+    for which, flops in _pair_flops(alone, alone.heads * alone.batch):
         known = rates.find(hardware, alone.dtype, alone.head_dim, which)
         (seconds,) = known.seconds(flops * pairs, rows, rows, pairs)
         call = float(seconds) / ring_time.speedup(on, alone.threads, 1) + hardware.call
@@ -204,30 +269,37 @@ def _alone_s(alone: TrialConfig, on: Fleet) -> float:
 
 def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:
     """Returns the walks of both passes; raises Unwalkable if the one back is impossible."""
-    fold = exchange.fold
-    heads, kv_heads = config.heads // fold, config.kv_heads // fold
-    itemsize = DTYPES[config.dtype].itemsize
-    costs = walk.costs(
-        itemsize, config.batch, heads, kv_heads, config.head_dim, config.value_dim,
-        quantized=config.quantize is not None,
+    layout, backward = _layout(config, exchange.fold), _backward(config, exchange)
+    weights = _weights([config], exchange)
+    return walk.choose(layout, config.mask, exchange.routes, backward, weights)
+
+
+def _backward(config: TrialConfig, exchange: Exchange) -> walk.Backward:
+    return walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
+
+
+def _weights(configs: Sequence[TrialConfig], exchange: Exchange) -> walk.Costs:
+    first, fold = configs[0], exchange.fold
+    return walk.costs(
+        DTYPES[first.dtype].itemsize, _numbers(configs, "batch"),
+        _numbers(configs, "heads") // fold, _numbers(configs, "kv_heads") // fold,
+        first.head_dim, first.value_dim, quantized=first.quantize is not None,
     )  # fmt: skip
-    backward = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
-    return walk.choose(_layout(config, fold), config.mask, exchange.routes, backward, costs)
 
 
 def _layout(config: TrialConfig, fold: int) -> Layout:
     return Layout(config.partition, config.padded, config.ring_size // fold, fold)
 
 
-def _sizes(config: TrialConfig, exchange: Exchange, on: Fleet) -> Sizes:
-    layout = _layout(config, exchange.fold)
-    ranges = layout.ranges(0)
+def _sizes(configs: Sequence[TrialConfig], exchange: Exchange, on: Fleet) -> Sizes:
+    config, fold = configs[0], exchange.fold
+    ranges = _layout(config, fold).ranges(0)
     return Sizes(
-        batch=config.batch,
-        heads=config.heads // exchange.fold,
-        kv_heads=config.kv_heads // exchange.fold,
+        batch=_numbers(configs, "batch"),
+        heads=_numbers(configs, "heads") // fold,
+        kv_heads=_numbers(configs, "kv_heads") // fold,
         head_dim=(config.head_dim + config.value_dim) // 2,
-        rows=layout.rows,
+        rows=_numbers(configs, "padded") // (config.ring_size // fold),
         itemsize=DTYPES[config.dtype].itemsize,
         threads=config.threads,
         fused_on_cpu=on.shares_cores,
@@ -246,19 +318,19 @@ def rows(config: TrialConfig) -> int:
     return _layout(config, exchange.fold).rows
 
 
-def _heads_for_rows(config: TrialConfig, fold: int) -> tuple[int, int]:
+def _heads_for_rows(configs: Sequence[TrialConfig], fold: int) -> tuple[Number, int]:
     """Returns bytes and messages of the exchange of heads for rows among ``fold`` ranks, and back:
     Q, K, V there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype.
     """
-    rows = config.batch * config.padded
-    width = config.head_dim + config.value_dim
-    elements = (config.heads + config.kv_heads) * width * rows  # Q, out, K, V
+    config, rows = configs[0], _numbers(configs, "batch", "padded")
+    heads, kv_heads = _numbers(configs, "heads"), _numbers(configs, "kv_heads")
+    elements = (heads + kv_heads) * (config.head_dim + config.value_dim) * rows  # Q, out, K, V
     there_and_back = elements * DTYPES[config.dtype].itemsize
-    moved, tensors = there_and_back + config.heads * rows * walk.FP32, 5
+    moved, tensors = there_and_back + heads * rows * walk.FP32, 5
     if config.quantize is not None:  # Q, K and V in a byte, and their scales
         saved = DTYPES[config.dtype].itemsize - 1
-        moved -= (elements - config.heads * config.value_dim * rows) * saved
-        moved += (config.heads + 2 * config.kv_heads) * rows * walk.FP32
+        moved -= (elements - heads * config.value_dim * rows) * saved
+        moved += (heads + 2 * kv_heads) * rows * walk.FP32
         tensors += 3
     if config.has_backward:
         moved, tensors = moved + there_and_back, tensors + 4

@@ -1,21 +1,22 @@
 """Peak memory of one rank, from the same tables that the ring executes.
 
 Adds the shard, the accumulators and the temporaries of one fused call to the rows that a rank has
-at each step (``occupancy``). Imports numpy only.
+at each step (``occupancy``). Several problems are computed at once, and have the last axis of all
+arrays. Imports numpy only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringray.traffic.occupancy import walked
 from ringray.traffic.routes import KEPT, Route
-from ringray.traffic.walk import FP32, Traffic, Walks
+from ringray.traffic.walk import FP32, Number, Traffic, Walks
 from ringray.transport import Exchange
 
 Floats = NDArray[np.float64]
@@ -31,6 +32,7 @@ _TILE = 64  # rows of queries and of keys from which it copies K and V for produ
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of one rank's computation: heads after any exchange of them, ``rows`` of its own.
+    ``batch``, heads and ``rows`` of several problems are arrays.
 
     ``head_dim``: the mean of that of K and that of V. ``runs``: number of blocks of neighbouring
     positions that the rows form, 1 also if they are evenly spaced. ``spaced``: number of sequences
@@ -39,11 +41,11 @@ class Sizes:
     Q, K and V are computed with in 8 bits. ``tiles``: cores multiply bf16 by tiles.
     """
 
-    batch: int
-    heads: int
-    kv_heads: int
+    batch: Number
+    heads: Number
+    kv_heads: Number
     head_dim: int
-    rows: int
+    rows: Number
     itemsize: int
     threads: int
     fused_on_cpu: bool
@@ -65,54 +67,55 @@ class Sizes:
         return self.triangular and self.spaced > 1
 
     @property
-    def query_row(self) -> int:
+    def query_row(self) -> Number:
         """Elements of one position of Q."""
         return self.batch * self.heads * self.head_dim
 
     @property
-    def key_row(self) -> int:
+    def key_row(self) -> Number:
         """Elements of one position of K."""
         return self.batch * self.kv_heads * self.head_dim
 
     @property
-    def out(self) -> int:
+    def out(self) -> Number:
         """Bytes of Q, out or dO."""
         return self.query_row * self.rows * self.itemsize
 
     @property
-    def lse(self) -> int:
+    def lse(self) -> Number:
         """Bytes of lse, and of delta."""
         return self.batch * self.heads * self.rows * FP32
 
     @property
-    def inputs(self) -> int:
+    def inputs(self) -> Number:
         """Bytes of Q, K and V."""
         return (self.query_row + 2 * self.key_row) * self.rows * self.itemsize
 
     @property
-    def in_bytes(self) -> int:
+    def in_bytes(self) -> Number:
         """Bytes of Q, K and V in e4m3 with their scales, and widened to bf16 for a call."""
         elements = self.query_row + 2 * self.key_row
         scales = self.batch * (self.heads + 2 * self.kv_heads) * FP32
         return self.quantized * self.rows * (3 * elements + scales)
 
     @property
-    def gradients(self) -> int:
+    def gradients(self) -> Number:
         """Bytes of dQ, dK and dV in fp32."""
         return (self.query_row + 2 * self.key_row) * self.rows * FP32
 
-    def backward(self, during: float) -> float:
+    def backward(self, during: Number) -> Number:
         """Returns bytes of a backward pass that needs ``during`` beside inputs, out, dO, lse, delta
         and fp32 gradients; or these in the dtype of the inputs beside them, if that is narrower; or
         delta's product in fp32 and both its factors if they are narrower."""
         product = self.query_row * self.rows * FP32 * (3 if self.narrow else 1)
-        beside = max(self.lse + during, self.inputs if self.narrow else 0)
-        return self.inputs + 2 * self.out + self.lse + max(product, self.gradients + beside)
+        beside = np.maximum(self.lse + during, self.inputs * self.narrow)
+        most = np.maximum(product, self.gradients + beside)
+        return self.inputs + 2 * self.out + self.lse + most
 
-    def share(self, queries: Floats, keys: Floats, most: float = 1.0) -> Floats:
+    def share(self, queries: Floats, keys: Floats, most: Floats | float = 1.0) -> Floats:
         """Returns the share of all heads that one fused call takes, at most ``most``."""
         if not self.fused_on_cpu:
-            return np.full_like(queries, most)
+            return np.zeros_like(queries) + most
         entries = self.batch * self.kv_heads
         largest = np.maximum(np.maximum(queries, keys), 1)
         per_entry = self.heads // self.kv_heads * largest * self.head_dim
@@ -137,7 +140,7 @@ class Sizes:
         return needed
 
 
-def peak(sizes: Sizes, exchange: Exchange, walks: Walks, *, backward: bool) -> int:
+def peak(sizes: Sizes, exchange: Exchange, walks: Walks, *, backward: bool) -> Number:
     """Returns bytes of the largest rank's tensors, inputs included, with or without a backward
     pass."""
     if exchange.heads_at_once is not None:
@@ -147,7 +150,7 @@ def peak(sizes: Sizes, exchange: Exchange, walks: Walks, *, backward: bool) -> i
         peaks = _walked_forward(sizes, walks), back
     if exchange.fold > 1:
         peaks = _folded(sizes, *peaks, exchange.fold)
-    return int(max(peaks[: 1 + backward])) + sizes.in_bytes
+    return np.floor(reduce(np.maximum, peaks[: 1 + backward])) + sizes.in_bytes
 
 
 def _forward_call(
@@ -160,7 +163,9 @@ def _forward_call(
     return np.where((queries > 0) & (keys > 0), called, 0.0)
 
 
-def _backward_call(sizes: Sizes, queries: Floats, keys: Floats, most: float = 1.0) -> Floats:
+def _backward_call(
+    sizes: Sizes, queries: Floats, keys: Floats, most: Floats | float = 1.0
+) -> Floats:
     """Returns bytes of a backward call's temporaries: gradients, those of K and V per query head; a
     copy of dO if heads share keys, or afterwards one gradient in fp32 that is added."""
     share = sizes.share(queries, keys, most)
@@ -216,8 +221,8 @@ def call_rows(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Fl
     """
     need = _needed(moved)
     visible = moved.route.by_rank(moved.visible)
-    rows = float(sizes.rows)
-    other = np.full_like(need, rows)
+    rows = np.asarray(sizes.rows, np.float64)
+    other = np.zeros_like(need) + rows
     if sizes.triangular and sizes.spaced:
         other = need.copy()  # but for one row, at most
     if sizes.runs > 1:
@@ -229,42 +234,47 @@ def call_rows(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Fl
 
 def _largest(values: Floats, route: Route) -> Floats:
     """Returns the largest of each step, ``[rank, step]``, whose visits come one after another."""
-    placed = np.zeros((len(values), max(route.step) + 2))
-    np.maximum.at(placed.T, list(route.step), values.T)
-    return placed
+    placed = np.zeros((max(route.step) + 2, len(values), *values.shape[2:]))
+    np.maximum.at(placed, list(route.step), values.swapaxes(0, 1))
+    return placed.swapaxes(0, 1)
 
 
-def _walked_forward(sizes: Sizes, walks: Walks) -> float:
+def _walked_forward(sizes: Sizes, walks: Walks) -> Number:
     """Returns the peak of the forward pass of chunks that walk."""
     moved, table = walks.forward, walked(walks.forward, sizes.rows, backward=False)
     route = moved.route
-    later = np.arange(len(route.step)) > 0  # the own chunk comes first and is not merged
+    merged = later(moved)
     calls = call_rows(sizes, moved, queries_travel=False)
-    called = _in_blocks(partial(_forward_call, sizes, merges=later), *calls)
+    called = _in_blocks(partial(_forward_call, sizes, merges=merged), *calls)
     if sizes.stepped:
         bytes_of = partial(_forward_call, sizes)
         called[:, 1:] = _in_steps(bytes_of, sizes.itemsize, *(x[:, 1:] for x in calls))
     computing = _largest(called, route)
     held = table.chunks * walks.weights.forward.chunk
-    busy = (held + computing).max()
+    busy = (held + computing).max((0, 1))
     merges = route.ranks > 1 or not sizes.plain  # the output is put together in fp32
     if merges and sizes.narrow:
         computes = table.visible > 0
-        last = computes.shape[1] - 1 - computes[:, ::-1].argmax(1)
-        busy = max(busy, held[np.arange(len(held)), last].max() + sizes.out)
+        last = computes.shape[1] - 1 - computes[:, ::-1].argmax(1, keepdims=True)
+        busy = np.maximum(busy, np.take_along_axis(held, last, 1).max((0, 1)) + sizes.out)
     out = sizes.query_row * sizes.rows * FP32 if merges else sizes.out
-    return float(sizes.inputs + out + sizes.lse + busy)
+    return sizes.inputs + out + sizes.lse + busy
 
 
-def _walked_backward(sizes: Sizes, walks: Walks) -> float:
+def later(moved: Traffic) -> NDArray[np.bool_]:
+    """Returns ``[visit]``: False for a rank's own chunk, which comes first and is not merged."""
+    return np.arange(len(moved.route.step)).reshape(-1, *(1 for _ in moved.visible.shape[2:])) > 0
+
+
+def _walked_backward(sizes: Sizes, walks: Walks) -> Number:
     """Returns the peak of the backward pass of chunks that walk."""
     table = walked(walks.backward, sizes.rows, backward=True)
     queries_travel = walks.travelling == "queries"
     queries, keys = call_rows(sizes, walks.backward, queries_travel=queries_travel)
     called = _in_blocks(partial(_backward_call, sizes), queries, keys)
-    halves = walks.forward.route.ranks > 1 and sizes.kv_heads > 1
-    if halves:  # of the own chunk
-        called[:, 0] = _backward_call(sizes, queries[:, 0], keys[:, 0], 0.5)
+    halves = (walks.forward.route.ranks > 1) & (sizes.kv_heads > 1)
+    # Of the own chunk.
+    called[:, 0] = _backward_call(sizes, queries[:, 0], keys[:, 0], np.where(halves, 0.5, 1.0))
     if sizes.stepped:
         bytes_of = partial(_backward_call, sizes)
         called[:, 1:] = _in_steps(bytes_of, sizes.itemsize, queries[:, 1:], keys[:, 1:])
@@ -277,30 +287,30 @@ def _walked_backward(sizes: Sizes, walks: Walks) -> float:
         called[:, 1:] = np.where(rows > 0, away, 0.0)[:, 1:]
     del queries, keys  # large in large rings
     computing, weights = _largest(called, walks.backward.route), walks.backward_weights
-    if halves:  # the second is kept for the end
-        computing[:, -1] = np.maximum(computing[:, -1], called[:, 0])
+    # The second half is kept for the end.
+    computing[:, -1] = np.maximum(computing[:, -1], halves * called[:, 0])
     computing += table.chunks * weights.chunk
     computing += table.sums * weights.sums
-    busy = computing.max()
+    busy = computing.max((0, 1))
     kept = _kept_rows(walks) * 2 * sizes.key_row * sizes.itemsize
-    return float(kept + sizes.backward(busy))
+    return kept + sizes.backward(busy)
 
 
-def _kept_rows(walks: Walks) -> int:
+def _kept_rows(walks: Walks) -> Number:
     """Returns the rows of K/V that a rank keeps between the passes: the last that it received."""
     if not any(lane.source == KEPT for lane in walks.backward.route.lanes):
         return 0
     last = [lane.stop - 1 for lane in walks.forward.route.lanes]
     rows = np.maximum(walks.forward.held[1] - walks.forward.held[0], 0).sum(0)
-    return int(rows[:, last].max(0).sum())
+    return rows[:, last].max(0).sum(0)
 
 
-def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, float]:
+def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[Number, Number]:
     """Returns the peaks of both passes where a few K/V heads of all ranks are gathered at once."""
     rows = sizes.rows
     given = moved.chunk_rows.sum(0)
     received = moved.route.by_rank(given).sum(1)
-    count = min(heads_at_once, sizes.kv_heads)
+    count = np.minimum(heads_at_once, sizes.kv_heads)
     # Some rows of one head lie together, and are sent from where they are.
     packed = np.where(given < rows, given, 0).sum(1) * (sizes.batch * count > 1)
     group = replace(sizes, kv_heads=count, heads=sizes.heads * count // sizes.kv_heads)
@@ -308,7 +318,7 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, 
     next_too = sizes.kv_heads > count
     joined = (received + rows) * row * sizes.itemsize
     coming = (received + packed) * row * sizes.itemsize
-    queries = np.full(len(received), np.ceil(rows / sizes.runs if sizes.triangular else rows))
+    queries = np.full(received.shape, np.ceil(rows / sizes.runs if sizes.triangular else rows))
     keys = (received + rows).astype(np.float64)
     # All keys before a block of rows in one call, and then the block itself, to be merged.
     before = np.maximum(keys - queries, queries) if sizes.triangular else keys
@@ -321,33 +331,31 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, 
             _in_steps(partial(call, group), sizes.itemsize, queries, keys)
             for call in (_forward_call, _backward_call)
         )
-    state = group.query_row * rows * FP32 + np.maximum(calls, group.out if group.narrow else 0)
+    state = group.query_row * rows * FP32 + np.maximum(calls, group.out * group.narrow)
     busy = np.maximum(coming + joined, joined + coming * next_too + state)
-    forward = sizes.inputs + sizes.out + sizes.lse + busy.max()
+    forward = sizes.inputs + sizes.out + sizes.lse + busy.max(0)
     sums = (received + rows) * row * FP32
     shares = (received + given.sum(1) + rows) * row * FP32
     # Beside a group of two, the other comes or has left; of more, the next comes as one leaves.
-    beside = coming + shares if sizes.kv_heads > 2 * count else np.maximum(coming, shares)
+    beside = np.where(sizes.kv_heads > 2 * count, coming + shares, np.maximum(coming, shares))
     busy = np.maximum(
         joined + sums + backward + beside * next_too, sums + shares + coming * next_too
     )
-    return float(forward), float(sizes.backward(busy.max()))
+    return forward, sizes.backward(busy.max(0))
 
 
-def _folded(sizes: Sizes, forward: float, backward: float, fold: int) -> tuple[float, float]:
+def _folded(sizes: Sizes, forward: Number, backward: Number, fold: int) -> tuple[Number, Number]:
     """Returns the peaks of both passes with an exchange of heads for rows around the given ones,
     whose tensors are as large as this rank's own before."""
     inputs, out = sizes.inputs, sizes.out
     away = (fold - 1) / fold
-    packed = away if sizes.batch > 1 else 0.0  # one batch entry's heads lie together
+    packed = away * (sizes.batch > 1)  # one batch entry's heads lie together
     results = out + sizes.lse
-    forward = max(
-        inputs * (1 + away + packed) + out,
-        inputs + forward,
-        2 * inputs + results + max(results * (1 + away), results + out),
-    )
+    computing = 2 * inputs + results + np.maximum(results * (1 + away), results + out)
+    leaving = inputs * (1 + away + packed) + out
+    forward = np.maximum(np.maximum(leaving, computing), inputs + forward)
     # The caller's out and dO are other tensors than those that are computed with.
     kept = inputs + 2 * out
     narrowing = sizes.gradients + inputs if sizes.narrow else 0
-    leaving = max(narrowing, inputs * (2 + away))
-    return forward, kept + max(backward, kept + sizes.lse + leaving)
+    leaving = np.maximum(narrowing, inputs * (2 + away))
+    return forward, kept + np.maximum(backward, kept + sizes.lse + leaving)

@@ -73,15 +73,16 @@ class Rates:
         found: Floats = np.exp(np.interp(log_rows, known, np.log(rates)))
         return found * np.minimum(1.0, np.exp(log_rows - known[0]))
 
-    def unknown(self, rows: float) -> float:
+    def unknown(self, rows: Floats | float) -> Floats:
         """Returns the relative spread that rows add, outside of the curves or where a fit had no
         trials."""
-        below, above = self.rows[0] / max(rows, 1.0), rows / self.rows[-1]
-        outside = _BELOW * math.log2(max(below, 1.0)) + _ABOVE * math.log2(max(above, 1.0))
+        below, above = self.rows[0] / np.maximum(rows, 1.0), rows / self.rows[-1]
+        outside: Floats = _BELOW * np.log2(np.maximum(below, 1.0))
+        outside = outside + _ABOVE * np.log2(np.maximum(above, 1.0))
         if not self.doubt:
             return outside
         known = sorted(self.doubt)
-        return outside + float(np.interp(rows, known, [self.doubt[at] for at in known]))
+        return outside + np.interp(rows, known, [self.doubt[at] for at in known])
 
 
 Kind = tuple[bool, bool]  # causal, stepped

@@ -1,6 +1,6 @@
 """Time of one trial on a ring: its calls by the curves, its messages by the simulator.
 
-Imports numpy only.
+Several problems are computed at once, and have the last axis of all arrays. Imports numpy only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringray.lab.predict import peak_memory, rates
 from ringray.lab.predict.hardware import Fleet, Hardware
 from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.simulator import Cores, Finished, simulate, slowness
-from ringray.traffic.walk import FP32, Pass, Traffic, Walks, Weights
+from ringray.traffic.walk import FP32, Number, Pass, Traffic, Walks, Weights
 from ringray.transport import Exchange
 
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ class PassWork(NamedTuple):
     which: Pass
     moved: Traffic
     weights: Weights
-    pair_flops: int
+    pair_flops: Number
     dtype: str
     head_dim: int
 
@@ -44,17 +44,16 @@ class RingTime(NamedTuple):
     """Predicted time of a trial, in seconds. ``exposed``: beyond the computation of the busiest
     rank. ``spread``: relative half width of the 80% interval. ``spans``: timelines by rank."""
 
-    seconds: float
-    exposed: float
-    spread: float
-    inner_bytes: int
-    outer_bytes: int
+    seconds: Number
+    exposed: Number
+    spread: Number
+    outer_bytes: Number
     spans: dict[int, list[Span]]
 
 
 def of_trial(
-    works: Sequence[PassWork], sizes: Sizes, exchange: Exchange, walks: Walks, exchanged_bytes: int,
-    on: Fleet, *, record: Sequence[int] = (),
+    works: Sequence[PassWork], sizes: Sizes, exchange: Exchange, walks: Walks,
+    exchanged_bytes: Number, on: Fleet, *, record: Sequence[int] = (),
 ) -> RingTime:  # fmt: skip
     """Returns the time of all passes, one after the other.
 
@@ -65,30 +64,30 @@ def of_trial(
     ranks = walks.forward.route.ranks
     world = ranks * exchange.fold
     heads = _heads_for_rows(exchanged_bytes / world, exchange.fold, on, len(works), world)
-    now = np.full(ranks, heads.seconds + overhead(on, world) * len(works))
-    computed = np.zeros(ranks)
-    inner, outer, unknown = heads.inner_bytes * world, heads.outer_bytes * world, 0.0
+    now = np.zeros((ranks, *walks.forward.visible.shape[2:]))
+    computed = now
+    now = now + heads.seconds + overhead(on, world) * len(works)
+    outer, unknown = heads.outer_bytes * world, np.zeros(())
     spans: dict[int, list[Span]] = {rank: [] for rank in record}
     for work in works:
         known = rates.find(hardware, work.dtype, work.head_dim, work.which)
-        unknown = max(unknown, known.unknown(sizes.rows))
+        unknown = np.maximum(unknown, known.unknown(sizes.rows))
         run, calls = simulate, _calls
         if exchange.heads_at_once:
-            groups = -(-sizes.kv_heads // exchange.heads_at_once)
+            groups = int(np.max(-(-sizes.kv_heads // exchange.heads_at_once)))  # of all the same
             run, calls = partial(_gathered, groups=groups), _gathering_calls
         done = run(
             work.moved, work.which, calls(work, sizes, known, walks, on, world), work.weights, ring,
             began=now, threads=sizes.threads, record=record,
         )  # fmt: skip
         now = done.at
-        computed += done.computed
-        inner += done.inner_bytes * exchange.fold
-        outer += done.outer_bytes * exchange.fold
+        computed = computed + done.computed
+        outer = outer + done.outer_bytes * exchange.fold
         for rank, some in done.spans.items():
             spans[rank] += some
-    total = float(now.max())
-    exposed = max(0.0, total - float(computed.max()))
-    return RingTime(total, exposed, hardware.spread + unknown, round(inner), round(outer), spans)
+    total = now.max(0)
+    exposed = np.maximum(0.0, total - computed.max(0))
+    return RingTime(total, exposed, hardware.spread + unknown, outer, spans)
 
 
 def overhead(on: Fleet, ranks: int) -> float:
@@ -118,7 +117,7 @@ def _calls(
     speed = speedup(on, sizes.threads, world)
     found = np.empty(visible.shape)
     # Rows of several sequences are ragged beside those of another rank; among themselves never.
-    stepped = (np.arange(visible.shape[1]) > 0) & (sizes.spaced > 1)
+    stepped = peak_memory.later(work.moved) & (sizes.spaced > 1)
     for rank in range(0, len(found), _RANKS_AT_ONCE):
         some = slice(rank, rank + _RANKS_AT_ONCE)
         queries, keys, pairs = rows[0][some], rows[1][some], visible[some].astype(np.float64)
@@ -136,7 +135,8 @@ def _gathering_calls(
     """Returns seconds of the computation of each rank, ``[rank, 1]``, whose queries meet the keys
     of all ranks in one call. Nothing is merged; owners add up the gradients of their keys."""
     _, keys = peak_memory.call_rows(sizes, work.moved, queries_travel=False)
-    keys, queries = keys.sum(1), np.full(len(keys), float(sizes.rows))
+    keys = keys.sum(1)
+    queries = np.zeros_like(keys) + sizes.rows
     pairs = work.moved.route.by_rank(work.moved.visible).sum(1).astype(np.float64)
     stepped = sizes.spaced > 0
     seconds = known.seconds(pairs * work.pair_flops, queries, keys, pairs, stepped)
@@ -173,7 +173,8 @@ def _gathered(
         moved, which, still, weights, ring, began=began, threads=threads, parts=groups,
         record=record,
     )  # fmt: skip
-    work = (seconds * slowness(ring, *seconds.shape)).sum(1)
+    slow = slowness(ring, *seconds.shape[:2])
+    work = (seconds * slow.reshape(*slow.shape, *(1 for _ in seconds.shape[2:]))).sum(1)
     steps = (groups - 1) * (1 + (which == "backward")) * ring.hardware.step
     computed = Cores(ring, len(work), threads).elapsed(work + steps)
     moves = moving.at - began
@@ -191,26 +192,24 @@ def _gathered(
 
 
 class _Exchange(NamedTuple):
-    seconds: float
-    inner_bytes: float
-    outer_bytes: float
+    seconds: Number
+    outer_bytes: Number
 
 
-def _heads_for_rows(sent: float, fold: int, on: Fleet, passes: int, world: int) -> _Exchange:
+def _heads_for_rows(sent: Number, fold: int, on: Fleet, passes: int, world: int) -> _Exchange:
     """Returns the exchanges of ``sent`` bytes of a rank among ``fold`` neighbouring ranks, there
     and back in each pass."""
     if fold == 1:
-        return _Exchange(0.0, 0.0, 0.0)
+        return _Exchange(sent * 0, sent * 0)
     inner, outer = on.hardware.inner, on.hardware.outer
     nodes = np.array([on.node(rank) for rank in range(world)]).reshape(-1, fold)
     near = ((nodes[:, :, None] == nodes[:, None, :]).sum(2) - 1) / (fold - 1)  # shares, by rank
-    inside, outside = sent * near.mean(), sent * (1 - near.mean())
-    crowd, far = min(outer.ranks, on.per_node), sent * (1 - near.min())
-    seconds = max(sent * near.max() / inner.bandwidth, far * crowd / outer.bandwidth)
-    seconds += 2 * passes * (outer if far else inner).latency
+    crowd, far = min(outer.ranks, on.per_node), float(1 - near.min())
+    within, between = sent * near.max() / inner.bandwidth, sent * far * crowd / outer.bandwidth
+    seconds = np.maximum(within, between) + 2 * passes * (outer if far else inner).latency
     if on.shares_cores:
         hardware = on.hardware
         swap = hardware.step + (fold - 1) * hardware.message
         work = sent * hardware.copying + 2 * passes * swap
-        seconds += Cores(on, world).elapsed(np.full(world, work))[0]
-    return _Exchange(seconds, inside, outside)
+        seconds += Cores(on, world).elapsed(np.stack([work] * world))[0]
+    return _Exchange(seconds, sent * (1 - near.mean()))

@@ -4,7 +4,9 @@ The events are those of ``traffic.script``, read for all ranks at once from the 
 written from. A rank computes at a step with the chunks at hand, then waits for the messages that
 are due, and posts the next. A message begins when both ends have posted it and their ports are
 free; within a node it takes a port of each end, between nodes the network port of each, which
-several ranks may share. Imports numpy only.
+several ranks may share. Several problems of one route are simulated at once: they have the last
+axis of arrays, and arrays of ranks are flat, those of all problems beside each other. Imports numpy
+only.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ class Finished(NamedTuple):
 
     at: Floats
     computed: Floats
-    inner_bytes: int
-    outer_bytes: int
+    inner_bytes: Floats
+    outer_bytes: Floats
     spans: dict[int, list[Span]]
 
 
 class _Messages(NamedTuple):
     """Messages of one part that begin at one step and end at ``due``: one of each owner that has
-    rows."""
+    rows. ``source``, ``to``: places in flat arrays."""
 
     due: int
     what: str
@@ -58,17 +60,19 @@ class Ports:
     time; they share the network ports of their node.
     """
 
-    def __init__(self, fleet: Fleet, ranks: int) -> None:
+    def __init__(self, fleet: Fleet, ranks: int, problems: int = 1) -> None:
         first = np.array([fleet.seat(rank) for rank in range(ranks)])
         outer, hardware = fleet.hardware.outer, fleet.hardware
-        self._node = first // fleet.per_node
+        self._node = np.repeat(first // fleet.per_node, problems)
         shared = min(outer.ranks, fleet.per_node)  # ranks of a network port
-        self._port = first // shared if fleet.stride < shared else np.arange(ranks)
+        port = first // shared if fleet.stride < shared else np.arange(ranks)
+        self._port = np.add.outer(port * problems, np.arange(problems)).ravel()
         crowd = min(fleet.stride, shared)
         self._inner, self._outer = hardware.inner, outer
         self._outer_bandwidth = outer.bandwidth / crowd
-        self._free = np.zeros((4, ranks))  # out and in of ranks, out and in of network ports
-        self.inner_bytes = self.outer_bytes = 0.0
+        # Out and in of ranks, out and in of network ports.
+        self._free = np.zeros((4, ranks * problems))
+        self.inner_bytes, self.outer_bytes = np.zeros((2, problems))
 
     def send(self, source: Ints, to: Ints, sizes: Floats, ready: Floats) -> Floats:
         """Returns the moments at which messages that are ``ready`` have arrived."""
@@ -86,7 +90,7 @@ class Ports:
         end = np.maximum(np.maximum(ready, out[source]), into[to]) + sizes / self._inner.bandwidth
         np.maximum.at(out, source, end)
         np.maximum.at(into, to, end)
-        self.inner_bytes += sizes.sum()
+        self.inner_bytes += self._sum(source, sizes)
         return end + self._inner.latency
 
     def _between(self, source: Ints, to: Ints, sizes: Floats, ready: Floats) -> Floats:
@@ -102,8 +106,12 @@ class Ports:
             end = np.maximum(end, (begin + all_of)[port])
         np.maximum.at(out, leaving, end)
         np.maximum.at(into, entering, end)
-        self.outer_bytes += sizes.sum()
+        self.outer_bytes += self._sum(source, sizes)
         return end + self._outer.latency
+
+    def _sum(self, source: Ints, sizes: Floats) -> Floats:
+        problems = len(self.inner_bytes)
+        return np.bincount(source % problems, sizes, problems).astype(np.float64, copy=False)
 
 
 def slowness(fleet: Fleet, ranks: int, steps: int) -> Floats:
@@ -134,16 +142,19 @@ class Cores:
 
     def elapsed(self, seconds: Floats) -> Floats:
         """Returns the moments at which ranks that begin together end their ``seconds`` of work."""
-        if len(seconds) * self._taken <= 1:
+        ranks = sum(map(len, self._nodes))
+        if ranks * self._taken <= 1:
             return seconds
-        found = np.empty_like(seconds)
-        for ranks in self._nodes:
-            order = ranks[seconds[ranks].argsort()]
-            parts = seconds[order]
+        of_rank = seconds.reshape(ranks, -1)
+        found = np.empty_like(of_rank)
+        for some in self._nodes:
+            order = of_rank[some].argsort(0)
+            parts = np.take_along_axis(of_rank[some], order, 0)
             parts[1:] -= parts[:-1].copy()
-            still = np.arange(len(ranks), 0, -1)  # ranks that compute until each of them ends
-            found[order] = (parts * np.maximum(1.0, still * self._taken)).cumsum()
-        return found
+            still = np.arange(len(some), 0, -1)  # ranks that compute until each of them ends
+            parts *= np.maximum(1.0, still * self._taken)[:, None]
+            np.put_along_axis(found, some[order], parts.cumsum(0), 0)
+        return found.reshape(seconds.shape)
 
     def handling(self, ranks: int, messages: Iterable[_Messages], parts: int) -> Floats:
         """Returns the seconds in which ranks send and receive ``messages``, each in some parts."""
@@ -164,22 +175,25 @@ def simulate(
 
     ``seconds``: of each computation, ``[rank, visit]``. ``began``: by rank, the start of the pass.
     ``threads``: of a rank; ``parts``: of each message. ``record``: ranks whose timelines are
-    wanted.
+    wanted, of one problem.
     """
     route, step_of = moved.route, np.array(moved.route.step)
     ranks, steps = route.ranks, int(step_of.max()) + 1
+    shape = (ranks, *seconds.shape[2:])
+    count = math.prod(shape)
     groups = _groups(moved, which)
     steps = max([steps, *(group.due + 1 for some in groups.values() for group in some)])
-    work = np.zeros((steps, ranks))
-    np.add.at(work, step_of, seconds.T)
+    work = np.zeros((steps, *shape))
+    np.add.at(work, step_of, seconds.swapaxes(0, 1))
     if which == "backward":  # half of the own chunk is kept for the last step
         half = seconds[:, 0] / 2
         work[step_of[0]] -= half
         work[-1] += half
-    work *= slowness(fleet, ranks, steps).T
-    ports, cores = Ports(fleet, ranks), Cores(fleet, ranks, threads)
-    now = np.zeros(ranks) if began is None else began.copy()
-    arrivals, total = np.zeros((steps, ranks)), np.zeros(ranks)
+    work = work.reshape(steps, ranks, -1) * slowness(fleet, ranks, steps).T[..., None]
+    work = work.reshape(steps, count)
+    ports, cores = Ports(fleet, ranks, count // ranks), Cores(fleet, ranks, threads)
+    now = np.zeros(count) if began is None else began.reshape(count).copy()
+    arrivals, total = np.zeros((steps, count)), np.zeros(count)
     recorder = _Recorder(moved, which, record)
     for at in range(steps):
         messages = [_messages(moved, group, weights) for group in groups.get(at, ())]
@@ -189,12 +203,15 @@ def simulate(
             np.maximum.at(arrivals[one.due], one.source, arrived)
             np.maximum.at(arrivals[one.due], one.to, arrived)
             recorder.messages(at, one, now)
-        busy = work[at] + cores.handling(ranks, messages, parts) + fleet.hardware.step * (steps > 1)
+        busy = work[at] + cores.handling(count, messages, parts) + fleet.hardware.step * (steps > 1)
         computed = now + cores.elapsed(busy)
         after = np.maximum(computed, arrivals[at])
         recorder.step(at, work[at], now, computed, after)
         total, now = total + computed - now, after
-    return Finished(now, total, round(ports.inner_bytes), round(ports.outer_bytes), recorder.spans)
+    return Finished(
+        now.reshape(shape), total.reshape(shape), ports.inner_bytes, ports.outer_bytes,
+        recorder.spans,
+    )  # fmt: skip
 
 
 class _VisitGroup(NamedTuple):
@@ -230,6 +247,14 @@ def _messages(moved: Traffic, group: _VisitGroup, weights: Weights) -> _Messages
     else:
         rows, source, to = moved.sum_rows[at], route.rank[at[1:]], moved.sums_to[at]
         weight = weights.sums
+    if rows.ndim > 1:  # several problems
+        problems = rows.shape[1]
+        some = np.flatnonzero(rows)
+        owner, problem = np.divmod(some, problems)
+        to = (to if to.ndim > 1 else np.repeat(to, problems)).ravel()[some]
+        sizes = rows.ravel()[some].astype(np.float64) * np.asarray(weight, np.float64)[problem]
+        places = source[owner] * problems + problem, to * problems + problem
+        return _Messages(group.due, group.what, owner, *places, sizes)
     (owner,) = np.nonzero(rows)
     sizes = rows[owner].astype(np.float64) * weight
     return _Messages(group.due, group.what, owner, source[owner], to[owner], sizes)

@@ -88,11 +88,10 @@ class TrialConfig:
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
         have are left out where they have their default, so that digests stay."""
-        flat = {name: getattr(self, name) for name in FIELDS}
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in flat.items()
-            if value != LATER.get(name, MISSING)
+            for name, default in _DEFAULTS
+            if (value := getattr(self, name)) != default
         }
 
     @classmethod
@@ -190,6 +189,7 @@ class TrialConfig:
 FIELDS = tuple(field.name for field in fields(TrialConfig))
 # Fields that earlier versions did not have, and their defaults.
 LATER = {field.name: field.default for field in fields(TrialConfig) if field.default is not MISSING}
+_DEFAULTS = tuple((field.name, field.default) for field in fields(TrialConfig))
 # Fields that a table of tuned choices settles.
 CHOICES = ("partition", "transport", "backward", "backend", "blocks")
 
