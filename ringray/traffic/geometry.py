@@ -134,14 +134,17 @@ def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
 
 
 def _band(
-    apart: Ints, step: Ints | int, n: Ints, m: Ints, least: Ints, most: Ints
+    apart: Ints, step: Ints | int, n: Ints, m: Ints, least: Ints, most: Ints | None
 ) -> tuple[Ints, ...]:
     """Returns visible pairs (i, j) with ``0 <= i < n`` and ``0 <= j < m``, of queries ``apart + i *
     step`` and keys ``j * step``, and the least and the most ``i - j`` of those that the area
-    allows, within ``[-m, n]``."""
+    allows, within ``[-m, n]``. ``most``: None where no key is too far behind."""
     low = np.clip(-((apart - least) // step), 1 - m, n)
+    seen = _pairs_from(low, n, m)
+    if most is None:
+        return seen, low, n - 1
     high = np.clip((most - apart) // step, -m, n - 1)
-    return _pairs_from(low, n, m) - _pairs_from(high + 1, n, m), low, high
+    return seen - _pairs_from(high + 1, n, m), low, high
 
 
 def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
@@ -186,12 +189,9 @@ def _in_parts(
     dealt = _pieces(layouts)
     padded = np.array([layout.padded for layout in layouts])
     rectangles = np.stack([np.stack(areas(mask)) for mask in masks], -1)
-    # In one area without a window to the left, a rank that needs any key row of another needs the
-    # first.
-    whole = travelling == "keys" and rectangles.shape[1] == 1 and masks[0].global_tokens is None
-    whole = whole and bool((rectangles[-1, 0] == [mask.seq_len for mask in masks]).all())
+    unbounded = bool((rectangles[-1] >= [mask.seq_len for mask in masks]).all())
     found = [
-        _pairs(dealt, rectangles, padded, travelling, part, whole)
+        _pairs(dealt, rectangles, padded, travelling, part, unbounded)
         for part in itertools.pairwise(bounds)
     ]
     visible, first, stop = zip(*found, strict=True)
@@ -208,11 +208,14 @@ def shape(mask: Mask) -> tuple[int, bool] | None:
 
 def _pairs(
     dealt: _Pieces, rectangles: Ints, padded: Ints, travelling: Travelling,
-    part: tuple[Ints, Ints], whole: bool,
+    part: tuple[Ints, Ints], unbounded: bool,
 ) -> tuple[Ints, Ints, Ints]:  # fmt: skip
-    """Returns the same for the owners' positions within ``part``."""
+    """Returns the same for the owners' positions within ``part``; ``unbounded``: no area has a
+    window to the left."""
     (low, high), (ranks, pieces, problems) = part, dealt.first.shape
     keys_travel = travelling == "keys"
+    # In one such area a rank that needs any key row of another needs the first of the part.
+    whole = unbounded and keys_travel and rectangles.shape[1] == 1 and not low.any()
     visible = np.zeros((ranks, ranks, problems), np.int64)
     lowest = visible + (0 if whole else padded)
     highest = visible - 1
@@ -226,10 +229,11 @@ def _pairs(
         # axes: area, piece of the queries, piece of the keys, query rank, key rank, problem
         queries = [x.swapaxes(1, 2)[:, :, None, :, None] for x in dealt.within(begin, end)]
         b, m = (x.swapaxes(1, 2)[:, None, :, None, :] for x in dealt.within(key, key_end))
-        bounds = least[:, :, :, None, None], most[:, :, :, None, None]
+        least, most = (x[:, :, :, None, None] for x in (least, most))
         for rank in range(0, ranks, block):
             these = slice(rank, rank + block)
             a, n = (x[:, :, :, these] for x in queries)
+            bounds = least, None if unbounded else most
             seen, near, far = _band(a - b, dealt.step, n, m, *bounds)
             # Key j meets the queries [j + near, j + far], query i the keys [i - far, i - near].
             if keys_travel:

@@ -144,6 +144,8 @@ class Traffic:
 
     def of(self, problems: Ints) -> Traffic:
         """Returns the traffic of some of several problems, by their numbers."""
+        if np.array_equal(problems, np.arange(self.visible.shape[-1])):
+            return self
         pairs = (self.need, self.held, self.later, self.sums)
         return Traffic(
             self.route, self.visible[..., problems],

@@ -190,7 +190,7 @@ def _measuring_s(kind: str, config: TrialConfig, cost: cost_model.Cost, on: Flee
     if config.baseline and BASELINES[config.baseline].on_ring:
         once *= 2
     elif passes := KINDS[kind].oracle_passes or bool(config.baseline):
-        once += passes * cost_model.alone_s(default_config(config), on)
+        once += passes * cost_model.alone_s(config, on)
     return once * (config.warmup + config.repeats + examination(config))
 
 

@@ -24,6 +24,7 @@ from ringray.lab.predict.ring_time import PassWork
 from ringray.lab.trial.config import TrialConfig, shuffled
 from ringray.traffic import geometry, tree, walk
 from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
 from ringray.traffic.walk import Number, Pass
 from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
@@ -245,24 +246,28 @@ def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
 def alone_s(config: TrialConfig, on: Fleet) -> float:
     """Returns the seconds in which one process, with the threads of the baseline, computes the
     passes of ``config`` by itself."""
-    alone = replace(
-        config, ring_size=1, partition=partition.DEFAULT, transport=transport.DEFAULT,
-        backward="auto", threads=config.baseline_threads or config.threads, blocks=None, replica=0,
-    )  # fmt: skip
+    threads = config.baseline_threads or config.threads
     if config.new_tokens is not None:
+        alone = replace(config, ring_size=1, partition=partition.DEFAULT, threads=threads)
         return _decoding(alone, config.new_tokens, on).time_ms / 1e3
-    return _alone_s(alone, replace(on, noise=None))
+    flops = tuple(_pair_flops(config, config.heads * config.batch))
+    quiet = on if on.noise is None else replace(on, noise=None)
+    return _alone_s(config.mask, config.dtype, config.head_dim, flops, threads, quiet)
 
 
 @lru_cache(maxsize=1 << 14)  # the strategies of a problem have one baseline
-def _alone_s(alone: TrialConfig, on: Fleet) -> float:
+def _alone_s(
+    mask: Mask, dtype: str, head_dim: int, pair_flops: tuple[tuple[Pass, int], ...], threads: int,
+    on: Fleet,
+) -> float:  # fmt: skip
     hardware, total = on.hardware, 0.0
-    rows, pairs = np.full(1, float(alone.seq_len)), np.full(1, float(alone.visible))
-    crowded = max(1.0, alone.threads / (hardware.cores or math.inf))
-    for which, flops in _pair_flops(alone, alone.heads * alone.batch):
-        known = rates.find(hardware, alone.dtype, alone.head_dim, which)
+    visible = float(geometry.total_visible(mask))
+    rows, pairs = np.full(1, float(mask.seq_len)), np.full(1, visible)
+    crowded = max(1.0, threads / (hardware.cores or math.inf))
+    for which, flops in pair_flops:
+        known = rates.find(hardware, dtype, head_dim, which)
         (seconds,) = known.seconds(flops * pairs, rows, rows, pairs)
-        call = float(seconds) / ring_time.speedup(on, alone.threads, 1) + hardware.call
+        call = float(seconds) / ring_time.speedup(on, threads, 1) + hardware.call
         total += call * crowded + ring_time.overhead(on, 1)
     return total
 

@@ -54,11 +54,11 @@ def varying(
     configs: Iterable[Mapping[str, Any]], among: Iterable[str] = tuple(HEADS)
 ) -> tuple[str, ...]:
     """Returns the config fields with more than one value, in the order of ``among``."""
-    values: dict[str, set[str]] = {name: set() for name in among}
-    for config in configs:
-        for name, seen in values.items():
-            seen.add(repr(config.get(name)))
-    return tuple(name for name, seen in values.items() if len(seen) > 1)
+    all_of = list(configs)
+    first = all_of[0] if all_of else {}
+    return tuple(
+        name for name in among if any(one.get(name) != first.get(name) for one in all_of)
+    )
 
 
 def value(name: str, given: Any) -> str:

@@ -61,7 +61,6 @@ def test_shared_work_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> Non
     read = spec.parse(HEAD + "ring: {size: [2, 3]}\n" + lengths + EVERY_PARTITION, "p.yaml")
     alone = plan.build(read)
     monkeypatch.setattr(plan, "_MANY", 2)
-    monkeypatch.setattr(plan, "_CHUNK", 5)
     assert plan.build(read, processes=2) == alone
 
 
