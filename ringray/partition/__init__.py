@@ -2,8 +2,8 @@
 
 A partition is one pure function ``ranges(seq_len, world_size, rank) -> tuple[range, ...]`` over a
 *padded* sequence. The ranges of one rank share one step and are disjoint; the rank holds their
-sorted union, in that order. Nothing else in ringray knows a partition by name: intervals, FLOPs,
-traffic and balance follow from the ranges alone.
+sorted union, in that order. Their number and step depend on the ring alone. Nothing else in ringray
+knows a partition by name: intervals, FLOPs, traffic and balance follow from the ranges alone.
 
 To add one: write ``ringray/partition/NAME.py`` with ``GRANULARITY`` (the padded length is a
 multiple of ``GRANULARITY * world_size``) and ``ranges``, and add it to ``PARTITIONS``. The contract

@@ -131,6 +131,14 @@ class Traffic:
             to[:, :, here] = np.where(onward[:, :, following], rank[:, following], to[:, :, here])
         return to
 
+    def steps(self, which: Pass) -> Number:
+        """Counts the steps of one pass: one more than the route has, if sums leave at its end."""
+        steps = max(self.route.step) + 1
+        if which == "forward":
+            return steps
+        last = np.array(self.route.step) == steps - 1
+        return steps + self.sum_rows[:, :, last].any((0, 1, 2))
+
     def sent(self, which: Pass) -> Sent:
         """Counts one pass: only a backward pass sends sums."""
         both = self._sent
@@ -296,8 +304,8 @@ def choose_for_all(
     problems: geometry.Problems, routes: tuple[Route, ...], backward: Backward, weights: Costs
 ) -> list[tuple[Ints, Walks]]:
     """Returns what ``choose`` does, ``reverse`` excepted, for problems that agree in
-    ``geometry.shape``: groups of their numbers, each with its walks, which have an axis of problems
-    then. ``weights`` are arrays."""
+    ``geometry.shape``: groups of their numbers, whose passes have as many steps, each with its
+    walks, which have an axis of problems then. ``weights`` are arrays."""
     different = {one: i for i, one in enumerate(dict.fromkeys(problems))}
     at = np.array([different[one] for one in problems])
     travelling = _travelling(backward)
@@ -307,9 +315,13 @@ def choose_for_all(
         afresh = [one.of(at) for one in _of_all(tuple(different), routes, travelling)]
     forward = np.argmin([_there(moved, weights) for moved in there], 0)
     back = np.argmin([_back(moved, backward, weights) for moved in afresh], 0)
+    steps = np.choose(back, [moved.steps("backward") for moved in afresh])
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for i, kind in enumerate(zip(forward.tolist(), back.tolist(), steps.tolist(), strict=True)):
+        alike.setdefault(kind, []).append(i)
     groups = []
-    for one, other in sorted(set(zip(forward.tolist(), back.tolist(), strict=True))):
-        (some,) = np.nonzero((forward == one) & (back == other))
+    for (one, other, _), members in alike.items():
+        some = np.array(members)
         walks = Walks(there[one].of(some), afresh[other].of(some), travelling, weights.of(some))
         groups.append((some, walks))
     return groups

@@ -30,6 +30,11 @@ def check(name: str, padded: int, ranks: int) -> None:
     assert len(steps) == 1
     assert steps.pop() >= 1
     assert len({len(pieces) for pieces in dealt}) == 1
+    # and both are those of any other length: plans predict lengths together
+    shortest = shards(name, PARTITIONS[name].granularity * ranks, ranks)
+    assert [[one.step for one in pieces] for pieces in dealt] == [
+        [one.step for one in pieces] for pieces in shortest
+    ]
 
 
 @every

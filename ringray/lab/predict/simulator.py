@@ -178,11 +178,10 @@ def simulate(
     wanted, of one problem.
     """
     route, step_of = moved.route, np.array(moved.route.step)
-    ranks, steps = route.ranks, int(step_of.max()) + 1
+    ranks, steps = route.ranks, int(np.max(moved.steps(which)))  # of all problems the same
     shape = (ranks, *seconds.shape[2:])
     count = math.prod(shape)
     groups = _groups(moved, which)
-    steps = max([steps, *(group.due + 1 for some in groups.values() for group in some)])
     work = np.zeros((steps, *shape))
     np.add.at(work, step_of, seconds.swapaxes(0, 1))
     if which == "backward":  # half of the own chunk is kept for the last step

@@ -56,9 +56,7 @@ def varying(
     """Returns the config fields with more than one value, in the order of ``among``."""
     all_of = list(configs)
     first = all_of[0] if all_of else {}
-    return tuple(
-        name for name in among if any(one.get(name) != first.get(name) for one in all_of)
-    )
+    return tuple(name for name in among if any(one.get(name) != first.get(name) for one in all_of))
 
 
 def value(name: str, given: Any) -> str:
