@@ -174,9 +174,11 @@ def _provenance(root: Path) -> dict[str, Any] | None:
         return None
 
 
-def has_tiles() -> bool:
-    """Returns whether the cores multiply bf16 by tiles (Intel's AMX)."""
-    return "amx_bf16" in _of_cpu("flags").split()
+def bf16_products() -> dict[str, bool]:
+    """Returns how the cores multiply bf16: by ``tiles`` (Intel's AMX), and whether PyTorch
+    ``packs`` the operands for it (AVX-512)."""
+    flags = _of_cpu("flags").split()
+    return {"tiles": "amx_bf16" in flags, "packs": "avx512bw" in flags}
 
 
 def _cpu_model() -> str:

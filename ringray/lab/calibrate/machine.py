@@ -279,7 +279,7 @@ def _of_cores(size: Size, found: Mapping[int, Samples], cores: int) -> Samples:
         "shared": min(1.0, 1 / float(np.median(slower))),
         "threads": {2: one / two} if cores > 1 else {},
         "merged": True,
-        "tiles": provenance.has_tiles(),
+        **provenance.bf16_products(),
     }
 
 

@@ -287,7 +287,7 @@ def local_fleet(device: str) -> Fleet:
         return parse_fleet(LOCAL, found)
     if cuda:
         return gpus(*provenance.hardware()["gpus"][:1])
-    return cpu(os.cpu_count() or 1, provenance.has_tiles())
+    return cpu(os.cpu_count() or 1, **provenance.bf16_products())
 
 
 def cost_dict(trial: Trial) -> dict[str, Any]:

@@ -314,6 +314,7 @@ def _sizes(configs: Sequence[TrialConfig], exchange: Exchange, on: Fleet) -> Siz
         quantized=config.quantize is not None,
         spaced=len(ranges) if ranges[0].step > 1 else 0,
         tiles=on.hardware.tiles and config.dtype == "bfloat16",
+        packs=on.hardware.packs,
     )
 
 

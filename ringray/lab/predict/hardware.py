@@ -76,7 +76,8 @@ class Hardware(_Entry):
     ends that a message takes, and each of its bytes. ``step``, ``op``: seconds of each step, and of
     each pass of the op.
     ``merged``: the curves of calls that are not causal contain the merge into the running state.
-    ``tiles``: cores multiply bf16 by tiles (AMX), for which PyTorch copies K and V in each call.
+    ``tiles``: cores multiply bf16 by tiles (AMX), for which PyTorch copies K and V in each call;
+    ``packs``: by AVX-512, for which it packs the operands of a backward call.
     ``fitted``: trials of a store that corrected it.
     """
 
@@ -102,6 +103,7 @@ class Hardware(_Entry):
     op: Least0 = 0.0
     merged: bool = False
     tiles: bool = False
+    packs: bool = True
     versions: Mapping[str, str] = {}
     measured: str | None = None
     fitted: Annotated[int, Field(ge=0)] = 0
@@ -171,10 +173,10 @@ class Fleet:
         return f"{self.name}:{size}{self.per_node}"
 
 
-def cpu(cores: int, tiles: bool = False) -> Fleet:
-    """Returns one machine whose ranks share ``cores``, with ``tiles`` or not, at rates of the
-    table."""
-    unmeasured = {"cores": cores, "ranks_per_node": RANKS, "tiles": tiles}
+def cpu(cores: int, *, tiles: bool = False, packs: bool = True) -> Fleet:
+    """Returns one machine whose ranks share ``cores``, which multiply as ``Hardware`` says, at
+    rates of the table."""
+    unmeasured = {"cores": cores, "ranks_per_node": RANKS, "tiles": tiles, "packs": packs}
     return Fleet(LOCAL, table()["cpu"].model_copy(update=unmeasured), 1, RANKS)
 
 

@@ -39,6 +39,7 @@ class Sizes:
     of evenly spaced positions that they form, 0 if those are neighbours. ``triangular``: a rank's
     own rows see its own keys up to themselves. ``plain``: causal, or no mask at all. ``quantized``:
     Q, K and V are computed with in 8 bits. ``tiles``: cores multiply bf16 by tiles.
+    ``packs``: operands of a backward call are packed for it.
     """
 
     batch: Number
@@ -55,6 +56,7 @@ class Sizes:
     quantized: bool = False
     spaced: int = 0
     tiles: bool = False
+    packs: bool = True
 
     @property
     def narrow(self) -> bool:
@@ -129,7 +131,7 @@ class Sizes:
         scores = block * np.minimum(keys, _KEYS_PER_BLOCK)
         wide = FP32 + (self.itemsize if self.narrow else 0)
         needed = self.threads * scores * buffers * wide
-        if buffers > 1 and self.narrow:
+        if buffers > 1 and self.narrow and self.packs:
             rows = np.where(block == 256, _PACKING[256], _PACKING[64])
             needed = needed + self.threads * rows * self.head_dim * FP32
         if buffers == 1 and self.tiles and self.narrow:

@@ -58,7 +58,7 @@ def test_memory_of_one_rank_is_near_its_prediction(
     measured = live + peak_memory(work, torch.device("cpu"))
     direction = "forward+backward" if backward else "forward"
     config = point(seq_len=2048, kv_heads=kv_heads, dtype=dtype, direction=direction)
-    cost = cost_model.predict(config, hardware.cpu(1, provenance.has_tiles()))
+    cost = cost_model.predict(config, hardware.cpu(1, **provenance.bf16_products()))
     assert cost.peak_memory_bytes == pytest.approx(measured, rel=0.1)
 
 

@@ -54,7 +54,7 @@ def test_memory_of_a_call(direction: str, dtype: str, dim: int, rows: int, shape
     sizes = Sizes(
         batch=1, heads=HEADS, kv_heads=HEADS, head_dim=dim, rows=rows, threads=1,
         itemsize=torch_dtype(dtype).itemsize, fused_on_cpu=True, runs=1, triangular=True,
-        plain=True, tiles=provenance.has_tiles() and dtype == "bfloat16",
+        plain=True, **provenance.bf16_products(),
     )  # fmt: skip
     forward = direction == "forward"
     bytes_of = partial(peak_memory._forward_call if forward else peak_memory._backward_call, sizes)
@@ -63,6 +63,20 @@ def test_memory_of_a_call(direction: str, dtype: str, dim: int, rows: int, shape
         bytes_of = partial(peak_memory._in_steps, bytes_of, sizes.itemsize)
     found = measured(direction, dtype, rows, dim, torch.from_numpy(ends).int()[None])
     assert bytes_of(seen, seen)[0] == pytest.approx(found, rel=0.1)
+
+
+def test_a_backward_call_packs_its_operands_for_wide_vectors() -> None:
+    """What torch 2.13 allocates in bf16 on cores with AVX-512, and not on others."""
+    packing, plain = (
+        Sizes(
+            batch=1, heads=2, kv_heads=2, head_dim=128, rows=1536, threads=1, itemsize=2,
+            fused_on_cpu=True, runs=1, triangular=True, plain=True, packs=packs,
+        )
+        for packs in (True, False)
+    )  # fmt: skip
+    rows = np.array([1536.0])
+    both = (peak_memory._backward_call(sizes, rows, rows)[0] for sizes in (packing, plain))
+    assert next(both) - next(both) == 460_800
 
 
 @pytest.mark.parametrize(
