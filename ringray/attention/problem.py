@@ -21,9 +21,10 @@ from torch import Tensor
 import ringray_kernels
 from ringray.traffic import script, walk
 from ringray.traffic.geometry import Layout
+from ringray.traffic.hulls import Pass
 from ringray.traffic.mask import Mask
 from ringray.traffic.script import Script
-from ringray.traffic.walk import Backward, Costs, Pass, Rows, Walks
+from ringray.traffic.walk import Backward, Costs, Rows, Walks
 from ringray.transport import Exchange
 from ringray_kernels import State
 from ringray_kernels.bias import Bias

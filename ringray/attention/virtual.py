@@ -10,8 +10,8 @@ from ringray import transport
 from ringray.attention.problem import RankProblem
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
+from ringray.traffic.hulls import Pass
 from ringray.traffic.mask import Mask
-from ringray.traffic.walk import Pass
 
 
 def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any, ...]:

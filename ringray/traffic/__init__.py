@@ -3,7 +3,8 @@
 mask       the keys that a query sees
 geometry   visible pairs and needed rows in closed form
 routes     the ranks that a chunk visits, and the steps of these visits
-walk       the messages along a route
+hulls      the rows of the messages along a route
+walk       the cheapest routes of both passes
 script     transfers and computations of one rank, step by step
 occupancy  rows held at each step
 tree       a tree of merges over the ranks

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringray.traffic.walk import Traffic
+from ringray.traffic.hulls import Traffic
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.signedinteger]

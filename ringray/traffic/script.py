@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringray.traffic.hulls import Hulls, Pass, Traffic
 from ringray.traffic.routes import KEPT
-from ringray.traffic.walk import NO_ROWS, Hulls, Pass, Rows, Traffic
+from ringray.traffic.walk import NO_ROWS, Rows
 
 Ints = NDArray[np.signedinteger]
 Key = tuple[int, int]  # a chunk: owner and part

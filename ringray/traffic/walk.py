@@ -1,9 +1,7 @@
-"""Walks: the rows of each message, its sender, its receiver and its step.
+"""Walks: the cheapest routes of both passes, and the hulls of the messages on them.
 
-A chunk walks a route (``routes``), and each message carries only the hull of the rows that some
-rank further on still needs. Sums of gradients grow along a lane and go home from its last rank. The
-planner counts these messages and the ring sends them: both read the same tables. Imports numpy
-only.
+A chunk walks a route (``routes``) with the rows of ``hulls``. The planner counts these messages and
+the ring sends them: both read the same tables. Imports numpy only.
 
 Walks of a backward pass: ``planned`` lets K/V walk afresh from their owner, followed by the sums of
 dK/dV. ``reverse`` walks back from the ranks that received K/V last, which have kept them.
@@ -13,29 +11,22 @@ dK/dV. ``reverse`` walks back from the ranks that received K/V last, which have 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringray.base.errors import unknown
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
+from ringray.traffic.hulls import Ints, Number, Pass, Traffic, Weights, traffic, traffic_of_all
 from ringray.traffic.mask import Mask
-from ringray.traffic.routes import KEPT, Route, back
+from ringray.traffic.routes import Route, back
 
-Ints = NDArray[np.signedinteger]
-Hulls = tuple[Ints, Ints]
-Number = Any  # an integer, or of several problems an array of one of each
-
-
-Pass = Literal["forward", "backward"]
 Backward = Literal["planned", "reverse", "query-side"]
 BACKWARDS: tuple[Backward, ...] = ("planned", "reverse", "query-side")
 
 FP32 = 4  # bytes
-_NONE = np.iinfo(np.int32).max
 
 
 class Rows(NamedTuple):
@@ -54,140 +45,6 @@ class Rows(NamedTuple):
 
 
 NO_ROWS = Rows(0, 0)
-
-
-class Weights(NamedTuple):
-    """Bytes of one travelling row: of a chunk, and of the sum of its gradients."""
-
-    chunk: Number
-    sums: Number
-
-
-class Sent(NamedTuple):
-    """Traffic of all ranks in one pass: rows of chunks and of sums, and messages of each (the
-    tensors for the same rows count as one)."""
-
-    chunk_rows: Number
-    sum_rows: Number
-    chunks: Number
-    sums: Number
-
-    def bytes(self, weights: Weights) -> Number:
-        """Returns the payload of all ranks together."""
-        return self.chunk_rows * weights.chunk + self.sum_rows * weights.sums
-
-    @property
-    def messages(self) -> Number:
-        """Returns the messages of both."""
-        return self.chunks + self.sums
-
-
-@dataclass(frozen=True, eq=False)
-class Traffic:
-    """Hulls by part, owner and visit of one route; an empty hull has ``stop <= start``. Several
-    problems have the last axis.
-
-    ``need``: rows that the rank of the visit computes with. ``held``: rows that it has: the hull of
-    all needs from there on, other lanes that start there included. ``later``: the same within its
-    lane. ``sums``: rows of the sum of gradients when it leaves the visit.
-    """
-
-    route: Route
-    visible: Ints
-    need: Hulls
-    held: Hulls
-    later: Hulls
-    sums: Hulls
-
-    @cached_property
-    def chunk_rows(self) -> Ints:
-        """Returns rows of chunks that arrive, ``[part, owner, visit]``; 0 where the rank has kept
-        them."""
-        rows = np.maximum(self.held[1] - self.held[0], 0)
-        rows[:, :, 0] = 0
-        for lane in self.route.lanes:
-            if lane.source == KEPT:
-                rows[:, :, lane.first] = 0
-        return rows
-
-    @cached_property
-    def sum_rows(self) -> Ints:
-        """Returns rows of sums that leave, ``[part, owner, visit]``: onwards, or home after the
-        last need."""
-        rows = np.maximum(self.sums[1] - self.sums[0], 0)
-        rows[:, :, 0] = 0
-        return np.where(self.later[1] > self.later[0], rows, 0)
-
-    @cached_property
-    def sums_to(self) -> Ints:
-        """Returns ``[part, owner, visit]``: the rank that receives the sum that leaves a visit: the
-        next of the lane if it needs rows, else the owner."""
-        onward = self.later[1] > self.later[0]
-        rank = self.route.rank.reshape(*self.route.rank.shape, *(1 for _ in onward.shape[3:]))
-        own = np.arange(self.route.ranks, dtype=np.int32).reshape(-1, *(1 for _ in rank.shape[1:]))
-        to = np.broadcast_to(own, onward.shape).copy()
-        for lane in self.route.lanes:
-            here, following = slice(lane.first, lane.stop - 1), slice(lane.first + 1, lane.stop)
-            to[:, :, here] = np.where(onward[:, :, following], rank[:, following], to[:, :, here])
-        return to
-
-    def steps(self, which: Pass) -> Number:
-        """Counts the steps of one pass: one more than the route has, if sums leave at its end."""
-        steps = max(self.route.step) + 1
-        if which == "forward":
-            return steps
-        last = np.array(self.route.step) == steps - 1
-        return steps + self.sum_rows[:, :, last].any((0, 1, 2))
-
-    def sent(self, which: Pass) -> Sent:
-        """Counts one pass: only a backward pass sends sums."""
-        both = self._sent
-        return Sent(both.chunk_rows, 0, both.chunks, 0) if which == "forward" else both
-
-    @cached_property
-    def _sent(self) -> Sent:
-        tables, axes = (self.chunk_rows, self.sum_rows), (0, 1, 2)
-        rows = (exact(x.sum(axes)) for x in tables)
-        return Sent(*rows, *(exact(np.count_nonzero(x, axes)) for x in tables))
-
-    def of(self, problems: Ints) -> Traffic:
-        """Returns the traffic of some of several problems, by their numbers."""
-        if np.array_equal(problems, np.arange(self.visible.shape[-1])):
-            return self
-        pairs = (self.need, self.held, self.later, self.sums)
-        return Traffic(
-            self.route, self.visible[..., problems],
-            *((low[..., problems], high[..., problems]) for low, high in pairs),
-        )  # fmt: skip
-
-
-def exact(total: Number) -> Number:
-    """Returns an array of integers of Python, which do not overflow; of no axis, one."""
-    return np.asarray(total).astype(object)[()]
-
-
-def traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
-    """Returns all hulls of one route."""
-    return _walked(route, geometry.pairs(layout, mask, travelling))
-
-
-def _walked(route: Route, pairs: geometry.Pairs) -> Traffic:
-    first, stop = route.by_visit(pairs.first), route.by_visit(pairs.stop)
-    first = np.where(stop > first, first, _NONE)
-    held, later, sums = ((first.copy(), stop.copy()) for _ in range(3))
-    for lane in reversed(route.lanes):
-        forth = slice(None), slice(None), slice(lane.first, lane.stop)
-        back = slice(None), slice(None), slice(lane.stop - 1, lane.first - 1, -1)
-        for low, high in (held, later):
-            np.minimum.accumulate(low[back], 2, out=low[back])
-            np.maximum.accumulate(high[back], 2, out=high[back])
-        if lane.source > 0:
-            low, high = (x[:, :, lane.source] for x in held)
-            np.minimum(low, held[0][:, :, lane.first], out=low)
-            np.maximum(high, held[1][:, :, lane.first], out=high)
-        np.minimum.accumulate(sums[0][forth], 2, out=sums[0][forth])
-        np.maximum.accumulate(sums[1][forth], 2, out=sums[1][forth])
-    return Traffic(route, route.by_visit(pairs.visible[None])[0], (first, stop), held, later, sums)
 
 
 @dataclass(frozen=True)
@@ -309,10 +166,10 @@ def choose_for_all(
     different = {one: i for i, one in enumerate(dict.fromkeys(problems))}
     at = np.array([different[one] for one in problems])
     travelling = _travelling(backward)
-    there = [one.of(at) for one in _of_all(tuple(different), routes, "keys")]
+    there = [one.of(at) for one in traffic_of_all(tuple(different), routes, "keys")]
     afresh = there
     if travelling == "queries":
-        afresh = [one.of(at) for one in _of_all(tuple(different), routes, travelling)]
+        afresh = [one.of(at) for one in traffic_of_all(tuple(different), routes, travelling)]
     forward = np.argmin([_there(moved, weights) for moved in there], 0)
     back = np.argmin([_back(moved, backward, weights) for moved in afresh], 0)
     steps = np.choose(back, [moved.steps("backward") for moved in afresh])
@@ -325,14 +182,6 @@ def choose_for_all(
         walks = Walks(there[one].of(some), afresh[other].of(some), travelling, weights.of(some))
         groups.append((some, walks))
     return groups
-
-
-@lru_cache(maxsize=4)
-def _of_all(
-    problems: geometry.Problems, routes: tuple[Route, ...], travelling: geometry.Travelling
-) -> list[Traffic]:
-    pairs = geometry.of_all(problems, travelling)
-    return [_walked(route, pairs) for route in routes]
 
 
 def _travelling(backward: Backward) -> geometry.Travelling:

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 from ringray import transport
 from ringray.partition import PARTITIONS, padded_length
-from ringray.traffic import geometry, script, walk
+from ringray.traffic import geometry, hulls, script, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from tests.support.brute_force import masks, problems, seen
 
 if TYPE_CHECKING:
+    from ringray.traffic.hulls import Traffic
     from ringray.traffic.script import Key, Message, Script
-    from ringray.traffic.walk import Backward, Rows, Traffic, Walks
+    from ringray.traffic.walk import Backward, Rows, Walks
 
 COSTS = walk.costs(2, 1, 2, 2, 8)
 RING = "ring"
@@ -127,7 +128,7 @@ class Execution:
     an owner's sum was added to by a rank, as it came home."""
 
     def __init__(
-        self, moved: Traffic, which: walk.Pass, layout: Layout, kept: list[dict[Key, set[int]]]
+        self, moved: Traffic, which: hulls.Pass, layout: Layout, kept: list[dict[Key, set[int]]]
     ) -> None:
         ranks, shard = layout.ranks, layout.rows
         self.scripts = [script.write(moved, which, shard, rank) for rank in range(ranks)]
@@ -225,7 +226,7 @@ class Execution:
 
 
 def execute(
-    moved: Traffic, which: walk.Pass, layout: Layout, mask: Mask,
+    moved: Traffic, which: hulls.Pass, layout: Layout, mask: Mask,
     travelling: geometry.Travelling, kept: list[dict[Key, set[int]]] | None = None,
 ) -> Execution:  # fmt: skip
     """Executes a pass; checks that every rank met the rows that it needs, and counts messages."""

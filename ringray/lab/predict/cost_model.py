@@ -22,10 +22,10 @@ from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.ring_time import PassWork
 from ringray.lab.trial.config import TrialConfig, shuffled
-from ringray.traffic import geometry, tree, walk
+from ringray.traffic import geometry, hulls, tree, walk
 from ringray.traffic.geometry import Layout
+from ringray.traffic.hulls import Number, Pass
 from ringray.traffic.mask import Mask
-from ringray.traffic.walk import Number, Pass
 from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
 
@@ -121,7 +121,7 @@ def _costs(
     first, fold, visible = configs[0], exchange.fold, walks.forward.visible
     sizes, works = _sizes(configs, exchange, on), _works(configs, exchange, walks)
     exchanged_bytes, messages = _heads_for_rows(configs, fold)
-    flops, sent_bytes, pairs = 0, walk.exact(exchanged_bytes), walk.exact(visible.sum((0, 1)))
+    flops, sent_bytes, pairs = 0, hulls.exact(exchanged_bytes), hulls.exact(visible.sum((0, 1)))
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
     for one in works:
         flops += pairs * one.pair_flops * fold
@@ -129,12 +129,12 @@ def _costs(
         messages += walks.tensors(one.which) * groups * fold
     time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on)
     work = walks.forward.route.by_rank(visible).sum(1)
-    outer_bytes = walk.exact(np.rint(time.outer_bytes).astype(np.int64))
+    outer_bytes = hulls.exact(np.rint(time.outer_bytes).astype(np.int64))
     found = Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=walk.exact(
+        peak_memory_bytes=hulls.exact(
             np.asarray(
                 peak_memory.peak(sizes, exchange, walks, backward=first.has_backward), np.int64
             )

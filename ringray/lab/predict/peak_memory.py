@@ -14,9 +14,10 @@ from functools import partial, reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from ringray.traffic.hulls import Number, Traffic
 from ringray.traffic.occupancy import walked
 from ringray.traffic.routes import KEPT, Route
-from ringray.traffic.walk import FP32, Number, Traffic, Walks
+from ringray.traffic.walk import FP32, Walks
 from ringray.transport import Exchange
 
 Floats = NDArray[np.float64]

@@ -53,10 +53,11 @@ class Rates:
         log_rows = np.log(np.maximum(np.sqrt(area) * np.sqrt(band), 1.0))
         square = np.clip(2 * part - 1, 0.0, 1.0)
         per_flop = square / self._at(log_rows, self.full)
-        wasted = _computed(np.exp(log_rows)) / self._triangle(log_rows, self.stepped)
-        per_flop = per_flop + (1 - square) * np.where(
-            stepped, wasted, 1 / self._triangle(log_rows, self.causal)
-        )
+        triangle = 1 / self._triangle(log_rows, self.causal)
+        if np.any(stepped):
+            wasted = _computed(np.exp(log_rows)) / self._triangle(log_rows, self.stepped)
+            triangle = np.where(stepped, wasted, triangle)
+        per_flop = per_flop + (1 - square) * triangle
         return np.where(visible > 0, flops * per_flop, 0.0)
 
     def _triangle(self, log_rows: Floats, rates: Floats) -> Floats:

@@ -19,7 +19,8 @@ from ringray.lab.predict import peak_memory, rates
 from ringray.lab.predict.hardware import Fleet, Hardware
 from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.simulator import Cores, Finished, simulate, slowness
-from ringray.traffic.walk import FP32, Number, Pass, Traffic, Walks, Weights
+from ringray.traffic.hulls import Number, Pass, Traffic, Weights
+from ringray.traffic.walk import FP32, Walks
 from ringray.transport import Exchange
 
 Floats = NDArray[np.float64]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ringray.instruments.hops import Span
 from ringray.lab.predict.hardware import Fleet
-from ringray.traffic.walk import Pass, Traffic, Weights
+from ringray.traffic.hulls import Pass, Traffic, Weights
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

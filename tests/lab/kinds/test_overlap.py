@@ -19,7 +19,7 @@ from ringray.lab.spec import model as spec
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial import measurement
 from ringray.lab.trial.config import TrialConfig
-from ringray.traffic import script, walk
+from ringray.traffic import hulls, script, walk
 from ringray.traffic.geometry import Layout
 from tests.support import place as drive
 from tests.support import ranks, tracking_store
@@ -79,7 +79,7 @@ def every_visit_is_a_span(rank: int, size: int) -> None:
         layout = Layout(config.partition, config.padded, size)
         costs = walk.costs(4, config.batch, config.heads, config.kv_heads, config.head_dim)
         walks = walk.choose(layout, config.mask, routes, back, costs)
-        passes: tuple[tuple[walk.Pass, walk.Traffic], ...] = (
+        passes: tuple[tuple[hulls.Pass, hulls.Traffic], ...] = (
             ("forward", walks.forward),
             ("backward", walks.backward),
         )

@@ -16,11 +16,11 @@ from ringray.lab.predict.simulator import Cores, Ports, simulate
 from ringray.lab.ring.order import Seat, crossings, ordered
 from ringray.lab.trial.config import TrialConfig
 from ringray.partition import PARTITIONS, padded_length
-from ringray.traffic import script, walk
+from ringray.traffic import hulls, script, walk
 from ringray.traffic.geometry import Layout
+from ringray.traffic.hulls import Weights
 from ringray.traffic.mask import Mask
 from ringray.traffic.routes import around
-from ringray.traffic.walk import Weights
 from tests.support.point import point
 
 # Bytes of a message of one row are its seconds within a node, ten times as many between nodes.
@@ -44,7 +44,7 @@ def ring(
     order: tuple[int, ...] | None = None, **more: object,
 ):  # fmt: skip
     """One forward pass of full attention; each rank holds one row."""
-    moved = walk.traffic(Layout("contiguous", ranks, ranks), Mask(ranks, causal=False),
+    moved = hulls.traffic(Layout("contiguous", ranks, ranks), Mask(ranks, causal=False),
                          around(ranks, +1), "keys")  # fmt: skip
     fleet = Fleet("clock", clock(**more), -(-ranks // per_node), per_node, order=order)
     return simulate(moved, "forward", np.full((ranks, ranks), seconds), Weights(row, 0), fleet)
@@ -96,7 +96,7 @@ def test_ranks_that_share_a_port_send_one_after_the_other() -> None:
     """Two nodes of four: all ranks of a node send across at once, or one."""
 
     def across(ranks: int) -> float:
-        moved = walk.traffic(
+        moved = hulls.traffic(
             Layout("contiguous", 8, 8), Mask(8, causal=False),
             transport.plan("double-ring:4", 8, 8, 8).routes[0], "keys",
         )  # fmt: skip
@@ -147,7 +147,7 @@ def test_a_prediction_crosses_nodes_as_the_ring_will(seed: int) -> None:
 def test_a_message_waits_for_both_ends_and_their_ports() -> None:
     late = np.zeros((3, 3))
     late[2, 0] = 10.0  # rank 2 posts its second messages then
-    moved = walk.traffic(Layout("contiguous", 3, 3), Mask(3, causal=False), around(3, +1), "keys")
+    moved = hulls.traffic(Layout("contiguous", 3, 3), Mask(3, causal=False), around(3, +1), "keys")
     fleet = Fleet("clock", clock(), 1, 64)
     done = simulate(moved, "forward", late, Weights(5, 0), fleet)
     assert done.at == pytest.approx(15)
@@ -163,7 +163,7 @@ def test_a_message_waits_for_both_ends_and_their_ports() -> None:
 
 def test_a_straggler_delays_all_and_noise_repeats() -> None:
     fleet = Fleet("clock", clock(), 1, 64)
-    moved = walk.traffic(Layout("contiguous", 4, 4), Mask(4, causal=False), around(4, +1), "keys")
+    moved = hulls.traffic(Layout("contiguous", 4, 4), Mask(4, causal=False), around(4, +1), "keys")
 
     def end(noise: Noise | None) -> float:
         done = simulate(
