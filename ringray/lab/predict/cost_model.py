@@ -29,8 +29,7 @@ from ringray.traffic.mask import Mask
 from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
 
-# What is predicted at once: problems, pairs of ranks of all of them, and ranks of a ring.
-_AT_ONCE, _CELLS, _MOST = 256, 1 << 17, 128
+_AT_ONCE, _CELLS = 256, 1 << 17  # problems predicted at once, and pairs of ranks of all of them
 _MESSAGES_HELD = 4  # outputs of a step of decoding that live at once: parts, their merge, messages
 
 
@@ -83,7 +82,7 @@ def batches(configs: Sequence[TrialConfig]) -> list[list[int]]:
 def _kind(config: TrialConfig) -> object:
     """Returns all that configs have in common which are computed at once; None for one alone."""
     alone = config.new_tokens is not None or config.model is not None
-    if alone or config.backward == "reverse" or config.ring_size > _MOST:
+    if alone or config.backward == "reverse":
         return None
     exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
     shape = geometry.shape(config.mask)
@@ -128,17 +127,14 @@ def _costs(
         sent_bytes += one.moved.sent(one.which).bytes(one.weights) * fold
         messages += walks.tensors(one.which) * groups * fold
     time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on)
+    peak = peak_memory.peak(sizes, exchange, walks, backward=first.has_backward)
     work = walks.forward.route.by_rank(visible).sum(1)
     outer_bytes = hulls.exact(np.rint(time.outer_bytes).astype(np.int64))
     found = Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=hulls.exact(
-            np.asarray(
-                peak_memory.peak(sizes, exchange, walks, backward=first.has_backward), np.int64
-            )
-        ),
+        peak_memory_bytes=hulls.exact(np.asarray(peak, np.int64)),
         balance=work.mean(0) / work.max(0),
         **_times(time.seconds, time.spread),
         exposed_ms=time.exposed * 1e3,

@@ -31,12 +31,11 @@ Ints = NDArray[np.int64]
 
 class Finished(NamedTuple):
     """The end of one pass. ``at``: seconds by rank. ``computed``: the same without waits for
-    messages. ``inner_bytes``, ``outer_bytes``: sent within and between nodes. ``spans``: timelines
-    of the ranks that were asked for."""
+    messages. ``outer_bytes``: sent between nodes, by problem. ``spans``: timelines of the ranks
+    that were asked for."""
 
     at: Floats
     computed: Floats
-    inner_bytes: Floats
     outer_bytes: Floats
     spans: dict[int, list[Span]]
 
@@ -72,7 +71,7 @@ class Ports:
         self._outer_bandwidth = outer.bandwidth / crowd
         # Out and in of ranks, out and in of network ports.
         self._free = np.zeros((4, ranks * problems))
-        self.inner_bytes, self.outer_bytes = np.zeros((2, problems))
+        self.outer_bytes = np.zeros(problems)
 
     def send(self, source: Ints, to: Ints, sizes: Floats, ready: Floats) -> Floats:
         """Returns the moments at which messages that are ``ready`` have arrived."""
@@ -90,7 +89,6 @@ class Ports:
         end = np.maximum(np.maximum(ready, out[source]), into[to]) + sizes / self._inner.bandwidth
         np.maximum.at(out, source, end)
         np.maximum.at(into, to, end)
-        self.inner_bytes += self._sum(source, sizes)
         return end + self._inner.latency
 
     def _between(self, source: Ints, to: Ints, sizes: Floats, ready: Floats) -> Floats:
@@ -106,12 +104,9 @@ class Ports:
             end = np.maximum(end, (begin + all_of)[port])
         np.maximum.at(out, leaving, end)
         np.maximum.at(into, entering, end)
-        self.outer_bytes += self._sum(source, sizes)
+        problems = len(self.outer_bytes)
+        self.outer_bytes += np.bincount(source % problems, sizes, problems)
         return end + self._outer.latency
-
-    def _sum(self, source: Ints, sizes: Floats) -> Floats:
-        problems = len(self.inner_bytes)
-        return np.bincount(source % problems, sizes, problems).astype(np.float64, copy=False)
 
 
 def slowness(fleet: Fleet, ranks: int, steps: int) -> Floats:
@@ -208,8 +203,7 @@ def simulate(
         recorder.step(at, work[at], now, computed, after)
         total, now = total + computed - now, after
     return Finished(
-        now.reshape(shape), total.reshape(shape), ports.inner_bytes, ports.outer_bytes,
-        recorder.spans,
+        now.reshape(shape), total.reshape(shape), ports.outer_bytes, recorder.spans,
     )  # fmt: skip
 
 
