@@ -18,7 +18,7 @@ from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri, ui
 from ringray.lab.tracking.worker import Worker, receive, send
 from ringray.lab.trial.outcome import Tracked
 
-READY_S = 60.0
+READY_S = 180.0  # to import MLflow and make a database, on a busy machine
 FINISH_S = 30.0  # for the rest when a sweep ends, however slow MLflow is
 PER_TRIAL_S = 0.5  # added for each trial: short trials end faster than MLflow takes them
 PATIENCE_S = 10.0  # within this time, with failures only
