@@ -55,7 +55,7 @@ test: $(STAMP) ## run the quick tests; of large sets a part per day
 
 # pytest ends with 5 when nothing is selected.
 #   TURN=20779 make chaos     the cases of that day again
-chaos: $(STAMP) ## run the slow tests and those that kill processes, every second one each day
+chaos: $(STAMP) ## run the slow tests and those that kill processes, every third one each day
 	@echo "turn $(TURN); to run the same cases again: make TURN=$(TURN) chaos"
 	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "chaos and not gpu" || test $$? -eq 5
 	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "slow and not chaos and not gpu" || test $$? -eq 5

@@ -2,7 +2,7 @@
 
 Tests marked ``rotating(n)`` are cases of one large set. With ``RINGRAY_TURN`` (a whole number) set,
 one in ``n`` of them runs, a different one each turn; without it all run. All others that are marked
-``slow`` or ``chaos`` are one set, of which each turn takes every second one.
+``slow`` or ``chaos`` are one set, of which each turn takes every third one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support.place import Place
 
 TURN = os.environ.get("RINGRAY_TURN")
-SLOW_TURNS = 2
+SLOW_TURNS = 3
 
 # Before anything imports triton: without a GPU its kernels run in the interpreter.
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
