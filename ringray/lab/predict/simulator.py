@@ -240,17 +240,13 @@ def _messages(moved: Traffic, group: _VisitGroup, weights: Weights) -> _Messages
     else:
         rows, source, to = moved.sum_rows[at], route.rank[at[1:]], moved.sums_to[at]
         weight = weights.sums
-    if rows.ndim > 1:  # several problems
-        problems = rows.shape[1]
-        some = np.flatnonzero(rows)
-        owner, problem = np.divmod(some, problems)
-        to = (to if to.ndim > 1 else np.repeat(to, problems)).ravel()[some]
-        sizes = rows.ravel()[some].astype(np.float64) * np.asarray(weight, np.float64)[problem]
-        places = source[owner] * problems + problem, to * problems + problem
-        return _Messages(group.due, group.what, owner, *places, sizes)
-    (owner,) = np.nonzero(rows)
-    sizes = rows[owner].astype(np.float64) * weight
-    return _Messages(group.due, group.what, owner, source[owner], to[owner], sizes)
+    problems = rows[0].size
+    some = np.flatnonzero(rows)
+    owner, problem = np.divmod(some, problems)
+    to = (to if to.ndim > 1 else np.repeat(to, problems)).ravel()[some]
+    sizes = rows.ravel()[some].astype(np.float64) * np.broadcast_to(weight, problems)[problem]
+    places = source[owner] * problems + problem, to * problems + problem
+    return _Messages(group.due, group.what, owner, *places, sizes)
 
 
 class _Recorder:
