@@ -35,7 +35,9 @@ def losses(command: list[str], home: Path, steps: range = range(20)) -> list[str
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         # On a busy machine Ray's driver ends before it has shown the last lines of its workers.
-        workers = [path.read_text() for path in Path(folder).glob("session_2*/logs/worker-*.out")]
+        workers = [
+            path.read_text() for path in Path(folder).glob("ray/session_2*/logs/worker-*.out")
+        ]
     said = "".join([done.stdout, done.stderr, *workers])
     found = dict(re.findall(r"step +(\d+)  loss (\d+\.\d+)", said))
     assert sorted(map(int, found)) == list(steps)
