@@ -26,6 +26,7 @@ from ringray.lab.ring.memory_limit import MemoryLimit
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.machine_load import Watch
+from ringray.lab.trial.measurement import peak_memory
 from ringray.tuning import table as tuned
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class Rank:
         self._store: Any = None
         self._gpu: str | None = None
         self._limit = MemoryLimit(memory if device == "cpu" else None)
+        if device == "cpu" and memory is not None:
+            # The profiler takes 80 MiB when it first starts, which are not the trial's.
+            peak_memory(lambda: None, self._device)
         if device == "cuda":
             torch.cuda.set_device(self._device)
             properties = torch.cuda.get_device_properties(self._device)
