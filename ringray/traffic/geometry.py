@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 Rows32 = NDArray[np.int32]  # a large ring has many pairs of ranks
 
 
-_ELEMENTS_AT_ONCE = 1 << 20  # bounds the memory of one vectorised step over documents and ranks
+_ELEMENTS_AT_ONCE = 1 << 16  # bounds the memory of one vectorised step over documents and ranks
 
 
 @dataclass(frozen=True)
@@ -110,27 +110,26 @@ def _pieces(layouts: Sequence[Layout]) -> _Pieces:
     ranges = [[layout.ranges(rank) for rank in range(layout.ranks)] for layout in layouts]
     step = np.array([of_rank[0][0].step for of_rank in ranges])
     most = max(len(pieces) for of_rank in ranges for pieces in of_rank)
-    none = [(0, 0)]
-    dealt = [
-        [
-            [(one.start, len(one)) for one in pieces] + none * (most - len(pieces))
-            for pieces in of_rank
-        ]
+    none = (range(0),) * most
+    bounds = [
+        bound
         for of_rank in ranges
+        for pieces in of_rank
+        for one in (*pieces, *none[len(pieces) :])
+        for bound in (one.start, one.stop)
     ]
-    first, sizes = np.array(dealt, np.int64).transpose(3, 1, 2, 0)
-    return _Pieces(first, sizes, step)
-
-
-def _sum_clamped(upto: Ints, cap: Ints) -> Ints:
-    """Returns the sum of ``clip(y, 0, cap)`` over all integers ``y <= upto``."""
-    inside = np.minimum(np.maximum(upto, 0), cap)
-    return ((inside * (inside + 1)) >> 1) + np.maximum(upto - cap, 0) * cap
+    shape = len(layouts), layouts[0].ranks, most, 2
+    first, stop = np.array(bounds, np.int64).reshape(shape).transpose(3, 1, 2, 0)
+    return _Pieces(first, np.maximum(-((first - stop) // step), 0), step)
 
 
 def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
-    """Counts the (i, j) with ``0 <= i < n``, ``0 <= j < m`` and ``i - j >= least``."""
-    return _sum_clamped(n - least, m) - _sum_clamped(-least, m)
+    """Counts the (i, j) with ``0 <= i < n``, ``0 <= j < m`` and ``i - j >= least``, where ``-m <=
+    least <= n``."""
+    # Each i has min(i - least + 1, m) of them, if that is above 0.
+    first, last = np.maximum(-least, 0), n - least
+    inside = np.minimum(last, m)
+    return ((inside * (inside + 1) - first * (first + 1)) >> 1) + (last - inside) * m
 
 
 def _band(
