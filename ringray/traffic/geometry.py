@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from ringray import partition as partitions
 from ringray.traffic.mask import Mask, areas
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger]
 Rows32 = NDArray[np.int32]  # a large ring has many pairs of ranks
 
 
 _ELEMENTS_AT_ONCE = 1 << 16  # bounds the memory of one vectorised step over documents and ranks
+_NARROW = 1 << 31  # numbers below it take half the time
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,11 @@ class Pairs(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """First positions and sizes, ``[rank, piece, problem]``, and the step that all pieces of a
-    problem share."""
+    """First positions and sizes, ``[rank, piece, problem]``, and the step that all pieces share."""
 
     first: Ints
     sizes: Ints
-    step: Ints
+    step: int
 
     def before(self, position: Ints) -> Ints:
         """Counts the positions of each piece before ``position``."""
@@ -106,9 +106,9 @@ class _Pieces(NamedTuple):
 
 
 def _pieces(layouts: Sequence[Layout]) -> _Pieces:
-    """Returns the pieces of layouts that have one number of ranks."""
+    """Returns the pieces of layouts that differ in length only."""
     ranges = [[layout.ranges(rank) for rank in range(layout.ranks)] for layout in layouts]
-    step = np.array([of_rank[0][0].step for of_rank in ranges])
+    step = ranges[0][0][0].step
     most = max(len(pieces) for of_rank in ranges for pieces in of_rank)
     none = (range(0),) * most
     bounds = [
@@ -133,7 +133,7 @@ def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
 
 
 def _band(
-    apart: Ints, step: Ints | int, n: Ints, m: Ints, least: Ints, most: Ints | None
+    apart: Ints, step: int, n: Ints, m: Ints, least: Ints, most: Ints | None
 ) -> tuple[Ints, ...]:
     """Returns visible pairs (i, j) with ``0 <= i < n`` and ``0 <= j < m``, of queries ``apart + i *
     step`` and keys ``j * step``, and the least and the most ``i - j`` of those that the area
@@ -156,7 +156,7 @@ def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
     if mask.global_tokens is None or travelling == "queries":
         return ends
     dealt = _pieces([layout])
-    if dealt.step[0] > 1:
+    if dealt.step > 1:
         return ends
     first, stop = (x[..., 0].T for x in (dealt.first, dealt.first + dealt.sizes))
     bounds = np.array(mask.rows[0].boundaries)
@@ -170,7 +170,7 @@ def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
     bounds = cuts(layout, mask, travelling)[..., None]
     each = [_in_parts([(layout, row)], bounds, travelling) for row in mask.rows]
-    rows = [Pairs(*(table[..., 0] for table in one)) for one in each]  # type: ignore[arg-type]
+    rows = [Pairs(*(table[..., 0] for table in one)) for one in each]
     return rows[0] if len(rows) == 1 else _of_rows(rows, layout.padded)
 
 
@@ -189,9 +189,14 @@ def _in_parts(
     padded = np.array([layout.padded for layout in layouts])
     rectangles = np.stack([np.stack(areas(mask)) for mask in masks], -1)
     unbounded = bool((rectangles[-1] >= [mask.seq_len for mask in masks]).all())
+    # No number on the way to positions, and to the pairs of two pieces, is larger.
+    largest = max(4 * int(padded.max()), 2 * (int(dealt.sizes.max()) + 1) ** 2)
+    dtype = np.int32 if largest < _NARROW else np.int64
+    dealt = dealt._replace(first=dealt.first.astype(dtype), sizes=dealt.sizes.astype(dtype))
+    rectangles, padded = rectangles.astype(dtype), padded.astype(dtype)
     found = [
         _pairs(dealt, rectangles, padded, travelling, part, unbounded)
-        for part in itertools.pairwise(bounds)
+        for part in itertools.pairwise(bounds.astype(dtype))
     ]
     visible, first, stop = zip(*found, strict=True)
     return Pairs(reduce(np.add, visible), np.stack(first), np.stack(stop))
@@ -216,8 +221,8 @@ def _pairs(
     # In one such area a rank that needs any key row of another needs the first of the part.
     whole = unbounded and keys_travel and rectangles.shape[1] == 1 and not low.any()
     visible = np.zeros((ranks, ranks, problems), np.int64)
-    lowest = visible + (0 if whole else padded)
-    highest = visible - 1
+    lowest = np.zeros(visible.shape, padded.dtype) + (0 if whole else padded)
+    highest = np.full_like(lowest, -1)
 
     every = (ranks * pieces) ** 2 * problems
     chunk = max(1, _ELEMENTS_AT_ONCE // every)

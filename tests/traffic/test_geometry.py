@@ -20,7 +20,7 @@ from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask, document_boundaries
 from ringray_kernels.intervals import intervals, visible_ranges
-from tests.support.brute_force import blocks, masks, problems, rows, seen
+from tests.support.brute_force import any_mask, blocks, masks, problems, rows, seen
 from tests.support.point import point
 
 if TYPE_CHECKING:
@@ -203,6 +203,29 @@ def test_documents_of_fixed_uneven_lengths(seq_len: int, count: int) -> None:
     assert (bounds[0], bounds[-1]) == (0, seq_len)
     assert list(bounds) == sorted(bounds)
     Mask(seq_len, documents=bounds)
+
+
+@st.composite
+def large(draw: st.DrawFn) -> tuple[Layout, Mask]:
+    """A problem with about as many rows per rank, or positions, as numbers of 32 bits allow."""
+    name, ranks = draw(st.sampled_from(sorted(PARTITIONS))), draw(st.integers(1, 6))
+    rows = st.integers(20_000, 140_000).map(lambda rows: rows * ranks)
+    seq_len = draw(rows | st.integers(1 << 28, (1 << 31) - 1))
+    mask = draw(any_mask(seq_len).filter(lambda one: not one.chunk or one.chunk > seq_len // 99))
+    return Layout(name, padded_length(name, seq_len, ranks), ranks), mask
+
+
+@settings(deadline=None, max_examples=200)
+@given(large(), st.sampled_from(["keys", "queries"]))
+def test_numbers_of_32_bits_suffice_where_they_are_taken(
+    problem: tuple[Layout, Mask], travelling: geometry.Travelling
+) -> None:
+    found = geometry.of_all((problem,), travelling)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(geometry, "_NARROW", 0)
+        for narrow, wide in zip(found, geometry.of_all((problem,), travelling), strict=True):
+            assert np.array_equal(narrow, wide)
+    assert found.visible.sum() == geometry.total_visible(problem[1])
 
 
 def test_a_million_tokens_cost_no_rows() -> None:
