@@ -88,7 +88,7 @@ class Pairs(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """First positions and sizes, ``[rank, piece, problem]``, and the step that all pieces share."""
+    """First positions and sizes, ``[piece, rank, problem]``, and the step that all pieces share."""
 
     first: Ints
     sizes: Ints
@@ -119,7 +119,7 @@ def _pieces(layouts: Sequence[Layout]) -> _Pieces:
         for bound in (one.start, one.stop)
     ]
     shape = len(layouts), layouts[0].ranks, most, 2
-    first, stop = np.array(bounds, np.int64).reshape(shape).transpose(3, 1, 2, 0)
+    first, stop = np.array(bounds, np.int64).reshape(shape).transpose(3, 2, 1, 0).copy()
     return _Pieces(first, np.maximum(-((first - stop) // step), 0), step)
 
 
@@ -158,7 +158,7 @@ def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
     dealt = _pieces([layout])
     if dealt.step > 1:
         return ends
-    first, stop = (x[..., 0].T for x in (dealt.first, dealt.first + dealt.sizes))
+    first, stop = (x[..., 0] for x in (dealt.first, dealt.first + dealt.sizes))
     bounds = np.array(mask.rows[0].boundaries)
     begin = bounds[np.maximum(np.searchsorted(bounds, stop) - 1, 0)]
     after = np.clip(begin + mask.global_tokens, first, stop)
@@ -216,23 +216,23 @@ def _pairs(
 ) -> tuple[Ints, Ints, Ints]:  # fmt: skip
     """Returns the same for the owners' positions within ``part``; ``unbounded``: no area has a
     window to the left."""
-    (low, high), (ranks, pieces, problems) = part, dealt.first.shape
+    (low, high), (pieces, ranks, problems) = part, dealt.first.shape
     keys_travel = travelling == "keys"
     # In one such area a rank that needs any key row of another needs the first of the part.
     whole = unbounded and keys_travel and rectangles.shape[1] == 1 and not low.any()
     visible = np.zeros((ranks, ranks, problems), np.int64)
     lowest = np.zeros(visible.shape, padded.dtype) + (0 if whole else padded)
-    highest = np.full_like(lowest, -1)
+    beyond = np.zeros_like(lowest)  # one more than the highest; 0 where nothing is visible
 
     every = (ranks * pieces) ** 2 * problems
     chunk = max(1, _ELEMENTS_AT_ONCE // every)
     block = max(1, _ELEMENTS_AT_ONCE // (chunk * every // ranks))
     for at in range(0, rectangles.shape[1], chunk):
         begin, end, key, key_end, least, most = rectangles[:, at : at + chunk, None, None]
-        key, key_end = (np.clip(x, low[:, None], high[:, None]) for x in (key, key_end))
+        key, key_end = (np.clip(x, low, high) for x in (key, key_end))
         # axes: area, piece of the queries, piece of the keys, query rank, key rank, problem
-        queries = [x.swapaxes(1, 2)[:, :, None, :, None] for x in dealt.within(begin, end)]
-        b, m = (x.swapaxes(1, 2)[:, None, :, None, :] for x in dealt.within(key, key_end))
+        queries = [x[:, :, None, :, None] for x in dealt.within(begin, end)]
+        b, m = (x[:, None, :, None] for x in dealt.within(key, key_end))
         least, most = (x[:, :, :, None, None] for x in (least, most))
         for rank in range(0, ranks, block):
             these = slice(rank, rank + block)
@@ -245,26 +245,24 @@ def _pairs(
             else:
                 of, start, stop = a, near, np.minimum(n, m + far)
             visible[these] += seen.sum((0, 1, 2))
-            last = np.where(seen > 0, of + (stop - 1) * dealt.step, -1)
-            np.maximum(highest[these], last.max((0, 1, 2)), out=highest[these])
+            after = np.where(seen > 0, of + (stop - 1) * dealt.step + 1, 0)
+            np.maximum(beyond[these], after.max((0, 1, 2)), out=beyond[these])
             if not whole:
                 start = np.where(seen > 0, of + np.maximum(start, 0) * dealt.step, padded)
                 np.minimum(lowest[these], start.min((0, 1, 2)), out=lowest[these])
     if not keys_travel:
-        visible, lowest, highest = (x.swapaxes(0, 1) for x in (visible, lowest, highest))
+        visible, lowest, beyond = (x.swapaxes(0, 1) for x in (visible, lowest, beyond))
 
     def local_row(position: Ints) -> Ints:
         """Counts the local rows of the owner before ``position``."""
         rows = np.zeros_like(position)
         for piece in range(pieces):
-            one = _Pieces(dealt.first[:, piece], dealt.sizes[:, piece], dealt.step)
+            one = _Pieces(dealt.first[piece], dealt.sizes[piece], dealt.step)
             rows += one.before(position)
         return rows
 
-    some = highest >= 0
-    first_row = lowest if whole else np.where(some, local_row(np.where(some, lowest, 0)), 0)
-    stop_row = np.where(some, local_row(highest) + 1, 0)
-    return visible, first_row.astype(np.int32), stop_row.astype(np.int32)
+    first_row = lowest if whole else local_row(np.where(beyond > 0, lowest, 0))
+    return visible, first_row.astype(np.int32), local_row(beyond).astype(np.int32)
 
 
 def _of_rows(each: list[Pairs], padded: int) -> Pairs:
