@@ -237,9 +237,10 @@ def call_rows(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Fl
 
 def _largest(values: Floats, route: Route) -> Floats:
     """Returns the largest of each step, ``[rank, step]``, whose visits come one after another."""
-    placed = np.zeros((max(route.step) + 2, len(values), *values.shape[2:]))
-    np.maximum.at(placed, list(route.step), values.swapaxes(0, 1))
-    return placed.swapaxes(0, 1)
+    placed = np.zeros((len(values), max(route.step) + 2, *values.shape[2:]))
+    for visit, step in enumerate(route.step):
+        np.maximum(placed[:, step], values[:, visit], out=placed[:, step])
+    return placed
 
 
 def _walked_forward(sizes: Sizes, walks: Walks) -> Number:
