@@ -133,7 +133,7 @@ def postgres() -> Iterator[str]:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, **settings,
         )  # fmt: skip
         uri = f"postgresql://ringray:{password}@127.0.0.1:{port}/postgres"
-        wait_for(lambda: _accepts(uri), 30, pause=0.1)
+        wait_for(lambda: _accepts(uri), pause=0.1)
         yield uri
     finally:
         if server is not None:

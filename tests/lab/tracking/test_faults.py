@@ -59,7 +59,7 @@ def test_in_the_middle(store: Store, server: Server, proxy: Proxy, fault: str) -
         tracker = Tracker(store.path, DIGEST, proxy.uri, name).start()
         tracker.wait_ready()
         _record(store, range(4))
-        wait_for(lambda: len(runs(server.uri, name)[1]) == 4, 60, 0.5)
+        wait_for(lambda: len(runs(server.uri, name)[1]) == 4, pause=0.5)
         # Of the calls that write the next trials; a late answer holds up its caller for 10 s.
         proxy.fail(fault, only=2 if fault == "late" else 7)
         _record(store, range(4, COUNT))
@@ -130,7 +130,7 @@ def test_at_the_start(
         tracker.wait_ready()
         assert tracker.place.run_id == first.place.run_id
         _record(store, range(4, COUNT))
-        wait_for(lambda: proxy.met > 0, 60)
+        wait_for(lambda: proxy.met > 0)
         proxy.fail(None)
         proxy.delay.set()
         store.finish(DIGEST, "complete")

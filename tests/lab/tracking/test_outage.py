@@ -16,6 +16,7 @@ from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.trial.outcome import Kept, Tracked
+from tests.support.place import PATIENCE
 from tests.support.tracking_servers import Server, sqlite_server
 from tests.support.tracking_store import (
     DIGEST,
@@ -227,5 +228,5 @@ def test_an_outage_in_the_middle_is_caught_up(store: Store, server: Server) -> N
     time.sleep(1.0)
     server.start()
     store.finish(DIGEST, "complete")
-    assert tracker.finish() == SyncState(10, 0, None)
+    assert tracker.finish(PATIENCE) == SyncState(10, 0, None)
     check_complete(store, server.uri)

@@ -14,6 +14,7 @@ from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.trial.outcome import Outcome
+from tests.support.place import PATIENCE
 from tests.support.tracking_servers import Server, postgres, sqlite_server
 from tests.support.tracking_store import (
     DIGEST,
@@ -65,7 +66,7 @@ def test_a_sweep_over_http(store: Store, server: Server) -> None:
     for index, trial in enumerate(planned[:-1]):
         store.record(DIGEST, trial.key, measured(index))
     store.finish(DIGEST, "complete")
-    assert tracker.finish(60) == SyncState(24, 0, None)
+    assert tracker.finish(PATIENCE) == SyncState(24, 0, None)
     check_complete(store, server.uri)
 
     mlflow = client(server.uri)

@@ -21,6 +21,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.tracking.worker import Worker, receive, send
+from tests.support.place import PATIENCE
 from tests.support.tracking_store import (
     DIGEST,
     begin,
@@ -46,7 +47,7 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
     for index, status in enumerate(("ok", "ok", "oom", "failed", "timeout")):
         store.record(DIGEST, planned[index].key, outcome(index, status))
     store.finish(DIGEST, "complete")
-    assert tracker.finish() == SyncState(6, 0, None)
+    assert tracker.finish(PATIENCE) == SyncState(6, 0, None)
     check_complete(store)
     parents, children = runs()
     parent, first = parents[0], children[planned[0].key]
@@ -96,7 +97,7 @@ def test_a_process_started_ahead_is_the_one_that_writes(store: Store) -> None:
     store.record(DIGEST, trials(2)[0].key, outcome(0))
     store.finish(DIGEST, "complete")
     # Asked for while the driver still has other things to end.
-    tracker.ask_to_finish()
+    tracker.ask_to_finish(timeout=PATIENCE)
     wait_for(lambda: runs()[0][0].info.status == "FINISHED")
     assert tracker.finish() == SyncState(1, 0, None)
     check_complete(store)
@@ -149,7 +150,7 @@ def test_a_tracker_killed_at_any_moment_doubles_nothing(store: Store) -> None:
     os.kill(tracker._worker.process.pid, signal.SIGKILL)
     store.finish(DIGEST, "interrupted")
     # The driver's own end starts it once more.
-    assert tracker.finish() == SyncState(60, 0, None)
+    assert tracker.finish(PATIENCE) == SyncState(60, 0, None)
     check_complete(store)
     assert runs()[0][0].info.status == "KILLED"
 
@@ -190,7 +191,7 @@ def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -
         tracker = Tracker(store.path, DIGEST, None, "quick").start()
         tracker.wait_ready()
         with suppress(psutil.NoSuchProcess):  # it has let go of the sweep, and is about to end
-            psutil.Process(pid).wait(timeout=30)
+            psutil.Process(pid).wait(timeout=PATIENCE)
         parents, children = runs()
         assert len(children) == 5
         assert [run.info.status for run in parents] == ["RUNNING"]
@@ -201,7 +202,7 @@ def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -
         for index, trial in enumerate(planned[5:], start=5):
             store.record(DIGEST, trial.key, outcome(index))
         store.finish(DIGEST, "complete")
-        assert tracker.finish() == SyncState(8, 0, None)
+        assert tracker.finish(PATIENCE) == SyncState(8, 0, None)
     check_complete(store)
     assert [(run.info.run_id, run.info.status) for run in runs()[0]] == [(first, "FINISHED")]
 
@@ -231,12 +232,12 @@ def test_a_tracker_told_to_stop_writes_what_there_is(store: Store) -> None:
         store.record(DIGEST, trials(2)[0].key, outcome(0))
         os.kill(tracker._worker.process.pid, signal.SIGINT)
         os.kill(tracker._worker.process.pid, signal.SIGTERM)
-        assert tracker._worker.process.wait(60) == 0
+        assert tracker._worker.process.wait(PATIENCE) == 0
         check_complete(store)
         # The next one goes on from there.
         store.record(DIGEST, trials(2)[1].key, outcome(1))
         store.finish(DIGEST, "complete")
-        assert tracker.finish() == SyncState(2, 0, None)
+        assert tracker.finish(PATIENCE) == SyncState(2, 0, None)
     check_complete(store)
 
 
@@ -287,7 +288,7 @@ def test_two_hundred_trials(store: Store, capsys: pytest.CaptureFixture[str]) ->
         store.record(DIGEST, trial.key, outcome(index))
     store.finish(DIGEST, "complete")
     begun = time.monotonic()
-    assert tracker.finish(60) == SyncState(200, 0, None)
+    assert tracker.finish(PATIENCE) == SyncState(200, 0, None)
     wall = time.monotonic() - begun
     spent.append(_children_cpu())
     begun = time.monotonic()
