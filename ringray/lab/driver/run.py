@@ -185,4 +185,5 @@ class Sweep:
         self.summary.ui_command = self._tracker.ui_command
         if state.error or state.pending:
             why = f": {state.error}" if state.error else ""
-            self.summary.tracking = f"{state.pending} trials are not in MLflow yet{why}"
+            what = f"{state.pending} trials" if state.pending else "some files"
+            self.summary.tracking = f"{what} are not in MLflow yet{why}"

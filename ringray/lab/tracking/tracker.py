@@ -8,6 +8,7 @@ with it: :func:`sync` writes what is missing from the store, at any time.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ringray.base.errors import PlaceError
@@ -160,7 +161,10 @@ class Tracker:
             return self._lost("the tracking process gave no answer in time")
         state: SyncState
         self.place, state = answer
-        self._worker.end(min(FIGURES_S, max(2.0, self._left())))  # it draws the figures now
+        patience = min(FIGURES_S, max(2.0, self._left()))
+        ended = self._worker.end(patience)  # it draws the figures now
+        if ended == "SIGKILL" and not state.error:
+            state = replace(state, error=f"figures and report took more than {patience:.0f} s")
         return state
 
     def _silent(self, why: str) -> PlaceError:

@@ -241,6 +241,22 @@ def test_a_tracker_told_to_stop_writes_what_there_is(store: Store) -> None:
     check_complete(store)
 
 
+def test_files_that_take_too_long_are_missed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(store, trials(1))
+    tracker = Tracker(store.path, DIGEST, None, "quick").start()
+    tracker.wait_ready()
+    store.record(DIGEST, trials(1)[0].key, outcome(0))
+    store.finish(DIGEST, "complete")
+    with monkeypatch.context() as patch:
+        patch.setattr("ringray.lab.tracking.tracker.FIGURES_S", 0.0)
+        state = tracker.finish(PATIENCE)
+    assert state == SyncState(1, 0, "figures and report took more than 0 s")
+    monkeypatch.setattr("ringray.lab.tracking.tracker.FIGURES_S", PATIENCE)
+    assert sync(store.path, DIGEST, None, "quick") == SyncState(1, 0, None)
+    files = client().list_artifacts(runs()[0][0].info.run_id)
+    assert "report.html" in {file.path for file in files}
+
+
 def test_a_deleted_experiment_is_refused_before_anything_runs(store: Store) -> None:
     mlflow = client()
     mlflow.delete_experiment(mlflow.create_experiment("quick"))
