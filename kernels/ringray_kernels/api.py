@@ -22,6 +22,7 @@ from ringray_kernels.checks import DTYPES, check_qkv, expect, unusable_scale, un
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import Dropout, unusable_dropout
 from ringray_kernels.intervals import Positions
+from ringray_kernels.modes import without_modes
 from ringray_kernels.quantize import DTYPE, Scales
 
 
@@ -263,7 +264,8 @@ def forward(
     if state is not None:
         expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32, q.device)
         expect("state.lse", state.lse, q.shape[:3], torch.float32, q.device)
-    return module.forward(operands, state, out_dtype or torch.float32)
+    with without_modes(q.device):
+        return module.forward(operands, state, out_dtype or torch.float32)
 
 
 def backward(
@@ -314,7 +316,8 @@ def backward(
     ):  # fmt: skip
         if tensor is not None:
             expect(name, tensor, shape, dtype, q.device)
-    module.backward(operands, BackwardOperands(dout, out, lse, delta, dq, dk, dv))
+    with without_modes(q.device):
+        module.backward(operands, BackwardOperands(dout, out, lse, delta, dq, dk, dv))
 
 
 def delta(
@@ -335,8 +338,8 @@ def delta(
     """
     expect("dout", dout, out.shape, out.dtype, out.device)
     expect("lse", lse, out.shape[:3], torch.float32, out.device)
-    found = load_backend(resolve_backend(backend, out)).delta(dout, out, lse)
-    if dlse is None:
-        return found
-    expect("dlse", dlse, out.shape[:3], torch.float32, out.device)
-    return found.sub_(dlse.masked_fill(lse == -torch.inf, 0.0))
+    if dlse is not None:
+        expect("dlse", dlse, out.shape[:3], torch.float32, out.device)
+    with without_modes(out.device):
+        rowsums = load_backend(resolve_backend(backend, out)).delta(dout, out, lse)
+        return rowsums if dlse is None else rowsums.sub_(dlse.masked_fill(lse == -torch.inf, 0.0))

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from ringray_kernels.modes import lasting
+
 T = TypeVar("T")
 
 
@@ -151,7 +153,7 @@ def derived(start: Tensor, end: Tensor, key: Hashable, make: Callable[[], T]) ->
     if key not in kept.values:
         if capturing(start.device):  # its memory would be the graph's
             return make()
-        with torch.inference_mode(False):
+        with lasting(start.device):
             kept.values[key] = make()
     return cast("T", kept.values[key])
 

@@ -107,12 +107,12 @@ def ring_decode(
             for other in others:
                 merge_(*state, *other)
         state = _merged_over_ranks(state, comm)
-    shape = (len(q), -1, q.shape[2], q.shape[1] // cache.k.shape[1])
-    out, lse = (x.reshape(*shape, *x.shape[3:]).transpose(2, 3).flatten(1, 2) for x in state)
-    if sinks is not None:
-        with torch.no_grad():
+        shape = (len(q), -1, q.shape[2], q.shape[1] // cache.k.shape[1])
+        out, lse = (x.reshape(*shape, *x.shape[3:]).transpose(2, 3).flatten(1, 2) for x in state)
+        if sinks is not None:
             merge_sinks_(out, lse, sinks)
-    return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
+        out = out.to(q.dtype)
+    return (out, lse) if return_lse else out
 
 
 class _Problem(NamedTuple):
@@ -262,8 +262,9 @@ def _attend(rows: Tensor, seen: _Seen, cache: ShardedKV, kernel: dict[str, Any])
             edge = seen.within(begin, end, rows.device)
             state = ringray_kernels.forward(rows, keys, values, *edge, state=state, **kernel)
     if state is None:  # no key of this rank
-        out = torch.zeros((*rows.shape[:3], v.shape[2]), device=rows.device)
-        state = State(out, torch.full(rows.shape[:3], -torch.inf, device=rows.device))
+        like: dict[str, Any] = {"dtype": torch.float32, "device": rows.device}
+        out = torch.zeros((*rows.shape[:3], v.shape[2]), **like)
+        state = State(out, torch.full(rows.shape[:3], -torch.inf, **like))
     return state
 
 

@@ -31,6 +31,7 @@ from ringray_kernels.bias import Bias
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import Dropout
 from ringray_kernels.intervals import Positions, capturing, intervals, visible_ranges
+from ringray_kernels.modes import lasting
 
 T = TypeVar("T")
 Ranges = tuple[tuple[Tensor, Tensor], ...]
@@ -121,7 +122,7 @@ class RankProblem:
                     "ring_attention: got a problem that is new while a CUDA graph is captured, "
                     "expected one that has run before: run the step once, then capture it"
                 )
-            with torch.inference_mode(False):  # a later call may need gradients
+            with lasting(device):
                 found = self._kept[key, device] = make()
         return cast("T", found)
 
@@ -151,7 +152,7 @@ class RankProblem:
         device, made = keys.device, self.slopes
         at = self._positions_32(queries, device)[rows.start : rows.stop]
         if made is not None:
-            slopes = self.once("slopes", device, lambda: torch.tensor(made).to(device))
+            slopes = self.once("slopes", device, lambda: torch.tensor(made, dtype=torch.float32, device="cpu").to(device))
             found["bias"] = Bias(at, keys, slopes[:, heads])
         if tables:
             table, *grads = (x[heads] for x in tables)
@@ -210,25 +211,31 @@ class RankProblem:
 def positions(layout: Layout, rank: int, device: torch.device) -> Tensor:
     """Returns the global positions of a rank's rows, int64 (rows,), strictly increasing; not to be
     changed."""
-    with torch.inference_mode(False):  # autograd may save them in a later call
-        parts = [torch.arange(r.start, r.stop, r.step, device=device) for r in layout.ranges(rank)]
+    with lasting(device):
+        parts = [
+            torch.arange(r.start, r.stop, r.step, dtype=torch.int64, device=device)
+            for r in layout.ranges(rank)
+        ]
         return torch.cat(parts).sort().values
 
 
 @lru_cache(maxsize=16)
 def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> Ranges:
     at = positions(layout, rank, device)
-    each = [visible_ranges(at, mask.seq_len, **keywords(row, device)) for row in mask.rows]
-    return tuple([
-        (torch.stack([low for low, _ in of_rows]), torch.stack([high for _, high in of_rows]))
-        for of_rows in zip(*each, strict=True)
-    ])  # fmt: skip
+    with lasting(device):
+        each = [visible_ranges(at, mask.seq_len, **keywords(row, device)) for row in mask.rows]
+        return tuple([
+            (torch.stack([low for low, _ in of_rows]), torch.stack([high for _, high in of_rows]))
+            for of_rows in zip(*each, strict=True)
+        ])  # fmt: skip
 
 
 def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:
     """Returns a mask, except its length, as the arguments of ``ring_attention`` and of
     ``visible_ranges``."""
-    documents = None if mask.documents is None else torch.tensor(mask.documents)
+    documents = mask.documents
+    if documents is not None:
+        documents = torch.tensor(documents, dtype=torch.int64, device="cpu")
     return {
         "causal": mask.causal,
         "window": mask.window,

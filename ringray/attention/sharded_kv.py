@@ -20,6 +20,7 @@ from ringray.base.units import plain
 from ringray.comm.ring import connect
 from ringray.traffic.geometry import Layout
 from ringray_kernels.checks import check_qkv, not_plain
+from ringray_kernels.modes import lasting
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -63,7 +64,8 @@ class ShardedKV:
         more = np.arange(dealt + (self.rank - dealt) % self.ranks, capacity, self.ranks)
         self._positions = np.concatenate([first[first < dealt], more])
         rows = max(1, len(self._positions))
-        self._k, self._v = (x.new_empty((*x.shape[:2], rows, x.shape[3])) for x in (k, v))
+        with lasting(k.device):
+            self._k, self._v = (x.new_empty((*x.shape[:2], rows, x.shape[3])) for x in (k, v))
 
     @classmethod
     def empty(
@@ -133,8 +135,9 @@ class ShardedKV:
             length = partitions.true_length(partition, length, k.shape[2], comm.world_size)
             padded = k.shape[2] * comm.world_size
             cache = cls(k.detach(), v.detach(), capacity, group, partition, length, padded)
-            for held, given in zip((cache._k, cache._v), (k, v), strict=True):
-                held[:, :, : cache.rows] = given.detach()[:, :, : cache.rows]
+            with lasting(k.device):
+                for held, prefill in zip((cache._k, cache._v), (k, v), strict=True):
+                    held[:, :, : cache.rows] = prefill.detach()[:, :, : cache.rows]
             return cache
 
     @property
@@ -177,10 +180,14 @@ class ShardedKV:
         """
         with refusing(connect(self.group)):
             self._check(k, v, plain(position))
-        at, new = self.rows, slice((self.rank - self.length) % self.ranks, None, self.ranks)
-        self.length += k.shape[2]
-        for held, given in ((self._k, k), (self._v, v)):
-            held[:, :, at : self.rows] = given.detach()[:, :, new]
+            length = self.length + k.shape[2]
+            stop = int(np.searchsorted(self._positions, length))
+            own = slice((self.rank - self.length) % self.ranks, None, self.ranks)
+            with lasting(k.device):
+                for held, new in ((self._k, k), (self._v, v)):
+                    held[:, :, self.rows : stop] = new.detach()[:, :, own]
+        # The tokens count only once their rows are written.
+        self.length = length
 
     def _check(self, k: Tensor, v: Tensor, position: int | None) -> None:
         for name, x, held in (("k", k, self._k), ("v", v, self._v)):

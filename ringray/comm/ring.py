@@ -148,7 +148,7 @@ class Comm:
 
         In log2(ranks) rounds, one message each: a maximum may count a rank twice.
         """
-        most = torch.tensor(values)
+        most = torch.tensor(values, dtype=torch.int64, device="cpu")
         if self._group is None:
             return most.tolist()
         rank, ranks, distance = self.rank, self.world_size, 1
@@ -171,7 +171,7 @@ class Comm:
         by an error."""
         if self._group is None:
             return [values]
-        mine = torch.tensor(values, dtype=torch.int64)
+        mine = torch.tensor(values, dtype=torch.int64, device="cpu")
         parts = [torch.empty_like(mine) for _ in range(self.world_size)]
         with waiting(hop):
             _host(self._group).allgather([parts], [mine]).wait()

@@ -13,19 +13,19 @@ heads   exchange of heads for rows around another loop
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-import torch
 
 from ringray.attention.agreement import BackwardPass, agree
 from ringray.attention.loops import gather, heads, ring
+from ringray_kernels.modes import lasting
 from ringray_kernels.quantize import quantized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
+    import torch
     from torch import Tensor
 
     from ringray.attention.loops.chunks import Result
@@ -82,12 +82,10 @@ HERE = _Here()
 
 @contextmanager
 def exactly(device: torch.device) -> Iterator[None]:
-    """Marks this thread, and turns autocast off, which would compute fp32 sums in half
-    precision."""
+    """Marks this thread, and computes without the modes of the caller."""
     before, HERE.attending = HERE.attending, True
-    cast = torch.is_autocast_enabled(device.type)
     try:
-        with torch.autocast(device.type, enabled=False) if cast else nullcontext():
+        with lasting(device):
             yield
     finally:
         HERE.attending = before

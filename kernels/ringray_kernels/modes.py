@@ -1,0 +1,51 @@
+"""Computation that no mode of the caller alters.
+
+Dispatch modes may hold a result that is changed in place later, as selective checkpoints do;
+function modes may put new tensors on another device, as ``torch.set_default_device`` does; autocast
+rounds sums; tensors made in inference mode cannot take part in a later backward pass.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_UNCHANGED = nullcontext()
+_CASTING = ("cpu", "cuda")  # torch refuses to say whether it casts on others
+
+
+def dispatching() -> bool:
+    """Tells whether a dispatch mode of the caller sees the operators of this thread."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def without_modes(device: torch.device) -> AbstractContextManager[None]:
+    """Turns off dispatch modes, function modes and autocast on ``device`` for a block."""
+    casting = device.type in _CASTING and torch.is_autocast_enabled(device.type)
+    observed = dispatching() or torch._C._len_torch_function_stack() > 0
+    # Most calls have nothing to turn off, and the host's time counts.
+    return _off(device, casting) if casting or observed else _UNCHANGED
+
+
+@contextmanager
+def _off(device: torch.device, casting: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if casting:
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield
+
+
+@contextmanager
+def lasting(device: torch.device) -> Iterator[None]:
+    """Turns off inference mode, too: for tensors that outlive the call that makes them."""
+    inference = torch.is_inference_mode_enabled()
+    with torch.inference_mode(False) if inference else _UNCHANGED, without_modes(device):
+        yield
