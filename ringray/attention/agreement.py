@@ -1,11 +1,12 @@
 """Agreement of all ranks about a problem before the first hop, so that none waits for a message
 that another does not send, or takes one that belongs to another pass.
 
-``ring_attention``, ``unshard`` and the backward passes of both exchange one fingerprint of their
-values, through host memory: no rank waits for its device. Where fingerprints differ, a vector of
-digests follows, one for each value, from which each rank says what differs; a rank whose own
-arguments are wrong takes part with a fingerprint and a vector that say so. Calls are numbered, and
-a backward pass names the call that it belongs to.
+Every public function that communicates, and their backward passes, exchange one fingerprint of
+their values, through host memory: no rank waits for its device. Where fingerprints differ, a vector
+of digests follows, one for each value, from which each rank says what differs. A rank that raises
+before, because its arguments are wrong or its own part fails, takes part with a fingerprint and a
+vector that say so (``refusing``). Calls are numbered, and a backward pass names the call that it
+belongs to.
 ``RINGRAY_AGREEMENT=0`` in the environment of *all* ranks turns it off, for production runs whose
 shapes are known to agree.
 """
@@ -15,10 +16,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from ringray.base.errors import PeerError
+from torch._C import _DisableFuncTorch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ringray.base.errors import PeerError, settle, settled
 from ringray.comm.ring import Comm
 
 _REJECTED = -1
@@ -68,13 +72,19 @@ class Joining(NamedTuple):
     dim: int
     partition: str
     seq_len: int
-    mean: bool
+    gradients: str
+    requires_grad: bool
 
 
 class Averaging(NamedTuple):
-    """The values of one call of ``sharded_cross_entropy`` that all ranks must have in common."""
+    """The values of one loss that all ranks must have in common. ``features``: of the rows of
+    ``function``'s first argument."""
 
-    factor: int
+    function: str
+    features: int
+    dtype: str
+    ignore_index: int
+    gradients: str
 
 
 class Dealing(NamedTuple):
@@ -134,12 +144,24 @@ class BackwardPass(NamedTuple):
     call: int
 
 
-Agreed = Signature | Joining | Averaging | Dealing | Decoding | Stepping | BackwardPass
+class Calling(NamedTuple):
+    """A call of a function of few values. ``settings``: those that all ranks must have in
+    common."""
+
+    function: str
+    settings: str
+
+
+Agreed = Signature | Joining | Averaging | Dealing | Decoding | Stepping | BackwardPass | Calling
 _OPERATIONS = {
     Signature: "ring_attention", Joining: "unshard", Averaging: "sharded_cross_entropy",
     Dealing: "shard_batch", Decoding: "ring_decode", Stepping: "a step of generate",
     BackwardPass: "a backward pass",
 }  # fmt: skip
+_NAMES = (
+    *_OPERATIONS.values(), "sharded_linear_cross_entropy", "make_mesh", "parallelize", "a step",
+    "answers", "Checkpoints", "save", "wait", "load", "the end of generate", "check of a model",
+)  # fmt: skip
 _WIDTH = 1 + len(Signature._fields)  # operation, values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"
 _SEEDS = (
@@ -166,9 +188,14 @@ def _digest(value: Any) -> int:
     return (1 << 40) + int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:5], "big")
 
 
+def _name(signature: Agreed) -> str:
+    """Returns the name of an operation, for messages."""
+    return getattr(signature, "function", None) or _OPERATIONS[type(signature)]
+
+
 def _digests(signature: Agreed) -> list[int]:
     """Returns the digests of an operation and its values."""
-    return [_digest(_OPERATIONS[type(signature)]), *map(_digest, signature)]
+    return [_digest(_name(signature)), *map(_digest, signature)]
 
 
 def fingerprint(signature: Agreed) -> int:
@@ -191,7 +218,7 @@ def agree(comm: Comm, signature: Agreed | None, mark: int | None = None) -> int:
         return 0
     about = "agreement"
     if signature is not None:
-        about = f"agreement about {_OPERATIONS[type(signature)]}"
+        about = f"agreement about {_name(signature)}"
         mark = fingerprint(signature) if mark is None else mark
     else:
         mark = _REJECTED
@@ -201,26 +228,27 @@ def agree(comm: Comm, signature: Agreed | None, mark: int | None = None) -> int:
         digests = [_REJECTED] * _WIDTH if signature is None else _digests(signature)
         digests += [0] * (_WIDTH - len(digests))
         everyone = comm.gather_integers(digests, about)
-        if signature is not None:
-            _compare(comm.rank, signature, everyone)
+        if signature is not None and (error := _difference(comm.rank, signature, everyone)):
+            settle(error, comm.name)
+            raise error
     return _latest[0]
 
 
-def _compare(rank: int, signature: Agreed, everyone: list[list[int]]) -> None:
-    """Raises what ``agree`` raises where ranks differ."""
-    name = _OPERATIONS[type(signature)]
+def _difference(rank: int, signature: Agreed, everyone: list[list[int]]) -> ValueError | None:
+    """Returns what ``agree`` raises where ranks differ."""
+    name = _name(signature)
     rejecting = [other for other, values in enumerate(everyone) if values[0] == _REJECTED]
     if rejecting:
-        raise RefusedError(
-            f"{name}: rank {rank} is ready, but the arguments of rank(s) "
-            f"{_list(rejecting)} were refused; the error is raised there",
+        return RefusedError(
+            f"{name}: rank {rank} is ready, but the arguments of rank(s) {_list(rejecting)} were "
+            "refused, or what it computes first has failed; the error is raised there",
             "user-error",
         )
-    operations = {_digest(one): one for one in _OPERATIONS.values()}
+    operations = {_digest(one): one for one in _NAMES}
     mine = everyone[rank]
     others = [other for other, values in enumerate(everyone) if values[0] != mine[0]]
     if others:
-        raise ValueError(
+        return ValueError(
             f"{name}: ranks disagree about what they do: {name} here (rank {rank}), "
             f"{operations.get(everyone[others[0]][0], 'another')} there (rank(s) {_list(others)}); "
             f"{_ORDER}"
@@ -235,13 +263,12 @@ def _compare(rank: int, signature: Agreed, everyone: list[list[int]]) -> None:
                 f"{field}: {_brief(value)} here (rank {rank}), "
                 f"{theirs if named else 'another'} there (rank(s) {_list(others)})"
             )
-    if differing:
-        hint = f"; {_ORDER}" if isinstance(signature, BackwardPass) else ""
-        if differing[0].startswith("dropout_seed"):
-            hint = f"; {_SEEDS}"
-        raise ValueError(
-            f"{name}: ranks disagree about the problem: " + "; ".join(differing) + hint
-        )
+    if not differing:
+        return None
+    hint = f"; {_ORDER}" if isinstance(signature, BackwardPass) else ""
+    if differing[0].startswith("dropout_seed"):
+        hint = f"; {_SEEDS}"
+    return ValueError(f"{name}: ranks disagree about the problem: " + "; ".join(differing) + hint)
 
 
 def _list(ranks: list[int]) -> str:
@@ -257,11 +284,25 @@ def _brief(value: Any) -> str:
 def refusing(comm: Comm) -> Iterator[None]:
     """Tells the other ranks if the body raises.
 
-    For callers that check or compute before the op: the other ranks already wait in the exchange of
-    the call, so a rank that fails takes part in it.
+    The other ranks already wait in the exchange of the call, so a rank that fails before takes part
+    in it. The body may agree itself: what all ranks know they are not told again.
     """
     try:
         yield
-    except Exception:
-        agree(comm, None)
+    except Exception as error:
+        if not settled(error, comm.name):
+            # Transforms and modes would see the messages. A ring that is broken hides no error.
+            with _DisableFuncTorch(), _disable_current_modes(), suppress(Exception):
+                agree(comm, None)
+            settle(error, comm.name)
+        raise
+
+
+@contextmanager
+def exchanging() -> Iterator[None]:
+    """Marks errors of the body, during which the other ranks wait for messages."""
+    try:
+        yield
+    except Exception as error:
+        settle(error)
         raise

@@ -6,6 +6,8 @@ the token of each local row, for RoPE, masks and losses.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -70,10 +72,11 @@ def shard(
         gradient is this rank's rows, and zeros elsewhere.
 
     Raises:
-        ValueError: unknown partition, no such dimension, or a tensor that is not plain and dense.
+        ValueError: unknown partition, no such dimension, a tensor that is not plain and dense, or a
+            ``pad_value`` that its dtype cannot hold, with padding or without.
     """
-    dim = _dimension(x, dim)
-    if not x.is_floating_point() and not float(pad_value).is_integer():
+    dim, pad_value = _dimension(x, dim), plain(pad_value)
+    if not holds(x.dtype, pad_value):
         raise ValueError(f"pad_value: got {pad_value!r}, which {x.dtype} cannot hold")
     rank, ranks = place_in(group)
     mine = _take(x, dim, partition, rank, ranks, pad_value)
@@ -107,27 +110,39 @@ def unshard(
         ValueError: unknown partition, no such dimension, a tensor that is not plain and dense, a
             length these shards cannot have, or ranks that disagree; on every rank.
     """
-    if torch.compiler.is_compiling():  # the operator compares; ranks may compile at any time
-        dim, length, ranks = _checked(x, dim, partition, group, seq_len, gradients)
-    else:
-        with refusing(connect(group)):
-            dim, length, ranks = _checked(x, dim, partition, group, seq_len, gradients)
-    mean = gradients == "mean"
-    full, _ = _unshard(x, dim, partition, name_of(group), ranks, length, mean)
-    return cast("Tensor", full)
+    name, (_, ranks), dim, length = name_of(group), place_in(group), plain(dim), plain(seq_len)
+    if torch.compiler.is_compiling():  # the operator checks: ranks may compile at any time
+        needs_grad = torch.is_grad_enabled() and x.requires_grad
+        full, _ = _unshard(x, dim, partition, name, ranks, length, gradients, needs_grad)
+        return cast("Tensor", full)
+    with refusing(connect(group)):
+        length = remembered(x) if length is None and isinstance(x, Tensor) else length
+        dim, length = _checked(x, dim, partition, ranks, length, gradients)
+        needs_grad = torch.is_grad_enabled() and x.requires_grad
+        full, _ = _unshard(x, dim, partition, name, ranks, length, gradients, needs_grad)
+        return cast("Tensor", full)
 
 
 def _checked(
-    x: Tensor, dim: int, partition: str, group: dist.ProcessGroup | None, seq_len: int | None,
-    gradients: str,
-) -> tuple[int, int, int]:  # fmt: skip
-    """Returns the dimension, the true length and the number of ranks."""
+    x: Tensor, dim: int, partition: str, ranks: int, length: int | None, gradients: str
+) -> tuple[int, int]:
+    """Returns the dimension and the true length."""
     if gradients not in ("sum", "mean"):
         raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
     dim = _dimension(x, dim)
-    _, ranks = place_in(group)
-    length = remembered(x) if seq_len is None else plain(seq_len)
-    return dim, partitions.true_length(partition, length, x.shape[dim], ranks), ranks
+    return dim, partitions.true_length(partition, length, x.shape[dim], ranks)
+
+
+def holds(dtype: torch.dtype, value: object) -> bool:
+    """Tells whether a dtype can hold a number, rounded where it has a fraction."""
+    if not isinstance(value, int | float):
+        return isinstance(value, complex) and dtype.is_complex
+    if dtype.is_floating_point or dtype.is_complex:
+        return not torch.finfo(dtype).max < abs(value) < math.inf  # NaN and infinity, too
+    if dtype is torch.bool:
+        return value in (0, 1)
+    limits = torch.iinfo(dtype)
+    return float(value).is_integer() and limits.min <= value <= limits.max
 
 
 def remember(x: Tensor, length: int, padded: int) -> Tensor:
@@ -189,6 +204,22 @@ def _positions_on(
 _RING = "SymInt dim, str partition, str? group, int ranks"
 
 
+@operator(
+    "refuse(str why, Tensor[] values, str? group, int ranks) -> Tensor",
+    fake=lambda *_: torch.empty(()),
+)
+def refuse(why: str, values: Sequence[Tensor], group: str | None, ranks: int) -> Tensor:
+    """Raises the ValueError of a rank that compiles, when the graph runs, on every rank. ``why``:
+    with {} for each of the ``values``."""
+    with refusing(connect_named(group, ranks)):
+        raise ValueError(mistaken(why, values))
+
+
+def mistaken(why: str, values: Sequence[Tensor]) -> str:
+    """Returns ``why`` with the dtypes and shapes of ``values`` in the places of {}."""
+    return why.format(*(f"{x.dtype} of shape {tuple(x.shape)}" for x in values))
+
+
 def _rows(x: Tensor, dim: int, rows: int) -> Tensor:
     """Makes an empty tensor like ``x`` with other rows."""
     return x.new_empty((*x.shape[:dim], rows, *x.shape[dim + 1 :]))
@@ -202,23 +233,39 @@ def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
     return positions(Layout(partition, padded, ranks), rank, torch.device("cpu")).clone()
 
 
+def _like_full(
+    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int | None, *_: Any
+) -> tuple[Tensor, Tensor]:
+    call = torch.empty((), dtype=torch.int64, device="cpu")
+    if not -x.dim() <= dim < x.dim():  # the operator refuses it
+        return torch.empty_like(x), call
+    return _rows(x, dim % x.dim(), x.shape[dim] * ranks if length is None else length), call
+
+
 @operator(
-    f"unshard(Tensor x, {_RING}, SymInt length, bool mean) -> (Tensor full, Tensor call)",
-    fake=lambda x, dim, partition, group, ranks, length, mean: (
-        _rows(x, dim, length),
-        torch.empty((), dtype=torch.int64, device="cpu"),
-    ),
+    f"unshard(Tensor x, {_RING}, SymInt? length, str gradients, bool needs_grad) "
+    "-> (Tensor full, Tensor call)",
+    fake=_like_full,
 )
 def _unshard(
-    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int, mean: bool
-) -> tuple[Tensor, Tensor]:
-    comm, padded = connect_named(group, ranks), x.shape[dim] * ranks
-    shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
-    joining = Joining(x.shape[dim], shape, dtype, dim, partition, length, mean)
-    call = torch.tensor(agree(comm, joining))
-    full, layout = _rows(x, dim, padded), Layout(partition, padded, ranks)
-    for rank, part in enumerate(comm.gather(x, "unshard")):
-        full.index_copy_(dim, positions(layout, rank, x.device), part)
+    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int | None,
+    gradients: str, needs_grad: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    comm = connect_named(group, ranks)
+    with refusing(comm):
+        comm.check(x.device, staged=False)
+        dim, length = _checked(x, dim, partition, ranks, length, gradients)
+        padded = x.shape[dim] * ranks
+        # Memory that is short is short before other ranks wait.
+        mine, full = x.contiguous(), _rows(x, dim, padded)
+        parts = [torch.empty_like(mine) for _ in range(ranks)]
+        places = [positions(Layout(partition, padded, ranks), i, x.device) for i in range(ranks)]
+        shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
+        joining = Joining(x.shape[dim], shape, dtype, dim, partition, length, gradients, needs_grad)
+        call = torch.tensor(agree(comm, joining))
+    comm.gather(parts, mine, "unshard")
+    for rows, part in zip(places, parts, strict=True):
+        full.index_copy_(dim, rows, part)
     return full.narrow(dim, 0, length).clone() if length < padded else full, call
 
 
@@ -231,21 +278,23 @@ def _unshard(
 def _unshard_backward(
     grad: Tensor, call: Tensor, dim: int, partition: str, group: str | None, ranks: int, mean: bool
 ) -> Tensor:
-    comm, total = connect_named(group, ranks), grad.contiguous().clone()
-    agree(comm, BackwardPass(int(call)))
+    comm = connect_named(group, ranks)
+    with refusing(comm):
+        total = grad.contiguous().clone()
+        agree(comm, BackwardPass(int(call)))
     comm.sum(total, "backward of unshard")
     total = total / ranks if mean else total
     return _take(total, dim, partition, comm.rank, ranks, 0).contiguous()
 
 
 def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, *ring, _, mean = inputs
-    ctx.problem = (*ring, mean)
+    x, dim, *ring, _, gradients, _ = inputs
+    ctx.problem = (dim % x.dim(), *ring, gradients == "mean")
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 _unshard.register_autograd(
-    lambda ctx, grad, _: (_unshard_backward(grad, *ctx.saved_tensors, *ctx.problem), *[None] * 6),
+    lambda ctx, grad, _: (_unshard_backward(grad, *ctx.saved_tensors, *ctx.problem), *[None] * 7),
     setup_context=_setup_unshard,
 )

@@ -83,6 +83,19 @@ class PeerError(RuntimeError):
         self.kind = kind
 
 
+def settle(error: BaseException, ring: str = "") -> None:
+    """Marks an error of which the other ranks of a ring are not to be told: they know it, or wait
+    for a message. ``ring``: the name of its group, "" for any."""
+    vars(error)["settled"] = {ring, *vars(error).get("settled", ())}
+
+
+def settled(error: BaseException | None, ring: str) -> bool:
+    """Tells whether ``settle`` has marked an error, or one that it was raised from."""
+    while error is not None and vars(error).get("settled", set()).isdisjoint({ring, ""}):
+        error = error.__cause__
+    return error is not None
+
+
 class StoppedError(RingrayError):
     """The end of a wait because the run stops."""
 

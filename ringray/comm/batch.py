@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringray.base.errors import settle
 from ringray.instruments.progress import HERE
 from ringray.instruments.timeline import Timeline
 
@@ -70,7 +71,11 @@ class waiting:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             HERE.waiting = False  # the mark stays if the wait fails
-        elif isinstance(error, RuntimeError):
+            return
+        settle(error)  # others wait for messages, too
+        # Of torch, too, but this rank's own.
+        own = isinstance(error, torch.OutOfMemoryError | NotImplementedError)
+        if isinstance(error, RuntimeError) and not own:
             hop, rank = self._hop, dist.get_rank() if dist.is_initialized() else 0
             hint = "another rank has failed, or did not get here: every rank must make the same "
             hint += "calls, and run their backward passes, in the same order"

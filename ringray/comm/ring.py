@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -58,9 +59,20 @@ class Comm:
         self.world_size = everyone if size is None else size
         self.meter = METER
 
+    @property
+    def name(self) -> str:
+        """Returns the name of the group, "" for a null ring."""
+        return "" if self._group is None else self._group.group_name
+
     def check(self, device: torch.device, *, staged: bool) -> None:
         """Raises ValueError if the group's backend cannot send tensors of ``device``."""
-        if self._group is None or (device.type == "cpu" and not staged):
+        if self._group is None:
+            return
+        if not staged and device.type not in (x.type for x in self._group._device_types):
+            raise ValueError(
+                f"group: {dist.get_backend(self._group)} cannot send tensors of {device.type}"
+            )
+        if device.type == "cpu" and not staged:
             return
         if staged and capturing(device):
             raise ValueError("transport 'staged' copies by the host, so no CUDA graph captures it")
@@ -148,21 +160,22 @@ class Comm:
 
         In log2(ranks) rounds, one message each: a maximum may count a rank twice.
         """
-        most = torch.tensor(values, dtype=torch.int64, device="cpu")
+        most = np.array(values)  # arrays, which no mode or transform of torch changes
         if self._group is None:
             return most.tolist()
         rank, ranks, distance = self.rank, self.world_size, 1
         with waiting(hop):
             host = _host(self._group)
             while distance < ranks:
-                came = torch.empty_like(most)
+                came = np.empty_like(most)
+                of_most, of_came = torch.from_numpy(most), torch.from_numpy(came)
                 works = (
-                    host.recv([came], (rank - distance) % ranks, _TAG_OF_INTEGERS),
-                    host.send([most], (rank + distance) % ranks, _TAG_OF_INTEGERS),
+                    host.recv([of_came], (rank - distance) % ranks, _TAG_OF_INTEGERS),
+                    host.send([of_most], (rank + distance) % ranks, _TAG_OF_INTEGERS),
                 )
                 for work in works:
                     work.wait()
-                most = torch.maximum(most, came)
+                most = np.maximum(most, came)
                 distance *= 2
         return most.tolist()
 
@@ -171,10 +184,11 @@ class Comm:
         by an error."""
         if self._group is None:
             return [values]
-        mine = torch.tensor(values, dtype=torch.int64, device="cpu")
-        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
+        mine = np.array(values)
+        parts = [np.empty_like(mine) for _ in range(self.world_size)]
         with waiting(hop):
-            _host(self._group).allgather([parts], [mine]).wait()
+            tensors = [torch.from_numpy(x) for x in parts]
+            _host(self._group).allgather([tensors], [torch.from_numpy(mine)]).wait()
         return [part.tolist() for part in parts]
 
     def sum(self, tensor: Tensor, hop: str) -> None:
@@ -183,15 +197,13 @@ class Comm:
             with waiting(hop):
                 dist.all_reduce(tensor, group=self._group)
 
-    def gather(self, tensor: Tensor, hop: str) -> list[Tensor]:
-        """Returns the tensors of all ranks, by rank; all have one shape."""
+    def gather(self, parts: list[Tensor], tensor: Tensor, hop: str) -> None:
+        """Copies the tensors of all ranks to ``parts``, by rank; all have one shape."""
         if self._group is None:
-            return [tensor]
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+            parts[0].copy_(tensor)
+            return
         with waiting(hop):
             dist.all_gather(parts, tensor, group=self._group)
-        return parts
 
 
 _hosts: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()

@@ -114,12 +114,13 @@ def context_parallel(
             FlexAttention, whose compiler wraps the error); at the end, a block without any call:
             the model attends by other means, and to this rank's rows only.
     """
-    partitions.get(partition)
-    in_place = buffer_seq_dims is not None
-    if in_place and buffer_dims:
-        raise ValueError("buffer_dims: got buffer_seq_dims too, expected one of both")
-    dims = buffer_dims if buffer_seq_dims is None else buffer_seq_dims
-    length, shards = _shards(buffers, dims, pad_values, seq_len, partition, group)
+    comm, in_place = connect(group), buffer_seq_dims is not None
+    with refusing(comm):  # others go on to their first call in the block
+        partitions.get(partition)
+        if in_place and buffer_dims:
+            raise ValueError("buffer_dims: got buffer_seq_dims too, expected one of both")
+        dims = buffer_dims if buffer_seq_dims is None else buffer_seq_dims
+        length, shards = _shards(buffers, dims, pad_values, seq_len, partition, group)
     router = _Router(
         group=group, partition=partition, transport=transport, backend=backend, blocks=blocks,
         seq_len=length, cu_seqlens=cu_seqlens, window=window, **options,
@@ -127,11 +128,12 @@ def context_parallel(
     held = buffers if in_place else ()
     with _replaced(held, shards, no_restore_buffers), kernels_refuse(), router:
         yield tuple(buffers) if in_place else shards
-    if not router.routed:
-        raise ValueError(
-            "context_parallel: got a block that never called scaled_dot_product_attention, "
-            "expected a call: this model attends by other means, to this rank's rows only"
-        )
+    with refusing(comm):
+        if not router.routed:
+            raise ValueError(
+                "context_parallel: got a block that never called scaled_dot_product_attention, "
+                "expected a call: this model attends by other means, to this rank's rows only"
+            )
 
 
 def _shards(

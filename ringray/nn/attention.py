@@ -24,9 +24,9 @@ from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
 from ringray.attention.arguments import boundaries, document_boundaries, several
 from ringray.attention.compile import on_host_op, operator
-from ringray.attention.sharding import _positions, local_positions, remembered
+from ringray.attention.sharding import _positions, local_positions, refuse, remembered
 from ringray.base.units import plain
-from ringray.comm.ring import connect, place_in
+from ringray.comm.ring import connect, name_of, place_in
 from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import unusable_dropout
@@ -187,10 +187,12 @@ class ContextParallelAttention(nn.Module):
         """Computes ``forward`` for ``torch.compile``: without caches and without reading
         tensors."""
         rank, ranks = place_in(self.group)
-        length = self._length(x, ranks, seq_len)
+        if x.dim() != 3 or x.shape[-1] != self.hidden_dim:  # other ranks may run theirs already
+            why = f"x: got {{}}, expected (B, S, {self.hidden_dim})"
+            return x.detach() * refuse(why, [x.detach()], name_of(self.group), ranks)
         where = (self.partition, x.shape[1] * ranks, ranks, rank)
-        padding = None
-        if length < x.shape[1] * ranks:
+        padding, length = None, x.shape[1] * ranks if seq_len is None else plain(seq_len)
+        if length < x.shape[1] * ranks:  # other lengths are refused by ring_attention
             padding = (_positions(*where).to(x.device) >= length)[:, None]
             x = x.masked_fill(padding, 0)
         rotation = None
@@ -323,5 +325,5 @@ def _rotation_op(
         Mask(seq_len, documents=documents)
     except ValueError:
         documents = None  # ring_attention refuses them on every rank
-    cos, sin = _rotation(partition, seq_len, ranks, rank, documents, head_dim, theta, device)
+    cos, sin = _rotation(partition, padded, ranks, rank, documents, head_dim, theta, device)
     return cos.clone(), sin.clone()  # the caller must not write into the cache

@@ -5,6 +5,7 @@ Shape legend: B batch, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
@@ -13,10 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ringray.attention.agreement import Averaging, agree
+from ringray.attention.agreement import Averaging, agree, refusing
 from ringray.attention.arguments import boundaries
 from ringray.attention.compile import operator
-from ringray.comm.ring import connect_named, name_of, place_in
+from ringray.attention.sharding import holds, mistaken, refuse
+from ringray.base.units import plain
+from ringray.comm.ring import connect, connect_named, name_of, place_in
+from ringray_kernels.checks import not_plain
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_Sums = tuple[Tensor, Tensor]
 
 
 def next_token_labels(
@@ -62,7 +69,9 @@ def sharded_cross_entropy(
 
     Args:
         logits: (..., V) floating point, this rank's rows, finite; losses are computed in fp32.
-        labels: (...) integers, this rank's rows.
+        labels: (...) integers of any dtype that holds ``ignore_index`` and the tokens, this rank's
+            rows. Others are refused on every rank before anything is sent; on a GPU, which no rank
+            waits for, labels outside of the vocabulary fail in an assertion on every rank.
         group: all ranks that hold tokens of this step. None is the default group; pass the ring's
             or, for one mean over data-parallel replicas as well, all ranks of ring x replicas.
         ignore_index: label of tokens without a loss: prompts, document ends, padding.
@@ -75,11 +84,15 @@ def sharded_cross_entropy(
         is ignored.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit, or an unknown ``gradients``.
+        ValueError: on every rank, shapes, dtypes or labels that do not fit, an unknown
+            ``gradients``, or ranks that disagree about settings.
     """
-    _check(logits, labels, gradients, "logits")
-    own = _summed(logits, labels, ignore_index)
-    return _per_token(own, labels, group, ignore_index, gradients)
+
+    def own() -> _Sums:
+        return _summed(logits, labels, ignore_index)
+
+    asked = "sharded_cross_entropy", plain(ignore_index), gradients
+    return _per_token(own, logits, "logits", labels, group, *asked)
 
 
 def sharded_linear_cross_entropy(
@@ -102,73 +115,97 @@ def sharded_linear_cross_entropy(
         rows: of logits at once; None: all, and they are kept.
         group, ignore_index, gradients: as in ``sharded_cross_entropy``, and so are the errors.
     """
-    if x.dim() != 3:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, S, H)")
-    _check(x, labels, gradients, "x")
-    if rows is None or rows >= x.shape[1]:
-        return sharded_cross_entropy(
-            head(x), labels, group=group, ignore_index=ignore_index, gradients=gradients
-        )
 
-    def of_rows(some: Tensor, wanted: Tensor) -> Tensor:
+    def of_rows(some: Tensor, wanted: Tensor) -> _Sums:
         return _summed(head(some), wanted, ignore_index)
 
-    parts = zip(x.split(rows, 1), labels.split(rows, 1), strict=True)
-    sums = [checkpoint(of_rows, *part, use_reentrant=False) for part in parts]
-    own = torch.stack(cast("list[Tensor]", sums)).sum()
-    return _per_token(own, labels, group, ignore_index, gradients)
+    def own() -> _Sums:
+        if rows is None or rows >= x.shape[1]:
+            return of_rows(x, labels)
+        parts = zip(x.split(rows, 1), labels.split(rows, 1), strict=True)
+        sums = [checkpoint(of_rows, *part, use_reentrant=False) for part in parts]
+        losses, (size, *_) = zip(*cast("list[_Sums]", sums), strict=True)
+        return torch.stack(losses).sum(), size
+
+    asked = "sharded_linear_cross_entropy", plain(ignore_index), gradients
+    return _per_token(own, x, "x", labels, group, *asked)
 
 
-def _check(x: Tensor, labels: Tensor, gradients: str, name: str) -> None:
+def _mistake(x: Tensor, name: str, labels: Tensor, ignore_index: int, gradients: str) -> str | None:
+    """Returns the mistake in arguments, with {0} for ``x``, {1} for ``labels``; or None."""
     if gradients not in ("sum", "mean"):
-        raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
-    if not x.is_floating_point() or x.dim() < 2:
-        raise ValueError(
-            f"{name}: got {x.dtype} of shape {tuple(x.shape)}, expected floating point (..., "
-            f"{'V' if name == 'logits' else 'H'})"
-        )
-    if labels.is_floating_point() or labels.shape != x.shape[:-1]:
-        raise ValueError(
-            f"labels: got {labels.dtype} of shape {tuple(labels.shape)}, expected integers of "
-            f"shape {tuple(x.shape[:-1])}, as {'the logits' if name == 'logits' else name}"
-        )
+        return f"gradients: got {gradients!r}, expected 'sum' or 'mean'"
+    if not x.is_floating_point() or (x.dim() != 3 if name == "x" else x.dim() < 2):
+        shape = "(B, S, H)" if name == "x" else "(..., V)"
+        return f"{name}: got {{0}}, expected floating point {shape}"
+    if labels.dtype not in _INTEGERS or labels.shape != x.shape[:-1]:
+        return f"labels: got {{1}}, expected integers of all but the last dimension of {name} {{0}}"
+    if type(ignore_index) is not int or not holds(labels.dtype, ignore_index):
+        wide = "an integer that labels {1} can hold, or labels of another dtype (labels.long())"
+        return f"ignore_index: got {ignore_index!r}, expected {wide}"
+    return None
 
 
-def _summed(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-    """Returns the sum of the losses of this rank's rows, in fp32."""
-    flat = logits.flatten(0, -2).float()
-    wanted = labels.flatten().long()
-    return F.cross_entropy(flat, wanted, ignore_index=ignore_index, reduction="sum")
+def _summed(logits: Tensor, labels: Tensor, ignore_index: int) -> _Sums:
+    """Returns the sum of the losses of rows, in fp32, without labels outside the vocabulary, and
+    the size of that, int64."""
+    flat, wanted = logits.flatten(0, -2).float(), labels.flatten().long()
+    wrong = (wanted < 0) | (wanted >= flat.shape[-1])  # the operator refuses them
+    wanted = wanted.masked_fill(wrong, ignore_index)
+    own = F.cross_entropy(flat, wanted, ignore_index=ignore_index, reduction="sum")
+    return own, wanted.new_full((), flat.shape[-1])
 
 
 def _per_token(
-    own: Tensor, labels: Tensor, group: dist.ProcessGroup | None, ignore_index: int, gradients: str
-) -> Tensor:
-    """Returns the sum of ``own`` over the group over the number of labels."""
-    counted = (labels != ignore_index).sum()
-    _, ranks = place_in(group)
-    factor = ranks if gradients == "mean" else 1
-    return cast("Tensor", _global_mean(own, counted, name_of(group), ranks, factor)[0])
+    own: Callable[[], _Sums], x: Tensor, name: str, labels: Tensor,
+    group: dist.ProcessGroup | None, function: str, ignore_index: int, gradients: str,
+) -> Tensor:  # fmt: skip
+    """Returns the sum of losses over the group over the number of labels; ``x``: what the rows
+    have, ``own``: computes this rank's part."""
+    ring = name_of(group), place_in(group)[1]
+    if torch.compiler.is_compiling():  # operators refuse: ranks may compile at any time
+        if why := _mistake(x, name, labels, ignore_index, gradients):
+            return cast("Tensor", refuse(why, [x.detach(), labels], *ring))
+        settings = function, x.shape[-1], str(x.dtype), ignore_index, gradients
+        return cast("Tensor", _global_mean_op(*own(), labels, *ring, *settings)[0])
+    comm = connect(group)
+    with refusing(comm):
+        for what, given in ((name, x), ("labels", labels)):
+            if not isinstance(given, Tensor):
+                raise ValueError(f"{what}: got {type(given).__name__}, expected a tensor")
+            if reason := not_plain(given):
+                raise ValueError(f"{what}: got {reason}")
+        if why := _mistake(x, name, labels, ignore_index, gradients):
+            raise ValueError(mistaken(why, [x, labels]))
+        comm.check(x.device, staged=False)
+        settings = function, x.shape[-1], str(x.dtype), ignore_index, gradients
+        return cast("Tensor", _GlobalMean.apply(*own(), labels, *ring, *settings)[0])
 
 
-# An operator, opaque to torch.compile; see ``ringray.attention.compile``.
-
-
-@operator(
-    "global_mean(Tensor own, Tensor counted, str? group, int ranks, SymInt factor) "
-    "-> (Tensor loss, Tensor weight)",
-    fake=lambda own, *_: (own.new_empty(()), own.new_empty(())),
-)
 def _global_mean(
-    own: Tensor, counted: Tensor, group: str | None, ranks: int, factor: int
-) -> tuple[Tensor, Tensor]:
-    """Returns the sum / the count over all ranks, and the gradient's weight of ``own``."""
-    # fp64 counts tokens exactly, fp32 up to 2 ** 24.
-    totals = torch.stack([own.double(), counted.double()])
+    own: Tensor, size: Tensor, labels: Tensor, group: str | None, ranks: int, function: str,
+    features: int, dtype: str, ignore_index: int, gradients: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the sum / the count over all ranks, and the gradient's weight of ``own``. ``size``:
+    of the vocabulary."""
     comm = connect_named(group, ranks)
-    agree(comm, Averaging(factor))
-    comm.sum(totals, "sharded_cross_entropy")
+    with refusing(comm):
+        labels = labels.long()  # uint8 does not compare with negative numbers
+        kept = labels != ignore_index
+        wrong = kept & ((labels < 0) | (labels >= size))
+        if labels.device.type == "cpu" and wrong.any():
+            raise ValueError(
+                f"labels: got {int(labels[wrong][0])}, expected 0 to {int(size) - 1}, the tokens "
+                f"of the logits, or ignore_index {ignore_index}"
+            )
+        # fp64 counts tokens exactly, fp32 up to 2 ** 24.
+        totals = torch.stack([own.double(), kept.sum().double(), wrong.sum().double()])
+        agree(comm, Averaging(function, features, dtype, ignore_index, gradients))
+    comm.sum(totals, function)
+    if labels.device.type == "cuda":  # which is not waited for; all ranks have the error
+        torch._assert_async(totals[2] == 0, f"{function}: labels outside of the vocabulary")
     number = totals[1].clamp(min=1)
+    factor = ranks if gradients == "mean" else 1
     return (totals[0] / number).float(), (factor / number).float()
 
 
@@ -178,7 +215,22 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    return grad * ctx.saved_tensors[0], None, None, None, None
+    return grad * ctx.saved_tensors[0], *[None] * 9
 
 
-_global_mean.register_autograd(_backward, setup_context=_setup)
+class _GlobalMean(torch.autograd.Function):
+    """``_global_mean`` with its gradient, for eager calls, which no operator delays."""
+
+    forward = staticmethod(_global_mean)
+    setup_context = staticmethod(_setup)
+    backward = staticmethod(_backward)
+
+
+# An operator, opaque to torch.compile; see ``ringray.attention.compile``.
+_global_mean_op = operator(
+    "global_mean(Tensor own, Tensor size, Tensor labels, str? group, int ranks, str function, "
+    "SymInt features, str dtype, SymInt ignore_index, str gradients) "
+    "-> (Tensor loss, Tensor weight)",
+    fake=lambda own, *_: (own.new_empty(()), own.new_empty(())),
+)(_global_mean)
+_global_mean_op.register_autograd(_backward, setup_context=_setup)

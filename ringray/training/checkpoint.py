@@ -29,7 +29,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from ringray.attention.agreement import Calling, agree, refusing
 from ringray.base.units import memory
+from ringray.comm.ring import connect
 
 _COMPLETE, _FACTS, _LOCK = ".metadata", "facts.json", "lock"
 # Groups of parameters by name: stages of a pipeline have other parameters under the same numbers.
@@ -54,6 +56,7 @@ class Checkpoints:
         self._rank = dist.get_rank()
         # Its messages must not meet those of training, which go on meanwhile.
         self._group = dist.new_group(backend="gloo")
+        self._comm = connect(self._group)
         self._writing: Any = None
         self._lock: IO[str] | None = None
         refused: list[str | None] = [self._take() if self._rank == 0 else None]
@@ -94,13 +97,15 @@ class Checkpoints:
         """Copies the state behind ``step`` and begins to write it; waits for the one before.
         ``facts``: JSON-able, the same on every rank."""
         self.wait()
-        place = self.folder / f"step-{step:08d}"
-        if self._rank == 0:
-            for old in self._interrupted():
-                shutil.rmtree(old, ignore_errors=True)
-            place.mkdir(parents=True, exist_ok=True)
-            (place / _COMPLETE).unlink(missing_ok=True)  # it is written anew
-            (place / _FACTS).write_text(json.dumps({**facts, "step": step}), encoding="utf-8")
+        with refusing(self._comm):
+            place = self.folder / f"step-{step:08d}"
+            if self._rank == 0:
+                for old in self._interrupted():
+                    shutil.rmtree(old, ignore_errors=True)
+                place.mkdir(parents=True, exist_ok=True)
+                (place / _COMPLETE).unlink(missing_ok=True)  # it is written anew
+                (place / _FACTS).write_text(json.dumps({**facts, "step": step}), encoding="utf-8")
+            agree(self._comm, Calling("save", f"step {step} in {self.folder}"))
         dist.barrier(self._group)
         weights, moments = get_state_dict(model, optimizer, options=_FLAT)
         with warnings.catch_warnings():
@@ -120,12 +125,16 @@ class Checkpoints:
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
-        try:
-            writing.result()
-        except (OSError, RuntimeError, CheckpointException) as error:
-            # torch says of a full disk that a position is wrong.
-            left = f"{memory(shutil.disk_usage(self.folder).free)} free there"
-            raise CheckpointError(f"checkpoints {self.folder}, {left}: {_told(error)}") from None
+        with refusing(self._comm):
+            try:
+                writing.result()
+            except (OSError, RuntimeError, CheckpointException) as error:
+                # torch says of a full disk that a position is wrong.
+                free = f"{memory(shutil.disk_usage(self.folder).free)} free there"
+                raise CheckpointError(
+                    f"checkpoints {self.folder}, {free}: {_told(error)}"
+                ) from None
+            agree(self._comm, Calling("wait", str(self.folder)))
         dist.barrier(self._group)
         if self._rank == 0:
             for old in complete(self.folder)[: -self._keep]:
@@ -137,13 +146,14 @@ class Checkpoints:
         Raises:
             CheckpointError: it is of another model, or damaged.
         """
-        there = complete(self.folder)
-        if not there:
+        with refusing(self._comm):
+            found, there = facts(self.folder), complete(self.folder)
+            agree(self._comm, Calling("load", f"{there[-1:]} with {found}"))
+        if found is None:
             return None
         place = there[-1]
         weights, moments = get_state_dict(model, optimizer, options=_FLAT)
         try:
-            facts: dict[str, Any] = json.loads((place / _FACTS).read_text(encoding="utf-8"))
             state: dict[str, Any] = {"model": weights, "optimizer": moments}
             load(state, checkpoint_id=place, process_group=self._group)
         except (OSError, ValueError, KeyError, RuntimeError, CheckpointException) as error:
@@ -152,7 +162,7 @@ class Checkpoints:
             model, optimizer, model_state_dict=state["model"],
             optim_state_dict=state["optimizer"], options=_FLAT,
         )  # fmt: skip
-        return facts
+        return found
 
     def _interrupted(self) -> list[Path]:
         return [one for one in self.folder.glob("step-*") if not (one / _COMPLETE).exists()]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ringray.attention.agreement import Calling, agree, refusing
+from ringray.comm.ring import connect
 from ringray.training.degrees import Degrees
 
 _AXES = ("dp", "pp", "cp", "tp")
@@ -51,16 +53,19 @@ def make_mesh(
         device: type of the ranks' devices.
 
     Raises:
-        ValueError: the degrees are not those of so many ranks.
+        ValueError: on every rank, degrees that are not those of so many ranks, or not the same.
     """
-    ranks = dist.get_world_size()
-    if degrees is None:
-        degrees = Degrees(dp, max(1, ranks // (dp * tp * pp)), tp, pp)
-    if degrees.ranks != ranks:
-        raise ValueError(
-            f"{degrees} needs {degrees.ranks} ranks, but there are {ranks}: expected degrees whose "
-            "product is the number of ranks"
-        )
-    sizes = tuple(getattr(degrees, axis) for axis in _AXES)
+    comm = connect(None)
+    with refusing(comm):
+        ranks = dist.get_world_size()
+        if degrees is None:
+            degrees = Degrees(dp, max(1, ranks // (dp * tp * pp)), tp, pp)
+        if degrees.ranks != ranks:
+            raise ValueError(
+                f"{degrees} needs {degrees.ranks} ranks, but there are {ranks}: expected degrees "
+                "whose product is the number of ranks"
+            )
+        sizes = tuple(getattr(degrees, axis) for axis in _AXES)
+        agree(comm, Calling("make_mesh", f"{degrees} on {device}"))
     whole = init_device_mesh(device, sizes, mesh_dim_names=_AXES)
     return Mesh(degrees, device, whole, whole["dp", "cp"]._flatten("shards"))

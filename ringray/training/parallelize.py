@@ -22,6 +22,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ringray.attention.agreement import Calling, agree, refusing
+from ringray.comm.ring import connect
 from ringray.models.decoder import Decoder
 from ringray.nn import ContextParallelAttention
 from ringray.training.mesh import Mesh
@@ -44,16 +46,21 @@ def parallelize(model: nn.Module, mesh: Mesh, *, dtype: torch.dtype | None = Non
     Raises:
         ValueError: TP does not divide heads, K/V heads or the MLP, or the model has no TP.
     """
+    comm = connect(None)
+    with refusing(comm):
+        if mesh.degrees.tp > 1:
+            if not isinstance(model, Decoder):
+                raise ValueError(
+                    f"tp: got {mesh.degrees.tp}, expected 1 for {type(model).__name__}; only a "
+                    "Decoder has tensor parallelism here"
+                )
+            check_split(model.size, mesh.degrees.tp)
+        agree(comm, Calling("parallelize", f"{type(model).__name__}, dtype {dtype}"))
     for part in model.modules():
         if isinstance(part, ContextParallelAttention):
             part.group = mesh.ring
     if mesh.degrees.tp > 1:
-        if not isinstance(model, Decoder):
-            raise ValueError(
-                f"tp: got {mesh.degrees.tp}, expected 1 for {type(model).__name__}; only a Decoder "
-                "has tensor parallelism here"
-            )
-        _split(model, mesh)
+        _split(cast("Decoder", model), mesh)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh.shards, "mp_policy": policy}
     for layer in _layers(model):
@@ -74,7 +81,6 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _split(model: Decoder, mesh: Mesh) -> None:
-    check_split(model.size, mesh.degrees.tp)
     rows = Shard(_ROWS)
 
     def gathered() -> ParallelStyle:

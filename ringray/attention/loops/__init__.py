@@ -16,7 +16,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ringray.attention.agreement import BackwardPass, agree
+from ringray.attention.agreement import BackwardPass, agree, exchanging
 from ringray.attention.loops import gather, heads, ring
 from ringray_kernels.modes import lasting
 from ringray_kernels.quantize import quantized
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["HERE", "backward", "exactly", "forward"]
 
 
+@exchanging()
 def forward(
     q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned
 ) -> Result:
@@ -52,6 +53,7 @@ def forward(
         return _inner(problem).forward(q, k, v, problem, comm, learned, scales)
 
 
+@exchanging()
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
     call: int, learned: Learned,

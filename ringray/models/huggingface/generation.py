@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray.attention.agreement import refusing
+from ringray.attention.agreement import Calling, agree, refusing
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal
 from ringray.models.huggingface.cache import RingCache
 from ringray.models.huggingface.forward import Forward
 from ringray.models.huggingface.mixing import draw_tokens
 from ringray.models.huggingface.probe import Probe, eager, probing
-from ringray.models.huggingface.ring import Ring, said, transformers_model
+from ringray.models.huggingface.ring import Ring, digest, said, transformers_model
 from ringray.models.huggingface.sharding import shard_batch
 
 _TRIAL = (2, 1)  # tokens of the steps in which a model is tried
@@ -66,20 +66,24 @@ def generate(
             raise ValueError(f"input_ids: got {said(input_ids)}, expected (B, S) with S >= 2")
         if type(max_new_tokens) is not int or max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: got {max_new_tokens!r}, expected at least 1")
-    inner = transformers_model(model)
-    batch = shard_batch(
-        model, input_ids[:, :-1], group=group, partition=partition, transport=transport,
-        backend=backend,
-    )  # fmt: skip
-    _check_steps(inner, batch["ring"])
-    cache = RingCache(batch["ring"], len(input_ids), input_ids.shape[1] + max_new_tokens)
-    if "logits_to_keep" in inspect.signature(inner.forward).parameters:
-        batch["logits_to_keep"] = 1
-    with torch.no_grad():
-        inner(**batch, past_key_values=cache)
-    return inner.generate(
-        input_ids, past_key_values=cache, max_new_tokens=max_new_tokens, **options
-    )
+        inner = transformers_model(model)
+        batch = shard_batch(
+            model, input_ids[:, :-1], group=group, partition=partition, transport=transport,
+            backend=backend,
+        )  # fmt: skip
+        _check_steps(inner, batch["ring"])
+        cache = RingCache(batch["ring"], len(input_ids), input_ids.shape[1] + max_new_tokens)
+        if "logits_to_keep" in inspect.signature(inner.forward).parameters:
+            batch["logits_to_keep"] = 1
+        with torch.no_grad():
+            inner(**batch, past_key_values=cache)
+        found = inner.generate(
+            input_ids, past_key_values=cache, max_new_tokens=max_new_tokens, **options
+        )
+        # A rank that ends early, by options of its own, leaves no other in a step.
+        ids = found if isinstance(found, Tensor) else found.sequences
+        agree(comm, Calling("the end of generate", digest(ids)))
+    return found
 
 
 def _check_steps(model: nn.Module, ring: Ring) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.utils import ModelOutput
 
+from ringray.attention.agreement import Calling, agree, refusing
 from ringray.attention.sharding import unshard
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal
@@ -48,7 +49,11 @@ def check(model: nn.Module, ring: Ring) -> Forward:
     Raises:
         ValueError: on every rank, a model that does not, and why.
     """
-    inner = transformers_model(model)
+    with refusing(connect(ring.group)):
+        return _checked(model, transformers_model(model), ring)
+
+
+def _checked(model: nn.Module, inner: Any, ring: Ring) -> Forward:
     forward = getattr(inner, "forward_on_ring", None)
     if not isinstance(forward, Forward):
         forward = Forward(inner)
@@ -228,7 +233,7 @@ class Probe:
         else:
             raise ValueError(self._differs(error, where))
         if labels is not None:
-            parts = self.comm.gather(got["loss"].detach().double(), "check of a model")
+            parts = self._gathered(got["loss"].detach().double())
             if not self._same_loss(float(sum(parts)), float(want["loss"])):
                 self.forward.loss = None
 
@@ -260,8 +265,14 @@ class Probe:
             error = float((y.double() - x.double()).norm() / x.double().norm().clamp(min=1e-12))
             if not error <= worst:  # NaN too
                 worst, where = error if error == error else float("inf"), name
-        everywhere = self.comm.gather(torch.tensor([worst], device=self.device), "check of a model")
-        return max(map(float, everywhere)), where
+        return max(map(float, self._gathered(torch.tensor([worst], device=self.device)))), where
+
+    def _gathered(self, x: Tensor) -> list[Tensor]:
+        """Returns the ``x`` of all ranks."""
+        parts = [torch.empty_like(x) for _ in range(self.comm.world_size)]
+        agree(self.comm, Calling("check of a model", type(self.inner).__name__))
+        self.comm.gather(parts, x, "check of a model")
+        return parts
 
     def compare_step(self, got: Tensor, want: Tensor) -> None:
         """Compares the logits of a step with a cache, the same tokens on every rank."""

@@ -90,13 +90,13 @@ def shard_batch(
             group=group, partition=partition, gradients=gradients, transport=transport,
             backend=backend, blocks=blocks, prefix=prefix,
         )  # fmt: skip
-    held = Dealing(
-        type(inner).__name__, len(input_ids), ring.seq_len, digest(input_ids), digest(labels),
-        digest(position_ids), ring.cu_seqlens, partition, gradients,
-    )  # fmt: skip
-    agree(comm, held)
-    forward = check(model, ring)
-    return deal(forward, ring, input_ids, labels, None if position_ids is None else positions)
+        held = Dealing(
+            type(inner).__name__, len(input_ids), ring.seq_len, digest(input_ids), digest(labels),
+            digest(position_ids), ring.cu_seqlens, partition, gradients,
+        )  # fmt: skip
+        agree(comm, held)
+        forward = check(model, ring)
+        return deal(forward, ring, input_ids, labels, None if position_ids is None else positions)
 
 
 def _ring(
