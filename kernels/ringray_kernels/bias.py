@@ -44,7 +44,7 @@ class Bias(NamedTuple):
         if not self.grads:
             return
         reach = self.values.shape[2] // 2
-        steps = torch.arange(1 - reach, reach + 1, device=self.keys.device)
+        steps = torch.arange(1 - reach, reach + 1, dtype=torch.int32, device=self.keys.device)
         first = torch.searchsorted(self.keys, self.queries[:, None] + steps)
         edges = pad(pad(first, (1, 0)), (0, 1), value=len(self.keys))
         sums = pad(gradients.cumsum(-1), (1, 0))

@@ -24,9 +24,9 @@ def in_blocks(
     """
     seq_len, device = len(ranges[0][0]), ranges[0][0].device
     blocks = -(-seq_len // _BLOCK)
-    rows = torch.arange(blocks, device=device) * _BLOCK
+    rows = torch.arange(blocks, dtype=torch.int64, device=device) * _BLOCK
     last = (rows + _BLOCK).clamp(max=seq_len) - 1
-    columns = torch.arange(blocks, device=device)
+    columns = torch.arange(blocks, dtype=torch.int64, device=device)
     # Bounds never decrease: the first row of a block has its lowest key, the last its highest.
     touched, full = torch.zeros((2, blocks, blocks), dtype=torch.bool, device=device)
     for low, high in ranges:

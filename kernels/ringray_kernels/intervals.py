@@ -46,7 +46,7 @@ def visible_range(
     the rest says. Positions at or beyond ``seq_len`` are padding and see ``[seq_len, seq_len)``.
     """
     if cu_seqlens is None:
-        cu_seqlens = torch.tensor([0, seq_len], device=positions.device)
+        cu_seqlens = torch.tensor([0, seq_len], dtype=torch.int64, device=positions.device)
     document = torch.searchsorted(cu_seqlens, positions, right=True)
     document = document.clamp_(max=len(cu_seqlens) - 1)
     begin, end = cu_seqlens[document - 1], cu_seqlens[document]
@@ -62,7 +62,8 @@ def visible_range(
     if left is not None:
         low = torch.maximum(low, positions - left)
     if prefix is not None:
-        lengths = torch.as_tensor(prefix, device=positions.device).expand(len(cu_seqlens) - 1)
+        lengths = torch.as_tensor(prefix, dtype=torch.int64, device=positions.device)
+        lengths = lengths.expand(len(cu_seqlens) - 1)
         stop = torch.minimum(begin + lengths[document - 1], end)
         inside = positions < stop
         low, high = torch.where(inside, begin, low), torch.where(inside, stop, high)

@@ -50,26 +50,33 @@ def make_inputs(
     values = value_dim or head_dim
     shapes = [(heads, head_dim), (kv_heads, head_dim), (kv_heads, values), (heads, values)]
     q, k, v, dout = (
-        torch.randn(batch, h, seq_len, width, generator=generator).to(dtype).to(device)
-        for h, width in shapes
+        _normal((batch, h, seq_len, width), generator).to(dtype).to(device) for h, width in shapes
     )
     return q, k, v, dout
 
 
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
 def make_sinks(heads: int, *, seed: int, device: str | torch.device = "cpu") -> Tensor:
     """Returns a sink per head, fp32 (heads,), of normal values, equal on all ranks by seed."""
-    return (1.0 + torch.randn(heads, generator=torch.Generator().manual_seed(seed))).to(device)
+    return (1.0 + _normal((heads,), torch.Generator().manual_seed(seed))).to(device)
 
 
 def make_table(heads: int, reach: int, *, seed: int) -> Tensor:
     """Returns a bias of each distance, fp32 (heads, 2 * reach + 1), normal, equal by seed."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(heads, 2 * reach + 1, generator=generator)
+    return _normal((heads, 2 * reach + 1), generator)
 
 
 def make_slopes(heads: int) -> Tensor:
     """Returns ALiBi's slopes, fp32 (heads,): 2 ** (-8 h / heads) of head h from 1 on."""
-    return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1))
+    return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float32, device="cpu"))
+
+
+def _numbers(size: int, device: str | torch.device) -> Tensor:
+    return torch.arange(size, dtype=torch.int64, device=device)
 
 
 def dropout_factors(q: Tensor, p: float, seed: int) -> Tensor | None:
@@ -77,7 +84,7 @@ def dropout_factors(q: Tensor, p: float, seed: int) -> Tensor | None:
     S, S); None without dropout."""
     if not p:
         return None
-    batch, heads, at = (torch.arange(size, device=q.device) for size in q.shape[:3])
+    batch, heads, at = (_numbers(size, q.device) for size in q.shape[:3])
     return dropped(Dropout(p, seed), batch[:, None], heads, at, at)
 
 
@@ -86,7 +93,7 @@ def visible(
 ) -> Tensor:
     """Returns the (S, S) bool mask of the keys that each query sees; ``mask``: as for
     ``visible_ranges``."""
-    at = torch.arange(seq_len, device=device)
+    at = _numbers(seq_len, device)
     seen = torch.zeros(seq_len, seq_len, dtype=torch.bool, device=device)
     for low, high in visible_ranges(at, seq_len, causal=causal, **mask):
         seen |= (at >= low[:, None]) & (at < high[:, None])
@@ -99,13 +106,13 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
 
 def _distances(q: Tensor) -> Tensor:
     """Returns the distances of all pairs of rows (S, S)."""
-    positions = torch.arange(q.shape[2], device=q.device)
+    positions = _numbers(q.shape[2], q.device)
     return (positions - positions[:, None]).abs()
 
 
 def _places(q: Tensor, table: Tensor) -> Tensor:
     """Returns the place in ``table`` (Hq, 2 R + 1) of each pair of rows (S, S)."""
-    positions, reach = torch.arange(q.shape[2], device=q.device), table.shape[1] // 2
+    positions, reach = _numbers(q.shape[2], q.device), table.shape[1] // 2
     return (positions - positions[:, None]).clamp(-reach, reach) + reach
 
 
@@ -217,7 +224,7 @@ def _like_flash(
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.float()[:, None, None])
     weights = torch.exp(scores - lse).masked_fill(~seen, 0.0)
-    stays = torch.ones(()) if factors is None else factors
+    stays = 1.0 if factors is None else factors
     used = (weights * 256).to(torch.float8_e4m3fn).float() / 256 if fp8 else weights
     out = ((used * stays).to(dtype).float() @ wide_v).to(dtype)
     if dout is None:
@@ -236,7 +243,8 @@ def _like_flash(
         dsinks = -(share * delta).squeeze(-1)
     dtable = None
     if table is not None:
-        empty = torch.zeros((*q.shape[:3], table.shape[1]), device=q.device)
+        shape = (*q.shape[:3], table.shape[1])
+        empty = torch.zeros(shape, dtype=torch.float32, device=q.device)
         dtable = empty.scatter_add(-1, _places(q, table).expand_as(plain), plain)
     dq = ds @ wide_k * scale
     return Gradients(out, dq.to(dtype), dk, dv, dsinks, dtable)

@@ -110,7 +110,7 @@ def resolve(
             )
     if not found.problem.dropout_p:
         return found.problem, agree(comm, found.signature, found.mark)
-    seed = int(torch.randint(SEEDS, (), device="cpu")) if seed is None else seed
+    seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu")) if seed is None else seed
     signature = found.signature._replace(dropout_seed=seed)
     return found.problem.seeded(seed), agree(comm, signature)
 

@@ -262,7 +262,12 @@ def _attention(
     out, lse, saved = loops.forward(q, k, v, problem, comm, learned)
     kept = _pack(saved, problem) if needs_grad else []
     kept = [x.contiguous() for x in kept]
-    return out.contiguous(), lse.contiguous(), torch.tensor(call), kept
+    return (
+        out.contiguous(),
+        lse.contiguous(),
+        torch.tensor(call, dtype=torch.int64, device="cpu"),
+        kept,
+    )
 
 
 def _like_gradients(

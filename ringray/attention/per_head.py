@@ -103,7 +103,7 @@ def numbers(given: Any) -> Any:
     try:
         rows = [[float(plain(x)) for x in row] if isinstance(row, list | tuple) else row
                 for row in given]  # fmt: skip
-        return torch.tensor(rows, dtype=torch.float32)
+        return torch.tensor(rows, dtype=torch.float32, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         return given
 

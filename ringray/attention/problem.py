@@ -152,7 +152,11 @@ class RankProblem:
         device, made = keys.device, self.slopes
         at = self._positions_32(queries, device)[rows.start : rows.stop]
         if made is not None:
-            slopes = self.once("slopes", device, lambda: torch.tensor(made, dtype=torch.float32, device="cpu").to(device))
+            slopes = self.once(
+                "slopes",
+                device,
+                lambda: torch.tensor(made, dtype=torch.float32, device="cpu").to(device),
+            )
             found["bias"] = Bias(at, keys, slopes[:, heads])
         if tables:
             table, *grads = (x[heads] for x in tables)

@@ -227,7 +227,9 @@ def _rows(x: Tensor, dim: int, rows: int) -> Tensor:
 
 @operator(
     "positions(str partition, SymInt padded, SymInt ranks, SymInt rank) -> Tensor",
-    fake=lambda _, padded, ranks, rank: torch.empty(padded // ranks, dtype=torch.int64),
+    fake=lambda _, padded, ranks, rank: torch.empty(
+        padded // ranks, dtype=torch.int64, device="cpu"
+    ),
 )
 def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
     return positions(Layout(partition, padded, ranks), rank, torch.device("cpu")).clone()

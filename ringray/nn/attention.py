@@ -31,6 +31,7 @@ from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import unusable_dropout
 from ringray_kernels.intervals import within_documents
+from ringray_kernels.modes import lasting
 
 
 class ContextParallelAttention(nn.Module):
@@ -178,7 +179,7 @@ class ContextParallelAttention(nn.Module):
                     self.head_dim, float(self.rope_theta), x.device,
                 )  # fmt: skip
             q, k, v = self._heads(x, rotation)
-        cu_seqlens = None if documents is None else torch.tensor(documents)
+        cu_seqlens = boundaries(documents)
         return _blank(self._attend(q, k, v, length, cu_seqlens, prefix), tokens)
 
     def _traced(
@@ -282,10 +283,10 @@ def _rotation(
 ) -> tuple[Tensor, Tensor]:
     """Returns cos and sin of this rank's RoPE angles, fp32 (S, D / 2), or (B, 1, S, D / 2) where
     batch rows hold documents of their own."""
-    with torch.inference_mode(False):  # a later training step may take them from the cache
+    with lasting(device):  # a later training step may take them from the cache
         positions = local_positions(partition, seq_len, world_size, rank).to(device)
         if documents is not None:
-            positions = within_documents(positions, torch.tensor(documents, device=device))
+            positions = within_documents(positions, boundaries(documents).to(device))
         pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device)
         angles = positions.double()[..., None] * theta ** (-pairs / head_dim)
         angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
@@ -306,7 +307,8 @@ def _like_rotation(
     head_dim: int, theta: float, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     rows = cu_seqlens.shape[:-1] if cu_seqlens is not None else ()
-    cos = torch.empty((*rows, *[1] * len(rows), padded // ranks, head_dim // 2), device=device)
+    shape = (*rows, *[1] * len(rows), padded // ranks, head_dim // 2)
+    cos = torch.empty(shape, dtype=torch.float32, device=device)
     return cos, torch.empty_like(cos)
 
 

@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
 from ringray.attention.agreement import Calling, agree, refusing
+from ringray.attention.arguments import boundaries
 from ringray.attention.sharding import local_positions
 from ringray.comm.ring import connect
 from ringray.models.decoder import Decoder
@@ -105,7 +106,8 @@ class Trainer:
             mine = first + self.mesh.place("dp") * share
             rows = [self._read(mine + i) for i in range(share)]
             pairs = sum(int((n * (n + 1) // 2).sum()) for n in (np.diff(one.ends) for one in rows))
-            counts = torch.tensor([float((one.labels != NO_LABEL).sum()) for one in rows] + [pairs])
+            labelled = [float((one.labels != NO_LABEL).sum()) for one in rows]
+            counts = torch.tensor([*labelled, pairs], dtype=torch.float64, device="cpu")
             counts = counts.to(self.mesh.device)
             agree(comm, Calling("a step", f"{self.done + 1}, from sequence {first}, {recipe}"))
         dist.all_reduce(counts, group=self.mesh.shards.get_group())
@@ -133,7 +135,10 @@ class Trainer:
         ``tasks.Answer``; every rank asks the same. Without stages."""
         comm = connect(None)
         with refusing(comm):
-            seq_len, found = tokens.shape[1], torch.zeros(len(tokens), len(at), dtype=torch.int64)
+            seq_len, found = (
+                tokens.shape[1],
+                torch.zeros(len(tokens), len(at), dtype=torch.int64, device="cpu"),
+            )
             mine = self._rows_of(seq_len)
             which, row = np.nonzero(at[:, None] == mine)
             rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
@@ -166,7 +171,8 @@ class Trainer:
 
     def _alone(self, rows: list[SequenceRows], weights: Tensor) -> Tensor:
         """Computes loss and gradients, all layers on this rank."""
-        total, width = torch.zeros((), device=self.mesh.device), self.recipe.micro_batch
+        total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
+        width = self.recipe.micro_batch
         for i in range(0, len(rows), width):
             some, weight = rows[i : i + width], weights[i : i + width].sum()
             tokens, labels = (
@@ -185,13 +191,7 @@ class Trainer:
             name: value for name, value in self._where(rows[0]).items() if name != "cu_seqlens"
         }
         if self.recipe.documents:
-            longest = max(len(one.ends) for one in rows)
-            ends = [
-                torch.cat([torch.from_numpy(one.ends), torch.full((longest - len(one.ends),), n)])
-                for one in rows
-                for n in [self.recipe.seq_len]
-            ]
-            where["cu_seqlens"] = torch.stack(ends)
+            where["cu_seqlens"] = boundaries([one.ends.tolist() for one in rows])
         inputs: tuple[Tensor, ...] = ()
         if self._first:
             inputs = (torch.cat([self._tensor(one.tokens) for one in rows]),)
@@ -201,7 +201,7 @@ class Trainer:
             target = weights[:, None]
         losses: list[Tensor] = []
         self._schedule.step(*inputs, target=target, losses=losses, **where)
-        total = torch.zeros((), device=self.mesh.device)
+        total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
         if self._last:
             total += torch.stack([loss.detach() for loss in losses]).sum()
         group = self.mesh.group("pp")
@@ -220,7 +220,7 @@ class Trainer:
             dtype=torch_dtype(recipe.dtype),
         )  # fmt: skip
         ids = torch.empty(1, rows, dtype=torch.int64, device="meta")
-        loss = torch.empty(1, device="meta", requires_grad=True)
+        loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
         # Schedules join what micro-batches return, which a scalar does not allow.
         self.model.register_forward_hook(
             lambda _, __, out: out.reshape(1) if out.dim() == 0 else out

@@ -36,7 +36,7 @@ def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
 
 def _visible(start: Tensor, end: Tensor, num_keys: int) -> Tensor:
     """Returns the mask of the keys that each row sees, (B or 1, 1, Sq, Sk)."""
-    keys = torch.arange(num_keys, device=start.device)
+    keys = torch.arange(num_keys, dtype=torch.int32, device=start.device)
     return ((keys >= start.unsqueeze(-1)) & (keys < end.unsqueeze(-1))).unsqueeze(1)
 
 
@@ -64,7 +64,10 @@ def _factors(operands: Operands) -> Tensor | float:
     if operands.dropout is None:
         return 1.0
     assert operands.at is not None, "api checks it"
-    batch, heads = (torch.arange(size, device=operands.q.device) for size in operands.q.shape[:2])
+    batch, heads = (
+        torch.arange(size, dtype=torch.int64, device=operands.q.device)
+        for size in operands.q.shape[:2]
+    )
     return factors(operands.dropout, batch[:, None], heads, *operands.at)
 
 

@@ -101,7 +101,7 @@ def attend(
         window=window,
         chunk=chunk,
         prefix=ring.prefix,
-        cu_seqlens=None if ring.cu_seqlens is None else torch.tensor(ring.cu_seqlens),
+        cu_seqlens=ring.cu_seqlens,
         seq_len=ring.seq_len,
         scale=scaling,
         softcap=softcap,
@@ -135,7 +135,7 @@ def _at_own_temperature(module: nn.Module, query: Tensor, ring: Ring) -> Tensor:
     if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
         return query
     (rank, ranks), layer = place_in(ring.group), cast("Any", module)
-    rows = torch.arange(query.shape[2], device=query.device)
+    rows = torch.arange(query.shape[2], dtype=torch.int64, device=query.device)
     own = local_positions(ring.partition, ring.seq_len, ranks, rank).to(query.device)
     taken, wanted = (
         torch.log1p(torch.floor((x.float() + 1) / layer.floor_scale)) * layer.attn_scale + 1

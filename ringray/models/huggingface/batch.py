@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringray.attention.arguments import boundaries
 from ringray.attention.sharding import local_positions, shard
 from ringray.comm.ring import connect, place_in
 from ringray.models.huggingface.forward import Forward
@@ -53,8 +54,7 @@ def deal(
     if labels.shape != input_ids.shape or labels.is_floating_point():
         raise ValueError(f"labels: got {said(labels)}, expected integers {tuple(input_ids.shape)}")
     if forward.shifted:
-        ends = None if ring.cu_seqlens is None else torch.tensor(ring.cu_seqlens)
-        labels = next_token_labels(labels, ends, ignore_index=IGNORED)
+        labels = next_token_labels(labels, ring.cu_seqlens, ignore_index=IGNORED)
         batch["shift_labels"] = rows(labels, IGNORED)
     batch["labels"] = rows(labels, IGNORED)
     counted = (labels != IGNORED).sum().clamp(min=1)
@@ -75,10 +75,10 @@ def _positions(ring: Ring, input_ids: Tensor, begin: int, pad: int | None) -> Te
 def positions_in_documents(ring: Ring, device: torch.device) -> Tensor:
     """Returns positions, int64 (S,), from 0 in each document, or (B, S) where batch rows hold
     documents of their own."""
-    positions = torch.arange(ring.seq_len, device=device)
+    positions = torch.arange(ring.seq_len, dtype=torch.int64, device=device)
     if ring.cu_seqlens is None:
         return positions
-    return within_documents(positions, torch.tensor(ring.cu_seqlens, device=device))
+    return within_documents(positions, boundaries(ring.cu_seqlens).to(device))
 
 
 def _holds_pooled(forward: Forward, ring: Ring, input_ids: Tensor, pad: int | None) -> Tensor:

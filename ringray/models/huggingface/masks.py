@@ -68,9 +68,10 @@ def no_mask(
     window = None if size is None or chunk else size - 1
     if window is not None and any("window_bidirectional" in name for name in names):
         window = (size, size)  # which counts the keys on each side without the own one
-    return torch.full((1, 1, 1, 1), reach(window, chunk), device=more.get("device")).expand(
-        1, 1, q_length, kv_length
+    mask = torch.full(
+        (1, 1, 1, 1), reach(window, chunk), dtype=torch.int64, device=more.get("device") or "cpu"
     )
+    return mask.expand(1, 1, q_length, kv_length)
 
 
 def reach(window: int | tuple[int, int] | None, chunk: int | None) -> float:

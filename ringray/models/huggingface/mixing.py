@@ -85,7 +85,7 @@ def _marked(
     ]
     forward.alone = True
     try:
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        positions = torch.arange(ids.shape[1], dtype=torch.int64, device=ids.device)[None]
         out = model(input_ids=ids, position_ids=positions, use_cache=False, ring=ring)
     finally:
         forward.alone = False
@@ -104,8 +104,10 @@ def draw_tokens(model: PreTrainedModel, length: int) -> Tensor:
         for x in (value if isinstance(value, list) else [value])
     }
     count = min(model.get_input_embeddings().num_embeddings, 4096)
-    plain = torch.tensor([i for i in range(count) if i not in special])
-    drawn = torch.randint(len(plain), (1, length), generator=torch.Generator().manual_seed(0))
+    like: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}
+    plain = torch.tensor([i for i in range(count) if i not in special], **like)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(plain), (1, length), generator=generator, **like)
     return plain[drawn].to(next(model.parameters()).device)
 
 

@@ -39,6 +39,8 @@ from ringray.models.huggingface.mixing import (
 from ringray.models.huggingface.ring import IGNORED, NAME, Ring, padding_token, transformers_model
 from ringray.partition import padded_length
 
+_NUMBERS: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}  # of tensors that are drawn
+
 
 def check(model: nn.Module, ring: Ring) -> Forward:
     """Checks that a model computes on a ring what it computes in one process; all ranks call it.
@@ -177,12 +179,13 @@ class Probe:
         kind, count = self.inner.config.problem_type, logits.shape[-1]
         generator = torch.Generator().manual_seed(1)
         if logits.dim() == 3:
-            drawn = torch.randint(count, ids.shape, generator=generator)
+            drawn = torch.randint(count, ids.shape, generator=generator, **_NUMBERS)
             drawn[:, 1::3] = IGNORED
         elif kind == "single_label_classification" or (kind is None and count > 1):
-            drawn = torch.randint(count, (1,), generator=generator)
+            drawn = torch.randint(count, (1,), generator=generator, **_NUMBERS)
         else:
-            drawn = torch.rand(1, count, generator=generator).to(logits.dtype)
+            drawn = torch.rand(1, count, generator=generator, dtype=torch.float32, device="cpu")
+            drawn = drawn.to(logits.dtype)
         return drawn.to(self.device)
 
     def _find_loss(self, ids: Tensor, one: Any, labels: Tensor) -> None:
@@ -205,7 +208,7 @@ class Probe:
         if self._same_loss(more, router, loss):
             forward.loss = "tokens"
         if forward.shifted and (forward.loss or one.get("aux_loss") is not None):
-            count = torch.tensor(3.0, device=self.device)
+            count = torch.tensor(3.0, dtype=torch.float32, device=self.device)
             try:
                 own = self._call(
                     ids, labels=following, shift_labels=following, num_items_in_batch=count
@@ -240,7 +243,9 @@ class Probe:
     def _compare_last(self, ids: Tensor) -> None:
         """Compares at the largest positions of the batch, on which a RoPE may depend."""
         end = self.last + 1
-        positions = torch.arange(end - ids.shape[1], end, device=self.device)[None]
+        positions = torch.arange(end - ids.shape[1], end, dtype=torch.int64, device=self.device)[
+            None
+        ]
         with eager(self.model):
             want = self._call(ids, position_ids=positions)
         error, where = self._error(self._call_on_ring(ids, None, positions), want)
@@ -265,7 +270,8 @@ class Probe:
             error = float((y.double() - x.double()).norm() / x.double().norm().clamp(min=1e-12))
             if not error <= worst:  # NaN too
                 worst, where = error if error == error else float("inf"), name
-        return max(map(float, self._gathered(torch.tensor([worst], device=self.device)))), where
+        worst_of = torch.tensor([worst], dtype=torch.float64, device=self.device)
+        return max(map(float, self._gathered(worst_of))), where
 
     def _gathered(self, x: Tensor) -> list[Tensor]:
         """Returns the ``x`` of all ranks."""

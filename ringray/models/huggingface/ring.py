@@ -82,6 +82,8 @@ def digest(x: Tensor | None) -> str:
     """Returns a text that another tensor does not have, but for a chance of 2 ** -64."""
     if x is None:
         return "none"
-    factors = torch.arange(1, x.numel() + 1, device=x.device) * 0x9E3779B97F4A7C1 | 1
+    factors = (
+        torch.arange(1, x.numel() + 1, dtype=torch.int64, device=x.device) * 0x9E3779B97F4A7C1 | 1
+    )
     values = x.flatten().view(torch.int32) if x.dtype == torch.float32 else x.flatten()
     return f"{said(x)} {int(((values.long() + 1) * factors).sum())}"

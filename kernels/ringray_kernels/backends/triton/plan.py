@@ -39,7 +39,7 @@ def dq_turns(
 def _turns(start: Tensor, end: Tensor, rows: int, tile: int, length: int) -> tuple[Tensor, Tensor]:
     low, high = (x.unflatten(0, (len(start), -1)) for x in _spans(*_by_block(start, end, rows)))
     busy = (low < high).int()
-    tiles = torch.arange(-(-length // tile), device=start.device)
+    tiles = torch.arange(-(-length // tile), dtype=torch.int64, device=start.device)
     ended = ((high + tile - 1) // tile)[:, None] <= tiles[:, None]
     before = busy.cumsum(1, dtype=torch.int32) - busy
     return before, (ended & busy[:, None].bool()).sum(2, dtype=torch.int32)
@@ -48,7 +48,8 @@ def _turns(start: Tensor, end: Tensor, rows: int, tile: int, length: int) -> tup
 def _by_block(start: Tensor, end: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Returns the intervals of each block, (batch * blocks, rows); the last row is repeated."""
     length = start.shape[1]
-    at = torch.arange(-(-length // rows) * rows, device=start.device).clamp_(max=length - 1)
+    count = -(-length // rows) * rows
+    at = torch.arange(count, dtype=torch.int64, device=start.device).clamp_(max=length - 1)
     return start[:, at].view(-1, rows), end[:, at].view(-1, rows)
 
 
