@@ -293,12 +293,18 @@ def on_host(x: Tensor) -> Tensor:
 
 
 def boundaries(cu_seqlens: Any) -> Any:
-    """Returns a list, a tuple or an array of integers as a tensor, and anything else as it is. Of a
-    list of lists, the shorter ones are filled with their last boundary: documents without a
-    token."""
+    """Returns a list, a tuple or an array of integers as a tensor, and anything else as it is. Of
+    several rows (lists, tensors, arrays) the shorter ones are filled with their last boundary:
+    documents without a token."""
     if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
         return cu_seqlens
     try:
+        if hasattr(cu_seqlens, "__array__"):
+            return torch.as_tensor(cu_seqlens)
+        if any(getattr(row, "ndim", 0) for row in cu_seqlens):  # not read: a compiler may trace it
+            some = [torch.as_tensor(row) for row in cu_seqlens]
+            most = max(map(len, some))
+            return torch.stack([torch.cat([x, x[-1:].expand(most - len(x))]) for x in some])
         if all(isinstance(row, list | tuple) and row for row in cu_seqlens):
             most = max(map(len, cu_seqlens))
             rows = [[*row, *[row[-1]] * (most - len(row))] for row in cu_seqlens]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -41,8 +41,6 @@ _ROUTED = {
     torch.ops.aten.scaled_dot_product_attention.default,
 }
 _BACKWARD = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
-# A method that Dynamo cannot trace inside of a mode, and the same as a function.
-_TRACEABLE = {Tensor.unflatten: torch.unflatten}
 # Functions that attend inside of one call, which no mode sees.
 _OPAQUE = {
     "multi_head_attention_forward",
@@ -126,7 +124,9 @@ def context_parallel(
         seq_len=length, cu_seqlens=cu_seqlens, window=window, **options,
     )  # fmt: skip
     held = buffers if in_place else ()
-    with _replaced(held, shards, no_restore_buffers), kernels_refuse(), router:
+    # A compiler traces what Python code calls, all of which the router sees.
+    guard = nullcontext() if torch.compiler.is_compiling() else kernels_refuse()
+    with _replaced(held, shards, no_restore_buffers), guard, router:
         yield tuple(buffers) if in_place else shards
     with refusing(comm):
         if not router.routed:
@@ -208,8 +208,8 @@ class _Router(TorchFunctionMode):
         if func in _ROUTED:
             self.routed += 1
             return self._route(*args, **kwargs)
-        if func in _TRACEABLE:
-            return _TRACEABLE[func](*args, **kwargs)
+        if func is Tensor.unflatten:  # a method that Dynamo cannot trace inside of a mode
+            return torch.unflatten(*args, **kwargs)
         if func in _BACKWARD:
             return self._backward(func, *args, **kwargs)
         if getattr(func, "__name__", None) in _OPAQUE or other_attention(func):
@@ -292,6 +292,10 @@ def _in_reentrant_checkpoint() -> bool:
         if frame.f_code is CheckpointFunction.forward.__code__:
             return True
     return False
+
+
+# A compiler looks at the stack once, as it traces (see ``attention.compile``).
+_in_reentrant_checkpoint._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _edges(tensors: Any) -> list[Any]:

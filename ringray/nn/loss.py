@@ -45,7 +45,10 @@ def next_token_labels(
     labels = torch.full_like(input_ids, ignore_index, dtype=torch.int64)
     labels[:, :-1] = input_ids[:, 1:]
     if cu_seqlens is not None:
-        ends = boundaries(cu_seqlens).to(labels.device, torch.int64)
+        ends = boundaries(cu_seqlens)
+        if not isinstance(ends, Tensor):
+            raise ValueError(f"cu_seqlens: got {ends!r}, expected integers in a tensor or a list")
+        ends = ends.to(labels.device, torch.int64)
         for row, own in zip(labels, ends.expand(len(labels), -1), strict=True):
             row[own[own > 0] - 1] = ignore_index
     return labels

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ringray
+from ringray.nn import next_token_labels
 from ringray.partition import PARTITIONS
 from ringray_kernels import testing
 from tests.support import agreement_checks as refusals
@@ -186,7 +187,11 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"seq_len": 5}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 5 tokens as 6"),
         ({"cu_seqlens": [0, 8.0]}, r"cu_seqlens: got \[0, 8.0\], expected integers in a tensor or"),
         ({"cu_seqlens": 8}, "cu_seqlens: got 8, expected integers in a tensor or a list"),
-        ({"cu_seqlens": np.array([[0, 8]])}, r"cu_seqlens: got array.* expected integers in a"),
+        ({"cu_seqlens": np.array([[0, 8]])}, r"cu_seqlens: got torch.int64 of shape \(1, 2\)"),
+        ({"cu_seqlens": np.array([[0, 8.0]] * 2)}, "cu_seqlens: got torch.float64 of shape"),
+        ({"cu_seqlens": np.array(["0", "8"])}, "cu_seqlens: got array.* expected integers in a"),
+        ({"cu_seqlens": [0, torch.tensor([0, 8])]}, r"cu_seqlens: got \[0, .* expected integers"),
+        ({"cu_seqlens": [torch.tensor([[0, 8]])] * 2}, "cu_seqlens: got .* expected integers"),
         ({"cu_seqlens": [0, 10**30]}, r"cu_seqlens: got .* expected integers"),
         ({"window": 10**30}, "window: got 1000000"),
         ({"window": np.float64(2)}, r"window: got .*2.0"),
@@ -236,6 +241,34 @@ def test_integers_of_numpy_and_torch(scalar: Any) -> None:
     module = ringray.ContextParallelAttention(scalar(16), scalar(2), window=scalar(3))
     x = torch.randn(1, 12, 16)
     assert torch.equal(module(x, cu_seqlens=cuts), module(x, cu_seqlens=documents))
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [torch.tensor([0, 5, 12]), torch.tensor([0, 3, 7, 12], dtype=torch.int32)],
+        (np.array([0, 5, 12]), np.array([0, 3, 7, 12])),
+        np.array([[0, 5, 12, 12], [0, 3, 7, 12]]),
+    ],
+)
+def test_rows_of_boundaries_may_be_tensors_and_arrays(rows: Any, compiles: bool) -> None:
+    q, k, v = problem(12)
+    lists = [[0, 5, 12], [0, 3, 7, 12]]
+    want = ringray.ring_attention(q, k, v, cu_seqlens=lists)
+    function = ringray.ring_attention
+    if compiles:
+        function = torch.compile(function, fullgraph=True, backend="eager")
+    assert torch.equal(function(q, k, v, cu_seqlens=rows), want)
+    module, x = ringray.ContextParallelAttention(16, 2), torch.randn(2, 12, 16)
+    assert torch.equal(module(x, cu_seqlens=rows), module(x, cu_seqlens=lists))
+    with ringray.context_parallel(cu_seqlens=rows):
+        routed = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
+    assert torch.equal(routed, want)
+    ids = torch.arange(24).view(2, 12)
+    assert torch.equal(next_token_labels(ids, rows), next_token_labels(ids, lists))
 
 
 @pytest.mark.parametrize("compiles", [False, True])

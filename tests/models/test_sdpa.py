@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention as imported_by_name
+from torch.utils.checkpoint import checkpoint
 
 import ringray
 from tests.support import sdpa_checks as checks
@@ -122,20 +124,39 @@ def test_no_attention_stays_local_beside_a_routed_call(attend: Any, grad: bool) 
 
 
 def traced(x: torch.Tensor) -> torch.Tensor:
-    q = x.unflatten(-1, (2, -1)).transpose(1, 2).float().mul(0.5)
+    q = x.unflatten(-1, (8, 1)).mul(1).squeeze(-1)  # of a graph's input, and below within it
+    q = q.unflatten(-1, (2, -1)).transpose(1, 2).float().mul(0.5)
     q = torch.cat([q[..., ::2], q[..., 1::2]], -1).norm(dim=-1, keepdim=True) * q
     q = q.reshape(q.shape).view(q.shape).repeat_interleave(2, 1).chunk(2, 1)[0].contiguous()
     a, b = F.rms_norm(q, (4,)).split(2, -1)
     return plain(torch.stack([a, F.silu(b)], -1).flatten(-2))
 
 
-def test_models_compile_in_one_graph_under_the_manager() -> None:
-    x = torch.randn(1, 16, 8, requires_grad=True)
+def block(x: torch.Tensor) -> torch.Tensor:
     with ringray.context_parallel(window=1):
-        want = traced(x)
-        got = torch.compile(traced, fullgraph=True, backend="aot_eager")(x)
-        got.sum().backward()
+        return traced(x)
+
+
+@pytest.mark.parametrize("function", [traced, block])
+@pytest.mark.parametrize("grad", [False, True])
+def test_models_compile_in_one_graph_under_the_manager(function: Any, grad: bool) -> None:
+    x = torch.randn(1, 16, 8, requires_grad=grad)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    want = block(x)
+    around = nullcontext() if function is block else ringray.context_parallel(window=1)
+    with torch.set_grad_enabled(grad), around:
+        got = compiled(x)
     assert torch.equal(got, want)
+    if grad:
+        first, again = (torch.autograd.grad(out.sum(), x)[0] for out in (want, got))
+        assert torch.equal(again, first)
+
+
+def test_a_compiled_layer_in_a_reentrant_checkpoint_is_refused() -> None:
+    x = torch.randn(1, 16, 8, requires_grad=True)
+    refused = pytest.raises(ValueError, match="use_reentrant=True, expected use_reentrant=False")
+    with refused, ringray.context_parallel(window=1):
+        checkpoint(torch.compile(traced, backend="eager"), x, use_reentrant=True)
 
 
 def test_buffers_may_be_dealt_in_place() -> None:

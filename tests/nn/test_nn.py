@@ -197,6 +197,8 @@ def test_an_unknown_transport_is_told_by_the_op() -> None:
 def test_labels_are_successors_within_documents() -> None:
     ids = torch.tensor([[10, 11, 12, 13, 14, 15]], dtype=torch.int32)
     assert next_token_labels(ids).tolist() == [[11, 12, 13, 14, 15, -100]]
+    with pytest.raises(ValueError, match="cu_seqlens: got 6, expected integers"):
+        next_token_labels(ids, 6)  # type: ignore[arg-type]
     packed = next_token_labels(ids, torch.tensor([0, 0, 2, 2, 5, 6]), ignore_index=-1)
     assert packed.tolist() == [[11, -1, 13, 14, -1, -1]]
 
