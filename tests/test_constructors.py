@@ -25,8 +25,9 @@ def unnamed(source: str) -> list[str]:
         owner = node.func.value
         if isinstance(owner, ast.Name) and owner.id == "torch" and node.func.attr in CONSTRUCTORS:
             names = {keyword.arg for keyword in node.keywords}
-            # ``**like`` is read where it is written: None stands for it.
-            if not {"dtype", "device"} <= names and None not in names:
+            # Arrays have a dtype of their own. None stands for ``**like``.
+            wanted = {"device"} if node.func.attr == "as_tensor" else {"dtype", "device"}
+            if not wanted <= names and None not in names:
                 calls.append(f"line {node.lineno}: torch.{node.func.attr}")
     return calls
 

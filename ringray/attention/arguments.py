@@ -298,18 +298,21 @@ def boundaries(cu_seqlens: Any) -> Any:
     documents without a token."""
     if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
         return cu_seqlens
+    values: list[Any]
     try:
         if hasattr(cu_seqlens, "__array__"):
-            return torch.as_tensor(cu_seqlens)
+            return torch.as_tensor(cu_seqlens, device="cpu")
         if any(getattr(row, "ndim", 0) for row in cu_seqlens):  # not read: a compiler may trace it
-            some = [torch.as_tensor(row) for row in cu_seqlens]
+            some = [torch.as_tensor(row, device="cpu") for row in cu_seqlens]
             most = max(map(len, some))
             return torch.stack([torch.cat([x, x[-1:].expand(most - len(x))]) for x in some])
         if all(isinstance(row, list | tuple) and row for row in cu_seqlens):
             most = max(map(len, cu_seqlens))
             rows = [[*row, *[row[-1]] * (most - len(row))] for row in cu_seqlens]
-            return torch.tensor([[operator.index(plain(x)) for x in row] for row in rows])
-        return torch.tensor([operator.index(plain(x)) for x in cu_seqlens])
+            values = [[operator.index(plain(x)) for x in row] for row in rows]
+        else:
+            values = [operator.index(plain(x)) for x in cu_seqlens]
+        return torch.tensor(values, dtype=torch.int64, device="cpu")
     except (TypeError, ValueError, RuntimeError):  # of torch, too: integers beyond 64 bits
         return cu_seqlens
 
