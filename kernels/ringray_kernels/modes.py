@@ -46,6 +46,9 @@ def _off(device: torch.device, casting: bool) -> Iterator[None]:
 @contextmanager
 def lasting(device: torch.device) -> Iterator[None]:
     """Turns off inference mode, too: for tensors that outlive the call that makes them."""
-    inference = torch.is_inference_mode_enabled()
-    with torch.inference_mode(False) if inference else _UNCHANGED, without_modes(device):
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))  # turns gradients on
+            stack.enter_context(torch.no_grad())
+        stack.enter_context(without_modes(device))
         yield

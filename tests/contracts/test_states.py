@@ -1,0 +1,32 @@
+"""Every public function in every state of torch that a user may set: the same results."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+import ringray
+import ringray.nn
+from tests.support import state_checks as checks
+from tests.support.ranks import on_ring
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_states_of_torch_change_no_result(size: int) -> None:
+    on_ring(size, (checks.functions_in_states, checks.caches_in_states))
+
+
+def test_a_rank_without_keys_in_every_state() -> None:
+    on_ring(3, (partial(checks.functions_in_states, only="ring_decode"),))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_selective_checkpoints_change_no_gradient(size: int) -> None:
+    on_ring(size, (checks.checkpointed,))
+
+
+def test_every_public_function_is_listed() -> None:
+    listed = {word for name in checks.FUNCTIONS for word in name.split()}
+    public = {*ringray.__all__, *ringray.nn.__all__} - {*checks.STATELESS}
+    assert public <= listed

@@ -1,0 +1,448 @@
+"""Checks of every rank of a real ring: states of torch that a user sets change no result.
+
+Each function is called on sizes of its own three times: as usual, within a state, and as usual
+again, which finds what the state has left in a cache. In between everything cached is forgotten.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import ringray
+import ringray.nn
+from ringray.attention import arguments
+from ringray.transport import TRANSPORTS
+from ringray_kernels import testing
+
+Results = list[Tensor | int | str]
+Call = Callable[[], Results]
+
+ROWS, HEADS, KV_HEADS, HEAD_DIM = 37, 4, 2, 16
+VOCABULARY = 11
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 5.0},
+    "alibi_slopes": {"alibi_slopes": [0.5, 0.25, 0.1, 0.01]},
+    "distance_bias": {},
+    "sinks": {},
+    "dropout": {"dropout_p": 0.2, "dropout_seed": 4},
+    "documents": {"cu_seqlens": [0, 5, 20, ROWS]},
+    "window": {"window": 4, "global_tokens": 2},
+    "prefix": {"prefix": 7, "chunk": 9},
+    "reference": {"backend": "reference", "softcap": 5.0},
+}
+
+
+# States
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def default_device(device: str) -> Iterator[None]:
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Holding(TorchDispatchMode):
+    """Holds every result, and finds those that are changed in place later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[tuple[str, Tensor, int]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        # Views change with what they view, and an empty tensor is there to be filled.
+        views = any(x.alias_info for x in func._schema.returns)
+        made = not func._schema.is_mutable and not views and "empty" not in str(func)
+        for x in torch.utils._pytree.tree_leaves(out) if made else ():
+            if isinstance(x, Tensor) and not x.is_inference():
+                self.held.append((str(func), x, x._version))
+        return out
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        changed = {name for name, x, version in self.held if x._version != version}
+        assert not changed, f"changed in place: {changed}"
+
+
+class Doubling(TorchFunctionMode):
+    """Changes what products and exponentials return to whoever lets it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        return out * 2 if name in ("__matmul__", "exp", "exp_", "sigmoid", "sub_") else out
+
+
+STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "bf16 by default": lambda: default_dtype(torch.bfloat16),
+    "fp64 by default": lambda: default_dtype(torch.float64),
+    "device by default": lambda: default_device("meta"),
+    "inference": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "gradients": torch.enable_grad,
+    "deterministic": deterministic,
+    "three threads": lambda: threads(3),
+    "dispatch mode": Holding,
+    "function mode": Doubling,
+    "anomalies": lambda: torch.autograd.detect_anomaly(check_nan=False),
+}
+WITHOUT_GRADIENTS = ("inference", "no gradients")
+# Called at a time when a function mode of the user is meant to change the user's own operators.
+OWN_OPERATORS = (
+    "ContextParallelAttention", "context_parallel", "sharded_cross_entropy",
+    "sharded_linear_cross_entropy",
+)  # fmt: skip
+
+
+# Public functions: each makes its inputs, and returns a call
+
+
+def _inputs(seed: int = 0) -> list[Tensor]:
+    return [*testing.make_inputs(1, HEADS, KV_HEADS, ROWS, HEAD_DIM, torch.float32, seed=seed)]
+
+
+def _differentiated(function: Callable[..., Tensor], leaves: list[Tensor], dout: Tensor) -> Call:
+    """Returns the call of a function, and of its gradients where they are recorded."""
+
+    def call() -> Results:
+        out = function(*leaves)
+        if not out.requires_grad:
+            return [out]
+        return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+    return call
+
+
+def attention(feature: str, **options: Any) -> Call:
+    *qkv, dout = (ringray.shard(x, dim=2) for x in _inputs())
+    names = {"sinks": testing.make_sinks(HEADS, seed=1)} if feature == "sinks" else {}
+    if feature == "distance_bias":
+        names = {"distance_bias": testing.make_table(HEADS, 3, seed=1)}
+    leaves = [x.detach().requires_grad_() for x in (*qkv, *names.values())]
+    options |= FEATURES[feature] | {"seq_len": ROWS}
+
+    def function(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Tensor:
+        learned_by_name: Any = dict(zip(names, learned, strict=True))
+        return ringray.ring_attention(q, k, v, **options, **learned_by_name)  # type: ignore[return-value]
+
+    return _differentiated(function, leaves, dout)
+
+
+def eight_bits() -> Call:
+    q, k, v, _ = (ringray.shard(x, dim=2) for x in _inputs())
+
+    def call() -> Results:
+        with torch.no_grad():
+            return [ringray.ring_attention(q, k, v, quantize="fp8", seq_len=ROWS)]  # type: ignore[list-item]
+
+    return call
+
+
+def decoding(*, prefill: bool) -> Call:
+    q, k, v, _ = _inputs()
+    dealt = ROWS - 3 if prefill else 0
+    shards = [ringray.shard(x[:, :, :dealt], dim=2) for x in (k, v)] if prefill else []
+
+    def call() -> Results:
+        outs: Results = []
+        if prefill:
+            cache = ringray.ShardedKV.of_shards(*shards, capacity=ROWS + 8, seq_len=dealt)
+        else:
+            cache = ringray.ShardedKV.empty(
+                1, KV_HEADS, HEAD_DIM, capacity=ROWS + 8, dtype=torch.float32
+            )
+        for start in range(dealt, ROWS, 12):
+            stop = min(start + 12, ROWS)
+            cache.append(k[:, :, start:stop], v[:, :, start:stop])
+            with torch.no_grad():
+                for mask in ({}, {"window": 1}, {"window": 2, "global_tokens": 1}):
+                    outs.append(ringray.ring_decode(q[:, :, start:stop], cache, **mask))  # type: ignore[arg-type]
+        cache.crop(cache.length - 1)
+        return [*outs, cache.length]
+
+    return call
+
+
+def appended_later(state: AbstractContextManager[Any]) -> Call:
+    """A cache that is made in a state, and used outside of it."""
+    q, k, v, _ = _inputs()
+    with state:
+        cache = ringray.ShardedKV.empty(1, KV_HEADS, HEAD_DIM, capacity=ROWS, dtype=torch.float32)
+        cache.append(k[:, :, :5], v[:, :, :5])
+
+    def call() -> Results:
+        cache.append(k[:, :, 5:], v[:, :, 5:])
+        return [ringray.ring_decode(q[:, :, 5:], cache)]  # type: ignore[list-item]
+
+    return call
+
+
+def sharding(gradients: str = "sum") -> Call:
+    (x, *_), factor = _inputs(), _inputs(1)[0]
+
+    def function(x: Tensor) -> Tensor:
+        mine = ringray.shard(x, dim=2, partition="striped", pad_value=3)
+        return ringray.unshard(mine, dim=2, partition="striped", gradients=gradients)
+
+    return _differentiated(function, [x.requires_grad_()], factor)
+
+
+def positions() -> Call:
+    return lambda: [ringray.local_positions("zigzag-token", ROWS, 3, 1)]
+
+
+def labels() -> Call:
+    ids = torch.arange(ROWS)[None] % VOCABULARY
+    return lambda: [ringray.nn.next_token_labels(ids, [0, 5, ROWS])]  # type: ignore[arg-type]
+
+
+def loss(*, linear: bool) -> Call:
+    x = ringray.shard(_inputs()[0][:, 0], dim=1).detach().requires_grad_()
+    ids = torch.arange(ROWS)[None] % VOCABULARY
+    wanted = ringray.shard(ids, dim=1, pad_value=-100)
+    torch.manual_seed(3)
+    head = nn.Linear(HEAD_DIM, VOCABULARY)
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        if linear:
+            return ringray.nn.sharded_linear_cross_entropy(x, head, wanted, rows=4)
+        return ringray.sharded_cross_entropy(F.linear(x, weight), wanted)
+
+    return _differentiated(function, [x, head.weight], torch.ones(()))
+
+
+def layer() -> Call:
+    torch.manual_seed(5)
+    module = ringray.ContextParallelAttention(HEADS * HEAD_DIM, HEADS, num_kv_heads=KV_HEADS)
+    x = ringray.shard(_inputs()[0].transpose(1, 2).flatten(2), dim=1).detach().requires_grad_()
+    documents = torch.tensor([0, 5, ROWS])
+
+    def function(x: Tensor, *weights: Tensor) -> Tensor:
+        return module(x, seq_len=ROWS, cu_seqlens=documents)  # type: ignore[no-any-return]
+
+    return _differentiated(function, [x, *module.parameters()], torch.ones_like(x))
+
+
+def router() -> Call:
+    inputs = _inputs()
+
+    def call() -> Results:
+        with (
+            torch.no_grad(),
+            ringray.context_parallel(buffers=inputs[:3], buffer_dims=(2, 2, 2)) as shards,
+        ):
+            q, k, v = shards
+            return [F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)]
+
+    return call
+
+
+def keeping() -> Call:
+    return _kept(ringray.nn.keep_attention)
+
+
+def _kept(context_fn: Callable[[], Any]) -> Call:
+    *qkv, dout = (ringray.shard(x, dim=2) for x in _inputs())
+    leaves = [x.detach().requires_grad_() for x in qkv]
+
+    def function(*tensors: Tensor) -> Tensor:
+        layer = functools.partial(ringray.ring_attention, seq_len=ROWS)
+        out: Tensor = checkpoint(layer, *tensors, use_reentrant=False, context_fn=context_fn)
+        return out
+
+    return _differentiated(function, leaves, dout)
+
+
+def mesh() -> Call:
+    def call() -> Results:
+        made = ringray.make_mesh(device="cpu")
+        return [made.degrees.cp, made.ring.size()]
+
+    return call
+
+
+def strategy() -> Call:
+    size = {"ring_size": 2, "seq_len": ROWS, "heads": HEADS, "head_dim": HEAD_DIM}
+    return lambda: [str(ringray.tuned_strategy(**size))]
+
+
+FUNCTIONS: Mapping[str, Callable[[], Call]] = {
+    **{f"ring_attention {name}": functools.partial(attention, name) for name in FEATURES},
+    **{
+        f"ring_attention {name}": functools.partial(attention, "softcap", transport=name)
+        for name in TRANSPORTS
+        if name not in ("staged", "double-ring")  # the first is a ring's, the second needs numbers
+    },
+    "ring_attention fp8": eight_bits,
+    "ring_decode ShardedKV": functools.partial(decoding, prefill=True),
+    "ring_decode ShardedKV empty": functools.partial(decoding, prefill=False),
+    "shard unshard": sharding,
+    "shard unshard mean": functools.partial(sharding, "mean"),
+    "local_positions": positions,
+    "next_token_labels": labels,
+    "sharded_cross_entropy": functools.partial(loss, linear=False),
+    "sharded_linear_cross_entropy": functools.partial(loss, linear=True),
+    "ContextParallelAttention": layer,
+    "context_parallel": router,
+    "keep_attention": keeping,
+    "make_mesh": mesh,
+    "tuned_strategy": strategy,
+}
+# Whose results are no tensors, or which change a model by torch's own means.
+STATELESS = ("Blocks", "parallelize")
+
+
+def forget() -> None:
+    """Empties every cache of the library."""
+    arguments._prepared.clear()
+    for name, module in [*sys.modules.items()]:
+        for value in [*vars(module).values()] if name.startswith("ringray") else ():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+def same(got: Results, want: Results, what: str) -> None:
+    # A call without gradients returns the result alone.
+    for x, y in zip(got, want[: len(got)], strict=True):
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            assert x.dtype == y.dtype, f"{what}: {x.dtype}, expected {y.dtype}"
+            assert x.device == y.device, what
+            torch.testing.assert_close(
+                x, y, atol=2e-6, rtol=2e-6, msg=lambda text, what=what: f"{what}: {text}"
+            )
+        else:
+            assert x == y, what
+
+
+def functions_in_states(rank: int, size: int, *, only: str = "") -> None:
+    """Each public function gives the same within each state, and after it."""
+    for name, prepare in FUNCTIONS.items():
+        if only not in name:
+            continue
+        want = prepare()()
+        for state, enter in STATES.items():
+            if state == "function mode" and name.split()[0] in OWN_OPERATORS:
+                continue
+            what = f"{name}, {state}"
+            call = prepare()
+            forget()
+            try:
+                with enter():
+                    got = call()
+                if state not in WITHOUT_GRADIENTS:
+                    assert len(got) == len(want), f"{what}: gradients are missing"
+                same(got, want, what)
+                same(prepare()(), want, f"{what}, after it")
+            except Exception as error:
+                raise AssertionError(what) from error
+
+
+def caches_in_states(rank: int, size: int) -> None:
+    """A cache made in any state serves outside of it."""
+    want = appended_later(torch.no_grad())()
+    for state, enter in STATES.items():
+        forget()
+        same(appended_later(enter())(), want, state)
+
+
+# Selective checkpoints
+
+_aten = torch.ops.aten
+POLICIES: dict[str, Callable[[Any], bool]] = {
+    "products": lambda op: op in (_aten.mm.default, _aten.bmm.default, _aten.addmm.default),
+    "flash": lambda op: "flash_attention" in str(op),
+    "everything": lambda op: True,
+    "nothing": lambda op: False,
+}
+
+
+def _contexts(policy: str) -> Any:
+    def decide(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        kept = POLICIES[policy](op)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(decide)
+
+
+def checkpointed(rank: int, size: int, *, transports: tuple[str, ...] = tuple(TRANSPORTS)) -> None:
+    """Gradients are those without a checkpoint, bit by bit, whatever a policy keeps."""
+    for transport in transports:
+        if transport in ("staged", "double-ring"):
+            continue
+        for feature in FEATURES:
+            want = attention(feature, transport=transport)()
+            for policy in POLICIES:
+                *qkv, dout = (ringray.shard(x, dim=2) for x in _inputs())
+                names = {"sinks": testing.make_sinks(HEADS, seed=1)} if feature == "sinks" else {}
+                if feature == "distance_bias":
+                    names = {"distance_bias": testing.make_table(HEADS, 3, seed=1)}
+                leaves = [x.detach().requires_grad_() for x in (*qkv, *names.values())]
+                options = FEATURES[feature] | {"seq_len": ROWS, "transport": transport}
+
+                def function(
+                    *tensors: Tensor, names: Any = names, options: Any = options
+                ) -> Tensor:
+                    learned = dict(zip(names, tensors[3:], strict=True))
+                    out = ringray.ring_attention(*tensors[:3], **options, **learned)
+                    return out  # type: ignore[return-value]
+
+                out = checkpoint(
+                    function, *leaves, use_reentrant=False,
+                    context_fn=functools.partial(_contexts, policy),
+                )  # fmt: skip
+                got = [out, *torch.autograd.grad(out, leaves, dout)]
+                what = f"{transport}, {feature}, {policy}"
+                for x, y in zip(got, want, strict=True):
+                    assert torch.equal(x, y), what  # type: ignore[arg-type]
