@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TYPE_CHECKING
 
 import torch
+import torch.autograd.forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ _CASTING = ("cpu", "cuda")  # torch refuses to say whether it casts on others
 def dispatching() -> bool:
     """Tells whether a dispatch mode of the caller sees the operators of this thread."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def transforming() -> bool:
+    """Tells whether a transform of ``torch.func`` or forward-mode AD is active in this thread."""
+    level: int = torch.autograd.forward_ad._current_level
+    return torch._C._are_functorch_transforms_active() or level >= 0
 
 
 def without_modes(device: torch.device) -> AbstractContextManager[None]:

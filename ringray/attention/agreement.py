@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ringray.base.errors import PeerError, settle, settled
 from ringray.comm.ring import Comm
+from ringray_kernels.modes import transforming
 
 _REJECTED = -1
 
@@ -216,6 +217,12 @@ def agree(comm: Comm, signature: Agreed | None, mark: int | None = None) -> int:
     """
     if comm.world_size == 1 or not enabled():
         return 0
+    if signature is not None and transforming():
+        with refusing(comm):
+            raise ValueError(
+                f"{_name(signature)}: got a call within a transform of torch.func or forward-mode "
+                "AD, expected one outside: ranks communicate in it; torch.autograd has gradients"
+            )
     about = "agreement"
     if signature is not None:
         about = f"agreement about {_name(signature)}"

@@ -28,6 +28,7 @@ from ringray.attention.per_head import Besides, Learned, numbers
 from ringray.attention.sharding import remember, remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect
+from ringray_kernels.checks import check_qkv
 from ringray_kernels.modes import dispatching
 
 if TYPE_CHECKING:
@@ -176,6 +177,9 @@ def ring_attention(
     q, k, v = autocast(q, k, v)
     # A dispatch mode, such as a selective checkpoint, is to see one operator that changes nothing.
     if comm is None or dispatching():
+        if comm is not None:
+            with refusing(comm):  # fake tensors would not reach the operator, in which ranks agree
+                check_qkv(q, k, v)
         out, lse = compiled.attention(q, k, v, besides, group, options, seed, needs_grad=needs_grad)
         length = options.seq_len
     else:

@@ -14,7 +14,14 @@ from tests.support.ranks import on_ring
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_states_of_torch_change_no_result(size: int) -> None:
-    on_ring(size, (checks.functions_in_states, checks.caches_in_states))
+    on_ring(
+        size,
+        (
+            checks.functions_in_states,
+            checks.caches_in_states,
+            checks.transforms_are_refused,
+        ),
+    )
 
 
 def test_a_rank_without_keys_in_every_state() -> None:

@@ -7,14 +7,17 @@ again, which finds what the state has left in a cache. In between everything cac
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
@@ -46,6 +49,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "prefix": {"prefix": 7, "chunk": 9},
     "reference": {"backend": "reference", "softcap": 5.0},
 }
+# Staged messages are those of a ring, and a double ring needs the number of nodes.
+TRANSPORTS_WITHOUT_NUMBERS = [name for name in TRANSPORTS if name not in ("staged", "double-ring")]
 
 
 # States
@@ -165,19 +170,39 @@ def _differentiated(function: Callable[..., Tensor], leaves: list[Tensor], dout:
     return call
 
 
-def attention(feature: str, **options: Any) -> Call:
+Layer = tuple[Callable[..., Tensor], list[Tensor], Tensor]  # function, its leaves, gradient of out
+
+
+def _layer(feature: str, **options: Any) -> Layer:
     *qkv, dout = (ringray.shard(x, dim=2) for x in _inputs())
-    names = {"sinks": testing.make_sinks(HEADS, seed=1)} if feature == "sinks" else {}
+    learned: dict[str, Tensor] = {}
+    if feature == "sinks":
+        learned["sinks"] = testing.make_sinks(HEADS, seed=1)
     if feature == "distance_bias":
-        names = {"distance_bias": testing.make_table(HEADS, 3, seed=1)}
-    leaves = [x.detach().requires_grad_() for x in (*qkv, *names.values())]
+        learned["distance_bias"] = testing.make_table(HEADS, 3, seed=1)
+    leaves = [x.detach().requires_grad_() for x in (*qkv, *learned.values())]
     options |= FEATURES[feature] | {"seq_len": ROWS}
 
-    def function(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Tensor:
-        learned_by_name: Any = dict(zip(names, learned, strict=True))
-        return ringray.ring_attention(q, k, v, **options, **learned_by_name)  # type: ignore[return-value]
+    def function(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
+        by_name: Any = dict(zip(learned, more, strict=True))
+        return cast("Tensor", ringray.ring_attention(q, k, v, **options, **by_name))
 
-    return _differentiated(function, leaves, dout)
+    return function, leaves, dout
+
+
+def attention(feature: str, **options: Any) -> Call:
+    return _differentiated(*_layer(feature, **options))
+
+
+def kept(feature: str, context_fn: Callable[[], Any], **options: Any) -> Call:
+    """Attention in a checkpoint."""
+    function, leaves, dout = _layer(feature, **options)
+
+    def again(*tensors: Tensor) -> Tensor:
+        out = checkpoint(function, *tensors, use_reentrant=False, context_fn=context_fn)
+        return cast("Tensor", out)
+
+    return _differentiated(again, leaves, dout)
 
 
 def eight_bits() -> Call:
@@ -289,22 +314,6 @@ def router() -> Call:
     return call
 
 
-def keeping() -> Call:
-    return _kept(ringray.nn.keep_attention)
-
-
-def _kept(context_fn: Callable[[], Any]) -> Call:
-    *qkv, dout = (ringray.shard(x, dim=2) for x in _inputs())
-    leaves = [x.detach().requires_grad_() for x in qkv]
-
-    def function(*tensors: Tensor) -> Tensor:
-        layer = functools.partial(ringray.ring_attention, seq_len=ROWS)
-        out: Tensor = checkpoint(layer, *tensors, use_reentrant=False, context_fn=context_fn)
-        return out
-
-    return _differentiated(function, leaves, dout)
-
-
 def mesh() -> Call:
     def call() -> Results:
         made = ringray.make_mesh(device="cpu")
@@ -322,8 +331,7 @@ FUNCTIONS: Mapping[str, Callable[[], Call]] = {
     **{f"ring_attention {name}": functools.partial(attention, name) for name in FEATURES},
     **{
         f"ring_attention {name}": functools.partial(attention, "softcap", transport=name)
-        for name in TRANSPORTS
-        if name not in ("staged", "double-ring")  # the first is a ring's, the second needs numbers
+        for name in TRANSPORTS_WITHOUT_NUMBERS
     },
     "ring_attention fp8": eight_bits,
     "ring_decode ShardedKV": functools.partial(decoding, prefill=True),
@@ -336,7 +344,7 @@ FUNCTIONS: Mapping[str, Callable[[], Call]] = {
     "sharded_linear_cross_entropy": functools.partial(loss, linear=True),
     "ContextParallelAttention": layer,
     "context_parallel": router,
-    "keep_attention": keeping,
+    "keep_attention": functools.partial(kept, "plain", ringray.nn.keep_attention),
     "make_mesh": mesh,
     "tuned_strategy": strategy,
 }
@@ -397,6 +405,36 @@ def caches_in_states(rank: int, size: int) -> None:
         same(appended_later(enter())(), want, state)
 
 
+def transforms_are_refused(rank: int, size: int) -> None:
+    """One rank within a transform, or with tensors that are none, does not leave others waiting."""
+    q, k, v, _ = (ringray.shard(x, dim=2) for x in _inputs())
+
+    def call(*tensors: Tensor) -> Tensor:
+        return cast("Tensor", ringray.ring_attention(*(tensors or (q, k, v)), seq_len=ROWS))
+
+    def fake() -> Tensor:
+        with FakeTensorMode() as mode:
+            return call(*(mode.from_tensor(x) for x in (q, k, v)))
+
+    def dual() -> Tensor:
+        with torch.autograd.forward_ad.dual_level():
+            return call(torch.autograd.forward_ad.make_dual(q, q), k, v)
+
+    wrong: list[Callable[[], Any]] = [
+        lambda: torch.func.grad(lambda x: call(x, k, v).sum())(q),
+        lambda: torch.func.grad(lambda x: call().sum() * x)(torch.ones(())),
+        lambda: torch.vmap(lambda x: call(x, k, v))(torch.stack([q, q])),
+        lambda: torch.func.jvp(lambda x: call(x, k, v), (q,), (q,)),
+        dual,
+        fake,
+    ]
+    for mistake in wrong if size > 1 else ():
+        expected = "transform|FakeTensor" if rank == size - 1 else "were refused"
+        with pytest.raises(ValueError, match=expected):
+            mistake() if rank == size - 1 else call()
+        call()  # nothing is left in the group
+
+
 # Selective checkpoints
 
 _aten = torch.ops.aten
@@ -416,33 +454,13 @@ def _contexts(policy: str) -> Any:
     return create_selective_checkpoint_contexts(decide)
 
 
-def checkpointed(rank: int, size: int, *, transports: tuple[str, ...] = tuple(TRANSPORTS)) -> None:
+def checkpointed(rank: int, size: int) -> None:
     """Gradients are those without a checkpoint, bit by bit, whatever a policy keeps."""
-    for transport in transports:
-        if transport in ("staged", "double-ring"):
-            continue
-        for feature in FEATURES:
-            want = attention(feature, transport=transport)()
-            for policy in POLICIES:
-                *qkv, dout = (ringray.shard(x, dim=2) for x in _inputs())
-                names = {"sinks": testing.make_sinks(HEADS, seed=1)} if feature == "sinks" else {}
-                if feature == "distance_bias":
-                    names = {"distance_bias": testing.make_table(HEADS, 3, seed=1)}
-                leaves = [x.detach().requires_grad_() for x in (*qkv, *names.values())]
-                options = FEATURES[feature] | {"seq_len": ROWS, "transport": transport}
-
-                def function(
-                    *tensors: Tensor, names: Any = names, options: Any = options
-                ) -> Tensor:
-                    learned = dict(zip(names, tensors[3:], strict=True))
-                    out = ringray.ring_attention(*tensors[:3], **options, **learned)
-                    return out  # type: ignore[return-value]
-
-                out = checkpoint(
-                    function, *leaves, use_reentrant=False,
-                    context_fn=functools.partial(_contexts, policy),
-                )  # fmt: skip
-                got = [out, *torch.autograd.grad(out, leaves, dout)]
-                what = f"{transport}, {feature}, {policy}"
-                for x, y in zip(got, want, strict=True):
-                    assert torch.equal(x, y), what  # type: ignore[arg-type]
+    for transport, feature in itertools.product(TRANSPORTS_WITHOUT_NUMBERS, FEATURES):
+        want = attention(feature, transport=transport)()
+        for policy in POLICIES:
+            got = kept(feature, functools.partial(_contexts, policy), transport=transport)()
+            for x, y in zip(got, want, strict=True):
+                assert torch.equal(cast("Tensor", x), cast("Tensor", y)), (
+                    f"{transport}, {feature}, {policy}"
+                )
