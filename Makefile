@@ -92,22 +92,15 @@ docs: $(STAMP) ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
 	@echo "open site/index.html"
 
-# Each stage takes less than ten minutes and goes on where GPU_RESULTS ends. Needs torch, triton,
-# numpy, pytest, pytest-timeout and pytest-xdist; takes PYTHON where there is no .venv.
-#   make gpu GPU_STAGE=light  one of light, tests, all
-GPU_STAGE ?= light tests all
+# Goes on where GPU_RESULTS ends. Needs torch, triton, numpy, pytest, pytest-timeout and
+# pytest-xdist; takes PYTHON where there is no .venv.
+#   make gpu GPU_SECONDS=240      in less time
+GPU_SECONDS ?= 530
 GPU_RESULTS ?= gpu.jsonl
-GPU_PYTHON = env PYTHONPATH=.:kernels $(if $(wildcard $(STAMP)),$(BIN)/python,$(PYTHON))
-BENCH = $(GPU_PYTHON) -m ringray_kernels.bench --resume $(GPU_RESULTS)
-gpu: ## measure and test the kernels on a GPU, in three stages of ten minutes
-	@code=0; for stage in $(GPU_STAGE); do \
-	  $(MAKE) --no-print-directory gpu-$$stage || code=1; done; exit $$code
-gpu-light:
-	@$(BENCH) --first-light
-gpu-tests:
-	@timeout -s INT 570 $(GPU_PYTHON) -m pytest -q -n auto -m gpu tests
-gpu-all:
-	@$(BENCH) --all --minutes 9
+gpu: ## measure and test the kernels on a GPU, in nine minutes
+	@PYTHONPATH=.:kernels $(if $(wildcard $(STAMP)),$(BIN)/python,$(PYTHON)) \
+	  -m ringray_kernels.bench --first-light --resume $(GPU_RESULTS) \
+	  --minutes $$(awk 'BEGIN {print $(GPU_SECONDS) / 60}')
 
 lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check .

@@ -33,25 +33,33 @@ def facts(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def outcomes(path: Path) -> dict[str, str]:
+    """Returns the outcome of each stage."""
+    every = facts(path) if path.exists() else []
+    return {one["stage"]: one["outcome"] for one in every if one.get("fact") == "stage"}
+
+
 def conduct(path: Path, *every: Stage, minutes: float = 1.0) -> tuple[int, dict[str, str]]:
-    """Returns the exit code and the outcome of each stage."""
-    code = first_light.conduct(every, path, minutes, [], "cpu")
-    found = facts(path) if path.exists() else []
-    return code, {one["stage"]: one["outcome"] for one in found if one.get("fact") == "stage"}
+    """Returns the exit code and the outcome of each stage, one after the other."""
+    path.touch()
+    code = first_light.conduct([[one] for one in every], path, minutes, [], "cpu")
+    return code, outcomes(path)
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(first_light, "_CPU_SLOWER", 1)
     monkeypatch.setattr(first_light, "_LEAST_S", 0.01)
-    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(first_light, "_INTERRUPT_S", 0.2)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def shell(name: str, script: str, seconds: float = 30) -> Stage:
     """A stage that is a shell script in place of a process of ours."""
-    return Stage(name, seconds, under=("sh", "-c", script))
+    return Stage(name, seconds, command=script)
 
 
 @pytest.fixture
@@ -60,78 +68,126 @@ def summary(monkeypatch: pytest.MonkeyPatch) -> Stage:
     return first_light.SUMMARY
 
 
+def ended(process: int) -> bool:
+    """Waits until init has seen a process end."""
+    for _ in range(100):
+        state = Path(f"/proc/{process}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def test_every_stage_has_work_and_the_last_one_sums_up() -> None:
-    names = [stage.name for stage in first_light.STAGES]
-    assert set(names) | {"quick", "all"} == set(stages.WORK)
+    every = [stage for row in first_light.STAGES for stage in row]
+    names = [stage.name for stage in every]
+    ours = {stage.name for stage in every if not stage.command}
+    assert ours | {"memcheck", "quick"} == set(stages.WORK)
     assert len(set(names)) == len(names)
-    assert first_light.STAGES[-1] is SUMMARY
+    assert every[-1] is SUMMARY
     assert names.index("portable") < names.index("candidates") < names.index("forward")
-    assert names[-2] == "flex-attention"
+    assert [{stage.name for stage in row} for row in first_light.STAGES if len(row) > 1] == [
+        {"facts", "precompile"}, {"tests", "memcheck"},
+    ]  # fmt: skip
+    for stage in every:  # no file that has moved
+        assert all((ROOT / name).exists() for name in stage.needs if "/" in name), stage
 
 
 def test_a_stage_that_hangs_costs_its_own_time(tmp_path: Path, summary: Stage) -> None:
     pid = tmp_path / "pid"
-    hanging = shell("hanging", f"sleep 600 & echo $! > {pid}; wait", 0.5)
-    code, outcomes = conduct(tmp_path / "f", hanging, shell("next", "exit 0"), summary)
-    assert code == 0
-    assert outcomes == {"hanging": "ended at its limit", "next": "done", "summary": "done"}
-    for _ in range(100):  # nothing of the stage is left, once init has seen it end
-        state = Path(f"/proc/{int(pid.read_text())}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.1)
-    pytest.fail("the stage's own process is still there")
+    hanging = shell("hanging", f"trap '' INT; sleep 600 & echo $! > {pid}; wait; wait", 0.5)
+    code, found = conduct(tmp_path / "f", hanging, shell("next", "exit 0"), summary)
+    assert code == 1  # what it would have said is not known
+    assert found == {"hanging": "ended at its limit", "next": "done", "summary": "done"}
+    assert ended(int(pid.read_text())), "the stage's own process is still there"
+
+
+def test_what_ends_at_its_limit_may_say_what_it_has(tmp_path: Path, summary: Stage) -> None:
+    script = "trap 'echo 2 failed; exit 1' INT; sleep 600 & wait"
+    pair = [shell("tests", script, 0.5), shell("other", "echo fine")]
+    path = tmp_path / "f"
+    assert first_light.conduct([pair, [summary]], path, 1, [], "cpu") == 1
+    assert outcomes(path) == {"tests": "ended at its limit", "other": "done", "summary": "done"}
+    assert Path(f"{path}.tests.txt").read_text() == "2 failed\n"
+    assert Path(f"{path}.other.txt").read_text() == "fine\n"
+
+
+def test_stages_of_a_row_run_side_by_side(tmp_path: Path, summary: Stage) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # either end waits for the other
+    pair = [shell("reads", f"read -r _ < {pipe}"), shell("writes", f"echo > {pipe}")]
+    assert first_light.conduct([pair, [summary]], tmp_path / "f", 1, [], "cpu") == 0
+    assert set(outcomes(tmp_path / "f").values()) == {"done"}
 
 
 def test_time_is_kept_for_the_summary(tmp_path: Path, summary: Stage) -> None:
     slow = shell("slow", "sleep 600")
-    code, outcomes = conduct(tmp_path / "f", slow, shell("late", "exit 0"), summary, minutes=0.04)
-    assert code == 0
-    assert outcomes == {
-        "slow": "ended at its limit", "late": "no time left", "summary": "done",
-    }  # fmt: skip
+    _, found = conduct(tmp_path / "f", slow, shell("late", "exit 0"), summary, minutes=0.04)
+    assert found == {"slow": "ended at its limit", "late": "no time left", "summary": "done"}
 
 
-def test_outcomes_of_stages(tmp_path: Path, summary: Stage) -> None:
+def test_a_summary_that_says_nothing_is_an_error(tmp_path: Path) -> None:
+    assert conduct(tmp_path / "f", SUMMARY, minutes=1e-9) == (1, {"summary": "no time left"})
+
+
+def test_outcomes_of_stages(
+    tmp_path: Path, summary: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "f"
-    code, outcomes = conduct(
-        path, Stage("absent", 9, under=("no-such-tool",)), shell("early", "kill -ABRT $$"),
-        shell("errors", "exit 99"), shell("hung", f"echo >> {path}.n; exit 3"),
-        shell("fine", "exit 0"), summary,
+    for name, script in (("hung", f"echo >> {path}.n; exit 3"), ("usage", "exit 2")):
+        (tmp_path / name).write_text(script)
+    monkeypatch.setattr(first_light, "_BENCH", ("sh", "-c", 'sh "$0/$2"', str(tmp_path)))
+    code, found = conduct(
+        path, Stage("absent", 9, needs=("sh", "no-such-tool")), shell("early", "kill -ABRT $$"),
+        shell("errors", "exit 2"), Stage("hung", 9), shell("fine", "exit 0"), summary,
     )  # fmt: skip
     assert code == 1
-    assert outcomes == {
-        "absent": "skipped, no-such-tool is not installed", "early": "failed with SIGABRT",
-        "errors": "failed with exit code 99", "hung": "hung 6 times",
+    assert found == {
+        "absent": "skipped, no-such-tool is not here", "early": "failed with SIGABRT",
+        "errors": "failed with exit code 2", "hung": "hung 3 times",
         "fine": "done", "summary": "done",
     }  # fmt: skip
-    assert len(Path(f"{path}.n").read_text()) == 6
+    assert len(Path(f"{path}.n").read_text()) == 3
     # A wrong machine or command line is wrong for all; failures in the summary count.
-    assert conduct(tmp_path / "g", shell("usage", "exit 2"), summary) == (2, {})
+    assert conduct(tmp_path / "g", Stage("usage", 9), summary) == (2, {})
     first_light.SUMMARY = shell("summary", "exit 1", 1.0)
     assert conduct(tmp_path / "h", first_light.SUMMARY)[0] == 1
 
 
-def test_what_ends_the_run_ends_the_stage(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
+def test_what_was_done_is_not_done_again(
+    tmp_path: Path, summary: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, runs = tmp_path / "f", tmp_path / "runs"
+    once = Stage("once", 9, command=f"echo >> {runs}; test $(wc -l < {runs}) != 1", once=True)
+    assert conduct(path, once, summary)[0] == 1  # failed: to be done again
+    assert conduct(path, once, summary)[0] == 0
+    assert conduct(path, once, summary) == (0, {"once": "done before", "summary": "done"})
+    assert len(runs.read_text()) == 2
+    monkeypatch.setattr(first_light, "source_digest", lambda *_: "other")
+    assert conduct(path, once, summary) == (0, {"once": "done", "summary": "done"})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_ends_the_run_ends_its_stages(tmp_path: Path, number: signal.Signals) -> None:
     program = f"""
+import os, signal
 from pathlib import Path
 from ringray_kernels.bench.first_light import Stage, conduct
-stage = Stage("slow", 60, under=("sh", "-c", "sleep 1; echo $$ > {pid}; exec sleep 600"))
-conduct([stage], Path({str(tmp_path / "f")!r}), 5, [], "cpu")
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does in the background
+script = "trap '' INT; cd {tmp_path}; sleep 600 & echo $! > {{0}}.new; mv {{0}}.new {{0}}; wait"
+pair = [Stage(name, 60, command=script.format(name)) for name in "ab"]
+conduct([pair, pair], Path({str(tmp_path / "f")!r}), 5, [], "cpu")
 """
     running = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": "kernels"}, cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    while not (pid.exists() and pid.read_text().strip()):
+    while not all((tmp_path / name).exists() for name in "ab"):
         assert running.poll() is None
         time.sleep(0.05)
-    running.send_signal(signal.SIGTERM)
+    running.send_signal(number)
     assert running.wait(30) != 0
-    stage = int(pid.read_text())
-    with pytest.raises(ProcessLookupError):
-        os.kill(stage, 0)
+    assert all(ended(int((tmp_path / name).read_text())) for name in "ab")
 
 
 def test_the_same_sources_are_not_measured_again(tmp_path: Path) -> None:
@@ -173,9 +229,9 @@ def test_a_resumed_run_measures_what_is_missing(
     path = tmp_path / "f"
     monkeypatch.setattr(
         first_light, "conduct",
-        lambda every, path, minutes, options, device: max(
+        lambda rows, path, minutes, options, device: max(
             cli.main(["--stage", one.name, "--resume", str(path), "--device", device, *options])
-            for one in every
+            for row in rows for one in row
         ),
     )  # fmt: skip
     only = ["--quick", "--device", "cpu", "--only", "forward/causal", "--resume", str(path)]
@@ -237,8 +293,8 @@ def test_a_first_light_begins_in_a_file_of_its_own(
     assert f"--resume {used} goes on with it" in capsys.readouterr().err
     assert cli.main(["--first-light", "--resume", str(used)]) == 0
     assert cli.main(["--all", "--minutes", "3", "--resume", str(used)]) == 0
-    assert [stage.name for stage in given[-1][0]] == ["all", "summary"]
-    assert given[-1][0][0].seconds == 180
+    (every,), (last,) = given[-1][0]
+    assert (every.name, every.seconds, last) == ("all", 180, SUMMARY)
 
 
 def test_smoke_points_have_every_kind() -> None:
@@ -332,15 +388,17 @@ def test_gpu_tests_are_collected_where_there_is_torch_alone() -> None:
     assert "error" not in done.stdout
 
 
-def test_make_gpu_has_three_stages_that_fit_ten_minutes() -> None:
-    def commands(*given: str) -> list[str]:
+def test_make_gpu_is_one_command_that_fits_ten_minutes() -> None:
+    def command(*given: str) -> str:
         done = subprocess.run(
             ["make", "-n", "gpu", *given], capture_output=True, text=True, check=True, cwd=ROOT
         )
-        return [line for line in done.stdout.splitlines() if "python" in line]
+        return " ".join(done.stdout.replace("\\\n", "").split())
 
-    light, tests, rest = commands()
-    assert "--resume gpu.jsonl --first-light" in light
-    assert "-n auto -m gpu tests" in tests
-    assert "--resume gpu.jsonl --all --minutes 9" in rest
-    assert commands("GPU_STAGE=tests", "GPU_RESULTS=f") == [tests]
+    line = command()
+    assert line.count("python") == 1
+    assert "-m ringray_kernels.bench --first-light --resume gpu.jsonl --minutes" in line
+    assert "530 / 60" in line
+    assert command("GPU_SECONDS=240", "GPU_RESULTS=f") == (
+        line.replace("530", "240").replace("gpu.jsonl", "f")
+    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
-_MINUTES = {"quick": 4.5, "all": 25.0, "first_light": 8.75}
+_MINUTES = {"quick": 4.5, "all": 25.0, "first_light": 530 / 60}
 
 
 class _Usage(Exception):
@@ -130,8 +130,8 @@ def _measure(args: argparse.Namespace) -> int:
     path = args.resume or args.json
     with contextlib.nullcontext() if path is None else path.open("a", encoding="utf-8") as file:
         one = session.BenchSession(
-            device, names, file, minutes, args.patience or PATIENCE_S, found, only=args.only,
-            staged=args.stage is not None,
+            device, names, file, minutes, args.patience or PATIENCE_S, found,
+            only=args.only or ("",), staged=args.stage is not None,
         )  # fmt: skip
         if not args.stage and not any(stages.cases(which, one)):
             raise _Usage(f"--only: no case has {' or '.join(args.only)} in its name, see --list")
@@ -152,9 +152,9 @@ def _conduct(args: argparse.Namespace) -> int:
     options = [text for only in args.only or () for text in ("--only", only)]
     options += ["--contenders", args.contenders] if args.contenders else []
     options += ["--patience", str(args.patience)] if args.patience else []
-    stages: Sequence[first_light.Stage] = first_light.STAGES
+    stages = first_light.STAGES
     if which != "first_light":
-        stages = (first_light.Stage(which, 60 * minutes, PATIENCE_S), first_light.SUMMARY)
+        stages = ((first_light.Stage(which, 60 * minutes, PATIENCE_S),), (first_light.SUMMARY,))
     print(f"results: {path}", flush=True)
     return first_light.conduct(stages, path, minutes, options, args.device or "cuda")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -12,9 +11,8 @@ from typing import Any
 
 import torch
 
+from ringray_kernels.bench.source import PACKAGE, source_digest
 from ringray_kernels.dtypes import DTYPES
-
-_PACKAGE = Path(__file__).resolve().parents[1]
 
 # Dense 16-bit matrix peak in TFLOP/s, from the vendors' data sheets, by a part of the device's
 # name; the first that matches counts.
@@ -90,14 +88,6 @@ def clocks(device: torch.device) -> dict[str, str] | None:
     return None if values is None else dict(zip(names, values, strict=False))
 
 
-def source_digest() -> str:
-    """Returns 12 hex digits of sha256 over the Python files: names the code without git."""
-    total = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        total.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
-    return total.hexdigest()[:12]
-
-
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -109,7 +99,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Returns the hardware and versions of a measurement as JSON-able values."""
     smi = _smi(device, "driver_version", "clocks.max.sm", "power.limit") or [""] * 3
     # The variable names the commit of a copy without .git.
-    commit = os.environ.get("RINGRAY_COMMIT") or _ask(["git", "rev-parse", "HEAD"], cwd=_PACKAGE)
+    commit = os.environ.get("RINGRAY_COMMIT") or _ask(["git", "rev-parse", "HEAD"], cwd=PACKAGE)
     return {
         "device": device_name(device),
         "torch": torch.__version__,

@@ -134,10 +134,12 @@ def timed(
     contender: str,
     flops: float,
     verdict: Verdict,
-    result: timing.Timing,
+    result: timing.Timing | None,
     peak: float | None,
 ) -> Record:
-    """Returns the record of a right contender, without a figure if that is impossible."""
+    """Returns the record of a right contender, without a figure if that is impossible or none."""
+    if result is None:
+        return Record(case, contender, "ok", share=verdict.share, errors=verdict.errors)
     refused = timing.above_peak(flops, result, peak)
     if refused:
         return Record(
@@ -158,11 +160,12 @@ def measure(
     *,
     peak: float | None,
     mark: Callable[[str], None] = lambda _: None,
+    check_only: bool = False,
 ) -> list[Record]:
     """Returns one record for each of the contenders ``names``, in their order.
 
     ``say`` receives each step, ``mark`` each sample; ``peak``: the limit of figures in TFLOP/s,
-    None for no limit.
+    None for no limit; ``check_only``: nothing is timed.
 
     Raises:
         DeviceLost: this process can measure no more.
@@ -175,7 +178,7 @@ def measure(
     }
     if able := [name for name in names if name not in records]:
         try:
-            _measure(point, able, device, say, peak, mark, records)
+            _measure(point, able, device, say, peak, mark, check_only, records)
         except DeviceLost:
             raise
         except Exception as error:  # for example no memory for the inputs
@@ -201,12 +204,14 @@ def _measure(
     say: Callable[[str], None],
     peak: float | None,
     mark: Callable[[str], None],
+    check_only: bool,
     records: dict[str, Record],
 ) -> None:
     """Adds each record to ``records`` when it is complete."""
     case = point.name
     say("inputs and reference")
-    sets = make_sets(point, device, machine.cache_bytes(device), machine.memory_bytes(device))
+    cache = 0 if check_only else machine.cache_bytes(device)
+    sets = make_sets(point, device, cache, machine.memory_bytes(device))
     want = checks.reference(point, sets[0])
     ready: dict[str, _Right] = {}
     for name in names:
@@ -228,11 +233,11 @@ def _measure(
         first = results = calls = None  # type: ignore[assignment]  # frees what is not timed
         free(device, records.values())
     say(f"timing {', '.join(ready) or 'none'}; {len(sets)} sets of inputs")
-    calls_of = {name: one.calls for name, one in ready.items()}
+    calls_of = {} if check_only else {name: one.calls for name, one in ready.items()}
     timings = timing.interleaved(calls_of, device, effort(point, device), mark)
     for name, right in ready.items():
         mark(f"timing {name}")
-        result = timings[name]
+        result = timings.get(name)
         try:
             if isinstance(result, Exception):
                 raise result
@@ -254,6 +259,6 @@ def _after(record: Record, right: _Right, burst_ms: float, device: torch.device)
         after = right.calls[0]()
         changed = [name for name, x in right.before.items() if not torch.equal(x, after[name])]
         if changed:
-            reason = f"{', '.join(changed)} changed while it was timed"
+            reason = f"{', '.join(changed)} changed between calls"
             return Record(record.case, record.contender, "wrong", reason, share=record.share)
     return record

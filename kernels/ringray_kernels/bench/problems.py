@@ -19,6 +19,7 @@ from ringray_kernels.intervals import visible_range
 
 MaskName = Literal["full", "causal", "window", "documents"]
 Direction = Literal["forward", "backward"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 Which = Literal["quick", "all"]
 Form = Literal["plain", "strided", "hops"]
 

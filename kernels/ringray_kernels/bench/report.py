@@ -30,7 +30,7 @@ def table(records: Sequence[Record]) -> list[str]:
             continue
         error = "" if one.share is None else f"{one.share:.2f}"
         if one.median_ms is None or one.p20_ms is None or one.p80_ms is None:
-            note = f"{one.status}: {one.reason}"
+            note = f"{one.status}: {one.reason}" if one.reason else one.status
             lines.append(_COLUMNS.format(one.contender, "-", "-", "-", "-", error, note))
             continue
         ratio = f"{one.median_ms / ours:.2f}" if ours else "-"

@@ -18,16 +18,13 @@ from ringray_kernels.bench.watchdog import PATIENCE_S, Watchdog
 
 Case = TypeVar("Case", bound=Point | VirtualPoint)
 
-# Points before the first virtual ring, which has a target.
-_BEFORE_RINGS = 8
-
 
 class BenchSession:
     """A run on ``device`` with the contenders ``names``, which also writes records to ``file``.
 
     It starts no case after ``minutes`` and ends the process after ``patience_s`` seconds without
     progress, see ``Watchdog``. It does not measure ``found``, the records of earlier runs, again.
-    ``only``: texts in names of cases, None for all. ``staged``: it is one of several processes of a
+    ``only``: texts in names of cases. ``staged``: it is one of several processes of a
     run, and writes more facts.
     """
 
@@ -40,7 +37,7 @@ class BenchSession:
         patience_s: float = PATIENCE_S,
         found: Sequence[Record] = (),
         *,
-        only: Sequence[str] | None = None,
+        only: Sequence[str] = ("",),
         staged: bool = False,
     ) -> None:
         self.device, self.names, self.file, self.staged = device, names, file, staged
@@ -50,7 +47,7 @@ class BenchSession:
         self.deadline = time.monotonic() + 60 * minutes
         self.records = list(found)
         self._found = {(one.case, one.contender): one.status for one in found}
-        self.only = only
+        self.only, self.check_only = only, False
         self.lost = False
         self.skipped: list[str] = []
         self.watchdog = Watchdog(patience_s, self._hung)
@@ -58,11 +55,7 @@ class BenchSession:
 
     def chosen(self, cases: Iterable[Case]) -> list[Case]:
         """Returns the cases with one of the texts ``only`` in a name of theirs."""
-        return [
-            case
-            for case in cases
-            if self.only is None or any(text in name for text in self.only for name in case.names)
-        ]
+        return [x for x in cases if any(text in name for text in self.only for name in x.names)]
 
     def run(self, work: Callable[[BenchSession], bool | None]) -> bool:
         """Does ``work`` and prints the summary. Returns False if one of our kernels is wrong or
@@ -86,7 +79,8 @@ class BenchSession:
         return fine is not False and not self.lost
 
     def summary(self) -> bool:
-        """Prints targets, skipped cases and failures; returns whether there are no failures."""
+        """Prints targets, skipped cases and failures; returns whether there are figures and no
+        failures."""
         print("\n".join(targets.summary(self.records, self.device_name)))
         if self.skipped:
             print(f"\nnot started within {self.minutes:g} minutes: {', '.join(self.skipped)}")
@@ -98,7 +92,9 @@ class BenchSession:
         ]
         if bad:
             print("\nfailures:\n" + "\n".join(bad))
-        return not bad
+        if not (measured := any(one.median_ms for one in self.records)):
+            print("\nnothing was measured")
+        return measured and not bad
 
     def fact(self, fact: str, **values: Any) -> None:
         """Prints a fact that is no figure of a contender, and writes it to the file."""
@@ -108,31 +104,16 @@ class BenchSession:
 
     def measure(self, points: Sequence[Point], rings: Sequence[VirtualPoint] = ()) -> None:
         """Measures all contenders at ``points``, and ``rings``."""
+        self.points(points, [name for name in self.names if name not in contenders.LAST])
         bench = VirtualBench(self.device, self._peak("bfloat16"))
-        later = {point: self._able_last(point) for point in points}
-        first, rest = points[:_BEFORE_RINGS], points[_BEFORE_RINGS:]
-        cases: list[Point | VirtualPoint] = [*first, *rings[:1], *rest, *rings[1:]]
-        for case in cases:
-            if isinstance(case, VirtualPoint):
-                self._ring(bench, case)
-            else:
-                self._point(case, [name for name in self.names if name not in later[case]])
+        for ring in rings:
+            self._ring(bench, ring)
         self.last(points)
 
-    def last(self, points: Iterable[Point]) -> None:
+    def last(self, points: Sequence[Point]) -> None:
         """Measures the contenders that come after all others, one after the other."""
-        for name in contenders.LAST:
-            for point in points:
-                self._point(point, [one for one in self._able_last(point) if one == name])
-
-    def _able_last(self, point: Point) -> list[str]:
-        """Returns the contenders for ``point`` that are measured after all others."""
-        return [
-            name
-            for name in self.names
-            if name in contenders.LAST
-            and contenders.CONTENDERS[name].unsupported(point, self.device) is None
-        ]
+        for name in filter(self.names.__contains__, contenders.LAST):
+            self.points(points, [name])
 
     def _hung(self, doing: str) -> None:
         """Saves all results, in the watchdog's thread: the main thread does not return."""
@@ -171,7 +152,7 @@ class BenchSession:
         def measured() -> list[Record]:
             return measure.measure(
                 point, [*beside, *new], self.device, self._say, peak=self._peak(point.dtype),
-                mark=self.watchdog.mark,
+                mark=self.watchdog.mark, check_only=self.check_only,
             )  # fmt: skip
 
         if able or (new and not self._found):

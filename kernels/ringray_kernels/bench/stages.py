@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import platform
 import shutil
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from ringray_kernels.backends import on_device
-from ringray_kernels.bench import machine, measure, problems, targets, timing
-from ringray_kernels.bench.contenders import CONTENDERS, LAST, Contender, Ringray
+from ringray_kernels.bench import machine, problems, targets, timing
+from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray
 from ringray_kernels.bench.problems import Direction, Point, VirtualPoint, Which
 from ringray_kernels.bench.session import BenchSession
-from ringray_kernels.config import target_named
 
 _PORTABLE = ("ringray", "ringray-atomic")  # checked first: others are compared with them
-_TOOLS = ("nvidia-smi", "compute-sanitizer", "gcc")
+_SPARSE = ("ringray", "ringray-specialised", "torch-varlen")  # take windows and documents
+_TOOLS = ("nvidia-smi", "compute-sanitizer", "ncu", "gcc")
 _LONGEST = 16 * 1024
 _BURST_MS = 300.0
-_ABSENT = "sm_90"  # the target of compilation where there is no GPU
 
 
 def facts(session: BenchSession) -> None:
@@ -64,45 +59,6 @@ def _ours(session: BenchSession) -> list[str]:
     return names
 
 
-def precompile(session: BenchSession) -> None:
-    """Compiles ours for all later stages into Triton's cache, by one process per core."""
-    names, device = _ours(session), session.device
-    points = [*problems.smoke_points(device.type), *_rated(session), *_others(session)]
-    jobs: dict[object, tuple[Point, str]] = {}  # one of those that take the same code
-    for point in session.chosen(points):
-        code = (point.direction, point.head_dim, point.heads == point.kv_heads, point.dtype)
-        for name in names:
-            if CONTENDERS[name].unsupported(point, device) is None:
-                jobs.setdefault((name, *code, point.form == "hops"), (point, name))
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=spawn) as pool:
-        pending = {
-            pool.submit(compile_calls, point, CONTENDERS[name], device.type == "cuda"): (
-                point,
-                name,
-            )
-            for point, name in jobs.values()
-        }
-        for done in as_completed(pending):
-            point, name = pending[done]
-            session.fact("compiled", case=point.name, contender=name, **done.result())
-
-
-def compile_calls(point: Point, contender: Contender, present: bool) -> dict[str, Any]:
-    """Compiles what ``contender`` launches at ``point``, for a GPU that is ``present`` or not;
-    returns the seconds and the error or None."""
-    from ringray_kernels.inspect.compiled import absent
-
-    began = time.monotonic()
-    error = None
-    try:
-        with contextlib.nullcontext() if present else absent(target_named(_ABSENT)):
-            contender.prepare(point, problems.make_inputs(point, torch.device("meta"), 0))()
-    except Exception as problem:  # of any type: it comes again where the contender is measured
-        error = measure.failure("", "", problem).reason
-    return {"s": round(time.monotonic() - began, 1), "error": error}
-
-
 def memcheck(session: BenchSession) -> None:
     """Runs ours in few calls, under a tool that sees accesses out of bounds."""
     # Each tensor is an allocation of its own; read at the first one.
@@ -134,12 +90,20 @@ def _others(session: BenchSession) -> list[Point]:
 
 def _check(session: BenchSession, *, portable: bool) -> None:
     names = [name for name in _ours(session) if (name in _PORTABLE) is portable]
+    session.check_only = True
     session.points(problems.smoke_points(session.device.type), names)
 
 
 def _against(direction: Direction, session: BenchSession) -> None:
     points = [point for point in _rated(session) if point.direction == direction]
     session.points(points, [name for name in session.names if name not in LAST])
+
+
+def _sparse(session: BenchSession) -> None:
+    """Measures the sparse masks and the ring that have targets."""
+    points, rings = cases("quick", session)
+    session.names = [name for name in session.names if name in _SPARSE]
+    session.measure([p for p in points if p.mask in ("window", "documents")], rings[:1])
 
 
 def cases(which: Which, session: BenchSession) -> tuple[list[Point], list[VirtualPoint]]:
@@ -151,14 +115,14 @@ def cases(which: Which, session: BenchSession) -> tuple[list[Point], list[Virtua
 
 WORK: dict[str, Callable[[BenchSession], bool | None]] = {
     "facts": facts,
-    "precompile": precompile,
     "portable": partial(_check, portable=True),
     "candidates": partial(_check, portable=False),
     "memcheck": memcheck,
     "forward": partial(_against, "forward"),
     "backward": partial(_against, "backward"),
+    "targets": _sparse,
     "sweep": lambda one: one.points(_others(one), [*filter(targets.is_ours, one.names)]),
-    "flex-attention": lambda one: one.last(one.chosen(_rated(one))),
+    "flex-attention": lambda one: one.last(_rated(one)),
     "summary": BenchSession.summary,
     "quick": lambda one: one.measure(*cases("quick", one)),
     "all": lambda one: one.measure(*cases("all", one)),

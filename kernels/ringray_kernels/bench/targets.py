@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ringray_kernels.bench.problems import Direction, MaskName, Point, VirtualPoint
+from ringray_kernels.bench.problems import DIRECTIONS, Direction, MaskName, Point, VirtualPoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -129,14 +129,13 @@ def targets() -> list[SpeedTarget]:
         _rate("backward causal, ordered, TFLOP/s", back, 480, "ringray-ordered"),
         _rate("backward causal, fused atomic, TFLOP/s", back, 500, "ringray-atomic"),
     ]
-    directions: tuple[Direction, ...] = ("forward", "backward")
-    for direction in directions:
+    for direction in DIRECTIONS:
         for length, window in ((16 * _K, 2 * _K), (64 * _K, 4 * _K)):
             listed += [
                 _share(Point("window", length, direction=direction, window=window)),
                 _share(Point("documents", length, direction=direction)),
             ]
-    for direction in directions:
+    for direction in DIRECTIONS:
         listed += _virtual(direction)
     return listed
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +22,10 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray_kernels.api import State
-from ringray_kernels.bench import checks, measure, timing
+from ringray_kernels.bench import checks, measure, problems, timing
 from ringray_kernels.bench.contenders import Ringray
 from ringray_kernels.bench.measure import Record
-from ringray_kernels.bench.problems import Direction, Inputs, VirtualPoint, make_inputs
+from ringray_kernels.bench.problems import DIRECTIONS, Direction, Inputs, Point, VirtualPoint
 from ringray_kernels.bench.timing import Clock
 
 _ROUNDS = 5
@@ -135,24 +136,20 @@ class VirtualRing:
         return {n: whole([grads[i] for grads in self.grads]) for i, n in enumerate(names)}
 
 
+@lru_cache(maxsize=1)
+def _inputs(whole: Point, device: torch.device) -> tuple[Inputs, dict[Direction, checks.Reference]]:
+    """Returns the inputs and references that consecutive rings of a length share."""
+    inputs = problems.make_inputs(whole, device, 0)
+    right = {way: checks.reference(replace(whole, direction=way), inputs) for way in DIRECTIONS}
+    return inputs, right
+
+
 class VirtualBench:
-    """Measurements of virtual rings; consecutive rings of a length share inputs and references."""
+    """Measurements of virtual rings."""
 
     def __init__(self, device: torch.device, peak: float | None, rounds: int = _ROUNDS) -> None:
         self.device, self.peak, self.rounds = device, peak, rounds
         self.backend = Ringray().backend_on(device)
-        self._kept: tuple[object, Inputs, dict[Direction, checks.Reference]] | None = None
-
-    def _inputs(self, point: VirtualPoint) -> tuple[Inputs, dict[Direction, checks.Reference]]:
-        if self._kept is None or self._kept[0] != point.whole:
-            self._kept = None  # frees it before the next is made
-            inputs = make_inputs(point.whole, self.device, 0)
-            right: dict[Direction, checks.Reference] = {
-                "forward": checks.reference(point.whole, inputs),
-                "backward": checks.reference(replace(point.whole, direction="backward"), inputs),
-            }
-            self._kept = point.whole, inputs, right
-        return self._kept[1:]
 
     def measure(self, point: VirtualPoint, say: Callable[[str], None]) -> list[Record]:
         """Returns two records, forward and backward; ``median_ms`` is the sum of all hops.
@@ -160,17 +157,16 @@ class VirtualBench:
         Raises:
             DeviceLost: this process can measure no more.
         """
-        directions: tuple[Direction, ...] = ("forward", "backward")
         records: list[Record] = []
         try:
             say("inputs and reference")
-            inputs, right = self._inputs(point)
+            inputs, right = _inputs(point.whole, self.device)
             say("checking every rank's hops")
             ring = VirtualRing(point, inputs, self.backend)
             clock = Clock(self.device)
             # A ring of one rank computes the same problem in one call.
             whole = VirtualRing(replace(point, world_size=1), inputs, self.backend)
-            for direction in directions:
+            for direction in DIRECTIONS:
                 verdicts = []
                 for one in (ring, whole):
                     if direction == "backward":
@@ -193,7 +189,7 @@ class VirtualBench:
         except Exception as error:  # of any type: other rings go on
             records += [
                 measure.failure(point.name(direction), "ringray", error)
-                for direction in directions[len(records) :]
+                for direction in DIRECTIONS[len(records) :]
             ]
         ring = whole = None  # type: ignore[assignment]
         measure.free(self.device, records)
