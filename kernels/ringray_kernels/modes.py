@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.autograd.forward_ad
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from ringray_kernels.checks import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +27,15 @@ _CASTING = ("cpu", "cuda")  # torch refuses to say whether it casts on others
 def dispatching() -> bool:
     """Tells whether a dispatch mode of the caller sees the operators of this thread."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Returns ``tensors`` in the dtype that autocast gives to SDPA."""
+    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
+    if kind not in _CASTING or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in DTYPES else x for x in tensors)
 
 
 def transforming() -> bool:

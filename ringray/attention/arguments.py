@@ -35,7 +35,7 @@ from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from ringray_kernels.api import Features, check_blocks, features, resolve_backend
-from ringray_kernels.checks import DTYPES, check_qkv, unusable_scale, unusable_softcap
+from ringray_kernels.checks import check_qkv, unusable_scale, unusable_softcap
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import POSITIONS, SEEDS, unusable_dropout
 from ringray_kernels.intervals import capturing, derived
@@ -298,32 +298,27 @@ def boundaries(cu_seqlens: Any) -> Any:
     documents without a token."""
     if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
         return cu_seqlens
-    values: list[Any]
     try:
         if hasattr(cu_seqlens, "__array__"):
             return torch.as_tensor(cu_seqlens, device="cpu")
-        if any(getattr(row, "ndim", 0) for row in cu_seqlens):  # not read: a compiler may trace it
-            some = [torch.as_tensor(row, device="cpu") for row in cu_seqlens]
-            most = max(map(len, some))
-            return torch.stack([torch.cat([x, x[-1:].expand(most - len(x))]) for x in some])
-        if all(isinstance(row, list | tuple) and row for row in cu_seqlens):
-            most = max(map(len, cu_seqlens))
-            rows = [[*row, *[row[-1]] * (most - len(row))] for row in cu_seqlens]
-            values = [[operator.index(plain(x)) for x in row] for row in rows]
-        else:
-            values = [operator.index(plain(x)) for x in cu_seqlens]
-        return torch.tensor(values, dtype=torch.int64, device="cpu")
+        if not any(isinstance(row, list | tuple) or _is_array(row) for row in cu_seqlens):
+            return _integers(cu_seqlens)
+        rows = [_integers(row) for row in cu_seqlens]
+        most = max(map(len, rows))
+        return torch.stack([torch.cat([x, x[-1:].expand(most - len(x))]) for x in rows])
     except (TypeError, ValueError, RuntimeError):  # of torch, too: integers beyond 64 bits
         return cu_seqlens
 
 
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Returns ``tensors`` in the dtype that autocast gives to SDPA."""
-    on = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
-    if on not in ("cpu", "cuda") or not torch.is_autocast_enabled(on):  # it raises for others
-        return tensors
-    dtype = torch.get_autocast_dtype(on)
-    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in DTYPES else x for x in tensors)
+def _is_array(row: Any) -> bool:
+    return getattr(row, "ndim", 0) > 0  # not read: a compiler may trace it
+
+
+def _integers(row: Any) -> Tensor:
+    if _is_array(row):
+        return torch.as_tensor(row, device="cpu")
+    values = [operator.index(plain(x)) for x in row]
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _signature(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray.attention.agreement import Decoding, agree, refusing
-from ringray.attention.arguments import autocast, whole
+from ringray.attention.arguments import whole
 from ringray.attention.loops import exactly
 from ringray.attention.other_names import answering_other_names
 from ringray.attention.per_head import check_sinks
@@ -35,6 +35,7 @@ from ringray_kernels import State
 from ringray_kernels.api import features, resolve_backend
 from ringray_kernels.checks import check_qkv, unusable_scale, unusable_softcap
 from ringray_kernels.merge import merge_, merge_sinks_, merged
+from ringray_kernels.modes import autocast
 
 if TYPE_CHECKING:
     import torch.distributed as dist

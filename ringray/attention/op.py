@@ -18,7 +18,6 @@ from ringray.attention import loops
 from ringray.attention.agreement import refusing
 from ringray.attention.arguments import (
     Options,
-    autocast,
     boundaries,
     resolve,
     several,
@@ -29,7 +28,7 @@ from ringray.attention.sharding import remember, remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect
 from ringray_kernels.checks import check_qkv
-from ringray_kernels.modes import dispatching
+from ringray_kernels.modes import autocast, dispatching
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
