@@ -160,7 +160,7 @@ _OPERATIONS = {
 }  # fmt: skip
 _NAMES = (
     *_OPERATIONS.values(), "sharded_linear_cross_entropy", "make_mesh", "parallelize", "a step",
-    "save", "wait", "load", "the end of generate", "check of a model",
+    "answers", "save", "wait", "load", "the end of generate", "check of a model",
 )  # fmt: skip
 _WIDTH = 1 + len(Signature._fields)  # operation, values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"

@@ -210,7 +210,7 @@ _RING = "SymInt dim, str partition, str? group, int ranks"
 
 @operator(
     "refuse(str why, Tensor[] values, str? group, int ranks) -> Tensor",
-    fake=lambda *_: torch.empty(()),
+    fake=lambda *_: torch.empty((), dtype=torch.float32, device="cpu"),
 )
 def refuse(why: str, values: Sequence[Tensor], group: str | None, ranks: int) -> Tensor:
     """Raises the ValueError of a rank that compiles, when the graph runs, on every rank. ``why``:
@@ -265,7 +265,7 @@ def _unshard(
         places = [positions(Layout(partition, padded, ranks), i, x.device) for i in range(ranks)]
         shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
         joining = Joining(x.shape[dim], shape, dtype, dim, partition, length, gradients, needs_grad)
-        call = torch.tensor(agree(comm, joining))
+        call = torch.tensor(agree(comm, joining), dtype=torch.int64, device="cpu")
     comm.gather(parts, mine, "unshard")
     for rows, part in zip(places, parts, strict=True):
         full.index_copy_(dim, rows, part)

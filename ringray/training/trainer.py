@@ -100,13 +100,14 @@ class Trainer:
             CorpusError: of a rank that cannot read its rows; the others raise a ``RefusedError``.
         """
         recipe, share = self.recipe, self.recipe.sequences // self.mesh.degrees.dp
-        with refusing(comm := connect(None)):
-            first = self._first_sequence() + self.mesh.place("dp") * share
-            rows = [self._read(first + i) for i in range(share)]
+        first, comm = self._first_sequence(), connect(None)
+        with refusing(comm):
+            mine = first + self.mesh.place("dp") * share
+            rows = [self._read(mine + i) for i in range(share)]
             pairs = sum(int((n * (n + 1) // 2).sum()) for n in (np.diff(one.ends) for one in rows))
             counts = torch.tensor([float((one.labels != NO_LABEL).sum()) for one in rows] + [pairs])
             counts = counts.to(self.mesh.device)
-            agree(comm, Calling("a step", f"{self.done + 1} behind {self._before}, {recipe}"))
+            agree(comm, Calling("a step", f"{self.done + 1}, from sequence {first}, {recipe}"))
         dist.all_reduce(counts, group=self.mesh.shards.get_group())
         *_, everywhere = counts.tolist()
         weights = counts[:-1] / counts[:-1].sum().clamp(min=1)
@@ -130,10 +131,13 @@ class Trainer:
     def answers(self, tokens: Ints, at: Ints, among: range) -> Ints:
         """Returns the likeliest of some tokens after places ``at`` (N,) of sequences (B, S), as a
         ``tasks.Answer``; every rank asks the same. Without stages."""
-        seq_len, found = tokens.shape[1], torch.zeros(len(tokens), len(at), dtype=torch.int64)
-        mine = self._rows_of(seq_len)
-        which, row = np.nonzero(at[:, None] == mine)
-        rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
+        comm = connect(None)
+        with refusing(comm):
+            seq_len, found = tokens.shape[1], torch.zeros(len(tokens), len(at), dtype=torch.int64)
+            mine = self._rows_of(seq_len)
+            which, row = np.nonzero(at[:, None] == mine)
+            rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
+            agree(comm, Calling("answers", f"{tokens.shape} at {at} among {among}"))
         at_once = self.recipe.micro_batch
         for some, answers in zip(rows.split(at_once), found.split(at_once), strict=True):
             with torch.no_grad():
