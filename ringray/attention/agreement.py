@@ -161,7 +161,7 @@ _OPERATIONS = {
 }  # fmt: skip
 _NAMES = (
     *_OPERATIONS.values(), "sharded_linear_cross_entropy", "make_mesh", "parallelize", "a step",
-    "answers", "Checkpoints", "save", "wait", "load", "the end of generate", "check of a model",
+    "answers", "save", "wait", "load", "the end of generate", "check of a model",
 )  # fmt: skip
 _WIDTH = 1 + len(Signature._fields)  # operation, values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"
@@ -236,7 +236,7 @@ def agree(comm: Comm, signature: Agreed | None, mark: int | None = None) -> int:
         digests += [0] * (_WIDTH - len(digests))
         everyone = comm.gather_integers(digests, about)
         if signature is not None and (error := _difference(comm.rank, signature, everyone)):
-            settle(error, comm.name)
+            settle(error)
             raise error
     return _latest[0]
 
@@ -297,11 +297,11 @@ def refusing(comm: Comm) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not settled(error, comm.name):
+        if not settled(error):
             # Transforms and modes would see the messages. A ring that is broken hides no error.
             with _DisableFuncTorch(), _disable_current_modes(), suppress(Exception):
                 agree(comm, None)
-            settle(error, comm.name)
+            settle(error)
         raise
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from ringray import partition as partitions
 from ringray.attention.agreement import BackwardPass, Joining, agree, refusing
 from ringray.attention.compile import operator
 from ringray.attention.problem import positions
 from ringray.base.units import plain
-from ringray.comm.ring import connect, connect_named, name_of, place_in
+from ringray.comm.ring import Comm, connect, connect_named, name_of, place_in
 from ringray.traffic.geometry import Layout
 from ringray_kernels.checks import not_plain
 
@@ -111,26 +113,28 @@ def unshard(
             length these shards cannot have, or ranks that disagree; on every rank.
     """
     name, (_, ranks), dim, length = name_of(group), place_in(group), plain(dim), plain(seq_len)
-    if torch.compiler.is_compiling():  # the operator checks: ranks may compile at any time
-        needs_grad = torch.is_grad_enabled() and x.requires_grad
-        full, _ = _unshard(x, dim, partition, name, ranks, length, gradients, needs_grad)
-        return cast("Tensor", full)
-    with refusing(connect(group)):
-        length = remembered(x) if length is None and isinstance(x, Tensor) else length
-        dim, length = _checked(x, dim, partition, ranks, length, gradients)
+    # While compiling, the operator checks: others may run theirs already.
+    comm = None if torch.compiler.is_compiling() else connect(group)
+    with nullcontext() if comm is None else refusing(comm):
+        if comm is not None:
+            length = remembered(x) if length is None else length
+            dim, length = _checked(x, comm, dim, partition, length, gradients)
         needs_grad = torch.is_grad_enabled() and x.requires_grad
         full, _ = _unshard(x, dim, partition, name, ranks, length, gradients, needs_grad)
         return cast("Tensor", full)
 
 
 def _checked(
-    x: Tensor, dim: int, partition: str, ranks: int, length: int | None, gradients: str
+    x: Tensor, comm: Comm, dim: int, partition: str, length: int | None, gradients: str
 ) -> tuple[int, int]:
     """Returns the dimension and the true length."""
     if gradients not in ("sum", "mean"):
         raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
     dim = _dimension(x, dim)
-    return dim, partitions.true_length(partition, length, x.shape[dim], ranks)
+    if is_batchedtensor(x):  # it would send once for each entry
+        raise ValueError("x: got a tensor of torch.vmap, expected unshard outside of it")
+    comm.check(x.device, staged=False)
+    return dim, partitions.true_length(partition, length, x.shape[dim], comm.world_size)
 
 
 def holds(dtype: torch.dtype, value: object) -> bool:
@@ -206,7 +210,7 @@ _RING = "SymInt dim, str partition, str? group, int ranks"
 
 @operator(
     "refuse(str why, Tensor[] values, str? group, int ranks) -> Tensor",
-    fake=lambda *_: torch.empty(()),
+    fake=lambda *_: torch.empty((), dtype=torch.float32, device="cpu"),
 )
 def refuse(why: str, values: Sequence[Tensor], group: str | None, ranks: int) -> Tensor:
     """Raises the ValueError of a rank that compiles, when the graph runs, on every rank. ``why``:
@@ -215,7 +219,7 @@ def refuse(why: str, values: Sequence[Tensor], group: str | None, ranks: int) ->
         raise ValueError(mistaken(why, values))
 
 
-def mistaken(why: str, values: Sequence[Tensor]) -> str:
+def mistaken(why: str, values: Sequence[Any]) -> str:
     """Returns ``why`` with the dtypes and shapes of ``values`` in the places of {}."""
     return why.format(*(f"{x.dtype} of shape {tuple(x.shape)}" for x in values))
 
@@ -255,8 +259,7 @@ def _unshard(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     comm = connect_named(group, ranks)
     with refusing(comm):
-        comm.check(x.device, staged=False)
-        dim, length = _checked(x, dim, partition, ranks, length, gradients)
+        dim, length = _checked(x, comm, dim, partition, length, gradients)
         padded = x.shape[dim] * ranks
         # Memory that is short is short before other ranks wait.
         mine, full = x.contiguous(), _rows(x, dim, padded)
@@ -264,7 +267,7 @@ def _unshard(
         places = [positions(Layout(partition, padded, ranks), i, x.device) for i in range(ranks)]
         shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
         joining = Joining(x.shape[dim], shape, dtype, dim, partition, length, gradients, needs_grad)
-        call = torch.tensor(agree(comm, joining))
+        call = torch.tensor(agree(comm, joining), dtype=torch.int64, device="cpu")
     comm.gather(parts, mine, "unshard")
     for rows, part in zip(places, parts, strict=True):
         full.index_copy_(dim, rows, part)

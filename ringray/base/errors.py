@@ -83,17 +83,14 @@ class PeerError(RuntimeError):
         self.kind = kind
 
 
-def settle(error: BaseException, ring: str = "") -> None:
-    """Marks an error of which the other ranks of a ring are not to be told: they know it, or wait
-    for a message. ``ring``: the name of its group, "" for any."""
-    vars(error)["settled"] = {ring, *vars(error).get("settled", ())}
+def settle(error: BaseException) -> None:
+    """Marks an error of which other ranks need no word: they know it, or wait for a message."""
+    vars(error)["settled"] = True
 
 
-def settled(error: BaseException | None, ring: str) -> bool:
+def settled(error: BaseException | None) -> bool:
     """Tells whether ``settle`` has marked an error, or one that it was raised from."""
-    while error is not None and vars(error).get("settled", set()).isdisjoint({ring, ""}):
-        error = error.__cause__
-    return error is not None
+    return error is not None and ("settled" in vars(error) or settled(error.__cause__))
 
 
 class StoppedError(RingrayError):

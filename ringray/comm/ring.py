@@ -59,11 +59,6 @@ class Comm:
         self.world_size = everyone if size is None else size
         self.meter = METER
 
-    @property
-    def name(self) -> str:
-        """Returns the name of the group, "" for a null ring."""
-        return "" if self._group is None else self._group.group_name
-
     def check(self, device: torch.device, *, staged: bool) -> None:
         """Raises ValueError if the group's backend cannot send tensors of ``device``."""
         if self._group is None:

@@ -213,12 +213,13 @@ class _Router(TorchFunctionMode):
         if func in _BACKWARD:
             return self._backward(func, *args, **kwargs)
         if getattr(func, "__name__", None) in _OPAQUE or other_attention(func):
-            raise ValueError(
-                f"context_parallel: got a call of "
-                f"{getattr(func, '__name__', func)}, which cannot be routed, "
-                "expected scaled_dot_product_attention (ringray.ContextParallelAttention is a "
-                "module that can replace it)"
-            )
+            with refusing(connect(self.arguments["group"])):
+                raise ValueError(
+                    f"context_parallel: got a call of "
+                    f"{getattr(func, '__name__', func)}, which cannot be routed, "
+                    "expected scaled_dot_product_attention (ringray.ContextParallelAttention is a "
+                    "module that can replace it)"
+                )
         return func(*args, **kwargs)
 
     def _backward(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

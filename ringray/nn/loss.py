@@ -6,6 +6,8 @@ Shape legend: B batch, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ringray.attention.agreement import Averaging, agree, refusing
-from ringray.attention.arguments import boundaries
+from ringray.attention.arguments import boundaries, whole
 from ringray.attention.compile import operator
 from ringray.attention.sharding import holds, mistaken, refuse
 from ringray.base.units import plain
@@ -90,10 +92,7 @@ def sharded_cross_entropy(
         ValueError: on every rank, shapes, dtypes or labels that do not fit, an unknown
             ``gradients``, or ranks that disagree about settings.
     """
-
-    def own() -> _Sums:
-        return _summed(logits, labels, ignore_index)
-
+    own = partial(_summed, logits, labels, ignore_index)
     asked = "sharded_cross_entropy", plain(ignore_index), gradients
     return _per_token(own, logits, "logits", labels, group, *asked)
 
@@ -123,6 +122,8 @@ def sharded_linear_cross_entropy(
         return _summed(head(some), wanted, ignore_index)
 
     def own() -> _Sums:
+        if rows is not None and not whole(rows, 1):
+            raise ValueError(f"rows: got {rows!r}, expected None or an integer of at least 1")
         if rows is None or rows >= x.shape[1]:
             return of_rows(x, labels)
         parts = zip(x.split(rows, 1), labels.split(rows, 1), strict=True)
@@ -134,8 +135,13 @@ def sharded_linear_cross_entropy(
     return _per_token(own, x, "x", labels, group, *asked)
 
 
-def _mistake(x: Tensor, name: str, labels: Tensor, ignore_index: int, gradients: str) -> str | None:
+def _mistake(x: Any, name: str, labels: Any, ignore_index: int, gradients: str) -> str | None:
     """Returns the mistake in arguments, with {0} for ``x``, {1} for ``labels``; or None."""
+    for what, given in ((name, x), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            return f"{what}: got {type(given).__name__}, expected a tensor"
+        if not torch.compiler.is_compiling() and (reason := not_plain(given)):
+            return f"{what}: got {reason}"
     if gradients not in ("sum", "mean"):
         return f"gradients: got {gradients!r}, expected 'sum' or 'mean'"
     if not x.is_floating_point() or (x.dim() != 3 if name == "x" else x.dim() < 2):
@@ -165,24 +171,17 @@ def _per_token(
 ) -> Tensor:  # fmt: skip
     """Returns the sum of losses over the group over the number of labels; ``x``: what the rows
     have, ``own``: computes this rank's part."""
-    ring = name_of(group), place_in(group)[1]
-    if torch.compiler.is_compiling():  # operators refuse: ranks may compile at any time
+    ring, traced = (name_of(group), place_in(group)[1]), torch.compiler.is_compiling()
+    with nullcontext() if traced else refusing(connect(group)):
         if why := _mistake(x, name, labels, ignore_index, gradients):
-            return cast("Tensor", refuse(why, [x.detach(), labels], *ring))
+            tensors = [given for given in (x, labels) if isinstance(given, Tensor)]
+            if not traced:
+                raise ValueError(mistaken(why, tensors))
+            tensors = [given.detach() for given in tensors]
+            return cast("Tensor", refuse(why, tensors, *ring))  # others may run theirs already
         settings = function, x.shape[-1], str(x.dtype), ignore_index, gradients
-        return cast("Tensor", _global_mean_op(*own(), labels, *ring, *settings)[0])
-    comm = connect(group)
-    with refusing(comm):
-        for what, given in ((name, x), ("labels", labels)):
-            if not isinstance(given, Tensor):
-                raise ValueError(f"{what}: got {type(given).__name__}, expected a tensor")
-            if reason := not_plain(given):
-                raise ValueError(f"{what}: got {reason}")
-        if why := _mistake(x, name, labels, ignore_index, gradients):
-            raise ValueError(mistaken(why, [x, labels]))
-        comm.check(x.device, staged=False)
-        settings = function, x.shape[-1], str(x.dtype), ignore_index, gradients
-        return cast("Tensor", _GlobalMean.apply(*own(), labels, *ring, *settings)[0])
+        average = _global_mean_op if traced else _GlobalMean.apply
+        return cast("Tensor", average(*own(), labels, *ring, *settings)[0])
 
 
 def _global_mean(
@@ -193,6 +192,7 @@ def _global_mean(
     of the vocabulary."""
     comm = connect_named(group, ranks)
     with refusing(comm):
+        comm.check(own.device, staged=False)
         labels = labels.long()  # uint8 does not compare with negative numbers
         kept = labels != ignore_index
         wrong = kept & ((labels < 0) | (labels >= size))

@@ -115,13 +115,15 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool
 def test_the_other_operators_are_well_formed() -> None:
     x = torch.randn(2, 7, 3, requires_grad=True)
     ops = torch.ops.ringray
-    opcheck(ops.unshard.default, (ringray.shard(x, dim=1), 1, "zigzag", None, 1, 7, False))
+    opcheck(ops.unshard.default, (ringray.shard(x, dim=1), 1, "zigzag", None, 1, 7, "sum", True))
     call = torch.tensor(0)
     opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), call, 1, "zigzag", None, 1, True))
     opcheck(ops.positions.default, ("striped", 8, 2, 1))
     opcheck(ops.on_host.default, (torch.tensor([0, 3, 8]),))
     own = torch.tensor(3.0, requires_grad=True)
-    opcheck(ops.global_mean.default, (own, torch.tensor(4), None, 1, 1))
+    labels = torch.ones(2, dtype=torch.int64)
+    asked = (None, 1, "sharded_cross_entropy", 4, "torch.float32", -100, "sum")
+    opcheck(ops.global_mean.default, (own, torch.tensor(4), labels, *asked))
     cpu = torch.device("cpu")
     opcheck(ops.rotation.default, (torch.tensor([0, 3, 7]), "zigzag", 8, 1, 0, 7, 16, 1e4, cpu))
 

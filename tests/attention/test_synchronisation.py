@@ -104,20 +104,20 @@ def host_group_beside(rank: int, size: int) -> None:
         values = [rank, -rank, 7 + call]
         assert ring.largest(values, "agreement") == [size - 1, 0, 7 + call]
     assert ring.gather_integers([rank, 5], "x") == [[other, 5] for other in range(size)]
-    first = agreement.agree(ring, agreement.Averaging(1))
-    assert agreement.agree(ring, agreement.Averaging(1)) == first + 1
-    with pytest.raises(ValueError, match="factor: "):
-        agreement.agree(ring, agreement.Averaging(2 if rank == size - 1 else 1))
+    first = agreement.agree(ring, agreement.BackwardPass(1))
+    assert agreement.agree(ring, agreement.BackwardPass(1)) == first + 1
+    with pytest.raises(ValueError, match="call: "):
+        agreement.agree(ring, agreement.BackwardPass(2 if rank == size - 1 else 1))
     if rank == 0:
         assert agreement.agree(ring, None) == first + 3
     else:
         with pytest.raises(ValueError, match=r"rank\(s\) 0 were refused"):
-            agreement.agree(ring, agreement.Averaging(1))
+            agreement.agree(ring, agreement.BackwardPass(1))
     short = connect(dist.new_group(backend="cuda:gloo", timeout=timedelta(seconds=2)))
     dist.barrier()
     if rank:
         with pytest.raises(RuntimeError, match=rf"rank {rank}, agreement about .*the same order"):
-            agreement.agree(short, agreement.Averaging(1))
+            agreement.agree(short, agreement.BackwardPass(1))
     dist.barrier()
 
 

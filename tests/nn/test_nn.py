@@ -206,7 +206,7 @@ def test_labels_are_successors_within_documents() -> None:
 def test_wrong_losses_are_told() -> None:
     logits, labels = torch.zeros(1, 4, 5), torch.zeros(1, 4, dtype=torch.int64)
     for arguments, says in (
-        ((logits, labels[:, 1:]), r"labels: got torch.int64 of shape \(1, 3\), .*shape \(1, 4\)"),
+        ((logits, labels[:, 1:]), r"labels: got torch.int64 of shape \(1, 3\), .*\(1, 4, 5\)"),
         ((logits, labels.float()), "labels: got torch.float32"),
         ((labels, labels), "logits: got torch.int64"),
     ):

@@ -105,7 +105,7 @@ def unshard_compares(rank: int, size: int) -> None:
         "dim": lambda: ringray.unshard(x.transpose(0, 1).contiguous(), dim=0),
         "partition": lambda: ringray.unshard(x, dim=1, partition="striped"),
         "seq_len": lambda: ringray.unshard(x, dim=1, seq_len=6 * size - 1),
-        "mean": lambda: ringray.unshard(x, dim=1, gradients="mean"),
+        "gradients: ": lambda: ringray.unshard(x, dim=1, gradients="mean"),
         "expected a plain, dense": lambda: ringray.unshard(x.to_sparse(), dim=1),
         "of layout": lambda: ringray.unshard(_distributed(x), dim=1),
         "expected 'sum'": lambda: ringray.unshard(x, dim=1, gradients="own"),

@@ -51,11 +51,7 @@ def check(model: nn.Module, ring: Ring) -> Forward:
     Raises:
         ValueError: on every rank, a model that does not, and why.
     """
-    with refusing(connect(ring.group)):
-        return _checked(model, transformers_model(model), ring)
-
-
-def _checked(model: nn.Module, inner: Any, ring: Ring) -> Forward:
+    inner = transformers_model(model)
     forward = getattr(inner, "forward_on_ring", None)
     if not isinstance(forward, Forward):
         forward = Forward(inner)
@@ -76,7 +72,7 @@ def _checked(model: nn.Module, inner: Any, ring: Ring) -> Forward:
             "model: it normalises over the tokens of a batch (BatchNorm), of which a "
             "rank holds a part; expected layers that act on each token"
         )
-    with probing(model, forward):
+    with refusing(connect(ring.group)), probing(model, forward):
         ring = replace(ring, cu_seqlens=None, prefix=None, gradients="sum")
         Probe(model, forward, ring, last).run()
     forward.key, forward.magnitude = key, last.bit_length()

@@ -1,0 +1,348 @@
+"""Every public function that communicates: a mistake of one rank is its own error there and a
+``RefusedError`` that names it on the others, and the next call of all ranks works.
+
+``COLLECTIVES`` makes them by name, each with a right call and wrong ones; a public name that is
+neither there nor in ``LOCAL`` fails a test.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import ringray
+import ringray.nn
+from ringray.attention.agreement import RefusedError
+from ringray.models.sizes import named
+from ringray.training import checkpoint, trainer
+from ringray.training.corpus import RandomTokens
+from ringray.training.degrees import Degrees
+from ringray.training.recipe import Recipe
+from tests.support.ranks import on_ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Calls = dict[str, Callable[[], Any]]
+
+# Public names that send nothing.
+LOCAL = {
+    "Blocks", "local_positions", "shard", "tuned_strategy", "keep_attention", "next_token_labels",
+}  # fmt: skip
+ROWS, HIDDEN, VOCABULARY = 4, 16, 10
+TINY = named("llama-tiny", {})
+
+
+class Collective(NamedTuple):
+    """``right`` makes a call of a function; ``wrong`` are calls of one rank, by what its error
+    says; ``other`` are calls that the ranks disagree about, by what all errors say."""
+
+    right: Callable[[], Any]
+    wrong: Calls
+    other: Calls
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("this rank is broken")
+
+
+def while_broken(target: Any, name: str, call: Callable[[], Any]) -> Any:
+    """Makes a call while an attribute, of which its own computation needs the call, fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, broken)
+        return call()
+
+
+def in_vmap(call: Callable[[Tensor], Any], x: Tensor) -> Any:
+    return torch.vmap(call)(x[None].expand(2, *x.shape))
+
+
+def faked(call: Callable[[Tensor], Any], x: Tensor) -> Any:
+    with FakeTensorMode() as mode:
+        return call(mode.from_tensor(x))
+
+
+def compiled(call: Callable[..., Any], *args: Any) -> Any:
+    return torch.compile(call, fullgraph=True, backend="aot_eager")(*args)
+
+
+def loss_of(run: Callable[..., Any], given: Tensor, name: str) -> Collective:
+    labels = torch.ones(1, ROWS, dtype=torch.int64)
+    far = labels.clone()
+    far[0, 2] = VOCABULARY
+    wrong: Calls = {
+        "labels: got 10, expected 0 to 9": partial(run, given, far),
+        "labels: got -1, expected 0 to 9": partial(run, given, -labels),
+        r"labels: got torch.int64 of shape \(1, 3\)": partial(run, given, labels[:, 1:]),
+        "labels: got torch.float32": partial(run, given, labels.float()),
+        "labels: got torch.bool": partial(run, given, labels.bool()),
+        "labels: got list": partial(run, given, [1]),
+        f"{name}: got torch.int64": partial(run, labels, labels),
+        "ignore_index: got -100, .* torch.uint8": partial(run, given, labels.byte()),
+        "ignore_index: got None": partial(run, given, labels, ignore_index=None),
+        "gradients: got 'most'": partial(run, given, labels, gradients="most"),
+        "vmap": partial(in_vmap, partial(run, labels=labels), given),
+        "a FakeTensor|FakeTensors": partial(faked, partial(run, labels=labels), given),
+        "cannot send tensors of meta": partial(run, given.to("meta"), labels.to("meta")),
+        "rank is broken": partial(while_broken, F, "cross_entropy", partial(run, given, labels)),
+        "labels: got 10, expected 0": partial(compiled, run, given, far),
+        r"labels: got torch.int64 of shape \(1, 2\)": partial(
+            compiled, run, given, labels[:, 2:]
+        ),
+    }  # fmt: skip
+    other: Calls = {
+        "ignore_index: ": partial(run, given, labels, ignore_index=3),
+        "gradients: ": partial(run, given, labels, gradients="mean"),
+        "dtype: ": partial(run, given.double(), labels),
+        "disagree about what they do": partial(ringray.unshard, given, dim=1),
+    }
+    return Collective(partial(run, given, labels), wrong, other)
+
+
+def plain_loss() -> Collective:
+    given = torch.randn(1, ROWS, VOCABULARY)
+    found = loss_of(ringray.sharded_cross_entropy, given, "logits")
+    labels = torch.ones(1, ROWS, dtype=torch.int64)
+    narrow = partial(ringray.sharded_cross_entropy, given[..., :4], labels)
+    return found._replace(other={**found.other, "features: 10 here|features: 4 here": narrow})
+
+
+def linear_loss() -> Collective:
+    head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def run(x: Any, labels: Any, **more: Any) -> Tensor:
+        own = head.to(x.dtype) if x.device.type == "cpu" and x.is_floating_point() else head
+        if x.device.type == "meta":
+            own = nn.Linear(HIDDEN, VOCABULARY, device="meta")
+        return ringray.nn.sharded_linear_cross_entropy(x, own, labels, rows=3, **more)
+
+    given = torch.randn(1, ROWS, HIDDEN)
+    found = loss_of(run, given, "x")
+    labels = torch.ones(1, ROWS, dtype=torch.int64)
+    wrong = {
+        **found.wrong,
+        r"x: got torch.float32 of shape \(1, 16\)": partial(run, given[:, 0], labels[:, 0]),
+        "rows: got 0": partial(
+            ringray.nn.sharded_linear_cross_entropy, given, head.float(), labels, rows=0
+        ),
+    }
+    plain = partial(ringray.sharded_cross_entropy, given, labels)
+    return found._replace(
+        wrong=wrong, other={**found.other, "sharded_linear_cross_entropy.*there": plain}
+    )
+
+
+def unsharding() -> Collective:
+    x = torch.randn(2, ROWS, 3)
+    run = partial(ringray.unshard, dim=1)
+    wrong: Calls = {
+        "dim: got 3": partial(ringray.unshard, x, dim=3),
+        "dim: got 4": lambda: compiled(lambda x: ringray.unshard(x, dim=4), x),
+        "dim: got 1 for int": partial(run, 3),  # type: ignore[arg-type]
+        "gradients: got 'own'": partial(run, x, gradients="own"),
+        "partition: got 'zag'": partial(run, x, partition="zag"),
+        "seq_len: .*expected": partial(run, x, seq_len=-1),
+        "plain, dense": partial(run, x.to_sparse()),
+        "cannot send tensors of meta": partial(run, x.to("meta")),
+        "vmap": partial(in_vmap, run, x),
+        "a FakeTensor|FakeTensors": partial(faked, run, x),
+        "rank is broken": partial(
+            while_broken, ringray.attention.sharding, "_rows", partial(run, x)
+        ),
+    }  # fmt: skip
+    other: Calls = {
+        "dtype: ": partial(run, x.double()),
+        "shape: ": partial(run, x[..., :2]),
+        "requires_grad: ": partial(run, x.clone().requires_grad_()),
+        "gradients: ": partial(run, x, gradients="mean"),
+    }
+    return Collective(partial(run, x), wrong, other)
+
+
+def backward_of_unshard() -> Collective:
+    def run(name: str | None = None) -> None:
+        whole = ringray.unshard(torch.randn(2, ROWS, 3).requires_grad_(), dim=1)
+        backward = whole.sum().backward
+        while_broken(Tensor, name, backward) if name else backward()
+
+    return Collective(run, {"rank is broken": partial(run, "contiguous")}, {})
+
+
+def attention() -> Collective:
+    x = torch.randn(1, 2, ROWS, HIDDEN)
+    run = ringray.ring_attention
+    wrong: Calls = {
+        "q: got torch.int32": partial(run, x.int(), x.int(), x.int()),
+        "k: got 3 rows": partial(run, x, x[:, :, 1:], x[:, :, 1:]),
+        "window: got -1": partial(run, x, x, x, window=-1),
+        "unexpected keyword 'cause'": partial(run, x, x, x, cause=True),  # type: ignore[call-arg]
+        "a FakeTensor|FakeTensors": partial(faked, lambda x: run(x, x, x), x),
+        "rank is broken": partial(
+            while_broken, ringray.attention.arguments, "features", lambda: run(x, x, x, scale=0.5)
+        ),
+    }
+    other: Calls = {
+        "seq_len: ": partial(run, x, x, x, seq_len=7),
+        "dtype: ": partial(run, x.double().half(), x.half(), x.half()),
+        "disagree about what they do": partial(ringray.unshard, x, dim=2),
+    }
+    return Collective(partial(run, x, x, x), wrong, other)
+
+
+def module() -> Collective:
+    x = torch.randn(1, ROWS, HIDDEN)
+    run = ringray.ContextParallelAttention(HIDDEN, 2)
+    hooked = ringray.ContextParallelAttention(HIDDEN, 2)
+    hooked.k_proj.register_forward_hook(broken)
+    wrong: Calls = {
+        r"x: got shape \(1, 4, 15\)": partial(run, x[..., 1:]),
+        r"x: got torch.float32 of shape \(1, 4, 14\)": partial(compiled, run, x[..., 2:]),
+        "seq_len: ": partial(run, x, seq_len=3),
+        "seq_len: got": partial(compiled, partial(run, seq_len=-5), x),
+        "dtype": partial(run, x.double()),
+        "rank is broken": partial(hooked, x),
+    }
+    chunked = ringray.ContextParallelAttention(HIDDEN, 2, chunk=2)
+    return Collective(partial(run, x), wrong, {"chunk: ": partial(chunked, x)})
+
+
+def decoding() -> Collective:
+    x = torch.randn(1, 2, 1, HIDDEN)
+
+    def filled(**more: Any) -> ringray.ShardedKV:
+        sizes = {"batch": 1, "kv_heads": 2, "head_dim": HIDDEN, "capacity": 8} | more
+        cache = ringray.ShardedKV.empty(**sizes, dtype=torch.float32)
+        cache.append(x, x)
+        return cache
+
+    run = ringray.ring_decode
+    wrong: Calls = {
+        "q: got torch.int32": lambda: run(x.int(), filled()),
+        "expected a ShardedKV": lambda: run(x, x),  # type: ignore[arg-type]
+        "window: got -1": lambda: run(x, filled(), window=-1),
+        "capacity: got 0": lambda: filled(capacity=0),
+        "expected .* as the cache holds": lambda: filled().append(x.half(), x),
+    }
+    other: Calls = {"capacity: ": lambda: run(x, filled(capacity=9))}
+    return Collective(lambda: run(x, filled()), wrong, other)
+
+
+def routing() -> Collective:
+    x = torch.randn(1, 2, ROWS, HIDDEN)
+
+    def run(call: Callable[[], Any] | None = None, **options: Any) -> Any:
+        with ringray.context_parallel(**options):
+            return call() if call else F.scaled_dot_product_attention(x, x, x)
+
+    wrong: Calls = {
+        "partition: got 'zag'": partial(run, partition="zag"),
+        "pad_value: got 300": partial(
+            run, buffers=[torch.zeros(3).byte()], buffer_dims=[0], pad_values=300
+        ),
+        "never called": partial(run, lambda: x),
+        "cannot be routed": partial(run, lambda: F.multi_head_attention_forward(
+            x[0], x[0], x[0], HIDDEN, 2, None, None, None, None, False, 0.0, x[0, 0], None,
+        )),
+    }  # fmt: skip
+    return Collective(run, wrong, {"partition: ": partial(run, partition="contiguous")})
+
+
+def meshes() -> Collective:
+    ranks = dist.get_world_size()
+    run = ringray.make_mesh
+    wrong: Calls = {"needs 5 ranks": partial(run, Degrees(5)), "division": partial(run, dp=0)}
+    return Collective(run, wrong, {"settings: ": partial(run, Degrees(ranks))})
+
+
+def sharded_models() -> Collective:
+    whole = ringray.make_mesh()
+
+    def run(**options: Any) -> nn.Module:
+        return ringray.parallelize(nn.Linear(2, 2), whole, **options)
+
+    tensors = Degrees(1, 1, dist.get_world_size())
+    mesh = type(whole)(tensors, whole.device, whole.whole, whole.shards)
+    wrong = {"only a Decoder": lambda: ringray.parallelize(nn.Linear(2, 2), mesh)}
+    return Collective(run, wrong, {"settings: ": partial(run, dtype=torch.bfloat16)})
+
+
+def steps(folder: Path) -> Collective:
+    made = trainer.Trainer(
+        TINY, ringray.make_mesh(), Recipe(seq_len=16), RandomTokens(TINY.vocab)
+    )  # fmt: skip
+    kept = checkpoint.Checkpoints(folder)
+
+    def run(at: int = 1) -> None:
+        made.step()
+        kept.save(at, made.model, made.optimizer, {})
+        kept.wait()
+        assert kept.load(made.model, made.optimizer) == {"step": at}
+
+    def load() -> None:
+        made.step()
+        kept.save(1, made.model, made.optimizer, {})
+        kept.wait()
+        while_broken(checkpoint.json, "loads", partial(kept.load, made.model, made.optimizer))
+
+    wrong: Calls = {
+        "rank is broken": partial(while_broken, made, "_read", made.step),
+        "rank is": load,
+    }
+    return Collective(run, wrong, {"save: .*settings: 'step|a step": partial(run, 2)})
+
+
+COLLECTIVES: dict[str, Callable[[], Collective]] = {
+    "ContextParallelAttention": module, "ShardedKV": decoding, "context_parallel": routing,
+    "make_mesh": meshes, "parallelize": sharded_models, "ring_attention": attention,
+    "ring_decode": decoding, "sharded_cross_entropy": plain_loss,
+    "sharded_linear_cross_entropy": linear_loss, "unshard": unsharding,
+    "backward of unshard": backward_of_unshard,
+}  # fmt: skip
+
+
+def test_every_public_function_is_here() -> None:
+    assert {*ringray.__all__, *ringray.nn.__all__} == {
+        *(name for name in COLLECTIVES if name.isidentifier()), *LOCAL
+    }  # fmt: skip
+
+
+def test_a_mistake_is_told_on_every_rank(tmp_path: Path) -> None:
+    on_ring(3, [partial(told, name) for name in COLLECTIVES] + [partial(trained, tmp_path)])
+
+
+def told(name: str, rank: int, size: int) -> None:
+    check(name, COLLECTIVES[name](), rank, size)
+
+
+def trained(folder: Path, rank: int, size: int) -> None:
+    check("training", steps(folder), rank, size)
+
+
+def check(name: str, collective: Collective, rank: int, size: int) -> None:
+    """Makes the last rank take every wrong call, while the others take the right one."""
+    last = size - 1
+    for says, call in {**collective.wrong, **collective.other}.items():
+        error: Exception | None = None
+        try:
+            call() if rank == last else collective.right()
+        except Exception as raised:
+            error = raised
+        case = f"{name}, {says}: {error!r}"
+        if says in collective.other:
+            assert isinstance(error, ValueError), case
+            assert "disagree" in str(error), case
+            assert re.search(says, str(error)), case
+        else:
+            assert isinstance(error, RefusedError) == (rank != last), case
+            expected = says if rank == last else rf"rank\(s\) {last} were "
+            assert re.search(expected, str(error)), case
+        collective.right()
