@@ -7,9 +7,12 @@ with ``gradients="mean"`` over ``mesh.shards``.
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -25,14 +28,22 @@ from torch.distributed.tensor.parallel import (
 from ringray.attention.agreement import Calling, agree, refusing
 from ringray.comm.ring import connect
 from ringray.models.decoder import Decoder
+from ringray.models.trial import refuse_unrouted
 from ringray.nn import ContextParallelAttention
 from ringray.training.mesh import Mesh
 from ringray.training.recipe import check_split
 
 _ROWS = 1  # dimension of (B, S, H)
+_FEW = 24  # tokens of a trial of a Hugging Face model
 
 
-def parallelize(model: nn.Module, mesh: Mesh, *, dtype: torch.dtype | None = None) -> nn.Module:
+def parallelize(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    dtype: torch.dtype | None = None,
+    inputs: tuple[Any, ...] | None = None,
+) -> nn.Module:
     """Returns ``model`` with its attention on the mesh's ring and its weights sharded.
 
     Args:
@@ -42,9 +53,13 @@ def parallelize(model: nn.Module, mesh: Mesh, *, dtype: torch.dtype | None = Non
         mesh: the ranks; TP needs a ``Decoder``.
         dtype: of computation and of gathered weights; their reduction and the optimizer stay in
             the weights' own. None: the weights'.
+        inputs: what its forward takes on a rank, by position, a few rows of it; None if token ids
+            (B, S), or a stream (B, S, H), and positions (B, S) do. On a ring of several ranks the
+            model is tried with it, and with NaN in one row.
 
     Raises:
-        ValueError: TP does not divide heads, K/V heads or the MLP, or the model has no TP.
+        ValueError: on every rank, tokens of a model meet elsewhere than on the ring; TP does not
+            divide heads, K/V heads or the MLP, or the model has no TP.
     """
     comm = connect(None)
     with refusing(comm):
@@ -59,6 +74,9 @@ def parallelize(model: nn.Module, mesh: Mesh, *, dtype: torch.dtype | None = Non
     for part in model.modules():
         if isinstance(part, ContextParallelAttention):
             part.group = mesh.ring
+    if mesh.degrees.cp > 1:
+        _refuse_unrouted(model, mesh.ring, inputs)
+        model.register_forward_pre_hook(partial(_refuse_new, {*model.modules()}))
     if mesh.degrees.tp > 1:
         _split(cast("Decoder", model), mesh)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -67,6 +85,33 @@ def parallelize(model: nn.Module, mesh: Mesh, *, dtype: torch.dtype | None = Non
         fully_shard(layer, **options)
     fully_shard(model, **options)
     return model
+
+
+def _refuse_unrouted(model: nn.Module, ring: dist.ProcessGroup, inputs: Any) -> None:
+    """Raises ValueError on all ranks if tokens of the model meet elsewhere than on the ring."""
+    reason: str | None = None
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    hf = sys.modules.get("transformers.modeling_utils")  # imported where there is such a model
+    try:
+        if hf and any(isinstance(part, hf.PreTrainedModel) for part in model.modules()):
+            from ringray.models import huggingface
+
+            huggingface.check(model, huggingface.Ring(_FEW, group=ring), alone=True)
+        else:
+            refuse_unrouted(model, ring, inputs)
+    except Exception as error:  # of one rank: the others would wait for it
+        reason = str(error) or repr(error)
+    dist.all_gather_object(reasons, reason)
+    if any(reasons):
+        raise ValueError(next(filter(None, reasons)))
+
+
+def _refuse_new(tried: set[nn.Module], model: nn.Module, _: Any) -> None:
+    """Raises ValueError for a part of the model that was not tried."""
+    if not torch.compiler.is_compiling() and (new := {*model.modules()} - tried):
+        raise ValueError(
+            f"model: got {type(new.pop()).__name__} after parallelize, expected all of it before"
+        )
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

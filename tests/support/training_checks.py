@@ -284,6 +284,78 @@ def the_loss_is_per_token(folder: Path, rank: int, size: int) -> None:
     assert made.step().loss == pytest.approx(total / sum(labels), rel=1e-6)
 
 
+class Attends(torch.nn.Module):
+    """A model with attention by the ring, or of its own."""
+
+    def __init__(self, *, local: bool) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(64, 32)
+        self.layer = torch.nn.TransformerEncoderLayer(32, 4, 32, batch_first=True)
+        if not local:
+            self.layer = ringray.ContextParallelAttention(32, 4)  # type: ignore[assignment]
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.words(ids))
+
+
+def local_attention_is_refused(rank: int, size: int) -> None:
+    """On every rank, also where only the last one's model attends locally; the ring works on."""
+    mesh, ids = meshes.make_mesh(), torch.ones(1, 8, dtype=torch.int64)
+    for local in (True, rank == size - 1):
+        with pytest.raises(ValueError, match=r"in layer.self_attn \(MultiheadAttention\) tokens"):
+            parallelize(Attends(local=local), mesh)
+    right = Attends(local=False)
+    parallelize(right, mesh)
+    right(ids).sum().backward()
+    right.layer.dropout = torch.nn.Dropout(0.0)
+    with pytest.raises(ValueError, match="got Dropout after parallelize"):
+        right(ids)
+    replicas = parallelize(Attends(local=True), meshes.make_mesh(Degrees(dp=size)))
+    replicas(ids).sum().backward()  # of whole sequences
+
+
+class OfOtherGroup(Attends):
+    """A model that takes another ring than the mesh's."""
+
+    def __init__(self) -> None:
+        super().__init__(local=False)
+        self.layer = torch.nn.Linear(32, 32)  # type: ignore[assignment]
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        q = self.layer(self.words(ids)).unflatten(-1, (4, 8)).transpose(1, 2)
+        return ringray.ring_attention(q, q, q)
+
+
+def other_groups_are_refused(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match="group: got 4 ranks"):
+        parallelize(OfOtherGroup(), meshes.make_mesh(dp=size // 2))
+
+
+def models_of_transformers_attend_by_the_ring(rank: int, size: int) -> None:
+    import transformers
+
+    import ringray.models.huggingface as hf
+
+    hf.register()
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    mesh, ids = meshes.make_mesh(), torch.arange(41)[None]
+    for name, some in (("sdpa", "sdpa"), ("ringray", "eager"), ("ringray", "ringray")):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=name)
+        model.model.layers[1].self_attn.config = type(config)(**config.to_dict())
+        model.model.layers[1].self_attn.config._attn_implementation = some
+        if (name, some) != ("ringray", "ringray"):
+            with pytest.raises(ValueError, match=r"attends by 'sdpa'|layers.1.self_attn"):
+                parallelize(model, mesh)
+            continue
+        parallelize(model, mesh)
+        batch = hf.shard_batch(model, ids, labels=ids, group=mesh.ring, gradients="mean")
+        model(**batch).loss.backward()
+
+
 def wrong_meshes_are_told(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match=r"DP 3 .* needs 3 ranks, but there are 2"):
         meshes.make_mesh(Degrees(dp=3))

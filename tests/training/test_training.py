@@ -173,6 +173,13 @@ def test_tokens_beyond_the_vocabulary_are_told(tmp_path: Path) -> None:
     on_ring(1, [partial(checks.tokens_beyond_the_vocabulary_are_told, tmp_path)])
 
 
+def test_models_that_attend_locally_are_refused_on_every_rank() -> None:
+    on_ring(
+        2, [checks.local_attention_is_refused, checks.models_of_transformers_attend_by_the_ring]
+    )
+    on_ring(4, [checks.other_groups_are_refused])
+
+
 def test_wrong_meshes_are_told_on_every_rank() -> None:
     on_ring(2, [checks.wrong_meshes_are_told])
 

@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 
 from ringray.models.huggingface.forward import Forward
 from ringray.models.huggingface.ring import Ring, padding_token
+from ringray.models.trial import looking, tensors
 
 _LENGTH = 1021  # tokens at most
 
@@ -66,32 +67,21 @@ def _marked(
 ) -> tuple[Any, str | None]:
     """Returns the outputs where one token is not a number and each attends to itself, and the first
     module in which others are not numbers either."""
-    found: list[str] = []
-
-    def look(name: str, module: nn.Module, out: Any) -> None:
-        for x in _tensors(out):
-            if x.dim() == 3 and x.shape[:2] == ids.shape and x.is_floating_point():
-                spread = x[0].isnan().any(dim=-1).nonzero().flatten().tolist()
-                if set(spread) - {marked}:
-                    found.append(f"{name or 'its forward'} ({type(module).__name__})")
 
     def mark(module: nn.Module, args: Any, out: Any) -> None:
-        for x in _tensors(out)[:1]:
+        for x in [*tensors(out)][:1]:
             x.select(x.shape.index(ids.shape[1]), marked).fill_(float("nan"))
 
-    hooks = [forward.model.get_input_embeddings().register_forward_hook(mark)] + [
-        module.register_forward_hook(lambda m, _, out, name=name: look(name, m, out))
-        for name, module in forward.model.named_modules()
-    ]
+    hook = forward.model.get_input_embeddings().register_forward_hook(mark)
     forward.alone = True
     try:
         positions = torch.arange(ids.shape[1], dtype=torch.int64, device=ids.device)[None]
-        out = model(input_ids=ids, position_ids=positions, use_cache=False, ring=ring)
+        with looking(forward.model, marked, ids.shape[1]) as mixing:
+            out = model(input_ids=ids, position_ids=positions, use_cache=False, ring=ring)
     finally:
         forward.alone = False
-        for hook in hooks:
-            hook.remove()
-    return out, next(iter(found), None)
+        hook.remove()
+    return out, next(iter(mixing), None)
 
 
 def draw_tokens(model: PreTrainedModel, length: int) -> Tensor:
@@ -126,8 +116,3 @@ def float_outputs(out: Any) -> list[tuple[str, Tensor]]:
         for name, x in out.items()
         if isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2
     ]
-
-
-def _tensors(out: Any) -> list[Tensor]:
-    parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple) else (out,)
-    return [x for x in parts if isinstance(x, Tensor)]

@@ -37,16 +37,18 @@ from ringray.models.huggingface.mixing import (
     unlike_sizes,
 )
 from ringray.models.huggingface.ring import IGNORED, NAME, Ring, padding_token, transformers_model
+from ringray.models.trial import refuse_batch_norm, trying
 from ringray.partition import padded_length
 
 _NUMBERS: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}  # of tensors that are drawn
 
 
-def check(model: nn.Module, ring: Ring) -> Forward:
+def check(model: nn.Module, ring: Ring, *, alone: bool = False) -> Forward:
     """Checks that a model computes on a ring what it computes in one process; all ranks call it.
 
     ``shard_batch`` calls it. Later calls return at once, until the model's config, the partition,
-    or the ranks change, or positions become twice as large.
+    or the ranks change, or positions become twice as large. ``alone``: it sends nothing, and checks
+    only that tokens meet in attention layers, by which no model passes.
 
     Raises:
         ValueError: on every rank, a model that does not, and why.
@@ -67,13 +69,12 @@ def check(model: nn.Module, ring: Ring) -> Forward:
             f"model: {type(inner).__name__} is an encoder with a decoder, whose cross "
             "attention a ring does not compute; expected one of them"
         )
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in inner.modules()):
-        raise ValueError(
-            "model: it normalises over the tokens of a batch (BatchNorm), of which a "
-            "rank holds a part; expected layers that act on each token"
-        )
+    refuse_batch_norm(inner)
     with refusing(connect(ring.group)), probing(model, forward):
         ring = replace(ring, cu_seqlens=None, prefix=None, gradients="sum")
+        if alone:
+            refuse_mixing(model, forward, ring, last + 1)
+            return forward
         Probe(model, forward, ring, last).run()
     forward.key, forward.magnitude = key, last.bit_length()
     return forward
@@ -81,17 +82,13 @@ def check(model: nn.Module, ring: Ring) -> Forward:
 
 @contextmanager
 def probing(model: nn.Module, forward: Forward) -> Iterator[None]:
-    """Runs the block in evaluation mode, eagerly, without gradients; leaves the model as it was."""
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """Runs the block as ``trying`` does, where the model's forward does not refuse."""
     forward.on_trial = True
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with trying(model):
             yield
     finally:
         forward.on_trial = False
-        for module, was in training:
-            module.training = was
 
 
 @contextmanager

@@ -1,0 +1,180 @@
+"""A trial of a model that finds layers which mix tokens without the ring.
+
+One row is not a number, and attention by the ring lets each attend to itself only. No other row may
+become one: zero times NaN is NaN, so that even weights that are still 0 pass it on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ringray.attention.keeping import _within
+from ringray.comm.ring import place_in
+
+_ROWS = 22  # of a trial: even, as partitions want them, and rarely another size
+
+
+def refuse_unrouted(
+    model: nn.Module, group: dist.ProcessGroup | None, inputs: tuple[Any, ...] | None = None
+) -> None:
+    """Raises ValueError if tokens of ``model`` meet elsewhere than in ``ring_attention``, or if
+    that cannot be tried.
+
+    ``inputs``: of a forward, by position; None: token ids, or else rows as wide as some parameter.
+    """
+    refuse_batch_norm(model)
+    error: Exception = ValueError("its result does not depend on the tokens")
+    _, ranks = place_in(group)
+    for args, options in _guesses(model, ranks) if inputs is None else [(inputs, {})]:
+        try:
+            alone = _Alone(args[0], ranks)
+            with trying(model), _within(alone), looking(model, alone.row, alone.length) as mixing:
+                out = [*tensors(model(*map(alone.mark, args), **options))]
+            marked = [x for x in out if x.isnan().any()]
+        except Exception as failed:
+            error = failed
+            continue
+        if any(x.dim() and alone.length not in x.shape for x in marked):
+            mixing.append("its result")
+        if mixing or not alone.partitions:
+            where = f"in {mixing[0]} tokens reach others without" if mixing else "no layer calls"
+            raise ValueError(
+                f"model: {where} the ring, so that they see this rank's rows only; expected "
+                "attention by ringray.ContextParallelAttention or ring_attention. For code that "
+                "calls scaled_dot_product_attention, ringray.context_parallel(group=mesh.ring) "
+                "around each step and fully_shard(model, mesh=mesh.shards) replace parallelize"
+            )
+        if len(alone.partitions) > 1:
+            raise ValueError(
+                f"partition: got {sorted(alone.partitions)}, expected one of all layers"
+            )
+        if marked:
+            return
+    raise ValueError(
+        f"model: a trial of {type(model).__name__} fails with {type(error).__name__}: "
+        f"{str(error)[:200]}; expected weights that are not on the meta device, and inputs=(...): "
+        "arguments of its forward for a few rows, (B, S) token ids or (B, S, H) first"
+    ) from error
+
+
+def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict[str, Any]]]:
+    """Generates arguments of a forward. What else it requires are positions, or the length."""
+    weights = [*model.parameters()] or [torch.empty(0)]
+    positions = torch.arange(_ROWS, device=weights[0].device)[None]
+    required = [
+        x.name for x in inspect.signature(model.forward).parameters.values()
+        if x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
+    ]  # fmt: skip
+    others = {name: _ROWS * ranks if name == "seq_len" else positions for name in required[1:]}
+    widths = dict.fromkeys(x.shape[-1] for x in weights if x.dim())
+    rows = [weights[0].new_zeros(1, _ROWS, width) for width in widths]
+    embeds = any(isinstance(part, nn.Embedding) for part in model.modules())
+    # The likely one last, whose error is told.
+    for first in (*rows, torch.ones_like(positions))[:: 1 if embeds else -1]:
+        yield (first,), others
+
+
+class _Alone(TorchFunctionMode):
+    """A mode in which rows attend to themselves by the ring, and the middle one is not a number:
+    of arguments, or of what is made of ``first`` if it holds integers. ``partitions``: with which
+    layers call the ring."""
+
+    def __init__(self, first: Tensor, ranks: int) -> None:
+        super().__init__()
+        self.first, self.ranks = first, ranks
+        self.partitions: set[str] = set()
+        self.length, self.row = first.shape[1], first.shape[1] // 2
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.ringray.attention.default:
+            if args[11] != self.ranks:
+                raise ValueError(f"group: got {args[11]} ranks, expected mesh.ring's {self.ranks}")
+            self.partitions.add(args[12])
+            q, _, v = args[:3]
+            lse = q.new_zeros(q.shape[:-1]).float()
+            return v.repeat_interleave(q.shape[1] // v.shape[1], 1), lse
+        out = func(*args, **(kwargs or {}))
+        return self.mark(out) if func is F.embedding or any(x is self.first for x in args) else out
+
+    def mark(self, x: Any) -> Any:
+        """Returns ``x``, of which the middle row is not a number if it holds as many numbers."""
+        if not isinstance(x, Tensor) or not x.is_floating_point() or self.length not in x.shape:
+            return x
+        x = x.clone()
+        x.select(x.shape.index(self.length), self.row).fill_(float("nan"))
+        return x
+
+
+@contextmanager
+def trying(model: nn.Module) -> Iterator[None]:
+    """Runs the block in evaluation mode, eagerly, without gradients; leaves the model as it was."""
+    training = [(module, module.training) for module in model.modules()]
+    buffers = [(x, x.clone()) for x in model.buffers()]
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module, was in training:
+            module.training = was
+        for x, before in buffers:
+            x.copy_(before)
+
+
+@contextmanager
+def looking(model: nn.Module, row: int, length: int) -> Iterator[list[str]]:
+    """Lists the modules that run in the block and in which ``row`` makes others of ``length`` rows
+    not a number."""
+    names: list[str] = []
+
+    def spreads(values: Any) -> bool:
+        for x in tensors(values):
+            if length in x.shape:
+                rows = x.isnan().movedim(x.shape.index(length), 0).reshape(length, -1).any(1)
+                if {*rows.nonzero().flatten().tolist()} - {row}:
+                    return True
+        return False
+
+    def look(name: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        if spreads(out) and not spreads((args, kwargs)):
+            names.append(f"{name or 'its forward'} ({type(module).__name__})")
+
+    hooks = [
+        module.register_forward_hook(partial(look, name), with_kwargs=True)
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield names
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def tensors(values: Any) -> Iterator[Tensor]:
+    """Generates the floating-point tensors among a module's arguments or results."""
+    if isinstance(values, Tensor) and values.is_floating_point():
+        yield values
+    values = vars(values) if is_dataclass(values) else values
+    parts = values.values() if isinstance(values, Mapping) else values
+    for part in parts if isinstance(values, Mapping | list | tuple) else ():
+        yield from tensors(part)
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Raises ValueError for a layer that mixes tokens in training only."""
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+        raise ValueError(
+            "model: it normalises over the tokens of a batch (BatchNorm), of which a "
+            "rank holds a part; expected layers that act on each token"
+        )
