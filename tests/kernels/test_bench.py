@@ -311,7 +311,7 @@ WRONG = {
     "--quick --resume /no/such/folder/f": "cannot write /no/such/folder/f",
     "--quick --json f --resume f": "--resume: not allowed with argument --json",
     "--first-light --stage all": "not allowed with",
-    "--stage any --device cpu": "--stage: got any, expected some of facts,",
+    "--stage any --device cpu": "--stage: got any, expected some of portable,",
     "--quick --minutes 0": "got 0, expected more than 0",
     "--quick --patience 0": "--patience: got 0, expected more than 0",
     "--quick --target sm_90": "go with --compile-only",

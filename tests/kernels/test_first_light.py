@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import ringray_kernels
+from experiments import yardsticks
 from ringray_kernels.bench import __main__ as cli
 from ringray_kernels.bench import first_light, machine, measure, problems, stages, targets
 from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray
@@ -361,6 +362,14 @@ def test_ours_have_a_backend_on_tensors_without_memory(monkeypatch: pytest.Monke
             ours: Any = stages.CONTENDERS[name]
             assert ours.backend_on(torch.device("meta")) == "triton"
     assert CONTENDERS["ringray"] == Ringray()
+
+
+def test_yardsticks_are_facts(tmp_path: Path) -> None:
+    yardsticks.main(tmp_path / "f")
+    first, *rates = facts(tmp_path / "f")
+    assert (first["fact"], first["torch"]) == ("machine", torch.__version__)
+    assert [one["fact"].partition(",")[0].partition(" ")[0] for one in rates] == ["product", "copy"]
+    assert all(one["cold"] > 0 < one["sustained"] for one in rates)
 
 
 COLLECT = """
