@@ -59,7 +59,7 @@ def test_a_call_is_compiled_for_each_of_ours() -> None:
     calls = list(jobs())
     used = [contender for _, contender in calls]
     assert all(CONTENDERS[name] in used for name in CONTENDERS if targets.is_ours(name))
-    assert {point.form for point, _ in calls} == {"plain", "strided", "hops"}
+    assert {point.form for point, _ in calls} == {"plain", "hops"}  # strides change no code
 
 
 def whole(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -82,11 +82,10 @@ def test_the_whole_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = facts(path)
     ended = outcomes(path)
-    assert [*ended] == [stage.name for row in first_light.STAGES for stage in row]
-    for name in ("precompile", "tests", "memcheck", "profile"):
+    assert {*ended} == {stage.name for row in first_light.STAGES for stage in row}
+    for name in ("facts", "precompile", "tests", "memcheck", "profile"):
         assert ended.pop(name).startswith("skipped"), name
     assert set(ended.values()) == {"done"}
-    assert {"machine", "copy, GB/s read and written"} <= {one.get("fact") for one in found}
     records = {(one["case"], one["contender"]): one for one in found if "fact" not in one}
     for direction in ("forward", "backward"):  # checked, by the interpreter, and not timed
         record = records[f"{direction}/causal/100/d64/h2x1/bf16/hops", "ringray"]

@@ -190,8 +190,8 @@ def _check_options(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code.
 
-    0: success; 1: one of our kernels is wrong or failed, or a figure was refused; 2: wrong command
-    line or machine; 3: a kernel hung; 130: interrupted.
+    0: success; 1: one of our kernels is wrong or failed, a figure was refused, a stage failed, or
+    nothing was measured; 2: wrong command line or machine; 3: a kernel hung; 130: interrupted.
     """
     try:
         args = parser().parse_args(argv)

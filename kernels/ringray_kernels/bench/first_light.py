@@ -33,6 +33,7 @@ _REAP_S = 10.0  # a killed process may wait for its device
 # this process, which holds it, is killed itself, nothing is left on the device.
 _TIED = ("sh", "-c", 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec "$@" 3<&-', "sh")
 _BENCH = (sys.executable, "-m", "ringray_kernels.bench")
+_FACTS = "experiments/yardsticks.py"
 _COMPILE = "experiments/precompile.py"
 _PROFILE = "experiments/profile.sh"
 _MEMCHECK = (
@@ -66,7 +67,7 @@ SUMMARY = Stage("summary", 15)
 # Those of a row run side by side.
 STAGES: Sequence[Sequence[Stage]] = (
     (
-        Stage("facts", 50, 40),
+        Stage("facts", 50, command=f'"$PYTHON" {_FACTS} "$FILE"', needs=(_FACTS,)),
         Stage("precompile", 100, command=f'"$PYTHON" {_COMPILE}', needs=(_COMPILE, "nvidia-smi")),
     ),
     (Stage("portable", 50, 25, interpreted=True),),

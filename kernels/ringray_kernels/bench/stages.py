@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import os
-import platform
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
-import torch
-
 from ringray_kernels.backends import on_device
-from ringray_kernels.bench import machine, problems, targets, timing
+from ringray_kernels.bench import problems, targets
 from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray
 from ringray_kernels.bench.problems import Direction, Point, VirtualPoint, Which
 from ringray_kernels.bench.session import BenchSession
 
 _PORTABLE = ("ringray", "ringray-atomic")  # checked first: others are compared with them
 _SPARSE = ("ringray", "ringray-specialised", "torch-varlen")  # take windows and documents
-_TOOLS = ("nvidia-smi", "compute-sanitizer", "ncu", "gcc")
 _LONGEST = 16 * 1024
-_BURST_MS = 300.0
-
-
-def facts(session: BenchSession) -> None:
-    """States versions and clocks, and measures a matrix product and a copy as yardsticks."""
-    device = session.device
-    session.fact(
-        "machine", **session.environment, python=platform.python_version(), cores=os.cpu_count(),
-        tools=[name for name in _TOOLS if shutil.which(name)], clocks=machine.clocks(device),
-    )  # fmt: skip
-    side, length = (256, 1 << 20) if device.type == "cpu" else (8192, 1 << 32)
-    a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
-    source = torch.zeros(length, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    yardsticks: dict[str, tuple[Callable[[], object], float]] = {
-        f"product {side}^3, TFLOP/s": (lambda: a @ b, 2e-9 * side**3),
-        "copy, GB/s read and written": (lambda: target.copy_(source), 2e-6 * length),
-    }
-    for name, (call, amount) in yardsticks.items():
-        found = timing.interleaved({name: [call]}, device, timing.Effort(rounds=10))[name]
-        if isinstance(found, Exception):
-            raise found
-        count = 1 if device.type == "cpu" else round(_BURST_MS / found.median_ms)
-        each = {"cold": found.median_ms, "sustained": timing.sample([call], count, 0, device)}
-        rates = {how: float(f"{amount / ms:.4g}") for how, ms in each.items()}
-        session.fact(name, **rates, clocks=machine.clocks(device))
 
 
 def _ours(session: BenchSession) -> list[str]:
@@ -114,7 +83,6 @@ def cases(which: Which, session: BenchSession) -> tuple[list[Point], list[Virtua
 
 
 WORK: dict[str, Callable[[BenchSession], bool | None]] = {
-    "facts": facts,
     "portable": partial(_check, portable=True),
     "candidates": partial(_check, portable=False),
     "memcheck": memcheck,
