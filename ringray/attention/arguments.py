@@ -108,11 +108,14 @@ def resolve(
                 "ring_attention: got dropout while a CUDA graph is captured, expected none: each "
                 "replay would drop the same weights"
             )
-    if not found.problem.dropout_p:
-        return found.problem, agree(comm, found.signature, found.mark)
-    seed = int(torch.randint(SEEDS, (), device="cpu")) if seed is None else seed
-    signature = found.signature._replace(dropout_seed=seed)
-    return found.problem.seeded(seed), agree(comm, signature)
+    problem, signature, mark = found
+    if problem.dropout_p:
+        seed = int(torch.randint(SEEDS, (), device="cpu")) if seed is None else seed
+        problem, mark = problem.seeded(seed), None
+        signature = signature._replace(dropout_seed=seed)
+    call = agree(comm, signature, mark)
+    comm.open(q.device)
+    return problem, call
 
 
 def prepare(
