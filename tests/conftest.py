@@ -23,16 +23,30 @@ if TYPE_CHECKING:
 TURN = os.environ.get("RINGRAY_TURN")
 SLOW_TURNS = 3
 
+# Before anything imports triton: without a GPU its kernels run in the interpreter.
+NO_DEVICES = not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
+if NO_DEVICES:
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets kernels run in Triton's interpreter without a GPU, before anything imports triton."""
-    present = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
-    if config.getoption("markexpr") == "gpu":  # a container may hide those
+    """Asks PyTorch for a GPU before ``-m gpu``: some containers hide the devices by other names."""
+    if NO_DEVICES and config.getoption("markexpr") == "gpu":
         import torch
 
-        present = torch.cuda.is_available()
-    if not present:
-        os.environ["TRITON_INTERPRET"] = "1"
+        if torch.cuda.is_available():
+            del os.environ["TRITON_INTERPRET"]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fails ``-m gpu`` where no test ran: it would be green without a GPU."""
+    config = session.config
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.getoption("markexpr") != "gpu" or config.option.collectonly or reporter is None:
+        return
+    if exitstatus == 0 and not reporter.stats.get("passed"):
+        reporter.write_line("no gpu test ran: all were skipped", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -161,4 +161,7 @@ def derived(start: Tensor, end: Tensor, key: Hashable, make: Callable[[], T]) ->
 
 def capturing(device: torch.device) -> bool:
     """Returns whether the work of this thread on ``device`` is captured for a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

@@ -108,11 +108,15 @@ def resolve(
                 "ring_attention: got dropout while a CUDA graph is captured, expected none: each "
                 "replay would drop the same weights"
             )
-    if not found.problem.dropout_p:
-        return found.problem, agree(comm, found.signature, found.mark)
-    seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu")) if seed is None else seed
-    signature = found.signature._replace(dropout_seed=seed)
-    return found.problem.seeded(seed), agree(comm, signature)
+    problem, signature, mark = found
+    if problem.dropout_p:
+        if seed is None:
+            seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu"))
+        problem, mark = problem.seeded(seed), None
+        signature = signature._replace(dropout_seed=seed)
+    call = agree(comm, signature, mark)
+    comm.open(q.device)
+    return problem, call
 
 
 def prepare(

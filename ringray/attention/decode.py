@@ -99,6 +99,7 @@ def ring_decode(
             backend,
         )  # fmt: skip
     agree(comm, problem.signature(q, cache))
+    comm.open(q.device)
     comm.meter.running = "decoding"
     with torch.no_grad(), exactly(q.device):
         with comm.computing(0, "own keys"):

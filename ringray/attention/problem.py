@@ -237,14 +237,18 @@ def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> Ran
 def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:
     """Returns a mask, except its length, as the arguments of ``ring_attention`` and of
     ``visible_ranges``."""
-    documents = mask.documents
-    if documents is not None:
-        documents = torch.tensor(documents, dtype=torch.int64, device="cpu")
     return {
         "causal": mask.causal,
         "window": mask.window,
-        "cu_seqlens": None if documents is None else documents.to(device, non_blocking=True),
+        "cu_seqlens": _on_device(mask.documents, device),
         "chunk": mask.chunk,
         "prefix": mask.prefix,
         "global_tokens": mask.global_tokens,
     }
+
+
+def _on_device(documents: tuple[Any, ...] | None, device: torch.device | str) -> Tensor | None:
+    if documents is None:
+        return None
+    values = torch.tensor(documents, dtype=torch.int64, device="cpu")
+    return values.to(device, non_blocking=True)

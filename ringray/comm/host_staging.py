@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
@@ -33,12 +34,12 @@ class Staged(Pending):
 
     def __init__(self, done: Future[torch.cuda.Event | None], batch: Batch) -> None:
         super().__init__((), batch)
-        self._done = done
+        self._done, self._device = done, batch.operations[0][1].device
 
     def _join(self) -> None:
         arrived = self._done.result()
         if arrived is not None:
-            torch.cuda.current_stream().wait_event(arrived)
+            torch.cuda.current_stream(self._device).wait_event(arrived)
 
 
 def post(batch: Batch, start: Callable[[Batch], Sequence[dist.Work]]) -> Pending:
@@ -46,7 +47,7 @@ def post(batch: Batch, start: Callable[[Batch], Sequence[dist.Work]]) -> Pending
     device = batch.operations[0][1].device
     ready = None
     if device.type == "cuda":  # sent tensors are computed by then, and receiving ones are free
-        ready = torch.cuda.current_stream().record_event()
+        ready = torch.cuda.current_stream(device).record_event()
     return Staged(_thread().submit(_move, batch, start, device, ready), batch)
 
 
@@ -57,7 +58,9 @@ def _move(
     ready: torch.cuda.Event | None,
 ) -> torch.cuda.Event | None:
     stream = None if ready is None else _copies(device)
-    with torch.cuda.stream(stream):  # of None does nothing
+    # A stream of None would wake the driver on a machine with GPUs.
+    copying = nullcontext() if stream is None else torch.cuda.stream(stream)
+    with copying:
         if ready is not None:
             ready.wait()
         hosted = _to_host(batch, pinned=stream is not None)
@@ -65,7 +68,7 @@ def _move(
         stream.synchronize()  # this thread's copies only: the caller's stream goes on
     for work in start(hosted):
         work.wait()
-    with torch.cuda.stream(stream):
+    with copying:
         _to_device(batch, hosted)
         return None if stream is None else stream.record_event()
 

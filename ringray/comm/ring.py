@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -81,6 +81,18 @@ class Comm:
             raise ValueError(
                 "group: gloo cannot send tensors of a GPU; take transport 'staged' or an nccl group"
             )
+
+    def open(self, device: torch.device) -> None:
+        """Makes the communicator of the group on ``device``, once; all ranks call it. NCCL's comes
+        with the first operation, in which all ranks must take part: some have no first batch."""
+        group = self._group
+        if group is None or group in _opened:
+            return
+        _opened.add(group)
+        if torch.device(device.type) not in group._device_types:
+            return  # messages are staged
+        if group._get_backend(device).supports_coalescing:
+            dist.all_reduce(torch.zeros((), device=device), group=group)
 
     def staged(self) -> Comm:
         """Returns the same ranks with messages through host memory."""
@@ -201,6 +213,7 @@ class Comm:
             dist.all_gather(parts, tensor, group=self._group)
 
 
+_opened: WeakSet[dist.ProcessGroup] = WeakSet()
 _hosts: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
 
 

@@ -15,7 +15,7 @@ Moment = float | torch.cuda.Event
 
 
 class Timeline:
-    """Spans of one rank. On CUDA moments are events of the current stream, so that only ``spans``
+    """Spans of one rank. On CUDA moments are events of its current stream, so that only ``spans``
     waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -28,7 +28,7 @@ class Timeline:
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def end(

@@ -89,6 +89,7 @@ class Trainer:
             ],
             lr=recipe.learning_rate,
             betas=(0.9, 0.95),
+            fused=mesh.device == "cuda" or None,  # one pass over memory in place of several
         )
         self._positions = self._rows_of(recipe.seq_len)
         self._schedule = self._pipeline() if stages > 1 else None
@@ -225,6 +226,8 @@ class Trainer:
         self.model.register_forward_hook(
             lambda _, __, out: out.reshape(1) if out.dim() == 0 else out
         )
+        # Stages that are no neighbours have no first message together.
+        connect(self.mesh.group("pp")).open(torch.device(self.mesh.device))
         stage = PipelineStage(
             self.model, self.mesh.place("pp"), degrees.pp, torch.device(self.mesh.device),
             input_args=(ids if self._first else stream,),

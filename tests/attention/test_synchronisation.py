@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor
 import ringray
 from ringray import transport
 from ringray.attention import agreement, arguments, problem
+from ringray.comm import ring as comm_ring
 from ringray.comm.batch import Batch, Packed
 from ringray.comm.ring import connect
 from ringray_kernels import testing
@@ -67,7 +69,7 @@ def test_nothing_is_read_after_the_first_call(backend: str, mask: dict[str, Any]
 
 def test_a_ring_reads_nothing() -> None:
     on_ring(2, (every_transport, host_group_beside, small_tensors_travel_together))
-    on_ring(3, (every_transport, host_group_beside))
+    on_ring(3, (every_transport, host_group_beside, some_ranks_have_no_first_message))
 
 
 def every_transport(rank: int, size: int) -> None:
@@ -136,6 +138,58 @@ def small_tensors_travel_together(rank: int, size: int) -> None:
         for work in works:
             work.wait()
         assert all((x == 1 + 2 * i + other).all() for i, x in enumerate(came))
+
+
+class Lazy(dist.ProcessGroup):
+    """A group of which some ranks may exchange messages after an operation of all, as NCCL's."""
+
+    _device_types = [torch.device("cpu")]  # type: ignore[assignment]  # noqa: RUF012
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        self.made = False
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return SimpleNamespace(
+            supports_coalescing=True, recv=self.backend.recv, send=self.backend.send
+        )
+
+    def all_reduce(self, tensor: Tensor, group: Any) -> None:
+        dist.all_reduce(tensor)
+        self.made = True
+
+    def exchange(self, operations: list[tuple[Any, Tensor, int]]) -> list[Any]:
+        assert self.made
+        return [way([tensor], peer, 7) for way, tensor, peer in operations]
+
+    def operation(self, way: Any, tensor: Tensor, *, group_peer: int, **_: Any) -> Any:
+        return self.backend.send if way is dist.isend else self.backend.recv, tensor, group_peer
+
+
+def some_ranks_have_no_first_message(rank: int, size: int) -> None:
+    """Where a document ends at a shard's border, and where a tree has an odd number of leaves."""
+    q, k, v, _ = (x.chunk(size, 2)[rank] for x in testing.make_inputs(
+        1, 2, 2, 8 * size, 16, torch.float32, seed=0
+    ))  # fmt: skip
+    for decodes in (False, True):
+        group = Lazy(rank, size)
+        lazy: Any = SimpleNamespace(**vars(dist))
+        lazy.all_reduce, lazy.P2POp = group.all_reduce, group.operation
+        lazy.batch_isend_irecv = group.exchange
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            patch.setattr(comm_ring, "dist", lazy)
+            if decodes:
+                cache = ringray.ShardedKV.of_shards(
+                    k, v, capacity=8 * size, seq_len=8 * size, group=group
+                )
+                ringray.ring_decode(q[:, :, :1].clone().zero_(), cache, group=group)
+            else:
+                borders = torch.tensor([0, 16, 8 * size])
+                ringray.ring_attention(
+                    q, k, v, group=group, partition="contiguous", cu_seqlens=borders
+                )
+        assert group.made
 
 
 def test_receives_begin_before_sends() -> None:

@@ -1,7 +1,7 @@
 """Backends of vendors' kernels: what reaches the kernels, and what comes back, without a GPU.
 
-In place of the kernels stand plain functions with their signatures and shapes. On a GPU
-``test_gpu.py`` runs the kernels themselves.
+In place of the kernels stand plain functions with their signatures, shapes and demands on memory.
+On a GPU ``test_gpu.py`` runs the kernels themselves.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringray.lab.plan.pruning import unfit
 from ringray_kernels import State, forward, testing
 from ringray_kernels.api import BackwardOperands, Features, Operands, load_backend
-from ringray_kernels.backends import GPU_ONLY, cudnn, flash
+from ringray_kernels.backends import GPU_ONLY, aten, cudnn, flash, fused
 from ringray_kernels.intervals import intervals, visible_range
 from tests.support.point import point
 
@@ -31,15 +32,27 @@ MASKS: dict[str, dict[str, Any]] = {
 }
 
 
+def readable(*tensors: Tensor) -> None:
+    """Refuses what kernels misread, or fault on: rows that are not 16-byte aligned."""
+    for x in tensors:
+        assert x.stride(-1) == 1
+        assert x.shape[-1] % 8 == 0
+        assert not any(stride * x.itemsize % 16 for stride in x.stride()[:-1])
+        assert x.data_ptr() % 16 == 0
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns out, lse and weights of (B, H, S, D) with shared heads."""
+    """Returns out, lse and scores of (B, H, S, D) with shared heads."""
+    readable(q, k, v)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
     scores = q.double() @ k.mT * scale
     if causal:
         assert q.shape[2] == k.shape[2], "every vendor means the same mask only by a square"
         scores.masked_fill_(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+    if bias is not None:
+        scores += bias
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()
     return (weights @ v).to(q.dtype), lse.float(), scores
@@ -47,10 +60,11 @@ def attend(
 
 def differentiate(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float,
+    scale: float, bias: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Returns dq, dk, dv, shaped as given, from the global lse and output."""
-    _, _, scores = attend(q, k, v, causal, scale)
+    readable(dout)
+    _, _, scores = attend(q, k, v, causal, scale, bias)
     weights = (scores - lse.double()[..., None]).exp()
     wide_k, wide_v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
     delta = (dout.double() * out.double()).sum(-1, keepdim=True)
@@ -58,6 +72,75 @@ def differentiate(
     shared = [ds.mT @ q.double(), weights.mT @ dout.double()]
     dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in shared)
     return [x.to(q.dtype) for x in (ds @ wide_k, dk, dv)]
+
+
+class Cuda(SimpleNamespace):
+    """PyTorch's operators of its own kernels on a GPU."""
+
+    calls = 0
+
+    def _scaled_dot_product_flash_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, debug: bool, *,
+        scale: float,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        assert (dropout, debug) == (0.0, False)
+        assert q.dtype != torch.float32
+        self.calls += 1
+        out, lse, _ = attend(q, k, v, causal, scale)
+        return out.transpose(1, 2).contiguous().transpose(1, 2), lse, None, None
+
+    def _scaled_dot_product_flash_attention_backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        cum_q: Tensor | None, cum_k: Tensor | None, max_q: int, max_k: int, dropout: float,
+        causal: bool, seed: Tensor, offset: Tensor, *, scale: float,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        assert cum_q is cum_k is None, "packed sequences, of three dimensions"
+        assert (max_q, max_k, dropout) == (q.shape[2], k.shape[2], 0.0)
+        assert q.dtype != torch.float32
+        assert lse.is_contiguous()
+        self.calls += 1
+        return tuple(differentiate(dout, q, k, v, out, lse, causal, scale))
+
+    def _scaled_dot_product_efficient_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, with_lse: bool,
+        dropout: float, causal: bool, *, scale: float,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        assert (with_lse, dropout) == (True, 0.0)
+        self.calls += 1
+        out, lse, _ = attend(q, k, v, causal, scale, self.readable_bias(bias, q, k))
+        padding = -lse.shape[-1] % 32
+        lse = torch.nn.functional.pad(lse, (0, padding), value=math.inf)
+        return out.transpose(1, 2).contiguous().transpose(1, 2), lse, None, None
+
+    def _scaled_dot_product_efficient_attention_backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor,
+        lse: Tensor, seed: Tensor, offset: Tensor, dropout: float, wanted: list[bool],
+        causal: bool, *, scale: float,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        assert (dropout, wanted) == (0.0, [True, True, True, False])
+        assert lse.shape[-1] % 32 == 0
+        assert not any(stride % 8 for stride in lse.stride()[:2])
+        self.calls += 1
+        if out.dtype != torch.float32:  # in 16 bits the kernel takes these for the strides of rows
+            _, heads, rows, dim = out.shape
+            assert out.data_ptr() % 16 == 0
+            reach = out.stride(0) * (len(out) - 1) + out.stride(1) * (heads - 1)
+            reach += heads * dim * (rows - 1) + dim + out.storage_offset()
+            memory = out.new_empty(0).set_(out.untyped_storage())
+            memory = torch.nn.functional.pad(memory, (0, max(0, reach - len(memory))))
+            strides = (out.stride(0), out.stride(1), heads * dim, 1)
+            out = memory.as_strided(out.shape, strides, out.storage_offset())
+        lse = lse[:, :, : q.shape[2]]
+        bias = self.readable_bias(bias, q, k)
+        return *differentiate(dout, q, k, v, out, lse, causal, scale, bias), None
+
+    def readable_bias(self, bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+        if bias is not None:
+            assert bias.shape == (*q.shape[:3], k.shape[2])
+            assert bias.dtype == q.dtype
+            assert bias.stride(3) == 1
+            assert bias.stride(2) % 8 == bias.data_ptr() % 16 == 0
+        return bias
 
 
 class Cudnn(SimpleNamespace):
@@ -143,9 +226,22 @@ class Flash3(SimpleNamespace):
         return softmax_lse
 
 
-@pytest.fixture(params=["cudnn", "flash 2", "flash 3"])
-def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """What stands in place of PyTorch's kernels, as if all tensors were on a GPU."""
+    kernels = Cuda()
+    monkeypatch.setattr(fused, "_ops", kernels)
+    monkeypatch.setattr(fused, "on_cpu", lambda x: False)
+    return kernels
+
+
+@pytest.fixture(params=["aten", "cudnn", "flash 2", "flash 3"])
+def vendor(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, gpu: Cuda
+) -> tuple[Any, Any]:
     """The backend, and what stands in place of its kernels."""
+    if request.param == "aten":
+        return aten, gpu
     if request.param == "cudnn":
         kernels: Any = Cudnn()
         monkeypatch.setattr(cudnn, "_ops", kernels)
@@ -156,19 +252,37 @@ def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     return flash, kernels
 
 
+def placed(x: Tensor, layout: str) -> Tensor:
+    """The same values in memory that kernels may not read as it is."""
+    if layout == "odd rows":
+        return torch.nn.functional.pad(x, (1, 0))[..., 1:]
+    if layout == "odd address":
+        return torch.nn.functional.pad(x.flatten(), (1, 0))[1:].view(x.shape)
+    return x
+
+
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("value_dim", [DIM, 8])
-def test_two_hops_are_within_the_budget(vendor: Any, mask: str, value_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("value_dim", "layout", "owner"),
+    [(DIM, "", True), (8, "", True), (DIM, "odd rows", True), (DIM, "odd address", True),
+     (DIM, "", False)],
+)  # fmt: skip
+def test_two_hops_are_within_the_budget(
+    vendor: Any, mask: str, value_dim: int, layout: str, owner: bool
+) -> None:
+    """``owner``: of the rows, which has their output."""
     backend, kernels = vendor
     q, k, v, dout = testing.make_inputs(
-        1, HEADS, KV_HEADS, ROWS, DIM, torch.bfloat16, value_dim=value_dim, seed=0
+        2, HEADS, KV_HEADS, ROWS, DIM, torch.bfloat16, value_dim=value_dim, seed=0
     )
+    q, k, v, dout = (placed(x, layout) for x in (q, k, v, dout))
     low, high = visible_range(torch.arange(ROWS), ROWS, **MASKS[mask])
     state: State | None = None
     hops = []
     for keys in (torch.arange(0, 64), torch.arange(64, ROWS)):
         start, end = (x[None] for x in intervals(low, high, keys))
-        hops.append((keys, Operands(q, k[:, :, keys], v[:, :, keys], start, end, SCALE, None)))
+        part = (placed(x[:, :, keys], layout) for x in (k, v))
+        hops.append((keys, Operands(q, *part, start, end, SCALE, None)))
         dtype = q.dtype if len(hops) == 2 else torch.float32
         state = backend.forward(hops[-1][1], state, dtype)
     assert state is not None
@@ -179,11 +293,12 @@ def test_two_hops_are_within_the_budget(vendor: Any, mask: str, value_dim: int) 
     kernels.calls = 0
     for keys, operands in hops:
         part_k, part_v = torch.zeros(operands.k.shape), torch.zeros(operands.v.shape)
-        given = BackwardOperands(dout, state.out, state.lse, delta, dq, part_k, part_v)
+        out = placed(state.out, layout) if owner else None
+        given = BackwardOperands(dout, out, state.lse, delta, dq, part_k, part_v)
         backend.backward(operands, given)
         dk[:, :, keys] += part_k
         dv[:, :, keys] += part_v
-    assert kernels.calls > 0
+    assert kernels.calls > 0 or not owner  # these are in fp32
     seen = testing.visible(ROWS, **MASKS[mask])
     want = testing.oracle(q, k, v, dout, seen, scale=SCALE)
     yard = testing.yardstick(q, k, v, dout, seen, scale=SCALE, causal=MASKS[mask]["causal"])
@@ -204,6 +319,49 @@ def test_arguments_fit_the_operators_of_this_pytorch() -> None:
     assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
     grads = calls.backward(q, q, k, k, out, lse, causal=False, scale=SCALE)
     assert [tuple(x.shape) for x in grads] == [(2, 4, 24, DIM), *[(2, 1, 16, DIM)] * 2]
+
+
+class Calls(TorchDispatchMode):
+    """PyTorch's fused operators that were called: names and shapes of queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names, self.shapes = list[str](), list[torch.Size]()
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = operator._schema.name.removeprefix("aten::_scaled_dot_product_")
+        if name != operator._schema.name:
+            self.names.append(name)
+            self.shapes.append(args["backward" in name].shape)
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "stepped", "kernel"),
+    [
+        (torch.bfloat16, 16384, False, "flash"),
+        (torch.float32, 16384, False, "efficient"),
+        (torch.bfloat16, 180, True, "efficient"),
+    ],
+)
+def test_a_gpu_takes_all_heads_at_once_by_operators_of_this_pytorch(
+    dtype: torch.dtype, rows: int, stepped: bool, kernel: str
+) -> None:
+    """By the operators' own checks of shapes, on tensors without memory."""
+    start = torch.zeros(1, rows, dtype=torch.int32)
+    end = torch.arange(rows, dtype=torch.int32)[None] // (1 + stepped) + 1
+    q, k = (torch.empty(2, heads, rows, 128, dtype=dtype, device="meta") for heads in (32, 8))
+    operands = Operands(q, k, k, start, end, SCALE, None)
+    with Calls() as forwards:
+        state = aten.forward(operands, None, dtype)
+    grads = [torch.empty(x.shape, device="meta") for x in (q, k, k)]
+    with Calls() as backwards:
+        aten.backward(operands, BackwardOperands(q, state.out, state.lse, state.lse, *grads))
+    assert forwards.names == [f"{kernel}_attention"]
+    assert backwards.names == [f"{kernel}_attention_backward"]
+    assert forwards.shapes == backwards.shapes == [(2 * 8, 4, rows, 128)]
 
 
 @pytest.mark.parametrize("name", GPU_ONLY)

@@ -2,10 +2,10 @@
 
 The fast default on CPU (``aten::_scaled_dot_product_flash_attention_for_cpu``) and the fallback on
 CUDA (``fused.py`` holds both). K/V heads are shared by a stride of 0, never copied. Pieces of the
-same rows are merged in fp32. Heads are computed a few at a time, which bounds the allocations of
-the fused calls (packing, output) to a fraction of one tensor. Head dims that differ are padded
-with zeros in each call. Soft-capped and biased scores, and dropout, which no fused call computes,
-are ``composed``.
+same rows are merged in fp32. On a CPU heads are computed a few at a time, which bounds the
+allocations of the fused calls (packing, output) to a fraction of one tensor; on a GPU, which one
+head leaves idle, many at a time. Head dims that differ are padded with zeros in each call.
+Soft-capped and biased scores, and dropout, which no fused call computes, are ``composed``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from ringray_kernels.quantize import widened
 
 BLOCKS = int  # query rows per fused call
 ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps every core busy
+ELEMENTS_PER_GPU_CALL = 1 << 27  # as many multiprocessors: all heads of 16k rows
+_MOST_ENTRIES = 65535  # of a call: CUDA's limit on a dimension of its grid
+_ALIGNMENT = 16  # bytes: what GPUs load at once
 LEAST_SCALE = torch.finfo(torch.float32).tiny  # a smaller one is 0 to the fused calls
 
 
@@ -38,9 +41,14 @@ def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
     return None
 
 
-def _unit_stride(x: Tensor) -> Tensor:
-    """Returns ``x`` with a last stride of 1, which fused calls assume without a check."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _readable(x: Tensor) -> Tensor:
+    """Returns ``x`` as fused calls assume without a check: with a last stride of 1, and on a GPU
+    with aligned rows."""
+    apart = [x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:-1])]
+    aligned = fused.on_cpu(x) or not any(place % _ALIGNMENT for place in apart)
+    if aligned and x.stride(-1) == 1:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)  # also where only the address is odd
 
 
 def _additive_mask(call: Call, start: Tensor, end: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -117,10 +125,12 @@ def _batch_slices(batch: slice, *tensors: Tensor) -> Iterator[slice]:
             yield slice(b, b + 1)
 
 
-def _head_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Yields slices of the grouped heads of at most ``ELEMENTS_PER_CALL`` elements each."""
+def _head_slices(q: Tensor, k: Tensor, *, extended: bool) -> Iterator[slice]:
+    """Yields slices of the grouped heads of at most so many elements each. ``extended`` calls,
+    ``composed`` of products that read all keys for a few rows, stay small on a GPU."""
     per_entry = q.shape[1] * max(q.shape[2], k.shape[2]) * q.shape[3]
-    step = max(1, ELEMENTS_PER_CALL // per_entry)
+    most = ELEMENTS_PER_CALL if extended or fused.on_cpu(q) else ELEMENTS_PER_GPU_CALL
+    step = max(1, min(most // per_entry, _MOST_ENTRIES))
     for at in range(0, q.shape[0], step):
         yield slice(at, min(at + step, q.shape[0]))
 
@@ -184,7 +194,7 @@ def forward(
 ) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
     operands = _positive(widened(operands))
-    q, k, v = (_unit_stride(x) for x in operands[:3])
+    q, k, v = (_readable(x) for x in operands[:3])
     work = _work(operands)
     # Without earlier state and with one call per row there is no merge: write the final dtype.
     direct = state is None and all(call.first for part in work for call in part.calls)
@@ -221,7 +231,7 @@ def _forward_call(
     queries, out, lse = (_part(_by_group(x, kv_heads), 2, rows) for x in (q, *state))
     keys_, values = (_part(_by_group(x, kv_heads), 2, keys) for x in (k, v))
     how: dict[str, Any] = {"causal": call.mode == "causal", "scale": scale}
-    for heads in _head_slices(queries, keys_):
+    for heads in _head_slices(queries, keys_, extended=operands.extended):
         own, *shared = (_part(x, 0, heads) for x in (queries, keys_, values))
         if not operands.extended:
             own, *shared = _one_width(own, *shared)
@@ -255,7 +265,7 @@ def backward(operands: Operands, given: BackwardOperands, vendor: Vendor | None 
         # In fp32: a row that sees one key has dq = 0 only if delta survives unrounded.
         dout, q, k, v = (pad(x.float(), (0, 1)) for x in (dout, q, k, v))
         out = _stand_in(dout, delta)
-    q, k, v, dout, out = (_unit_stride(x) for x in (q, k, v, dout, out))
+    q, k, v, dout, out = (_readable(x) for x in (q, k, v, dout, out))
     for batch, starts, ends, calls in _work(operands):
         for call in calls:
             mask = _additive_mask(call, starts, ends, q.dtype)
@@ -295,7 +305,7 @@ def _backward_call(
     lse, delta = (_part(_by_group(x, kv_heads), 2, rows) for x in (lse, delta))
     k, v, dk, dv = (_part(_by_group(x, kv_heads), 2, keys) for x in (k, v, dk, dv))
     how: dict[str, Any] = {"causal": call.mode == "causal", "scale": scale}
-    for heads in _head_slices(queries, k):
+    for heads in _head_slices(queries, k, extended=operands.extended):
         grad_out, own_q, own_k, own_v = (_part(x, 0, heads) for x in (dout, queries, k, v))
         lse_rows = _part(lse, 0, heads)
         if not operands.extended:

@@ -16,7 +16,12 @@ _HALF = (torch.bfloat16, torch.float16)
 _MASK_ALIGNMENT = 16  # elements: the memory-efficient kernel needs aligned rows of its bias
 _HEAD_DIM_ALIGNMENT = 8  # elements: CUDA's fused kernels take no other head dims
 _FLASH_HEAD_DIM = 256  # elements: the most that CUDA's flash kernel takes
-_LSE_ALIGNMENT = 32  # rows: the memory-efficient kernel pads lse to this
+# Rows to which NVIDIA's memory-efficient kernel pads lse; AMD's does not.
+_LSE_ALIGNMENT = 1 if torch.version.hip else 32
+
+
+def on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
 
 
 def _flash(q: Tensor, mask: Tensor | None) -> bool:
@@ -44,7 +49,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Returns out like q and lse, fp32 (B, H, Sq), natural log. Every row must see a key."""
-    if q.device.type == "cpu":
+    if on_cpu(q):
         out, lse = _ops._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=mask, scale=scale
         )
@@ -76,7 +81,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dq, dk, dv in q's dtype, dk and dv per query head. ``lse``, ``out`` may be global."""
     grads: tuple[Tensor, Tensor, Tensor]
-    if q.device.type == "cpu":
+    if on_cpu(q):
         grads = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
             dout, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
         )
@@ -85,12 +90,15 @@ def backward(
     dout, q, k, v, out = _wide_heads(dout, q, k, v, out)
     no_seed = torch.zeros((), dtype=torch.uint64, device=q.device)  # dropout is 0: unused
     if _flash(q, mask):
-        no_lengths = torch.empty(0, dtype=torch.int32, device=q.device)
+        query_lengths = key_lengths = None  # undefined tensors: others ask for packed sequences
         grads = _ops._scaled_dot_product_flash_attention_backward(
-            dout, q, k, v, out, lse.contiguous(), no_lengths, no_lengths, rows, k.shape[2], 0.0,
+            dout, q, k, v, out, lse.contiguous(), query_lengths, key_lengths, rows, k.shape[2], 0.0,
             causal, no_seed, no_seed, scale=scale,
         )  # fmt: skip
     else:
+        # In 16 bits the kernel computes delta from rows of ``out`` that are H * D elements apart,
+        # whatever its strides.
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
         lse = torch.nn.functional.pad(lse, (0, -rows % _LSE_ALIGNMENT), value=torch.inf)
         *grads_, _ = _ops._scaled_dot_product_efficient_attention_backward(
             dout, q, k, v, _aligned(mask, q, k), out, lse, no_seed, no_seed, 0.0,

@@ -33,8 +33,10 @@ from ringray_kernels.dtypes import torch_dtype
 
 _SAMPLE_S = 5e-3  # of repeated calls
 _LONG_S = 0.25  # of a call that needs two samples only
-_PRODUCTS = (256, 2048)  # rows and columns; the second for types whose first is fast
-_COPIED = 1 << 26  # bytes
+# Rows and columns of products, the second for types whose first is fast; bytes of a copy, more than
+# caches hold.
+_PRODUCTS = {"cpu": (256, 2048), "cuda": (256, 8192)}
+_COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}
 _PATIENCE = timedelta(seconds=60)
 
 
@@ -91,6 +93,8 @@ class RankMeasurer:
     def _sample(self, work: Callable[[], object]) -> float:
         """Returns the seconds of one call, the mean of some; those before warm up."""
         calls = 1
+        if self._cuda:
+            work()  # compiles
         while True:
             began = self._now()
             for _ in range(calls):
@@ -135,7 +139,8 @@ class RankMeasurer:
     def products(self) -> dict[str, list[float]]:
         """Times products of matrices by dtype, and a large copy: FLOP/s and bytes/s. Of a GPU also
         the bytes of its memory."""
-        source = torch.ones(_COPIED, dtype=torch.uint8, device=self._device)
+        size = _COPIED[self._device.type]
+        source = torch.ones(size, dtype=torch.uint8, device=self._device)
         into, rates = torch.empty_like(source), dict[str, list[float]]()
         if self._cuda:
             memory = torch.cuda.get_device_properties(self._device).total_memory
@@ -144,12 +149,12 @@ class RankMeasurer:
             for name in dict.fromkeys(case.dtype for case in self._asked.cases):
                 rates.setdefault(name, []).append(self._product(torch_dtype(name)))
             copied = self._sample(lambda: into.copy_(source))
-            rates.setdefault("copy", []).append(2.0 * _COPIED / copied)
+            rates.setdefault("copy", []).append(2.0 * size / copied)
         return rates
 
     def _product(self, dtype: torch.dtype) -> float:
         rate = 0.0
-        for rows in _PRODUCTS:
+        for rows in _PRODUCTS[self._device.type]:
             x = torch.randn(rows, rows, device=self._device).to(dtype)
             seconds = self._sample(lambda x=x: x @ x)  # type: ignore[misc]
             rate = 2.0 * rows**3 / seconds

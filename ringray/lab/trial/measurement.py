@@ -169,6 +169,8 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
     import torch
 
     if device.type == "cuda":
+        x = torch.ones(16, 16, device=device, requires_grad=True)
+        (x @ x).sum().backward()  # workspaces of cuBLAS, one a thread, are the process's
         torch.cuda.synchronize(device)
         live = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -24,6 +24,7 @@ LOG2_E = math.log2(math.e)
 LEAST_SCALE = 1e-30
 # CUDA's limit on the second and third dimension of a grid.
 _GRID_LIMIT = 65535
+_PROGRAM_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Launch:
     (or blocks of them), batch. ``tables``: gradients of biases by program, (B, Hq, blocks, ...).
 
     Raises:
-        ValueError: more heads or a larger batch than a grid holds.
+        ValueError: more heads, a larger batch or more programs than a grid holds.
     """
 
     kernel: Any
@@ -45,6 +46,8 @@ class Launch:
         for name, size in zip(("heads", "batch"), self.grid[1:], strict=True):
             if size > _GRID_LIMIT:
                 raise ValueError(f"{name}: got {size}, expected at most {_GRID_LIMIT} in one call")
+        if (programs := math.prod(self.grid)) >= _PROGRAM_LIMIT:  # triton launches none, silently
+            raise ValueError(f"got {programs} blocks of rows, expected fewer than 2^31 in one call")
 
 
 def architecture(device: torch.device) -> str:

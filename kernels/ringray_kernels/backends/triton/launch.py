@@ -33,6 +33,10 @@ from ringray_kernels.backends.triton.forward import forward_kernel
 from ringray_kernels.backends.triton.plan import dq_turns
 from ringray_kernels.config import BlockConfig, Target, head_dim_parts
 
+if not INTERPRETED:
+    # Before triton 3.8 a kernel's key in the cache depends on which ones were hashed before it.
+    _ = [x.cache_key for x in (forward_kernel, delta_kernel, dkv_kernel, dq_kernel)]
+
 _DELTA_ROWS = 64
 _NARROW = 64  # head dims at which one more tile of scores fits into registers
 
