@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ringray.attention.keeping import _within
 from ringray.comm.ring import place_in
 
 _ROWS = 22  # of a trial: even, as partitions want them, and rarely another size
@@ -39,7 +37,7 @@ def refuse_unrouted(
     for args, options in _guesses(model, ranks) if inputs is None else [(inputs, {})]:
         try:
             alone = _Alone(args[0], ranks)
-            with trying(model), _within(alone), looking(model, alone.row, alone.length) as mixing:
+            with trying(model), alone, looking(model, alone.row, alone.length) as mixing:
                 out = [*tensors(model(*map(alone.mark, args), **options))]
             marked = [x for x in out if x.isnan().any()]
         except Exception as failed:
@@ -70,8 +68,8 @@ def refuse_unrouted(
 
 def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict[str, Any]]]:
     """Generates arguments of a forward. What else it requires are positions, or the length."""
-    weights = [*model.parameters()] or [torch.empty(0)]
-    positions = torch.arange(_ROWS, device=weights[0].device)[None]
+    weights = [*model.parameters()] or [torch.empty(0, dtype=torch.float32, device="cpu")]
+    positions = torch.arange(_ROWS, dtype=torch.int64, device=weights[0].device)[None]
     required = [
         x.name for x in inspect.signature(model.forward).parameters.values()
         if x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
@@ -85,7 +83,7 @@ def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict
         yield (first,), others
 
 
-class _Alone(TorchFunctionMode):
+class _Alone(TorchDispatchMode):
     """A mode in which rows attend to themselves by the ring, and the middle one is not a number:
     of arguments, or of what is made of ``first`` if it holds integers. ``partitions``: with which
     layers call the ring."""
@@ -96,16 +94,18 @@ class _Alone(TorchFunctionMode):
         self.partitions: set[str] = set()
         self.length, self.row = first.shape[1], first.shape[1] // 2
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.ringray.attention.default:
             if args[11] != self.ranks:
                 raise ValueError(f"group: got {args[11]} ranks, expected mesh.ring's {self.ranks}")
             self.partitions.add(args[12])
             q, _, v = args[:3]
-            lse = q.new_zeros(q.shape[:-1]).float()
-            return v.repeat_interleave(q.shape[1] // v.shape[1], 1), lse
+            lse = q.new_zeros(q.shape[:-1], dtype=torch.float32)
+            out = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+            return out, lse, torch.zeros((), dtype=torch.int64, device="cpu"), []
         out = func(*args, **(kwargs or {}))
-        return self.mark(out) if func is F.embedding or any(x is self.first for x in args) else out
+        embeds = func is torch.ops.aten.embedding.default
+        return self.mark(out) if embeds or any(x is self.first for x in args) else out
 
     def mark(self, x: Any) -> Any:
         """Returns ``x``, of which the middle row is not a number if it holds as many numbers."""

@@ -29,7 +29,7 @@ _Sums = tuple[Tensor, Tensor]
 
 
 def next_token_labels(
-    input_ids: Tensor, cu_seqlens: Tensor | None = None, *, ignore_index: int = -100
+    input_ids: Tensor, cu_seqlens: Any = None, *, ignore_index: int = -100
 ) -> Tensor:
     """Returns labels of a causal language model: the successor of each token within its document.
 
