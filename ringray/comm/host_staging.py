@@ -76,7 +76,7 @@ def _move(
 def _to_host(batch: Batch, *, pinned: bool) -> Batch:
     hosted = Batch()
     for is_send, tensor, peer in batch.operations:
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
         if is_send:
             copy.copy_(tensor, non_blocking=True)
             hosted.send(copy, peer)

@@ -92,7 +92,7 @@ class Comm:
         if torch.device(device.type) not in group._device_types:
             return  # messages are staged
         if group._get_backend(device).supports_coalescing:
-            dist.all_reduce(torch.zeros((), device=device), group=group)
+            dist.all_reduce(torch.zeros((), dtype=torch.float32, device=device), group=group)
 
     def staged(self) -> Comm:
         """Returns the same ranks with messages through host memory."""

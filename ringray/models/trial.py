@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ringray.comm.ring import place_in
 
@@ -88,6 +89,8 @@ class _Alone(TorchDispatchMode):
     of arguments, or of what is made of ``first`` if it holds integers. ``partitions``: with which
     layers call the ring."""
 
+    supports_higher_order_operators = True  # FlexAttention is one
+
     def __init__(self, first: Tensor, ranks: int) -> None:
         super().__init__()
         self.first, self.ranks = first, ranks
@@ -104,8 +107,8 @@ class _Alone(TorchDispatchMode):
             out = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
             return out, lse, torch.zeros((), dtype=torch.int64, device="cpu"), []
         out = func(*args, **(kwargs or {}))
-        embeds = func is torch.ops.aten.embedding.default
-        return self.mark(out) if embeds or any(x is self.first for x in args) else out
+        takes_ids = any(x is self.first for x in tree_leaves(args))
+        return self.mark(out) if takes_ids or func is torch.ops.aten.embedding.default else out
 
     def mark(self, x: Any) -> Any:
         """Returns ``x``, of which the middle row is not a number if it holds as many numbers."""

@@ -150,8 +150,9 @@ def _dropped(operands: Operands, call: Call, heads: slice) -> Dropped | None:
     if dropout is None or at is None:
         return None
     group, device = operands.q.shape[1] // kv_heads, operands.q.device
-    entries = torch.arange(heads.start, heads.stop, device=device)[:, None]
-    members = entries % kv_heads * group + torch.arange(group, device=device)
+    like: dict[str, Any] = {"dtype": torch.int64, "device": device}
+    entries = torch.arange(heads.start, heads.stop, **like)[:, None]
+    members = entries % kv_heads * group + torch.arange(group, **like)
     rows, keys = at.rows[call.row : call.row_stop], at.keys[call.key : call.key_stop]
     return lambda some, others: factors(
         dropout, entries // kv_heads, members, rows[some], keys[others]
