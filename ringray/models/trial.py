@@ -70,7 +70,7 @@ def refuse_unrouted(
 
 def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict[str, Any]]]:
     """Generates arguments of a forward. What else it requires are positions, or the length."""
-    weights = [*model.parameters()] or [torch.empty(0)]
+    weights: list[Tensor] = [*model.parameters()] or [torch.empty(0)]
     positions = torch.arange(_ROWS, device=weights[0].device)[None]
     required = [
         x.name for x in inspect.signature(model.forward).parameters.values()
