@@ -3,6 +3,7 @@
 sizes              of decoders by name: parameters and FLOPs
 decoder            ``Decoder``, Llama-style, from ringray.nn
 sdpa               code that calls ``scaled_dot_product_attention``
+trial              of a model, which finds layers that mix tokens without the ring
 attention_kernels  PyTorch's kernels, which refuse other callers meanwhile
 huggingface        Hugging Face models
 

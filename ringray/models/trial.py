@@ -69,7 +69,8 @@ def refuse_unrouted(
 
 def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict[str, Any]]]:
     """Generates arguments of a forward. What else it requires are positions, or the length."""
-    weights = [*model.parameters()] or [torch.empty(0, dtype=torch.float32, device="cpu")]
+    weights = [*map(Tensor.detach, model.parameters())]
+    weights = weights or [torch.empty(0, dtype=torch.float32, device="cpu")]
     positions = torch.arange(_ROWS, dtype=torch.int64, device=weights[0].device)[None]
     required = [
         x.name for x in inspect.signature(model.forward).parameters.values()
