@@ -111,9 +111,8 @@ def resolve(
     problem, signature, mark = found
     if problem.dropout_p:
         seed = int(torch.randint(SEEDS, (), device="cpu")) if seed is None else seed
-        problem, mark = problem.seeded(seed), None
-        signature = signature._replace(dropout_seed=seed)
-    call = agree(comm, signature, mark)
+        problem, signature = problem.seeded(seed), signature._replace(dropout_seed=seed)
+    call = agree(comm, signature, None if problem.dropout_p else mark)
     comm.open(q.device)
     return problem, call
 
