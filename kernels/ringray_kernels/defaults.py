@@ -123,8 +123,8 @@ SPECIALISED = {
     256: Blocks.parse("forward=128x64/8/2/specialised/persistent"),
 }
 
-# Forward on Hopper, 16 bits, by head dim: other candidates for the fastest configuration, in the
-# order of expectation.
+# On Hopper, 16 bits, by head dim: other candidates for the fastest configuration of one kernel, in
+# the order of expectation.
 CANDIDATES = {
     128: [
         Blocks.parse("forward=128x128/8/2/specialised/pingpong"),
@@ -132,6 +132,8 @@ CANDIDATES = {
         Blocks.parse("forward=128x128/8/2/specialised"),
         Blocks.parse("forward=128x64/8/3/descriptors"),
         Blocks.parse("forward=128x128/8/3/descriptors"),
+        Blocks.parse("dkv=64x64/4/2/descriptors"),
+        Blocks.parse("dkv=32x128/8/2/descriptors"),
     ],
     64: [Blocks.parse("forward=128x128/8/3/specialised/persistent")],
     256: [Blocks.parse("forward=128x64/8/2/specialised/pingpong/persistent")],

@@ -112,9 +112,8 @@ def resolve(
     if problem.dropout_p:
         if seed is None:
             seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu"))
-        problem, mark = problem.seeded(seed), None
-        signature = signature._replace(dropout_seed=seed)
-    call = agree(comm, signature, mark)
+        problem, signature = problem.seeded(seed), signature._replace(dropout_seed=seed)
+    call = agree(comm, signature, None if problem.dropout_p else mark)
     comm.open(q.device)
     return problem, call
 

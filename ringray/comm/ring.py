@@ -89,9 +89,8 @@ class Comm:
         if group is None or group in _opened:
             return
         _opened.add(group)
-        if torch.device(device.type) not in group._device_types:
-            return  # messages are staged
-        if group._get_backend(device).supports_coalescing:
+        staged = torch.device(device.type) not in group._device_types
+        if not staged and group._get_backend(device).supports_coalescing:
             dist.all_reduce(torch.zeros((), dtype=torch.float32, device=device), group=group)
 
     def staged(self) -> Comm:

@@ -296,6 +296,24 @@ def test_bounds_by_batch_entry_and_whole_scales_compile_nothing_again(tmp_path: 
         assert line["variants"] == [1], line
 
 
+KEYS = """
+import json
+from ringray_kernels.backends.triton import launch
+for name in ORDER:
+    getattr(launch, name).cache_key
+keys = {name: getattr(launch, name).cache_key for name in sorted(ORDER)}
+path.write_text(json.dumps(keys) + "\\n")
+"""
+
+
+def test_code_is_found_again_whatever_kernel_came_first(tmp_path: Path, version: str) -> None:
+    order = ["forward_kernel", "delta_kernel", "dkv_kernel", "dq_kernel"]
+    keys = [
+        compiled(tmp_path, f"ORDER = {names}\n" + KEYS, version) for names in (order, order[::-1])
+    ]
+    assert keys[0] == keys[1]
+
+
 QUANTIZED = """
 import json
 from ringray_kernels.inspect.report import record

@@ -364,19 +364,31 @@ def compiled() -> int:
     return sum(len(cache[0]) for one in kernels.values() for cache in one.device_caches.values())
 
 
-@pytest.mark.parametrize("name", GPU_ONLY)
+@pytest.mark.parametrize("name", ["aten", "reference", *GPU_ONLY])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
 def test_kernels_of_vendors(dtype: torch.dtype, head_dim: int, name: str) -> None:
-    """Alone, and in two hops."""
-    halves = [torch.arange(at, at + 333, device="cuda") for at in (0, 333)]
-    for mask, kv_heads in itertools.product(("full", "causal"), (4, 2, 1)):
-        case = Case(mask, head_dim, dtype, kv_heads=kv_heads, rows=666)
+    """Alone, and in hops of neighbouring and of striped keys, whose steps are masked."""
+    everyone = torch.arange(ROWS, device="cuda")
+    orders = (None, [everyone[:160], everyone[160:]], [everyone[1::2], everyone[::2]])
+    for mask, kv_heads in itertools.product(MASKS, (4, 1)):
+        case = Case(mask, head_dim, dtype, kv_heads=kv_heads)
         inputs = case.inputs()
         if reason := load_backend(name).unsupported(inputs[0]):
             pytest.skip(reason)
-        check(case, inputs, compute(case, inputs, backend=name))
-        check(case, inputs, compute(case, inputs, halves, backend=name))
+        for parts in orders:
+            check(case, inputs, compute(case, inputs, parts, backend=name))
+
+
+@pytest.mark.parametrize("layout", layouts(torch.zeros(1, 1, 1, 1)))
+@pytest.mark.parametrize("name", ["aten", *GPU_ONLY])
+def test_kernels_of_vendors_at_any_strides(name: str, layout: str) -> None:
+    case = Case("window", 64, kv_heads=2)
+    plain = case.inputs()
+    if reason := load_backend(name).unsupported(plain[0]):
+        pytest.skip(reason)
+    inputs = tuple(layouts(x)[layout] for x in plain)
+    check(case, inputs, compute(case, inputs, backend=name))
 
 
 @pytest.mark.parametrize("head_dim", [80, 128])

@@ -310,6 +310,9 @@ def test_what_is_not_supported_is_told() -> None:
         many, row = torch.zeros(shape), torch.zeros(1, 1, dtype=torch.int32)
         with pytest.raises(ValueError, match=f"{name}: got 65536, expected at most 65535"):
             attempt(q=many, k=many, v=many, start=row, end=row)
+    arguments.Launch(None, (1 << 11, 1 << 10, (1 << 10) - 1), (), {})
+    with pytest.raises(ValueError, match=r"got 2147483648 blocks .* fewer than 2\^31"):
+        arguments.Launch(None, (1 << 11, 1 << 10, 1 << 10), (), {})
     config, problem = BlockConfig.parse("128x128/8/4"), KernelProblem("forward", 128, 2)
     with pytest.raises(ValueError, match="forward config 128x128/8/4: tiles take"):
         arguments.configured(config, problem, TARGETS["sm_90"])

@@ -134,6 +134,28 @@ def test_a_rank_alone_times_its_parts() -> None:
     assert np.min(found["rings"]["clock"]) > 0
 
 
+def test_a_gpu_is_filled_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By products and copies that are large for it, after a call that compiles."""
+    clock, sizes = [0.0], list[int]()
+
+    def draw(rows: int, columns: int, *, device: object) -> torch.Tensor:
+        sizes.append(rows)
+        return torch.empty(rows, columns, device="meta")
+
+    def work() -> None:
+        clock[0] += 60.0 if clock[0] == 0 else 0.1
+
+    monkeypatch.setattr(torch, "randn", draw)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(rank.RankMeasurer, "_now", lambda self: clock[0])
+    measurer = object.__new__(rank.RankMeasurer)
+    measurer._cuda, measurer._device = True, torch.device("cuda", 0)
+    assert measurer._sample(work) == pytest.approx(0.1)
+    monkeypatch.setattr(measurer, "_sample", lambda work: work() is None or 1e-5)
+    assert measurer._product(torch.bfloat16) == 2.0 * 8192**3 / 1e-5
+    assert sizes[-1] == 8192
+
+
 @pytest.mark.slow
 def test_this_machine_is_measured_by_processes(home: Path) -> None:
     said: list[str] = []

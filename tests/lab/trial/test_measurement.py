@@ -6,11 +6,13 @@ import math
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ringray
 from ringray.lab.plan import plan
@@ -130,6 +132,28 @@ def both_at_once() -> None:
     y = block()
     del x, y
     block(4)
+
+
+def test_the_meter_takes_a_gpus_workspaces_for_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of products that ran before: one forward, two backward."""
+    products = 0
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal products
+            products += operator.overloadpacket is torch.ops.aten.mm
+            return operator(*args, **(kwargs or {}))
+
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device, **more: ones(*size, **more))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: products * MIB)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 * MIB)
+    with Products():
+        assert peak_memory(lambda: None, torch.device("cuda", 0)) == 2 * MIB
 
 
 def test_the_meter_sees_what_is_live_at_once() -> None:
