@@ -1,14 +1,20 @@
 # Everything here sets up .venv by itself: `make quickstart` works in a fresh clone.
 #   PYTHON=python3.12 make test      another interpreter
 #   TORCH='torch==2.12.0' make setup another torch than constraints.txt pins (a ROCm build, say)
+#   UV= make setup                   pip installs, as it does where uv cannot be had
 
 PYTHON ?= python3
 TORCH ?= $(shell grep ^torch== constraints.txt)
+UV ?= uv
+VENV := .venv
 
-BIN := .venv/bin
-STAMP := .venv/.installed
-# Twice quiet: errors only.
-PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Twice quiet: errors only. Python compiles at the first import.
+PIP := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --no-compile
+UV_PIP := $(BIN)/uv pip install -q --python $(BIN)/python
+# What installs torch: pip, as it may be configured for a folder or an index of the machine's builds.
+TORCH_BY = $(PIP)
 PYTEST = $(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile
 # Days since 1970: tests run another part of the large sets of cases each day.
 TURN ?= $(shell echo $$(( $$(date -u +%s) / 86400 )))
@@ -24,20 +30,37 @@ help: ## show this list
 setup: $(STAMP) ## install ringray and its tools into .venv
 
 # The stamp is written last, so a half-finished installation does not count.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt requirements.lock
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "make: no '$(PYTHON)' here; install Python 3.11, 3.12 or 3.13," \
 	       "or name yours: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	  echo "make: '$(PYTHON)' is $$($(PYTHON) --version 2>&1), ringray needs Python 3.11, 3.12" \
 	       "or 3.13; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv || { \
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
 	  echo "make: '$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2; \
 	  exit 1; }
-	@echo "Installing ringray into .venv ($(TORCH)); the first time takes a few minutes."
-	@(grep -v ^torch== constraints.txt; echo '$(TORCH)') > .venv/constraints.txt
-	@$(PIP) torch -e '.[dev]' -c .venv/constraints.txt
+	@echo "Installing ringray into $(VENV) ($(TORCH)); the first time takes a minute or two."
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(VENV)/uv.txt
+	@sed '/^uv==/,/[^\\]$$/d' requirements.lock > $(VENV)/without-uv.txt
+	@{ test -n "$(UV)" && $(PIP) --require-hashes -r $(VENV)/uv.txt && \
+	    $(UV_PIP) --require-hashes -r requirements.lock; } || { \
+	  echo "make: installing with pip instead of uv, which takes longer"; \
+	  $(PIP) --require-hashes -r $(VENV)/without-uv.txt; }
+# torch and triton, whose builds differ by platform, have no hashes in the lock.
+	@(grep -v -e ^torch== $(if $(findstring triton,$(TORCH)),-e ^triton) constraints.txt; \
+	  printf '%s\n' $(TORCH)) > $(VENV)/constraints.txt
+	@$(TORCH_BY) --no-build-isolation torch -e . -c $(VENV)/constraints.txt
 	@touch $@
+
+lock: $(STAMP) ## write requirements.lock, the hashes of what constraints.txt pins
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11.5 --generate-hashes \
+	  --no-annotate --no-header --no-emit-package torch --no-emit-package triton \
+	  --extra dev -c constraints.txt pyproject.toml > $(VENV)/lock.txt
+# CUDA's libraries come with torch; what holds for each supported platform need not be said.
+	@sed -E -e '/^(cuda|nvidia)-[^m]/,/[^\\]$$/d' \
+	  -e "s/ ; python_full_version < '3.14' and sys_platform == 'linux' / /" \
+	  $(VENV)/lock.txt > requirements.lock
 
 quickstart: $(STAMP) ## measure real rings on this machine, in four partitions
 	@$(BIN)/python -m ringray run experiments/quickstart.yaml
