@@ -12,9 +12,11 @@ VENV = .venv
 
 BIN = $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Twice quiet: errors only. Python compiles at the first import.
-PIP = $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --no-compile
-UV_PIP = $(BIN)/uv pip install -q --python $(BIN)/python
+# Twice quiet: errors only.
+PIP = $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
+UV_PIP = $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python
+# Tests start Python many times: what is compiled is kept, also where the environment says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 # pip installs torch where it is configured for a machine's own builds, which uv does not know.
 TORCH_BY := pip
 INSTALL_TORCH = --no-build-isolation torch -e . -c $(VENV)/constraints.txt
