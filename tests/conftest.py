@@ -1,15 +1,18 @@
 """Fixtures of all tests, which keep the home of the person who runs them untouched; turns.
 
 Tests marked ``rotating(n)`` are cases of one large set. With ``RINGRAY_TURN`` (a whole number) set,
-one in ``n`` of them runs, a different one each turn; without it all run. All others that are marked
-``slow`` or ``chaos`` are one set, of which each turn takes every third one.
+one in ``n`` of them runs, other ones each turn, spread over the values of their parameters; without
+it all run. The others of a file that are marked ``slow`` or ``chaos`` are one set, of which a turn
+takes a third. CI takes turn 0.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +30,11 @@ SLOW_TURNS = 3
 NO_DEVICES = not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
 if NO_DEVICES:
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# Marks of which a selection wants at least one: files without them need not be imported, which
+# takes seconds, and a GPU machine may lack what they import.
+WANTED = {"gpu": ["gpu"], "(slow or chaos) and not gpu": ["slow", "chaos"]}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,12 +58,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves files without gpu tests out of ``-m gpu``: a GPU machine may lack their imports."""
-    if config.getoption("markexpr") != "gpu":
+    """Leaves files out that have no test with a mark that ``-m`` wants."""
+    wanted = WANTED.get(config.getoption("markexpr"))
+    if wanted is None:
         return None
     files = [collection_path] if collection_path.match("test_*.py") else []
     files += collection_path.rglob("test_*.py")
-    return not any("mark.gpu" in file.read_text("utf-8") for file in files) or None
+    marks = re.compile(rf"mark\.({'|'.join(wanted)})\b")
+    return not any(marks.search(file.read_text("utf-8")) for file in files) or None
 
 
 def pytest_report_header() -> str:
@@ -64,24 +74,47 @@ def pytest_report_header() -> str:
     return f"RINGRAY_TURN={TURN}: a part of the rotating tests"
 
 
+def large_set(item: pytest.Item) -> tuple[str, int]:
+    """Returns the set that ``item`` is a case of, and how many turns the set takes."""
+    if mark := item.get_closest_marker("rotating"):
+        # Of each backend as many, as most of them skip where there is no GPU.
+        backend = item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
+        return f"{item.nodeid.partition('[')[0]} {backend}", mark.args[0]
+    if item.get_closest_marker("slow") or item.get_closest_marker("chaos"):
+        return item.nodeid.partition("::")[0], SLOW_TURNS
+    return item.nodeid, 1
+
+
+def spread(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns the cases in an order whose parts have each value of a parameter about as often."""
+    values = {
+        item: list(item.callspec.params.items()) for item in cases if hasattr(item, "callspec")
+    }
+    # No luck of the order in which cases are written; the same for each commit.
+    waiting = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
+    counts, order = Counter[str](), []
+    while waiting:
+        following = min(waiting, key=lambda item: sum(counts[str(v)] for v in values.get(item, [])))
+        waiting.remove(following)
+        order.append(following)
+        counts.update(map(str, values.get(following, [])))
+    return order
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the rotating tests whose turn it is not."""
     if TURN is None:
         return
-    places = Counter[str]()
-    resting = []
+    sets = defaultdict[tuple[str, int], list[pytest.Item]](list)
     for item in items:
-        if mark := item.get_closest_marker("rotating"):
-            among, turns = item.nodeid.partition("[")[0], mark.args[0]
-        elif item.get_closest_marker("slow") or item.get_closest_marker("chaos"):
-            among, turns = "slow", SLOW_TURNS
-        else:
-            continue
-        if (places[among] - int(TURN)) % turns:
-            resting.append(item)
-        places[among] += 1
-    config.hook.pytest_deselected(items=resting)
-    items[:] = [item for item in items if item not in set(resting)]
+        sets[large_set(item)].append(item)
+    resting = set()
+    for (_, turns), cases in sets.items():
+        part = -(-len(cases) // turns)
+        first = int(TURN) % turns * part
+        resting |= {*cases} - {*spread(cases)[first : first + part]} if turns > 1 else set()
+    config.hook.pytest_deselected(items=[item for item in items if item in resting])
+    items[:] = [item for item in items if item not in resting]
 
 
 @pytest.fixture(scope="session", autouse=True)

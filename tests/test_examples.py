@@ -25,7 +25,7 @@ def run(*command: object) -> str:
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

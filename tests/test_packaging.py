@@ -104,7 +104,7 @@ def python(code: str, *arguments: str, **variables: str) -> subprocess.Completed
     return subprocess.run(
         [sys.executable, "-c", BARE + code, *arguments],
         env={**os.environ, "PYTHONPATH": paths, **variables},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_a_command_without_the_platform_says_how_to_get_it(command: str) -> None
 @pytest.mark.slow
 def test_the_wheel_works_in_a_fresh_folder(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
-    quiet = {"check": True, "stdout": subprocess.DEVNULL, "timeout": 120}
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, **quiet)  # type: ignore[call-overload]
     (wheel,) = tmp_path.glob("*.whl")
@@ -161,7 +161,7 @@ def test_the_wheel_works_in_a_fresh_folder(tmp_path: Path) -> None:
     for check in checks:
         done = subprocess.run(
             [sys.executable, *check], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(fresh)},
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         if check[0] == "-c":

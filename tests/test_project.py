@@ -64,6 +64,7 @@ def test_ci_runs_every_check() -> None:
         "make lint",
         "make test",
         "make chaos",
+        "make oldest",
     ]
 
 
@@ -71,7 +72,7 @@ def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
     old = tmp_path / "python-of-old"
     old.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Python 3.8.1'\nexit 1\n")
     old.chmod(0o755)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"))
     for python, says in [(str(old), "is Python 3.8.1"), ("no-such-python", "no 'no-such-python'")]:
         command = ["make", f"PYTHON={python}", "test"]

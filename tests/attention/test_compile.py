@@ -245,7 +245,7 @@ def test_calls_of_sdpa_are_routed() -> None:
 def test_importing_it_imports_no_compiler() -> None:
     """Which takes longer than everything else together."""
     said = "import sys, ringray.nn; assert 'torch._dynamo' not in sys.modules"
-    subprocess.run([sys.executable, "-c", said], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", said], check=True)
 
 
 def test_compiled_autograd_leaves_an_eager_call_alone(recwarn: pytest.WarningsRecorder) -> None:

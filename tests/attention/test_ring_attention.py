@@ -50,7 +50,6 @@ def test_a_ring_of_eight() -> None:
 
 @pytest.mark.slow
 @pytest.mark.rotating(2)
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_500_random_rings(size: int) -> None:
     on_ring(size, (partial(checks.random_rings, seed=20261122, count=125),))

@@ -24,7 +24,7 @@ PROGRAMS = (
     "google-chrome-stable",
     "microsoft-edge",
 )
-PATIENCE_MS = 60_000
+PATIENCE_MS = 300_000
 _FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",

@@ -100,7 +100,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growing]:
             cluster.wait(60)
         assert cluster.returncode == 130
         # Agents of nodes that were given back outlive them for up to a minute.
-        made.check_nothing_is_left(patience=90)
+        made.check_nothing_is_left()
 
 
 def test_a_sweep_grows_the_cluster_and_lets_it_shrink(place: Growing) -> None:
@@ -181,7 +181,6 @@ def two_rings(place: Growing, lost: set[int]) -> list[psutil.Process]:
     return found if len(found) == 4 else []
 
 
-@pytest.mark.timeout(900)
 def test_rings_side_by_side_outlive_two_preempted_nodes(place: Growing) -> None:
     """Both ask for their nodes at the same time, and no loss of a node is an attempt."""
     text = tiny("spot", size=2, seq_len=512, replicas=24, repeats=1000, retries=0, timeout="600s")
@@ -189,14 +188,14 @@ def test_rings_side_by_side_outlive_two_preempted_nodes(place: Growing) -> None:
     sweep = place.start("run", place.spec(text), "--no-tracking")
     lost: set[int] = set()
     for _ in range(2):
-        wait_until("a ring measures", lambda: ended(place, "spot"), 180)
-        ranks = wait_until("two rings", lambda: two_rings(place, lost), 180)
+        wait_until("a ring measures", lambda: ended(place, "spot"))
+        ranks = wait_until("two rings", lambda: two_rings(place, lost))
         # The oldest is of a ring that measures; another may be of one that begins.
         raylet = raylet_of(min(ranks, key=lambda rank: rank.create_time()))
         lost.add(raylet.pid)
         preempt(place, raylet)
         wait_until("it is gone", lambda r=raylet: not r.is_running())
-    done = place.end(sweep, patience=360)  # what is left to measure takes minutes on a busy machine
+    done = place.end(sweep)
     assert done.code == 0, done.out + done.err
     rows = place.trials("spot")
     assert {row.status for row in rows} == {"ok"}
@@ -231,7 +230,7 @@ def test_a_job_grows_the_cluster_too(tmp_path: Path) -> None:
         local = [str(REPOSITORY / "cluster" / "local.py"), "--until-empty"]
         done = subprocess.run(
             [sys.executable, *local, f"--dashboard-port={port}", "--", sys.executable, *submit],
-            capture_output=True, text=True, timeout=300, cwd=place.home,
+            capture_output=True, text=True, cwd=place.home,
             env=place.environment, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr

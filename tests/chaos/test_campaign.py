@@ -15,7 +15,7 @@ from tests.support import place as drive
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.chaos
 
 
 def test_faults_at_random_moments(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ def _left(place: Place) -> set[str]:
     }
 
 
-@pytest.mark.timeout(900)  # many whole lives of a sweep
 def test_a_signal_ends_a_sweep_with_130_at_any_moment(place: Place) -> None:
     """At random moments of its whole life: imports, the start of Ray and ranks, trials, its end."""
     spec = place.spec(tiny("struck", replicas=10, repeats=20))

@@ -61,7 +61,7 @@ def check_no_probes(head: Head) -> None:
         assert probes
         return [one for one in probes if one["state"] != "DEAD"]
 
-    drive.wait_until("no probe is left", lambda: not held(), patience=15)
+    drive.wait_until("no probe is left", lambda: not held())
 
 
 def check_rates(found: dict[str, Any], slow: set[tuple[int, int]]) -> None:
@@ -129,4 +129,4 @@ def test_a_host_is_cut_while_it_is_measured(
         assert row.split()[4] != "none", f"the pair of the others was not measured\n{done.out}"
         assert 3 < float(row.split()[4]) < 6.3
         cut.mend()
-        drive.wait_until("no probe is left", lambda: not meeting(place), patience=30)
+        drive.wait_until("no probe is left", lambda: not meeting(place))

@@ -84,7 +84,7 @@ def test_a_sweep_over_shaped_hosts(place: Place) -> None:
     sweep = [sys.executable, "-m", "ringray", "run", str(place.spec(text)), "--no-tracking"]
     done = subprocess.run(
         [*COMMAND, "--hosts=3", "--cpus=2", f"--rate={RATE}", "--", *sweep],
-        env=place.environment, cwd=place.home, capture_output=True, text=True, timeout=300,
+        env=place.environment, cwd=place.home, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     straight, mixed = place.trials("hosts")
@@ -124,7 +124,7 @@ def test_hosts_of_a_killed_command_are_removed() -> None:
             left = names()
             assert alive in left
             assert not {dead, dead.rpartition("n")[0]} & left
-            drive.wait_until("what ran there ends", lambda: not running(int(inside)), 10)
+            drive.wait_until("what ran there ends", lambda: not running(int(inside)))
             assert running(int(beside))
     finally:
         for one in started:

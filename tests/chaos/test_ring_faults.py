@@ -210,7 +210,7 @@ def test_a_killed_driver_leaves_nothing(place: Place) -> None:
     place.end(driver)
     # Ray's agents take 60 s to believe that their GCS is dead; ranks and tracker must not.
     place.check_nothing_is_left(but=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
-    place.check_nothing_is_left(patience=90)
+    place.check_nothing_is_left()
     (parent,), children = place.mlflow("faulty")
     assert parent.info.status == "KILLED"
     assert len(children) == sum(row.status == "ok" for row in place.trials("faulty"))

@@ -1,4 +1,4 @@
-"""Fixtures of all contracts: the backends, and one thread, as sizes are tiny."""
+"""Fixtures of all contracts: the backends, one thread as sizes are tiny, a quicker interpreter."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import torch
 
 from ringray_kernels.api import load_backend
 from ringray_kernels.backends import BACKENDS
+from tests.support import interpreter
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+    interpreter.hasten()
 
 
 @pytest.fixture(params=BACKENDS)

@@ -241,7 +241,6 @@ def test_a_ring_of_eight() -> None:
 # In this order, one case in seven is a ring of each size, each with another mask.
 @pytest.mark.slow
 @pytest.mark.rotating(7)
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("mask", ring_truth.MASKS, ids=str)
 def test_everything_by_everything(mask: dict[str, Any], size: int) -> None:

@@ -44,7 +44,6 @@ def test_a_few(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.rotating(5)
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, ALL, PART))
 def test_ten_thousand(first: int, capsys: pytest.CaptureFixture[str]) -> None:
     """All of them take about 2 minutes of CPU time, shared among the cores."""

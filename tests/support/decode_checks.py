@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from ringray.comm.batch import METER
 from ringray.partition import PARTITIONS
 from ringray.traffic.tree import meetings
 from ringray_kernels import testing
+from tests.support.ranks import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -255,8 +255,9 @@ def timeouts_say_where(rank: int, size: int) -> None:
     if size == 1:
         return
     for agreement, hop in (("1", "agreement about ring_decode"), ("0", "decoding, merge 0")):
-        group = dist.new_group(timeout=timedelta(seconds=2))
+        group = dist.new_group()
         cache = _full(size, group=group)
+        shorten(group)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RINGRAY_AGREEMENT", agreement)
             if rank != size - 1:

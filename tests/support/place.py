@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE = 240.0  # seconds; only reached when something hangs, on a slow machine too
+PATIENCE = 900.0  # seconds; only reached when something hangs, on a slow machine too
 
 TINY = """\
 version: 1

@@ -90,4 +90,4 @@ def running(folder: Path, discovery: Path) -> Iterator[Prometheus]:
         yield found
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait()

@@ -47,7 +47,7 @@ class Server:
                 stdout=log, stderr=log, cwd=self._folder,
                 env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"},
             )  # fmt: skip
-        wait_for(self._answers, 120, pause=0.1)
+        wait_for(self._answers, pause=0.1)
 
     @property
     def running(self) -> bool:
@@ -139,7 +139,7 @@ def postgres() -> Iterator[str]:
         if server is not None:
             server.terminate()
             try:
-                server.wait(10)
+                server.wait()
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()

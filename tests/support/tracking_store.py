@@ -137,7 +137,7 @@ def check_complete(store: Store, uri: str | None = None, experiment: str = "quic
             assert len(mlflow.get_metric_history(run.info.run_id, name)) == 1
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 240.0, pause: float = 0.02) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 900.0, pause: float = 0.02) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not happen"

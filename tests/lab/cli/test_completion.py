@@ -35,7 +35,7 @@ def test_bash_completes_commands_options_and_choices(
     script = tmp_path / "script"
     script.write_text(capsys.readouterr().out)
     command = ["bash", "-c", ASK, "bash", str(script), "ringray", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert offers <= set(done.stdout.split())
 
 
@@ -50,7 +50,7 @@ def test_scripts_name_every_command_and_are_valid(
         assert name in script.read_text()
     assert "fail-above" in script.read_text()
     if shutil.which(shell):
-        subprocess.run([shell, "-n", str(script)], check=True, timeout=60)
+        subprocess.run([shell, "-n", str(script)], check=True)
 
 
 def test_examples_are_listed_with_what_they_ask(capsys: pytest.CaptureFixture[str]) -> None:

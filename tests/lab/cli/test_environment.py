@@ -35,7 +35,7 @@ def shell(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["sh", "-c", f"exec {sys.executable} -m ringray {line}"],
         capture_output=True, text=True, errors="surrogateescape", env=given,
-        stdin=subprocess.DEVNULL, check=False, timeout=120,
+        stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def test_a_user_without_a_home(home: Path) -> None:
     )
     done = subprocess.run(
         ["env", "-u", "HOME", "-u", "RINGRAY_HOME", sys.executable, "-c", code],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     check_one_line(done, f"the home folder of user {NOBODY} is not known; set RINGRAY_HOME")
     check_one_line(shell("list", RINGRAY_HOME="~none-such/x"), "set RINGRAY_HOME")

@@ -31,7 +31,7 @@ def monitor(tmp_path: Path) -> Iterator[Callable[..., None]]:
 
     def start(*options: str, name: str = "monitor.py") -> None:
         program = tmp_path / name
-        program.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+        program.write_text("import time\nprint('up', flush=True)\ntime.sleep(3600)\n")
         process = subprocess.Popen(
             [sys.executable, str(program), *options], stdout=subprocess.PIPE, text=True
         )

@@ -70,7 +70,9 @@ def server(tmp_path: Path) -> Iterator[str]:
             )  # fmt: skip
         url = f"http://127.0.0.1:{port}"
         try:
-            wait_for(lambda: status(f"{url}/health") == 200 or process.poll() is not None, 180, 0.5)
+            wait_for(
+                lambda: status(f"{url}/health") == 200 or process.poll() is not None, pause=0.5
+            )
             assert process.poll() is None, log.read_text()
             yield url
         finally:

@@ -96,7 +96,7 @@ def test_a_cancelled_job_ends_as_ctrl_c_does(place: Place) -> None:
     """Slurm signals the script and the task of each node at the same time."""
     spec = place.spec(tiny("cancelled", replicas=MANY, repeats=30))
     script = slurm.start(place, spec, "--no-tracking", "--json", "out.json", nodes=TWO[:1], cpus=2)
-    drive.wait_until("trials end", lambda: len(place.lines(place.home / "out.json")) > 1, 300)
+    drive.wait_until("trials end", lambda: len(place.lines(place.home / "out.json")) > 1)
     (task,) = (one for one in place.processes() if drive.title(one).startswith("bash -c"))
     for pid in (task.pid, script.pid):
         psutil.Process(pid).send_signal(signal.SIGTERM)

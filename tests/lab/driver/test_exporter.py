@@ -156,20 +156,19 @@ def test_a_ray_that_hangs_delays_nothing(ray: Instruments, monkeypatch: pytest.M
     never = threading.Event()
 
     def hang(*given: Any) -> None:
-        never.wait(8)
+        never.wait()
         raise ValueError("at last")
 
     monkeypatch.setattr(of_ray, "Gauge", lambda *given: SimpleNamespace(set=hang))
     monkeypatch.setattr(exporter, "END_S", 0.2)
     plan = planned()
-    under_test, began = Exporter(plan), time.monotonic()
+    under_test = Exporter(plan)
     with under_test.running(resume(), print):
         time.sleep(0.1)
         under_test.ring_started("first")
         under_test.trial_ended(plan.trials[0], Outcome("ok", metrics={"tflops": 1.0}))
         seen(under_test)
-    assert time.monotonic() - began < 5
-    never.set()
+    never.set()  # who waits for Ray would not come here
 
 
 def test_a_running_training_has_a_speed(

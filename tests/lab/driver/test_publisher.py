@@ -67,7 +67,7 @@ def test_a_trial_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def write(*_: Any) -> None:
         writes[0] += 1
         if writes[0] > 1:
-            free.wait(5)
+            free.wait()
 
     monkeypatch.setattr(driver_state, "write", write)
     monkeypatch.setattr(publisher, "END_S", 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +62,13 @@ def test_ctrl_c_waits_for_no_ring_that_starts(
     begun = threading.Event()
 
     class Starting:
-        """Takes as long as its patience, if nobody stops it."""
+        """Takes for ever, if nobody stops it."""
 
         def __init__(self, capacity: int, placement: Any, timeout: float, patience: Any,
                      avoid: Any) -> None:  # fmt: skip
             begun.set()
-            if patience.stop.wait(60):
-                raise StoppedError
+            patience.stop.wait()
+            raise StoppedError
 
     monkeypatch.setattr("ringray.lab.ring.pool.ActorRing", Starting)
 
@@ -78,10 +77,8 @@ def test_ctrl_c_waits_for_no_ring_that_starts(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(dispatch, "wait", interrupt)
-    since = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         under_test.run(Schedule(planned, {}, {}))
-    assert time.monotonic() - since < 30  # and not its minute
     assert {row.status for row in store.trials(planned.digest)} == {None}
 
 

@@ -198,7 +198,7 @@ def test_plain_lines_say_what_runs_in_silence(monkeypatch: pytest.MonkeyPatch) -
     view = live.PlainLines(file)
     view.sweep_started(made, {})
     view.trial_started(made.trials[0], 1)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 600
     while file.getvalue().count("measuring 1 of 16, ") < 2 and time.monotonic() < until:
         time.sleep(0.01)
     view.trial_ended(made.trials[0], outcome())
@@ -218,7 +218,7 @@ def test_the_live_table_moves_while_a_trial_runs(monkeypatch: pytest.MonkeyPatch
     view.trial_started(made.trials[0], 1)
     try:
         for _ in range(3):
-            assert drawn.acquire(timeout=20)
+            assert drawn.acquire(timeout=600)
     finally:
         view.close()
 

@@ -25,5 +25,5 @@ print(Rank("cpu", memory=64 << 20).run("latency", trial.config.as_dict()))
 def test_a_trial_has_the_whole_limit() -> None:
     """Libraries that a rank loads when it first measures take more than this one."""
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("RankReport("), done.stdout + done.stderr

@@ -166,7 +166,7 @@ def test_an_idle_ring_is_released_and_a_busy_one_is_not(rings: list[Counted]) ->
         shared.rest()
         time.sleep(0.01)
     assert len(rings) == 1
-    wait_until("the idle ring is released", lambda: not rings, 10)
+    wait_until("the idle ring is released", lambda: not rings)
     shared.take(configs[0], configs)
     assert len(rings) == 1
     shared.close()
@@ -179,7 +179,7 @@ def test_no_timer_outlives_its_sweep(rings: list[Counted]) -> None:
     shared.take(configs[0], configs)
     shared.rest()
     shared.close()
-    wait_until("the timer ends", lambda: threading.active_count() == before, 10)
+    wait_until("the timer ends", lambda: threading.active_count() == before)
 
 
 def test_a_ring_that_comes_too_late_is_given_back(

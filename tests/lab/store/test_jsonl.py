@@ -108,7 +108,7 @@ def test_a_pipe_has_one_writer_from_the_start_to_the_end(
     for row in rows[:2]:
         lines.append(row)
     os.close(lines._pipe or 0)
-    reader.join(10)
+    reader.join()
     assert len(found[0].splitlines()) == 2
 
 

@@ -40,7 +40,7 @@ def test_processes_that_come_first_together_all_find_it_whole(tmp_path: Path) ->
     location.check(uri)  # leaves an empty file, as in a driver
     first = [opened(uri, who) for who in "ab"]
     for one in first:
-        _, errors = one.communicate(timeout=120)
+        _, errors = one.communicate()
         assert one.returncode == 0, errors.decode()
     found = client_of(uri).search_runs(["0"])
     assert sorted(run.data.tags["who"] for run in found) == ["a", "b"]

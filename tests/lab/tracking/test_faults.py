@@ -14,6 +14,7 @@ from ringray.lab.tracking import location
 from ringray.lab.tracking import tracker as tracking
 from ringray.lab.tracking.tracker import Tracker, sync
 from tests.support.fault_proxy import FAULTS, Proxy
+from tests.support.place import PATIENCE
 from tests.support.tracking_servers import Server, sqlite_server
 from tests.support.tracking_store import (
     DIGEST,
@@ -63,9 +64,9 @@ def test_in_the_middle(store: Store, server: Server, proxy: Proxy, fault: str) -
         # Of the calls that write the next trials; a late answer holds up its caller for 10 s.
         proxy.fail(fault, only=2 if fault == "late" else 7)
         _record(store, range(4, COUNT))
-        wait_for(lambda: proxy.met >= (2 if fault == "late" else 7), 120, 0.1)
+        wait_for(lambda: proxy.met >= (2 if fault == "late" else 7), pause=0.1)
         store.finish(DIGEST, "complete")
-        assert tracker.finish(120.0) == SyncState(COUNT, 0, None)
+        assert tracker.finish(PATIENCE) == SyncState(COUNT, 0, None)
     check_complete(store, server.uri, name)
     (parent,), _ = runs(server.uri, name)
     assert parent.info.status == "FINISHED"
@@ -118,7 +119,7 @@ def test_at_the_start(
         first.wait_ready()
         _record(store, range(4))
         store.finish(DIGEST, "interrupted")
-        assert first.finish(60) == SyncState(4, 0, None)
+        assert first.finish(PATIENCE) == SyncState(4, 0, None)
     # One that was taken there before goes on, and is written when the server is back.
     settled = tracking.settled(store, DIGEST, proxy.uri)
     assert settled is not None
@@ -134,5 +135,5 @@ def test_at_the_start(
         proxy.fail(None)
         proxy.delay.set()
         store.finish(DIGEST, "complete")
-        assert tracker.finish(60) == SyncState(COUNT, 0, None)
+        assert tracker.finish(PATIENCE) == SyncState(COUNT, 0, None)
     check_complete(store, server.uri, name)

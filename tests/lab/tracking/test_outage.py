@@ -82,7 +82,7 @@ def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1
         begin(store, trials(4))
         for index, trial in enumerate(trials(4)):
             store.record(DIGEST, trial.key, outcome(index))
-        ours.send((20.0, patience))
+        ours.send((PATIENCE, patience))
         session = Session(store, DIGEST, fake, theirs, writers)  # type: ignore[arg-type]
         session.run()
         assert ours.poll(1)
@@ -104,7 +104,7 @@ class Crowd(FakeMLflow):
 
     def __init__(self) -> None:
         super().__init__(set())
-        self._together = threading.Barrier(4, timeout=20)
+        self._together = threading.Barrier(4)
         self._refused_once = False
 
     def write(self, recording: Kept) -> bool:
@@ -118,7 +118,7 @@ class Crowd(FakeMLflow):
 
 def test_a_server_is_given_several_trials_at_once(tmp_path: Path) -> None:
     fake = Crowd()
-    assert _session(tmp_path, fake, patience=5.0, writers=4) == SyncState(4, 0, None)
+    assert _session(tmp_path, fake, patience=PATIENCE, writers=4) == SyncState(4, 0, None)
     assert sorted(fake.written) == [trial.key for trial in trials(4)]
     assert fake.closed == 1
 
@@ -191,13 +191,13 @@ def test_a_server_that_goes_away_and_comes_back(
     def ended() -> int:
         return sum(run.info.status != "RUNNING" for run in runs(server.uri)[1].values())
 
-    wait_for(lambda: ended() >= 20, seconds=120, pause=1.0)
+    wait_for(lambda: ended() >= 20, pause=1.0)
     seconds = time.monotonic() - begun
     server.stop()
     for index, trial in enumerate(planned[20:], start=20):
         store.record(DIGEST, trial.key, outcome(index))
     store.finish(DIGEST, "complete")
-    state = tracker.finish(timeout=20.0)  # only failures: it is given up sooner
+    state = tracker.finish(PATIENCE)  # only failures: it is given up sooner
     assert state.pending == 20
     assert state.error
     assert "127.0.0.1" in state.error

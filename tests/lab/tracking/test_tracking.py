@@ -111,7 +111,7 @@ def test_a_process_started_ahead_ends_when_no_sweep_begins(store: Store) -> None
     assert not psutil.pid_exists(unused._worker.process.pid)
     orphan = Worker(DIGEST, "ringray.lab.tracking.process", 10.0, "http://127.0.0.1:1")
     # The connection closes, as at the end of the driver.
-    assert orphan.end(patience=30.0) == "exit code 1"
+    assert orphan.end(patience=PATIENCE) == "exit code 1"
 
 
 def test_the_end_of_a_process_is_noticed(store: Store) -> None:
@@ -167,7 +167,7 @@ _DRIVER = """
             store.record(digest, row.key, Outcome("ok", None, {"median_ms": 1.0}, started=1.0))
         tracker.wait_ready()
         print(tracker._worker.process.pid, flush=True)
-        time.sleep(60)
+        time.sleep(3600)
     """
 
 
@@ -212,7 +212,7 @@ def test_a_driver_that_dies_before_mlflow_is_open_loses_nothing(store: Store) ->
     store.record(DIGEST, trials(2)[0].key, outcome(0))
     tracker = Tracker(store.path, DIGEST, None, "quick").start()
     # The connection closes, as at the end of the driver.
-    assert tracker._worker.end(patience=120.0) == "exit code 0"
+    assert tracker._worker.end(patience=PATIENCE) == "exit code 0"
     check_complete(store)
     assert [run.info.status for run in runs()[0]] == ["KILLED"]
 

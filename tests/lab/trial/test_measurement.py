@@ -180,7 +180,7 @@ def measure_forward(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=(Path(folder) / "store").as_uri(), rank=rank, world_size=size,
-        timeout=timedelta(seconds=120),
+        timeout=timedelta(seconds=1200),
     )  # fmt: skip
     peaks = []
     for dtype, causal in CASES:
