@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -31,7 +31,7 @@ from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
 from ringray.attention.sharding import shard
 from ringray.base.units import plain
-from ringray.comm.ring import Comm, connect
+from ringray.comm.ring import connect
 from ringray.models.attention_kernels import kernels_refuse, other_attention
 from ringray_kernels.config import Blocks
 
@@ -213,8 +213,7 @@ class _Router(TorchFunctionMode):
         if func in _BACKWARD:
             return self._backward(func, *args, **kwargs)
         if getattr(func, "__name__", None) in _OPAQUE or other_attention(func):
-            traced = torch.compiler.is_compiling()  # by a compiler that wraps the error
-            with nullcontext() if traced else refusing(connect(self.arguments["group"])):
+            with self._refusing():
                 raise ValueError(
                     f"context_parallel: got a call of "
                     f"{getattr(func, '__name__', func)}, which cannot be routed, "
@@ -239,6 +238,11 @@ class _Router(TorchFunctionMode):
         with self:
             return func(**given)
 
+    def _refusing(self) -> AbstractContextManager[None]:
+        """Tells the other ranks of an error, except of one that a compiler traces and wraps."""
+        traced = torch.compiler.is_compiling()
+        return nullcontext() if traced else refusing(connect(self.arguments["group"]))
+
     def _route(
         self,
         query: Tensor,
@@ -250,8 +254,7 @@ class _Router(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        comm: Comm = connect(self.arguments["group"])
-        with refusing(comm):
+        with self._refusing():
             _check(query, key, attn_mask, enable_gqa)
         more = self.arguments | {"causal": is_causal, "scale": scale, "dropout_p": dropout_p}
         out = cast("Tensor", ring_attention(query, key, value, **more))

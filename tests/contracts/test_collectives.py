@@ -267,7 +267,7 @@ def sharded_models() -> Collective:
     whole = ringray.make_mesh()
 
     def run(**options: Any) -> nn.Module:
-        return ringray.parallelize(nn.Linear(2, 2), whole, **options)
+        return ringray.parallelize(ringray.ContextParallelAttention(8, 2), whole, **options)
 
     tensors = Degrees(1, 1, dist.get_world_size())
     mesh = type(whole)(tensors, whole.device, whole.whole, whole.shards)
