@@ -99,7 +99,7 @@ chaos: $(STAMP) ## run the slow tests and those that kill processes: of large se
 	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "(slow or chaos) and not gpu"
 
 exhaustive: $(STAMP) ## run all that `make test` and `make chaos` take parts of
-	@$(PYTEST) tests -m "(rotating or slow or chaos) and not gpu"
+	@$(PYTEST) tests -m "(rotating or exhaustive or slow or chaos) and not gpu"
 
 #   SEED=7 make campaign      the faults of that seed again
 campaign: $(STAMP) ## break real sweeps 200 times at random moments (about an hour)

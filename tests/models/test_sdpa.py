@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 
 import ringray
 from tests.support import sdpa_checks as checks
+from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 EVERY = (
@@ -23,8 +24,7 @@ EVERY = (
 )  # fmt: skip
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, *exhaustive(2), 4])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
