@@ -12,11 +12,14 @@ VENV = .venv
 
 BIN = $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Twice quiet: errors only.
-PIP = $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check
-UV_PIP = $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python
-# Tests start Python many times: what is compiled is kept, also where the environment says otherwise.
+# Python compiles what it imports first, and these targets let it keep that; what is installed is
+# compiled whole where Python may not otherwise.
+COMPILE := $(PYTHONDONTWRITEBYTECODE)
 export PYTHONDONTWRITEBYTECODE :=
+# Twice quiet: errors only.
+PIP = $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check \
+  $(if $(COMPILE),,--no-compile)
+UV_PIP = $(BIN)/uv pip install -q $(if $(COMPILE),--compile-bytecode) --python $(BIN)/python
 # pip installs torch where it is configured for a machine's own builds, which uv does not know.
 TORCH_BY := pip
 INSTALL_TORCH = --no-build-isolation torch -e . -c $(VENV)/constraints.txt
@@ -99,7 +102,7 @@ chaos: $(STAMP) ## run the slow tests and those that kill processes: of large se
 	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "(slow or chaos) and not gpu"
 
 exhaustive: $(STAMP) ## run all that `make test` and `make chaos` take parts of
-	@$(PYTEST) tests -m "(rotating or slow or chaos) and not gpu"
+	@$(PYTEST) tests -m "(rotating or exhaustive or slow or chaos) and not gpu"
 
 #   SEED=7 make campaign      the faults of that seed again
 campaign: $(STAMP) ## break real sweeps 200 times at random moments (about an hour)

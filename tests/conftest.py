@@ -3,7 +3,7 @@
 Tests marked ``rotating(n)`` are cases of one large set. With ``RINGRAY_TURN`` (a whole number) set,
 one in ``n`` of them runs, other ones each turn, spread over the values of their parameters; without
 it all run. The others of a file that are marked ``slow`` or ``chaos`` are one set, of which a turn
-takes a third. CI takes turn 0.
+takes a third. CI takes turn 0. No turn has those that are marked ``exhaustive``.
 """
 
 from __future__ import annotations
@@ -106,9 +106,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if TURN is None:
         return
     sets = defaultdict[tuple[str, int], list[pytest.Item]](list)
+    resting = {item for item in items if item.get_closest_marker("exhaustive")}
     for item in items:
-        sets[large_set(item)].append(item)
-    resting = set()
+        if item not in resting:
+            sets[large_set(item)].append(item)
     for (_, turns), cases in sets.items():
         part = -(-len(cases) // turns)
         first = int(TURN) % turns * part

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +32,7 @@ def run(*command: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("seq_len", [4097, 3])
+@pytest.mark.parametrize("seq_len", [4097, *exhaustive(3)])
 def test_the_first_snippet_of_the_readme(tmp_path: Path, seq_len: int) -> None:
     snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert snippet is not None

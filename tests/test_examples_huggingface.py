@@ -57,7 +57,6 @@ def test_the_examples_train_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotating(2)
 def test_fine_tuning_has_one_loss_on_any_ring_and_goes_on(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     program = [str(EXAMPLES / "finetune.py"), "--data", str(ROOT / "docs"), "--seq-len", "501"]

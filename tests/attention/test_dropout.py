@@ -13,12 +13,12 @@ from ringray.lab.kinds.base import RankContext
 from ringray_kernels import dropout, testing
 from ringray_kernels.dropout import Dropout, factors
 from tests.support import dropout_checks as checks
+from tests.support.exhaustive import exhaustive
 from tests.support.point import point
 from tests.support.ranks import on_ring
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, *exhaustive(2), 3, *exhaustive(4)])
 def test_every_ring_drops_what_one_process_drops(size: int) -> None:
     on_ring(size, (checks.exact, checks.with_the_rest, checks.seeds, checks.under_torch_compile))
 

@@ -16,6 +16,7 @@ from ringray_kernels import testing
 from tests.support import agreement_checks as refusals
 from tests.support import overlap_checks, sharding_checks
 from tests.support import ring_checks as checks
+from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 EVERY = (
@@ -29,8 +30,7 @@ EVERY = (
 )  # fmt: skip
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, *exhaustive(2), 3, *exhaustive(4)])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
@@ -49,8 +49,7 @@ def test_a_ring_of_eight() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("size", [*exhaustive(2, 3), 4, *exhaustive(8)])
 def test_500_random_rings(size: int) -> None:
     on_ring(size, (partial(checks.random_rings, seed=20261122, count=125),))
 

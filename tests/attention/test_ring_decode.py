@@ -11,6 +11,7 @@ import ringray
 from ringray.attention import decode
 from ringray_kernels import testing
 from tests.support import decode_checks as checks
+from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 EVERY = (
@@ -19,8 +20,7 @@ EVERY = (
 )  # fmt: skip
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, *exhaustive(2, 3), 4])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 

@@ -26,6 +26,7 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
     print(f"\nseed {seed}\n{campaign.summary(sweeps)}")
 
 
+@pytest.mark.exhaustive
 def test_nothing_grows(tmp_path: Path) -> None:
     for place in drive.place(tmp_path):
         watch = soak.run(place, trials=1000)

@@ -158,7 +158,6 @@ def test_what_cannot_be_is_refused(given: list[str], said: str, tmp_path: Path) 
     assert said in done.stderr
 
 
-@pytest.mark.rotating(2)
 @pytest.mark.parametrize("hosts", [3], indirect=True)
 def test_a_host_leaves_and_comes_back(place: Place, hosts: tuple[Head, list[Machine]]) -> None:
     """A ring needs all of them: after 3 s nothing has happened, after 15 s it begins anew."""
@@ -187,7 +186,6 @@ def test_a_host_leaves_and_comes_back(place: Place, hosts: tuple[Head, list[Mach
     head.check_nothing_is_held()
 
 
-@pytest.mark.rotating(2)
 @pytest.mark.parametrize("hosts", [3], indirect=True)
 def test_a_host_stays_away(place: Place, hosts: tuple[Head, list[Machine]]) -> None:
     """The sweep ends and names what is missing; with another host it goes on where it was."""

@@ -25,6 +25,7 @@ from ringray_kernels.quantize import DTYPE, dequantized, quantized
 from tests.contracts.test_transports import HEADS, names, planned
 from tests.support.backend_problems import Problem as RankProblem
 from tests.support.backend_problems import interpreted
+from tests.support.exhaustive import exhaustive
 from tests.support.ranks import Case, on_ring
 
 NAN = float("nan")
@@ -282,8 +283,7 @@ def refused(rank: int, size: int) -> None:
         ringray.ring_attention(needs, k, v, **case.arguments, quantize="fp8")
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [*exhaustive(2), 3, *exhaustive(4)])
 def test_rings(size: int) -> None:
     on_ring(size, (rings, refused))
 

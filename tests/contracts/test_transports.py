@@ -25,6 +25,7 @@ from ringray.traffic import walk
 from ringray.traffic.mask import Mask
 from ringray_kernels.checks import DTYPES
 from tests.support import ring_truth
+from tests.support.exhaustive import exhaustive
 from tests.support.point import point
 from tests.support.ranks import HEAD_DIM, Case, on_ring
 
@@ -222,8 +223,7 @@ def refusals(rank: int, size: int) -> None:
 EVERY = (exact, repeatable, traffic, refusals)
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [*exhaustive(2), 3, *exhaustive(4)])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
@@ -238,10 +238,9 @@ def test_a_ring_of_eight() -> None:
     on_ring(8, (traffic, refusals))
 
 
-# In this order, one case in seven is a ring of each size, each with another mask.
 @pytest.mark.slow
 @pytest.mark.rotating(7)
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("size", [2, 3, *exhaustive(4, 8)])
 @pytest.mark.parametrize("mask", ring_truth.MASKS, ids=str)
 def test_everything_by_everything(mask: dict[str, Any], size: int) -> None:
     on_ring(size, (partial(exact, mask=mask),))

@@ -88,7 +88,7 @@ def check(given: tuple[Tensor, ...], mask: str, got: dict[str, Tensor], scale: f
 
 
 @pytest.mark.slow
-@pytest.mark.rotating(5)
+@pytest.mark.rotating(10)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
 def test_everything_by_everything(mask: str, head_dim: int) -> None:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ringray
 from tests.support import sdpa_checks as checks
+from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 EVERY = (
@@ -25,8 +26,7 @@ EVERY = (
 )  # fmt: skip
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, *exhaustive(2), 4])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 

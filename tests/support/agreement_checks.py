@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import ringray
-from tests.support.ranks import HEADS, Case, shorten
+from tests.support.ranks import HEADS, SHORT, Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,11 +61,10 @@ def timeouts_say_where(rank: int, size: int) -> None:
     if size == 1:
         return
     for agreement, hop in (("1", "agreement about a backward pass"), ("0", "backward, ")):
-        group = dist.new_group()
+        group = dist.new_group(timeout=SHORT)
         case = Case("zigzag", seq_len=12 * size)
         q, k, v, dout = case.shards()
         out = ringray.ring_attention(q.requires_grad_(), k, v, group=group, causal=False)
-        shorten(group)
         os.environ["RINGRAY_AGREEMENT"] = agreement
         try:
             if rank != size - 1:

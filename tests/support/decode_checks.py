@@ -15,7 +15,7 @@ from ringray.comm.batch import METER
 from ringray.partition import PARTITIONS
 from ringray.traffic.tree import meetings
 from ringray_kernels import testing
-from tests.support.ranks import shorten
+from tests.support.ranks import SHORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -255,9 +255,8 @@ def timeouts_say_where(rank: int, size: int) -> None:
     if size == 1:
         return
     for agreement, hop in (("1", "agreement about ring_decode"), ("0", "decoding, merge 0")):
-        group = dist.new_group()
+        group = dist.new_group(timeout=SHORT)
         cache = _full(size, group=group)
-        shorten(group)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RINGRAY_AGREEMENT", agreement)
             if rank != size - 1:
