@@ -98,16 +98,17 @@ def ring_decode(
             q, cache, plain(scale), plain(softcap), sinks, plain(window), plain(global_tokens),
             backend,
         )  # fmt: skip
-    agree(comm, problem.signature(q, cache))
-    comm.open(q.device)
-    comm.meter.running = "decoding"
-    with torch.no_grad(), exactly(q.device):
-        with comm.computing(0, "own keys"):
+        comm.meter.running = "decoding"
+        # Before the ranks agree, so that one that fails here leaves none waiting.
+        with torch.no_grad(), exactly(q.device), comm.computing(0, "own keys"):
             rows = _by_kv_head(q, cache)
             ranges = _seen(cache, q.shape[2], q.shape[1] // cache.k.shape[1], problem)
             state, *others = (_attend(rows, seen, cache, problem.kernel) for seen in ranges)
             for other in others:
                 merge_(*state, *other)
+    agree(comm, problem.signature(q, cache))
+    comm.open(q.device)
+    with torch.no_grad(), exactly(q.device):
         state = _merged_over_ranks(state, comm)
         shape = (len(q), -1, q.shape[2], q.shape[1] // cache.k.shape[1])
         out, lse = (x.reshape(*shape, *x.shape[3:]).transpose(2, 3).flatten(1, 2) for x in state)

@@ -6,6 +6,7 @@ of the values.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -170,22 +171,30 @@ def ring_attention(
             "graph depends on them; ringray.tuned_strategy returns them beforehand"
         )
     comm = None if compiling else connect(group)
-    if comm is not None:
-        with refusing(comm):
-            options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
-    q, k, v = autocast(q, k, v)
-    # A dispatch mode, such as a selective checkpoint, is to see one operator that changes nothing.
-    if comm is None or dispatching():
+    with nullcontext() if comm is None else refusing(comm):
         if comm is not None:
-            with refusing(comm):  # fake tensors would not reach the operator, in which ranks agree
+            options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
+            if needs_grad and any(isinstance(x, Tensor) and x.is_inference() for x in (q, k, v)):
+                raise ValueError(
+                    "q, k, v: got a tensor that was made in inference mode where gradients are "
+                    "needed, expected clones of it, or torch.no_grad() in place of that mode"
+                )
+        q, k, v = autocast(q, k, v)
+        # A dispatch mode, as of a selective checkpoint, sees one operator that changes nothing.
+        if comm is None or dispatching():
+            if comm is not None:  # fake tensors do not reach the operator, in which ranks agree
                 check_qkv(q, k, v)
-        out, lse = compiled.attention(q, k, v, besides, group, options, seed, needs_grad=needs_grad)
-        length = options.seq_len
-    else:
-        problem, call = resolve(q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed)
-        results = _RingAttention.apply(q, k, v, sinks, distance_bias, problem, comm, call)
-        out, lse = cast("tuple[Tensor, Tensor]", results)
-        length = problem.mask.seq_len
+            out, lse = compiled.attention(
+                q, k, v, besides, group, options, seed, needs_grad=needs_grad
+            )
+            length = options.seq_len
+        else:
+            problem, call = resolve(
+                q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed
+            )
+            results = _RingAttention.apply(q, k, v, sinks, distance_bias, problem, comm, call)
+            out, lse = cast("tuple[Tensor, Tensor]", results)
+            length = problem.mask.seq_len
     if comm is not None:
         rows = q.shape[2] * comm.world_size
         for x in (out, lse):

@@ -420,6 +420,8 @@ def transforms_are_refused(rank: int, size: int) -> None:
         with torch.autograd.forward_ad.dual_level():
             return call(torch.autograd.forward_ad.make_dual(q, q), k, v)
 
+    with torch.inference_mode():
+        inferred = q.clone()
     wrong: list[Callable[[], Any]] = [
         lambda: torch.func.grad(lambda x: call(x, k, v).sum())(q),
         lambda: torch.func.grad(lambda x: call().sum() * x)(torch.ones(())),
@@ -427,9 +429,10 @@ def transforms_are_refused(rank: int, size: int) -> None:
         lambda: torch.func.jvp(lambda x: call(x, k, v), (q,), (q,)),
         dual,
         fake,
+        lambda: call(inferred, k.clone().requires_grad_(), v),
     ]
     for mistake in wrong if size > 1 else ():
-        expected = "transform|FakeTensor" if rank == size - 1 else "were refused"
+        expected = "transform|FakeTensor|inference mode" if rank == size - 1 else "were refused"
         with pytest.raises(ValueError, match=expected):
             mistake() if rank == size - 1 else call()
         call()  # nothing is left in the group
