@@ -181,6 +181,7 @@ def two_rings(place: Growing, lost: set[int]) -> list[psutil.Process]:
     return found if len(found) == 4 else []
 
 
+@pytest.mark.exhaustive
 def test_rings_side_by_side_outlive_two_preempted_nodes(place: Growing) -> None:
     """Both ask for their nodes at the same time, and no loss of a node is an attempt."""
     text = tiny("spot", size=2, seq_len=512, replicas=24, repeats=1000, retries=0, timeout="600s")
