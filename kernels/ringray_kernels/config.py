@@ -7,7 +7,7 @@ configuration in, the same on every rank; this module does not look at the machi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
 Kernel = Literal["forward", "dq", "dkv"]
@@ -145,10 +145,13 @@ class Blocks:
     dkv: BlockConfig | None = None
     atomic_dq: bool = False
     ordered_dq: bool = False
+    text: str = field(init=False, repr=False, compare=False)  # what ``parse`` reads
 
     def __post_init__(self) -> None:
         if self.atomic_dq and self.ordered_dq:
             raise ValueError("blocks: got atomic_dq and ordered_dq, expected one of them")
+        # A compiler reads an attribute, but traces no formatting.
+        object.__setattr__(self, "text", self._text())
 
     @classmethod
     def parse(cls, text: str) -> Blocks:
@@ -184,6 +187,9 @@ class Blocks:
         return {name: config for name, config in found.items() if config is not None}
 
     def __str__(self) -> str:
+        return self.text
+
+    def _text(self) -> str:
         named = [f"{kernel}={config}" for kernel, config in self.given.items()]
         return ",".join([*named, *([self.adds_dq] if self.adds_dq else [])])
 

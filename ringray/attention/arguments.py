@@ -8,7 +8,6 @@ Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard,
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -304,7 +303,8 @@ def boundaries(cu_seqlens: Any) -> Any:
     try:
         if hasattr(cu_seqlens, "__array__"):
             return torch.as_tensor(cu_seqlens, device="cpu")
-        if not any(isinstance(row, list | tuple) or _is_array(row) for row in cu_seqlens):
+        # Arrays are not read: a compiler may trace this.
+        if not any(isinstance(x, list | tuple) or getattr(x, "ndim", 0) for x in cu_seqlens):
             return _integers(cu_seqlens)
         rows = [_integers(row) for row in cu_seqlens]
         most = max(map(len, rows))
@@ -313,14 +313,12 @@ def boundaries(cu_seqlens: Any) -> Any:
         return cu_seqlens
 
 
-def _is_array(row: Any) -> bool:
-    return getattr(row, "ndim", 0) > 0  # not read: a compiler may trace it
-
-
 def _integers(row: Any) -> Tensor:
-    if _is_array(row):
+    if getattr(row, "ndim", 0):
         return torch.as_tensor(row, device="cpu")
-    values = [operator.index(plain(x)) for x in row]
+    values = [plain(x) for x in row]
+    if not all(isinstance(x, int) for x in values):
+        raise TypeError
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 

@@ -83,7 +83,7 @@ def _flat(options: Options) -> list[Any]:
         given["window"] = [-1 if side is None else side for side in sides]
     if prefix is not None:
         given["prefix"] = list(prefix)
-    cut = (None, _text(blocks)) if isinstance(blocks, Blocks) else (blocks, None)
+    cut = (None, blocks.text) if isinstance(blocks, Blocks) else (blocks, None)
     return [*options._replace(**given)[:-1], *cut]
 
 
@@ -163,14 +163,6 @@ def _refused(options: Options, besides: Besides) -> str | None:
 def on_host_op(x: Tensor) -> Tensor:
     """Returns a copy of boundaries or slopes in host memory, which synchronises once per tensor."""
     return on_host(x).clone()
-
-
-def _text(blocks: Blocks) -> str:
-    return str(blocks)
-
-
-# The effect of ``torch.compiler.assume_constant_result``, without importing the compiler.
-_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _like_inputs(
