@@ -68,9 +68,8 @@ def no_mask(
     window = None if size is None or chunk else size - 1
     if window is not None and any("window_bidirectional" in name for name in names):
         window = (size, size)  # which counts the keys on each side without the own one
-    mask = torch.full(
-        (1, 1, 1, 1), reach(window, chunk), dtype=torch.int64, device=more.get("device") or "cpu"
-    )
+    device = more.get("device") or "cpu"
+    mask = torch.full((1, 1, 1, 1), reach(window, chunk), dtype=torch.float32, device=device)
     return mask.expand(1, 1, q_length, kv_length)
 
 
