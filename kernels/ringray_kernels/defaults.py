@@ -16,14 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from ringray_kernels.config import (
-    BlockConfig,
-    Blocks,
-    Kernel,
-    Problem,
-    Target,
-    supports,
-)
+from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, supports
 
 # By family and kernel: (largest head dim, configuration), in the order of trial.
 _HOPPER: dict[Kernel, list[tuple[int, str]]] = {

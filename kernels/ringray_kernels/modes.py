@@ -54,11 +54,8 @@ def without_modes(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def _off(device: torch.device, casting: bool) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch._C.DisableTorchFunction())
-        if casting:
-            stack.enter_context(torch.autocast(device.type, enabled=False))
+    exact = torch.autocast(device.type, enabled=False) if casting else nullcontext()
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), exact:
         yield
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -172,6 +173,25 @@ _SEEDS = (
 _latest = [0]  # number of this process's last call, in any ring
 
 
+class _ThreadState(threading.local):
+    """State of this thread. ``alone``: no other rank makes its calls."""
+
+    alone = False
+
+
+_THREAD = _ThreadState()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Lets this thread call in the block what others do not: ranks neither agree nor are told."""
+    _THREAD.alone = True
+    try:
+        yield
+    finally:
+        _THREAD.alone = False
+
+
 class RefusedError(PeerError, ValueError):
     """The arguments of another rank were refused."""
 
@@ -215,7 +235,7 @@ def agree(comm: Comm, signature: Agreed | None, mark: int | None = None) -> int:
     Raises:
         ValueError: on every rank, naming the ranks, the fields and the values that differ.
     """
-    if comm.world_size == 1 or not enabled():
+    if comm.world_size == 1 or _THREAD.alone or not enabled():
         return 0
     if signature is not None and transforming():
         with refusing(comm):
@@ -223,12 +243,9 @@ def agree(comm: Comm, signature: Agreed | None, mark: int | None = None) -> int:
                 f"{_name(signature)}: got a call within a transform of torch.func or forward-mode "
                 "AD, expected one outside: ranks communicate in it; torch.autograd has gradients"
             )
-    about = "agreement"
-    if signature is not None:
-        about = f"agreement about {_name(signature)}"
-        mark = fingerprint(signature) if mark is None else mark
-    else:
-        mark = _REJECTED
+    about = "agreement" if signature is None else f"agreement about {_name(signature)}"
+    if signature is None or mark is None:
+        mark = _REJECTED if signature is None else fingerprint(signature)
     highest, lowest, latest = comm.largest((mark, -mark, _latest[0]), about)
     _latest[0] = 1 + latest
     if highest != -lowest:

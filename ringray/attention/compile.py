@@ -252,14 +252,9 @@ def _attention(
     )  # fmt: skip
     learned = Learned(sinks, distance_bias)
     out, lse, saved = loops.forward(q, k, v, problem, comm, learned)
-    kept = _pack(saved, problem) if needs_grad else []
-    kept = [x.contiguous() for x in kept]
-    return (
-        out.contiguous(),
-        lse.contiguous(),
-        torch.tensor(call, dtype=torch.int64, device="cpu"),
-        kept,
-    )
+    kept = [x.contiguous() for x in _pack(saved, problem)] if needs_grad else []
+    number = torch.tensor(call, dtype=torch.int64, device="cpu")
+    return out.contiguous(), lse.contiguous(), number, kept
 
 
 def _like_gradients(

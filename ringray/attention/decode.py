@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import ringray_kernels
-from ringray.attention.agreement import Decoding, agree, refusing
+from ringray.attention.agreement import Decoding, agree, exchanging, refusing
 from ringray.attention.arguments import whole
 from ringray.attention.loops import exactly
 from ringray.attention.other_names import answering_other_names
@@ -108,7 +108,7 @@ def ring_decode(
                 merge_(*state, *other)
     agree(comm, problem.signature(q, cache))
     comm.open(q.device)
-    with torch.no_grad(), exactly(q.device):
+    with exchanging(), torch.no_grad(), exactly(q.device):
         state = _merged_over_ranks(state, comm)
         shape = (len(q), -1, q.shape[2], q.shape[1] // cache.k.shape[1])
         out, lse = (x.reshape(*shape, *x.shape[3:]).transpose(2, 3).flatten(1, 2) for x in state)

@@ -17,12 +17,7 @@ from ringray import transport as transports
 from ringray.attention import compile as compiled
 from ringray.attention import loops
 from ringray.attention.agreement import refusing
-from ringray.attention.arguments import (
-    Options,
-    boundaries,
-    resolve,
-    several,
-)
+from ringray.attention.arguments import Options, boundaries, resolve, several
 from ringray.attention.other_names import answering_other_names
 from ringray.attention.per_head import Besides, Learned, numbers
 from ringray.attention.sharding import remember, remembered

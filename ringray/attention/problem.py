@@ -152,11 +152,8 @@ class RankProblem:
         device, made = keys.device, self.slopes
         at = self._positions_32(queries, device)[rows.start : rows.stop]
         if made is not None:
-            slopes = self.once(
-                "slopes",
-                device,
-                lambda: torch.tensor(made, dtype=torch.float32, device="cpu").to(device),
-            )
+            like: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+            slopes = self.once("slopes", device, lambda: torch.tensor(made, **like).to(device))
             found["bias"] = Bias(at, keys, slopes[:, heads])
         if tables:
             table, *grads = (x[heads] for x in tables)
@@ -216,10 +213,8 @@ def positions(layout: Layout, rank: int, device: torch.device) -> Tensor:
     """Returns the global positions of a rank's rows, int64 (rows,), strictly increasing; not to be
     changed."""
     with lasting(device):
-        parts = [
-            torch.arange(r.start, r.stop, r.step, dtype=torch.int64, device=device)
-            for r in layout.ranges(rank)
-        ]
+        like: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        parts = [torch.arange(r.start, r.stop, r.step, **like) for r in layout.ranges(rank)]
         return torch.cat(parts).sort().values
 
 
@@ -237,18 +232,14 @@ def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> Ran
 def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:
     """Returns a mask, except its length, as the arguments of ``ring_attention`` and of
     ``visible_ranges``."""
+    documents = mask.documents
+    like: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}
+    ends = None if documents is None else torch.tensor(documents, **like)
     return {
         "causal": mask.causal,
         "window": mask.window,
-        "cu_seqlens": _on_device(mask.documents, device),
+        "cu_seqlens": None if ends is None else ends.to(device, non_blocking=True),
         "chunk": mask.chunk,
         "prefix": mask.prefix,
         "global_tokens": mask.global_tokens,
     }
-
-
-def _on_device(documents: tuple[Any, ...] | None, device: torch.device | str) -> Tensor | None:
-    if documents is None:
-        return None
-    values = torch.tensor(documents, dtype=torch.int64, device="cpu")
-    return values.to(device, non_blocking=True)

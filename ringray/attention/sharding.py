@@ -133,7 +133,7 @@ def _checked(
     dim = _dimension(x, dim)
     if is_batchedtensor(x):  # it would send once for each entry
         raise ValueError("x: got a tensor of torch.vmap, expected unshard outside of it")
-    comm.check(x.device, staged=False)
+    comm.check(x.device, staged=False, collective=True)
     return dim, partitions.true_length(partition, length, x.shape[dim], comm.world_size)
 
 
@@ -146,7 +146,7 @@ def holds(dtype: torch.dtype, value: object) -> bool:
     if dtype is torch.bool:
         return value in (0, 1)
     limits = torch.iinfo(dtype)
-    return float(value).is_integer() and limits.min <= value <= limits.max
+    return limits.min <= value <= limits.max and float(value).is_integer()
 
 
 def remember(x: Tensor, length: int, padded: int) -> Tensor:

@@ -59,8 +59,9 @@ class Comm:
         self.world_size = everyone if size is None else size
         self.meter = METER
 
-    def check(self, device: torch.device, *, staged: bool) -> None:
-        """Raises ValueError if the group's backend cannot send tensors of ``device``."""
+    def check(self, device: torch.device, *, staged: bool, collective: bool = False) -> None:
+        """Raises ValueError if the group's backend cannot send tensors of ``device``, or, if
+        ``collective``, not sum and gather them."""
         if self._group is None:
             return
         if not staged and device.type not in (x.type for x in self._group._device_types):
@@ -77,7 +78,8 @@ class Comm:
                 "transport 'staged' sends from host memory, which needs a gloo group; got "
                 f"{backend} (torch.distributed.new_group(backend='gloo') makes one)"
             )
-        if not staged and backend == "gloo" and device.type == "cuda":
+        # Its collectives take tensors of a GPU, its messages do not.
+        if not (staged or collective) and backend == "gloo" and device.type == "cuda":
             raise ValueError(
                 "group: gloo cannot send tensors of a GPU; take transport 'staged' or an nccl group"
             )
@@ -88,9 +90,9 @@ class Comm:
         group = self._group
         if group is None or group in _opened:
             return
-        _opened.add(group)
         staged = torch.device(device.type) not in group._device_types
         if not staged and group._get_backend(device).supports_coalescing:
+            _opened.add(group)
             dist.all_reduce(torch.zeros((), dtype=torch.float32, device=device), group=group)
 
     def staged(self) -> Comm:

@@ -192,7 +192,7 @@ def _global_mean(
     of the vocabulary."""
     comm = connect_named(group, ranks)
     with refusing(comm):
-        comm.check(own.device, staged=False)
+        comm.check(own.device, staged=False, collective=True)
         labels = labels.long()  # uint8 does not compare with negative numbers
         kept = labels != ignore_index
         wrong = kept & ((labels < 0) | (labels >= size))

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ringray.attention.agreement import Calling, agree, refusing
+from ringray.attention.agreement import Calling, agree, alone, refusing
 from ringray.comm.ring import connect
 from ringray.models.decoder import Decoder
 from ringray.models.trial import refuse_unrouted
@@ -93,12 +93,13 @@ def _refuse_unrouted(model: nn.Module, ring: dist.ProcessGroup, inputs: Any) -> 
     reasons: list[str | None] = [None] * dist.get_world_size()
     hf = sys.modules.get("transformers.modeling_utils")  # imported where there is such a model
     try:
-        if hf and any(isinstance(part, hf.PreTrainedModel) for part in model.modules()):
-            from ringray.models import huggingface
+        with alone():
+            if hf and any(isinstance(part, hf.PreTrainedModel) for part in model.modules()):
+                from ringray.models import huggingface
 
-            huggingface.check(model, huggingface.Ring(_FEW, group=ring), alone=True)
-        else:
-            refuse_unrouted(model, ring, inputs)
+                huggingface.check(model, huggingface.Ring(_FEW, group=ring), alone=True)
+            else:
+                refuse_unrouted(model, ring, inputs)
     except Exception as error:  # of one rank: the others would wait for it
         reason = str(error) or repr(error)
     dist.all_gather_object(reasons, reason)
