@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ import ringray.nn
 from ringray.attention import arguments
 from ringray.transport import TRANSPORTS
 from ringray_kernels import testing
+from tests.support import ring_checks
 
 Results = list[Tensor | int | str]
 Call = Callable[[], Results]
@@ -403,6 +406,19 @@ def caches_in_states(rank: int, size: int) -> None:
     for state, enter in STATES.items():
         forget()
         same(appended_later(enter())(), want, state)
+
+
+def random_rings_in_states(rank: int, size: int, seed: int, count: int) -> None:
+    """Random problems, each called in a random state, within the budget."""
+    rng, attend = random.Random(seed), ringray.ring_attention
+    states = [name for name in STATES if name not in WITHOUT_GRADIENTS]
+
+    def call(*args: Any, **options: Any) -> Any:
+        with STATES[rng.choice(states)]():
+            return attend(*args, **options)
+
+    with mock.patch.object(ringray, "ring_attention", call):
+        ring_checks.random_rings(rank, size, seed, count)
 
 
 def transforms_are_refused(rank: int, size: int) -> None:
