@@ -194,15 +194,15 @@ def _global_mean(
     with refusing(comm):
         comm.check(own.device, staged=False, collective=True)
         labels = labels.long()  # uint8 does not compare with negative numbers
-        kept = labels != ignore_index
-        wrong = kept & ((labels < 0) | (labels >= size))
+        counted = labels != ignore_index
+        wrong = counted & ((labels < 0) | (labels >= size))
         if labels.device.type == "cpu" and wrong.any():
             raise ValueError(
                 f"labels: got {int(labels[wrong][0])}, expected 0 to {int(size) - 1}, the tokens "
                 f"of the logits, or ignore_index {ignore_index}"
             )
         # fp64 counts tokens exactly, fp32 up to 2 ** 24.
-        totals = torch.stack([own.double(), kept.sum().double(), wrong.sum().double()])
+        totals = torch.stack([own.double(), counted.sum().double(), wrong.sum().double()])
         agree(comm, Averaging(function, features, dtype, ignore_index, gradients))
     comm.sum(totals, function)
     if labels.device.type == "cuda":  # which is not waited for; all ranks have the error

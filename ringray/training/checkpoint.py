@@ -147,11 +147,11 @@ class Checkpoints:
             CheckpointError: it is of another model, or damaged.
         """
         with refusing(self._comm):
-            found, there = facts(self.folder), complete(self.folder)
-            agree(self._comm, Calling("load", f"{there[-1:]} with {found}"))
-        if found is None:
+            recorded, steps = facts(self.folder), complete(self.folder)
+            agree(self._comm, Calling("load", f"{steps[-1:]} with {recorded}"))
+        if recorded is None:
             return None
-        place = there[-1]
+        place = steps[-1]
         weights, moments = get_state_dict(model, optimizer, options=_FLAT)
         try:
             state: dict[str, Any] = {"model": weights, "optimizer": moments}
@@ -162,7 +162,7 @@ class Checkpoints:
             model, optimizer, model_state_dict=state["model"],
             optim_state_dict=state["optimizer"], options=_FLAT,
         )  # fmt: skip
-        return found
+        return recorded
 
     def _interrupted(self) -> list[Path]:
         return [one for one in self.folder.glob("step-*") if not (one / _COMPLETE).exists()]

@@ -76,8 +76,8 @@ def refused() -> Iterator[None]:
     """Refuses what would synchronise, in this thread and in backward passes that it runs."""
     # The op would hide from modes, and take another way beneath them.
     with (
-        mock.patch("ringray_kernels.modes._off", lambda *_: contextlib.nullcontext()),
-        mock.patch("ringray.attention.op.dispatching", lambda: False),
+        mock.patch("ringray_kernels.modes._off", return_value=contextlib.nullcontext()),
+        mock.patch("ringray.attention.op.dispatching", return_value=False),
         _Calls(),
         _Operators(),
     ):

@@ -77,13 +77,13 @@ def generate(
             batch["logits_to_keep"] = 1
         with torch.no_grad():
             inner(**batch, past_key_values=cache)
-        found = inner.generate(
+        generated = inner.generate(
             input_ids, past_key_values=cache, max_new_tokens=max_new_tokens, **options
         )
         # A rank that ends early, by options of its own, leaves no other in a step.
-        ids = found if isinstance(found, Tensor) else found.sequences
+        ids = generated if isinstance(generated, Tensor) else generated.sequences
         agree(comm, Calling("the end of generate", digest(ids)))
-    return found
+    return generated
 
 
 def _check_steps(model: nn.Module, ring: Ring) -> None:
