@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray.attention.agreement import Signature, agree, fingerprint, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.open_options import filled
 from ringray.attention.per_head import (
     Besides,
@@ -64,11 +64,10 @@ class Options(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """All that follows from the arguments of a call. ``mark``: the signature's fingerprint."""
+    """All that follows from the arguments of a call."""
 
     problem: RankProblem
-    signature: Signature
-    mark: int
+    call: AgreedCall
 
 
 MOST_PROBLEMS = 256
@@ -107,14 +106,14 @@ def resolve(
                 "ring_attention: got dropout while a CUDA graph is captured, expected none: each "
                 "replay would drop the same weights"
             )
-    problem, signature, mark = found
+    problem, call = found
     if problem.dropout_p:
         if seed is None:
             seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu"))
-        problem, signature = problem.seeded(seed), signature._replace(dropout_seed=seed)
-    call = agree(comm, signature, None if problem.dropout_p else mark)
+        problem, call = problem.seeded(seed), call.but(dropout_seed=seed)
+    number = agree(comm, call)
     comm.open(q.device)
-    return problem, call
+    return problem, number
 
 
 def prepare(
@@ -158,8 +157,8 @@ def prepare(
         )
         options = filled(q, k, asked, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, asked, documents, slopes, options, comm)
-        signature = _signature(problem, q, k, v, besides, slopes, options.transport, needs_grad)
-        found = Prepared(problem, signature, fingerprint(signature))
+        call = _call(problem, q, k, v, besides, slopes, options.transport, needs_grad)
+        found = Prepared(problem, call)
         _forget()
     _prepared[key] = found
     comm.check(q.device, staged=found.problem.exchange.staged)
@@ -322,21 +321,22 @@ def _integers(row: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
-def _signature(
+def _call(
     problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, besides: Besides,
     slopes: Slopes | None, transport: str, needs_grad: bool,
-) -> Signature:  # fmt: skip
+) -> AgreedCall:  # fmt: skip
     blocks = problem.blocks
     # Blocks that configure nothing are the default.
     compared = (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
-    return Signature(
+    return AgreedCall(
+        "ring_attention",
         batch=q.shape[0],
         heads=q.shape[1],
         kv_heads=k.shape[1],
         rows_per_rank=q.shape[2],
         head_dim=q.shape[3],
         value_dim=v.shape[3],
-        dtype=str(q.dtype).removeprefix("torch."),
+        dtype=q.dtype,
         partition=problem.layout.partition,
         causal=problem.mask.causal,
         window=problem.mask.window,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import ringray_kernels
-from ringray.attention.agreement import Decoding, agree, exchanging, refusing
+from ringray.attention.agreement import AgreedCall, agree, exchanging, refusing
 from ringray.attention.arguments import whole
 from ringray.attention.loops import exactly
 from ringray.attention.other_names import answering_other_names
@@ -106,7 +106,7 @@ def ring_decode(
             state, *others = (_attend(rows, seen, cache, problem.kernel) for seen in ranges)
             for other in others:
                 merge_(*state, *other)
-    agree(comm, problem.signature(q, cache))
+    agree(comm, problem.call(q, cache))
     comm.open(q.device)
     with exchanging(), torch.no_grad(), exactly(q.device):
         state = _merged_over_ranks(state, comm)
@@ -133,13 +133,14 @@ class _Problem(NamedTuple):
         """Returns the keywords of all calls of ``ringray_kernels``."""
         return {"scale": self.scale, "softcap": self.softcap, "backend": self.backend}
 
-    def signature(self, q: Tensor, cache: ShardedKV) -> Decoding:
+    def call(self, q: Tensor, cache: ShardedKV) -> AgreedCall:
         """Returns what all ranks must have in common."""
         batch, heads, tokens, head_dim = q.shape
-        return Decoding(
-            batch, heads, cache.k.shape[1], tokens, head_dim, cache.v.shape[3],
-            str(q.dtype).removeprefix("torch."), cache.length, cache.capacity, cache.dealt,
-            cache.partition, *self, version(),
+        return AgreedCall(
+            "ring_decode", batch=batch, heads=heads, kv_heads=cache.k.shape[1], new_tokens=tokens,
+            head_dim=head_dim, value_dim=cache.v.shape[3], dtype=q.dtype,
+            length=cache.length, capacity=cache.capacity, dealt=cache.dealt,
+            partition=cache.partition, **self._asdict(), version=version(),
         )  # fmt: skip
 
 

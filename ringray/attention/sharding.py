@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 from ringray import partition as partitions
-from ringray.attention.agreement import BackwardPass, Joining, agree, refusing
+from ringray.attention.agreement import BACKWARD, AgreedCall, agree, refusing
 from ringray.attention.compile import operator
 from ringray.attention.problem import positions
 from ringray.base.units import plain
@@ -265,9 +265,12 @@ def _unshard(
         mine, full = x.contiguous(), _rows(x, dim, padded)
         parts = [torch.empty_like(mine) for _ in range(ranks)]
         places = [positions(Layout(partition, padded, ranks), i, x.device) for i in range(ranks)]
-        shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
-        joining = Joining(x.shape[dim], shape, dtype, dim, partition, length, gradients, needs_grad)
-        call = torch.tensor(agree(comm, joining), dtype=torch.int64, device="cpu")
+        agreed = AgreedCall(
+            "unshard", rows_per_rank=x.shape[dim], shape=tuple(x.shape), dtype=x.dtype,
+            dim=dim, partition=partition, seq_len=length, gradients=gradients,
+            requires_grad=needs_grad,
+        )  # fmt: skip
+        call = torch.tensor(agree(comm, agreed), dtype=torch.int64, device="cpu")
     comm.gather(parts, mine, "unshard")
     for rows, part in zip(places, parts, strict=True):
         full.index_copy_(dim, rows, part)
@@ -286,7 +289,7 @@ def _unshard_backward(
     comm = connect_named(group, ranks)
     with refusing(comm):
         total = grad.contiguous().clone()
-        agree(comm, BackwardPass(int(call)))
+        agree(comm, AgreedCall(BACKWARD, call=int(call)))
     comm.sum(total, "backward of unshard")
     total = total / ranks if mean else total
     return _take(total, dim, partition, comm.rank, ranks, 0).contiguous()

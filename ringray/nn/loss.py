@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ringray.attention.agreement import Averaging, agree, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.arguments import boundaries, whole
 from ringray.attention.compile import operator
 from ringray.attention.sharding import holds, mistaken, refuse
@@ -203,7 +203,8 @@ def _global_mean(
             )
         # fp64 counts tokens exactly, fp32 up to 2 ** 24.
         totals = torch.stack([own.double(), counted.sum().double(), wrong.sum().double()])
-        agree(comm, Averaging(function, features, dtype, ignore_index, gradients))
+        settings = {"ignore_index": ignore_index, "gradients": gradients}
+        agree(comm, AgreedCall(function, features=features, dtype=dtype, **settings))
     comm.sum(totals, function)
     if labels.device.type == "cuda":  # which is not waited for; all ranks have the error
         torch._assert_async(totals[2] == 0, f"{function}: labels outside of the vocabulary")

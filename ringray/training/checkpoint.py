@@ -21,15 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from ringray.attention.agreement import Calling, agree, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.base.units import memory
 from ringray.comm.ring import connect
 
@@ -105,7 +101,7 @@ class Checkpoints:
                 place.mkdir(parents=True, exist_ok=True)
                 (place / _COMPLETE).unlink(missing_ok=True)  # it is written anew
                 (place / _FACTS).write_text(json.dumps({**facts, "step": step}), encoding="utf-8")
-            agree(self._comm, Calling("save", f"step {step} in {self.folder}"))
+            agree(self._comm, AgreedCall("save", step=step, folder=str(self.folder)))
         dist.barrier(self._group)
         weights, moments = get_state_dict(model, optimizer, options=_FLAT)
         with warnings.catch_warnings():
@@ -134,7 +130,7 @@ class Checkpoints:
                 raise CheckpointError(
                     f"checkpoints {self.folder}, {free}: {_told(error)}"
                 ) from None
-            agree(self._comm, Calling("wait", str(self.folder)))
+            agree(self._comm, AgreedCall("wait", folder=str(self.folder)))
         dist.barrier(self._group)
         if self._rank == 0:
             for old in complete(self.folder)[: -self._keep]:
@@ -148,7 +144,7 @@ class Checkpoints:
         """
         with refusing(self._comm):
             recorded, steps = facts(self.folder), complete(self.folder)
-            agree(self._comm, Calling("load", f"{steps[-1:]} with {recorded}"))
+            agree(self._comm, AgreedCall("load", checkpoint=steps[-1:], facts=recorded))
         if recorded is None:
             return None
         place = steps[-1]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ringray.attention.agreement import Calling, agree, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.comm.ring import connect
 from ringray.training.degrees import Degrees
 
@@ -66,6 +66,6 @@ def make_mesh(
                 "whose product is the number of ranks"
             )
         sizes = tuple(getattr(degrees, axis) for axis in _AXES)
-        agree(comm, Calling("make_mesh", f"{degrees} on {device}"))
+        agree(comm, AgreedCall("make_mesh", degrees=degrees, device=device))
     whole = init_device_mesh(device, sizes, mesh_dim_names=_AXES)
     return Mesh(degrees, device, whole, whole["dp", "cp"]._flatten("shards"))

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ringray.attention.agreement import Calling, agree, alone, refusing
+from ringray.attention.agreement import AgreedCall, agree, alone, refusing
 from ringray.comm.ring import connect
 from ringray.models.decoder import Decoder
 from ringray.models.trial import refuse_unrouted
@@ -70,7 +70,7 @@ def parallelize(
                     "Decoder has tensor parallelism here"
                 )
             check_split(model.size, mesh.degrees.tp)
-        agree(comm, Calling("parallelize", f"{type(model).__name__}, dtype {dtype}"))
+        agree(comm, AgreedCall("parallelize", model=type(model).__name__, dtype=dtype))
     for part in model.modules():
         if isinstance(part, ContextParallelAttention):
             part.group = mesh.ring

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
-from ringray.attention.agreement import Calling, agree, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.arguments import boundaries
 from ringray.attention.sharding import local_positions
 from ringray.comm.ring import connect
@@ -110,7 +110,7 @@ class Trainer:
             labelled = [float((one.labels != NO_LABEL).sum()) for one in rows]
             counts = torch.tensor([*labelled, pairs], dtype=torch.float64, device="cpu")
             counts = counts.to(self.mesh.device)
-            agree(comm, Calling("a step", f"{self.done + 1}, from sequence {first}, {recipe}"))
+            agree(comm, AgreedCall("a step", number=self.done + 1, first=first, recipe=recipe))
         dist.all_reduce(counts, group=self.mesh.shards.get_group())
         *_, everywhere = counts.tolist()
         weights = counts[:-1] / counts[:-1].sum().clamp(min=1)
@@ -136,14 +136,12 @@ class Trainer:
         ``tasks.Answer``; every rank asks the same. Without stages."""
         comm = connect(None)
         with refusing(comm):
-            seq_len, found = (
-                tokens.shape[1],
-                torch.zeros(len(tokens), len(at), dtype=torch.int64, device="cpu"),
-            )
+            seq_len, size = tokens.shape[1], (len(tokens), len(at))
+            found = torch.zeros(size, dtype=torch.int64, device="cpu")
             mine = self._rows_of(seq_len)
             which, row = np.nonzero(at[:, None] == mine)
             rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
-            agree(comm, Calling("answers", f"{tokens.shape} at {at} among {among}"))
+            agree(comm, AgreedCall("answers", shape=tokens.shape, places=at, among=among))
         at_once = self.recipe.micro_batch
         for some, answers in zip(rows.split(at_once), found.split(at_once), strict=True):
             with torch.no_grad():

@@ -18,7 +18,8 @@ from torch import Tensor
 
 import ringray
 from ringray import transport
-from ringray.attention import agreement, arguments, problem
+from ringray.attention import arguments, problem
+from ringray.attention.agreement import BACKWARD, AgreedCall, agree
 from ringray.comm import ring as comm_ring
 from ringray.comm.batch import Batch, Packed
 from ringray.comm.ring import connect
@@ -106,20 +107,20 @@ def host_group_beside(rank: int, size: int) -> None:
         values = [rank, -rank, 7 + call]
         assert ring.largest(values, "agreement") == [size - 1, 0, 7 + call]
     assert ring.gather_integers([rank, 5], "x") == [[other, 5] for other in range(size)]
-    first = agreement.agree(ring, agreement.BackwardPass(1))
-    assert agreement.agree(ring, agreement.BackwardPass(1)) == first + 1
+    first = agree(ring, AgreedCall(BACKWARD, call=1))
+    assert agree(ring, AgreedCall(BACKWARD, call=1)) == first + 1
     with pytest.raises(ValueError, match="call: "):
-        agreement.agree(ring, agreement.BackwardPass(2 if rank == size - 1 else 1))
+        agree(ring, AgreedCall(BACKWARD, call=2 if rank == size - 1 else 1))
     if rank == 0:
-        assert agreement.agree(ring, None) == first + 3
+        assert agree(ring, None) == first + 3
     else:
         with pytest.raises(ValueError, match=r"rank\(s\) 0 were refused"):
-            agreement.agree(ring, agreement.BackwardPass(1))
+            agree(ring, AgreedCall(BACKWARD, call=1))
     short = connect(dist.new_group(backend="cuda:gloo", timeout=timedelta(seconds=2)))
     dist.barrier()
     if rank:
         with pytest.raises(RuntimeError, match=rf"rank {rank}, agreement about .*the same order"):
-            agreement.agree(short, agreement.BackwardPass(1))
+            agree(short, AgreedCall(BACKWARD, call=1))
     dist.barrier()
 
 

@@ -260,7 +260,7 @@ def meshes() -> Collective:
     ranks = dist.get_world_size()
     run = ringray.make_mesh
     wrong: Calls = {"needs 5 ranks": partial(run, Degrees(5)), "division": partial(run, dp=0)}
-    return Collective(run, wrong, {"settings: ": partial(run, Degrees(ranks))})
+    return Collective(run, wrong, {"degrees: ": partial(run, Degrees(ranks))})
 
 
 def sharded_models() -> Collective:
@@ -272,7 +272,7 @@ def sharded_models() -> Collective:
     tensors = Degrees(1, 1, dist.get_world_size())
     mesh = type(whole)(tensors, whole.device, whole.whole, whole.shards)
     wrong = {"only a Decoder": lambda: ringray.parallelize(nn.Linear(2, 2), mesh)}
-    return Collective(run, wrong, {"settings: ": partial(run, dtype=torch.bfloat16)})
+    return Collective(run, wrong, {"dtype: ": partial(run, dtype=torch.bfloat16)})
 
 
 def steps(folder: Path) -> Collective:
@@ -297,7 +297,7 @@ def steps(folder: Path) -> Collective:
         "rank is broken": partial(while_broken, made, "_read", made.step),
         "rank is": load,
     }
-    return Collective(run, wrong, {"save: .*settings: 'step|a step": partial(run, 2)})
+    return Collective(run, wrong, {"save: .*step: |a step": partial(run, 2)})
 
 
 COLLECTIVES: dict[str, Callable[[], Collective]] = {

@@ -17,7 +17,16 @@ import triton
 
 from ringray_kernels.config import TARGETS
 
-MAIN = "from ringray_kernels.inspect.report import HEAD_DIMS, main\n"
+DEFAULTS = """
+import json
+from ringray_kernels.inspect.report import HEAD_DIMS, compile_all, default_cases, record
+from tests.kernels.hazards import hazards
+for case, made in compile_all(default_cases(TARGETS, DIMS or HEAD_DIMS)):
+    found = [] if isinstance(made, str) else hazards(made)
+    with path.open("a") as file:
+        file.write(json.dumps({**record(case, made), "hazards": found}) + "\\n")
+"""
+ROOT = Path(__file__).parents[2]
 PRODUCTS = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}
 
 # Bytes a thread moves to and from its stack in the inner loops; none where nothing is said. By
@@ -102,7 +111,7 @@ path = Path({str(path)!r})
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        | {"PYTHONPATH": str(Path(__file__).parents[2] / "kernels")},
+        | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
         capture_output=True,
         text=True,
     )
@@ -132,8 +141,7 @@ def hold(line: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_usual_head_dims(tmp_path: Path, head_dim: int) -> None:
-    code = f"main({targets()}, head_dims=[{head_dim}], json_path=path)"
-    lines = compiled(tmp_path, MAIN + code)
+    lines = compiled(tmp_path, f"TARGETS, DIMS = {targets()}, [{head_dim}]\n" + DEFAULTS)
     assert len(lines) == len(targets()) * 3 * (2 if head_dim == 64 else 1)
     for line in lines:
         hold(line)
@@ -142,7 +150,7 @@ def test_the_usual_head_dims(tmp_path: Path, head_dim: int) -> None:
 @pytest.mark.slow
 @pytest.mark.rotating(2)
 def test_every_default(tmp_path: Path) -> None:
-    lines = compiled(tmp_path, MAIN + f"main({targets()}, HEAD_DIMS, json_path=path)")
+    lines = compiled(tmp_path, f"TARGETS, DIMS = {targets()}, None\n" + DEFAULTS)
     assert len(lines) == len(targets()) * 3 * (6 + 2)
     for line in lines:
         hold(line)
@@ -151,6 +159,7 @@ def test_every_default(tmp_path: Path) -> None:
 SPECIALISED = """
 import json
 from ringray_kernels.inspect.report import record
+from tests.kernels.hazards import hazards
 from ringray_kernels.inspect.compiled import Case, compile_case
 from ringray_kernels.defaults import CANDIDATES, SPECIALISED
 every = [(d, one) for d in sorted(SPECIALISED) for one in (SPECIALISED[d], *CANDIDATES[d])]
@@ -160,7 +169,8 @@ for kernel, head_dim, config in sorted(chosen, key=str):
         continue
     case = Case("sm_90", kernel, head_dim, config=config)
     made = compile_case(case)
-    line = {**record(case, made), "whole": [one._asdict() for one in made.whole]}
+    line = {**record(case, made), "hazards": hazards(made)}
+    line["whole"] = [one._asdict() for one in made.whole]
     with path.open("a") as file:
         file.write(json.dumps(line) + "\\n")
 """
@@ -215,13 +225,16 @@ def test_what_models_ask_for_compiles_without_spills_in_loops(tmp_path: Path) ->
 DROPPING = """
 import json
 from ringray_kernels.inspect.report import record
+from tests.kernels.hazards import hazards
 from ringray_kernels.inspect.compiled import Case, compile_case
 for target in ("sm_80", "sm_90"):
     for kernel in ("forward", "dq", "dkv"):
         for head_dim in (64, 128):
             case = Case(target, kernel, head_dim, dropout_p=0.1)
             with path.open("a") as file:
-                file.write(json.dumps(record(case, compile_case(case))) + "\\n")
+                made = compile_case(case)
+                line = {**record(case, made), "hazards": hazards(made)}
+                file.write(json.dumps(line) + "\\n")
 """
 # As ``CEILINGS``: the integers of Philox take registers beside the tiles.
 DROPPED = {"3.9": {("sm_90", "dkv", 64): 16, ("sm_90", "forward", 128): 168}}
@@ -298,12 +311,14 @@ def test_code_is_found_again_whatever_kernel_came_first(tmp_path: Path) -> None:
 QUANTIZED = """
 import json
 from ringray_kernels.inspect.report import record
+from tests.kernels.hazards import hazards
 from ringray_kernels.inspect.compiled import Case, compile_case
 for target in TARGETS:
     for head_dim in (64, 128):
         case = Case(target, "forward", head_dim, quantized=True)
         made = compile_case(case)
         line = {**record(case, made), "fp8": FP8[target] in made.listing}
+        line["hazards"] = hazards(made)
         with path.open("a") as file:
             file.write(json.dumps(line) + "\\n")
 """

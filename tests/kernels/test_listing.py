@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ringray_kernels.inspect.hazards import live_operand_writes, unsynchronised_writes
 from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
@@ -16,6 +15,7 @@ from ringray_kernels.inspect.listing import (
     sass_instructions,
     spilled_bytes,
 )
+from tests.kernels.hazards import live_operand_writes, unsynchronised_writes
 
 LISTING = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;

@@ -135,13 +135,12 @@ class BenchSession:
         print(f"  ... {text}", file=sys.stderr, flush=True)
 
     def points(self, points: Iterable[Point], names: Sequence[str]) -> None:
-        """Measures those of ``names`` that are new at the chosen ones of ``points``."""
+        """Measures those of ``names`` that are new at the chosen ones of ``points``; beside those
+        of others ours once more, whose second figures are only in the table."""
         for point in self.chosen(points):
             self._point(point, names)
 
     def _point(self, point: Point, names: Sequence[str]) -> None:
-        """Measures those of ``names`` that are new at one point; beside those of others ours once
-        more, whose second figures are only in the table."""
         new = [name for name in names if (point.name, name) not in self._found]
         every = contenders.CONTENDERS
         able = [name for name in new if every[name].unsupported(point, self.device) is None]

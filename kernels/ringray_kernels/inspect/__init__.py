@@ -1,7 +1,6 @@
 """The machine code of the kernels, compiled for a GPU that need not be present.
 
 listing   disassembly: instruction classes, loops, spills
-hazards   instructions that may change an operand of a product under way
 compiled  one kernel compiled for one target
 report    the table of all default configurations (``bench --compile-only``)
 """

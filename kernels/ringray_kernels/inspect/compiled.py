@@ -28,7 +28,6 @@ from ringray_kernels.bias import Bias
 from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, target_named
 from ringray_kernels.dropout import Dropout
 from ringray_kernels.dtypes import torch_dtype
-from ringray_kernels.inspect.hazards import live_operand_writes, unsynchronised_writes
 from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
@@ -85,8 +84,8 @@ class Compiled:
     ``registers``: per thread; ``spilled``: bytes that a thread stores and loads in all,
     ``inner_spilled``: in the inner loops; ``resident``: blocks per SM; ``serialised``: ptxas gave
     up asynchronous products; ``overlapped``: exponentials beside a product, and all of them, in the
-    inner loops; ``repeated``: executed over necessary operations, see ``repetition``; ``hazards``:
-    instructions that may change an operand of a product under way, see ``hazards.py``.
+    inner loops; ``repeated``: executed over necessary operations, see ``repetition``; ``listing``:
+    the disassembly; ``ptx``: "" for AMD.
     """
 
     case: Case
@@ -101,8 +100,8 @@ class Compiled:
     repeated: float
     instructions: dict[str, int]
     loops: list[Loop]
-    hazards: list[str]
     listing: str = field(repr=False)
+    ptx: str = field(repr=False)
 
     @property
     def whole(self) -> list[Loop]:
@@ -203,16 +202,13 @@ def compile_case(case: Case) -> Compiled:
     code = read(config, made, target)
     loops = [described(x, code.syntax) for x in inner_loops(code.instructions, code.syntax.product)]
     spills = (code.syntax.spill_store, code.syntax.spill_load)
-    hazards = live_operand_writes(code.instructions) if code.syntax is SASS else []
-    if code.syntax is SASS and config.path != "specialised":  # there a warp group is alone
-        hazards += unsynchronised_writes(made.asm["ptx"])
     return Compiled(
         case, config, code.registers, sum(spilled_bytes(code.instructions, x) for x in spills),
         sum(loop.spilled for loop in loops), made.metadata.shared, code.resident, code.serialised,
         (sum(loop.overlapped for loop in loops), sum(loop.exponentials for loop in loops)),
         repetition(made.asm["ttgir"]),
         {name: count(code.instructions, look) for name, look in code.syntax.classes.items()},
-        loops, hazards, code.listing,
+        loops, code.listing, made.asm.get("ptx", ""),
     )  # fmt: skip
 
 

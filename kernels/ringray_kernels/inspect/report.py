@@ -47,7 +47,7 @@ def record(case: Case, result: Compiled | str) -> dict[str, Any]:
     }
     if isinstance(result, str):
         return {**line, "status": "failed", "reason": result}
-    found = {k: v for k, v in asdict(result).items() if k not in ("case", "listing")}
+    found = {k: v for k, v in asdict(result).items() if k not in ("case", "listing", "ptx")}
     return {**line, **found, "status": "ok", "config": str(result.config)}
 
 

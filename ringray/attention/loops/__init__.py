@@ -16,7 +16,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ringray.attention.agreement import BackwardPass, agree, exchanging
+from ringray.attention.agreement import BACKWARD, AgreedCall, agree, exchanging
 from ringray.attention.loops import gather, heads, ring
 from ringray_kernels.modes import lasting
 from ringray_kernels.quantize import quantized
@@ -64,7 +64,7 @@ def backward(
     ``dlse``: fp32 (B, Hq, S), or None where no loss depends on lse. ``call``: number of the forward
     pass, on which all ranks agree before the first hop.
     """
-    agree(comm, BackwardPass(call))
+    agree(comm, AgreedCall(BACKWARD, call=call))
     comm.meter.running = "backward"
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(dout.device):

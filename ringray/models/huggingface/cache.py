@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ringray.attention.agreement import Stepping, agree, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.sharded_kv import ShardedKV
 from ringray.comm.ring import connect
 from ringray.models.huggingface.ring import CACHE, Ring, digest
@@ -48,7 +48,8 @@ class RingCache(Cache):
                     "padding: a ring masks by causality and sliding window only"
                 )
         length = self.get_seq_length() + ids.shape[1]
-        agree(comm, Stepping(type(model).__name__, length, digest(ids)))
+        step = {"model": type(model).__name__, "length": length, "input_ids": digest(ids)}
+        agree(comm, AgreedCall("a step of generate", **step))
         ring = replace(self.ring, seq_len=length, last_position=length - 1, cu_seqlens=None)
         return {**given, "attention_mask": None, "ring": ring}
 

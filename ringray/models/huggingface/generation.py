@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray.attention.agreement import Calling, agree, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal
 from ringray.models.huggingface.cache import RingCache
@@ -82,7 +82,7 @@ def generate(
         )
         # A rank that ends early, by options of its own, leaves no other in a step.
         ids = generated if isinstance(generated, Tensor) else generated.sequences
-        agree(comm, Calling("the end of generate", digest(ids)))
+        agree(comm, AgreedCall("the end of generate", tokens=digest(ids)))
     return generated
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.utils import ModelOutput
 
-from ringray.attention.agreement import Calling, agree, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.sharding import unshard
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal
@@ -269,7 +269,7 @@ class Probe:
     def _gathered(self, x: Tensor) -> list[Tensor]:
         """Returns the ``x`` of all ranks."""
         parts = [torch.empty_like(x) for _ in range(self.comm.world_size)]
-        agree(self.comm, Calling("check of a model", type(self.inner).__name__))
+        agree(self.comm, AgreedCall("check of a model", model=type(self.inner).__name__))
         self.comm.gather(parts, x, "check of a model")
         return parts
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray.attention.agreement import Dealing, agree, refusing
+from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.arguments import document_boundaries, several
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal, positions_in_documents
@@ -90,11 +90,12 @@ def shard_batch(
             group=group, partition=partition, gradients=gradients, transport=transport,
             backend=backend, blocks=blocks, prefix=prefix,
         )  # fmt: skip
-        held = Dealing(
-            type(inner).__name__, len(input_ids), ring.seq_len, digest(input_ids), digest(labels),
-            digest(position_ids), ring.cu_seqlens, partition, gradients,
+        call = AgreedCall(
+            "shard_batch", model=type(inner).__name__, batch=len(input_ids), seq_len=ring.seq_len,
+            input_ids=digest(input_ids), labels=digest(labels), position_ids=digest(position_ids),
+            documents=ring.cu_seqlens, partition=partition, gradients=gradients,
         )  # fmt: skip
-        agree(comm, held)
+        agree(comm, call)
         forward = check(model, ring)
         return deal(forward, ring, input_ids, labels, None if position_ids is None else positions)
 

@@ -28,14 +28,17 @@ from ringray_kernels.backends.triton.tiles import (
     bias_of,
     biased,
     edge_tile,
+    load_parts,
     load_tile,
     narrow,
     plan_tiles,
     product,
     publish_value,
     staying,
+    store_parts,
     store_tile,
     tanh,
+    zero_parts,
 )
 
 
@@ -78,25 +81,18 @@ def _dkv_step(
     else:
         row_lse = tl.load(lse + begin + columns)
         row_delta = tl.load(delta + begin + columns)
-    q1 = k1
-    do1 = v1
     if DESCRIPTORS:
         q0 = q.load([batch, head, begin, 0]).reshape(BLOCK_M, D0)
         do0 = dout.load([batch, head, begin, 0]).reshape(BLOCK_M, V0)
         if MASKED:
             q0 = tl.where(present[:, None], q0, 0.0)
             do0 = tl.where(present[:, None], do0, 0.0)
+        q1, do1 = q0, do0
     else:
-        q_tile = q + begin.to(tl.int64) * stride_qs
-        o_tile = dout + begin.to(tl.int64) * stride_os
-        q0 = load_tile(q_tile, columns, present, stride_qs, stride_qd, 0, D0, HEAD_DIM, MASKED)
-        do0 = load_tile(o_tile, columns, present, stride_os, stride_od, 0, V0, VALUE_DIM, MASKED)
-        if D1 > 0:
-            q1 = load_tile(q_tile, columns, present, stride_qs, stride_qd, D0, D1, HEAD_DIM, MASKED)
-        if V1 > 0:
-            do1 = load_tile(
-                o_tile, columns, present, stride_os, stride_od, V0, V1, VALUE_DIM, MASKED
-            )
+        q += begin.to(tl.int64) * stride_qs
+        o = dout + begin.to(tl.int64) * stride_os
+        q0, q1 = load_parts(q, columns, present, stride_qs, stride_qd, D0, D1, HEAD_DIM, MASKED)
+        do0, do1 = load_parts(o, columns, present, stride_os, stride_od, V0, V1, VALUE_DIM, MASKED)
     s = product(k0, q0, k1, q1, D1, PRECISION)
     if SOFTCAP:
         s = tanh(s * cap)
@@ -209,20 +205,10 @@ def dkv_kernel(
     # A key that no query sees may hold NaN, which reaches only its own gradients, and these are not
     # stored. But with ADD_DQ it would reach dq.
     seen = inside & (first < last)
-    k0 = load_tile(k, k_rows, seen, 1, stride_kd, 0, D0, HEAD_DIM, True)
-    v0 = load_tile(v, v_rows, seen, 1, stride_vd, 0, V0, VALUE_DIM, True)
-    k1 = k0
-    v1 = v0
-    dk0 = tl.zeros([BLOCK_N, D0], tl.float32)
-    dv0 = tl.zeros([BLOCK_N, V0], tl.float32)
-    dk1 = dk0
-    dv1 = dv0
-    if D1 > 0:
-        k1 = load_tile(k, k_rows, seen, 1, stride_kd, D0, D1, HEAD_DIM, True)
-        dk1 = tl.zeros([BLOCK_N, D1], tl.float32)
-    if V1 > 0:
-        v1 = load_tile(v, v_rows, seen, 1, stride_vd, V0, V1, VALUE_DIM, True)
-        dv1 = tl.zeros([BLOCK_N, V1], tl.float32)
+    k0, k1 = load_parts(k, k_rows, seen, 1, stride_kd, D0, D1, HEAD_DIM, True)
+    v0, v1 = load_parts(v, v_rows, seen, 1, stride_vd, V0, V1, VALUE_DIM, True)
+    dk0, dk1 = zero_parts(BLOCK_N, D0, D1)
+    dv0, dv1 = zero_parts(BLOCK_N, V0, V1)
     # Rows beyond the end, too, must not be seen twice.
     last = tl.where(inside, last, first)
 
@@ -278,20 +264,15 @@ def dkv_kernel(
     dk_rows = batch.to(tl.int64) * stride_dkb + kv_head.to(tl.int64) * stride_dkh + key * stride_dks
     dv_rows = batch.to(tl.int64) * stride_dvb + kv_head.to(tl.int64) * stride_dvh + key * stride_dvs
     if DK:
-        dk0 = dk0 * scale + load_tile(dk, dk_rows, seen, 1, 1, 0, D0, HEAD_DIM, True)
-        store_tile(dk, dk_rows, seen, 1, dk0, 0, D0, HEAD_DIM)
-        if D1 > 0:
-            dk1 = dk1 * scale + load_tile(dk, dk_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
-            store_tile(dk, dk_rows, seen, 1, dk1, D0, D1, HEAD_DIM)
+        sum0, sum1 = load_parts(dk, dk_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
+        dk0, dk1 = dk0 * scale + sum0, dk1 * scale + sum1
+        store_parts(dk, dk_rows, seen, dk0, dk1, D0, D1, HEAD_DIM)
     if DV:
         if drop is not None:
             dv0 = dv0 * amplify
             dv1 = dv1 * amplify
-        dv0 += load_tile(dv, dv_rows, seen, 1, 1, 0, V0, VALUE_DIM, True)
-        store_tile(dv, dv_rows, seen, 1, dv0, 0, V0, VALUE_DIM)
-        if V1 > 0:
-            dv1 += load_tile(dv, dv_rows, seen, 1, 1, V0, V1, VALUE_DIM, True)
-            store_tile(dv, dv_rows, seen, 1, dv1, V0, V1, VALUE_DIM)
+        sum0, sum1 = load_parts(dv, dv_rows, seen, 1, 1, V0, V1, VALUE_DIM, True)
+        store_parts(dv, dv_rows, seen, dv0 + sum0, dv1 + sum1, V0, V1, VALUE_DIM)
 
 
 @triton.jit(do_not_specialize=["rows", "heads"])

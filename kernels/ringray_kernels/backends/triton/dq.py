@@ -11,14 +11,15 @@ from ringray_kernels.backends.triton.tiles import (
     biased,
     edge_tile,
     has_gaps,
-    load_tile,
+    load_parts,
     narrow,
     plan_tiles,
     product,
     seen_by_any,
     staying,
-    store_tile,
+    store_parts,
     tanh,
+    zero_parts,
 )
 
 
@@ -39,24 +40,17 @@ def _dq_step(
     if MASKED:  # noqa: SIM102 - known to the compiler
         if gaps:
             present = present & seen_by_any(begin + columns, start, end, rows, ROWS)
-    k1 = q1
-    v1 = do1
     if DESCRIPTORS:
         k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
         v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
         if MASKED:  # keys that no query here sees may hold NaN, and 0 * NaN is NaN
             k0 = tl.where(present[:, None], k0, 0.0)
+        k1, v1 = k0, v0
     else:
-        k_tile = k + begin.to(tl.int64) * stride_kn
-        v_tile = v + begin.to(tl.int64) * stride_vn
-        k0 = load_tile(k_tile, columns, present, stride_kn, stride_kd, 0, D0, HEAD_DIM, MASKED)
-        v0 = load_tile(v_tile, columns, present, stride_vn, stride_vd, 0, V0, VALUE_DIM, MASKED)
-        if D1 > 0:
-            k1 = load_tile(k_tile, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
-        if V1 > 0:
-            v1 = load_tile(
-                v_tile, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
-            )
+        k += begin.to(tl.int64) * stride_kn
+        v += begin.to(tl.int64) * stride_vn
+        k0, k1 = load_parts(k, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
+        v0, v1 = load_parts(v, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED)
     s = product(q0, k0, q1, k1, D1, PRECISION)
     if SOFTCAP:
         s = tanh(s * cap)
@@ -138,10 +132,8 @@ def dq_kernel(
     head = head.to(tl.int64)
     q_rows = batch.to(tl.int64) * stride_qb + head * stride_qh + row.to(tl.int64) * stride_qs
     o_rows = batch.to(tl.int64) * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os
-    q0 = load_tile(q, q_rows, inside, 1, stride_qd, 0, D0, HEAD_DIM, True)
-    do0 = load_tile(dout, o_rows, inside, 1, stride_od, 0, V0, VALUE_DIM, True)
-    q1 = q0
-    do1 = do0
+    q0, q1 = load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
+    do0, do1 = load_parts(dout, o_rows, inside, 1, stride_od, V0, V1, VALUE_DIM, True)
     if bias is not None:
         values, at = bias_of(bias, batch, head, row)
         bias = (values[:, None], at, key_positions, bias[3])
@@ -149,16 +141,10 @@ def dq_kernel(
         of_program = (batch * heads + first_head).to(tl.int64) * tl.num_programs(0) + block
         tables += of_program * (2 * bias[3] + 1)
         last = tl.where(inside, last, first)  # of rows beyond the end nothing is added
-    dq0 = tl.zeros([BLOCK_M, D0], tl.float32)
-    dq1 = dq0
-    if D1 > 0:
-        q1 = load_tile(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
-        dq1 = tl.zeros([BLOCK_M, D1], tl.float32)
-    if V1 > 0:
-        do1 = load_tile(dout, o_rows, inside, 1, stride_od, V0, V1, VALUE_DIM, True)
     sums = (batch.to(tl.int64) * heads + head) * query_rows + row
     row_lse = tl.load(lse + sums) * LOG2_E
     row_delta = tl.load(delta + sums)
+    dq0, dq1 = zero_parts(BLOCK_M, D0, D1)
     for index in range(count - whole):
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
@@ -181,8 +167,6 @@ def dq_kernel(
     # inputs may hold NaN: NaN reaches only the dq of its own row.
     inside = inside & (first < last)
     base = sums * HEAD_DIM
-    dq0 = dq0 * scale + load_tile(dq, base, inside, 1, 1, 0, D0, HEAD_DIM, True)
-    store_tile(dq, base, inside, 1, dq0, 0, D0, HEAD_DIM)
-    if D1 > 0:
-        dq1 = dq1 * scale + load_tile(dq, base, inside, 1, 1, D0, D1, HEAD_DIM, True)
-        store_tile(dq, base, inside, 1, dq1, D0, D1, HEAD_DIM)
+    sum0, sum1 = load_parts(dq, base, inside, 1, 1, D0, D1, HEAD_DIM, True)
+    dq0, dq1 = dq0 * scale + sum0, dq1 * scale + sum1
+    store_parts(dq, base, inside, dq0, dq1, D0, D1, HEAD_DIM)

@@ -18,7 +18,7 @@ from ringray_kernels.backends.triton.tiles import (
     edge_tile,
     has_gaps,
     inverse_of_power,
-    load_tile,
+    load_parts,
     log2_of_power,
     narrow,
     narrow_fp8,
@@ -26,8 +26,9 @@ from ringray_kernels.backends.triton.tiles import (
     product,
     seen_by_any,
     staying,
-    store_tile,
+    store_parts,
     tanh,
+    zero_parts,
 )
 
 # Weights in e4m3 are at most 2 to this power: most of its numbers are near its largest, 448.
@@ -54,15 +55,12 @@ def _step(
             present = present & seen_by_any(begin + columns, start, end, rows, ROWS)
         if fp8 is not None:
             present = present & (begin + columns >= fp8[2])
-    k1 = q1
-    v1 = acc1
     if DESCRIPTORS:
         k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
+        k1 = k0
     else:
-        k_tile = k + begin.to(tl.int64) * stride_kn
-        k0 = load_tile(k_tile, columns, present, stride_kn, stride_kd, 0, D0, HEAD_DIM, MASKED)
-        if D1 > 0:
-            k1 = load_tile(k_tile, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
+        k += begin.to(tl.int64) * stride_kn
+        k0, k1 = load_parts(k, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
     s = product(q0, k0, q1, k1, D1, PRECISION)
     value_scale = 1.0
     inverse = 1.0
@@ -108,13 +106,10 @@ def _step(
             v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
             if MASKED:
                 v0 = tl.where(present[:, None], v0, 0.0)
+        v1 = v0
     else:
-        v_tile = v + begin.to(tl.int64) * stride_vn
-        v0 = load_tile(v_tile, columns, present, stride_vn, stride_vd, 0, V0, VALUE_DIM, MASKED)
-        if V1 > 0:
-            v1 = load_tile(
-                v_tile, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
-            )
+        v += begin.to(tl.int64) * stride_vn
+        v0, v1 = load_parts(v, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED)
     if fp8 is not None:  # sums of tensor cores have few bits: not over many tiles
         weights = narrow_fp8(p, EMULATE_FP8)
         acc0 = acc0 * decay[:, None] + tl.dot(weights, v0)
@@ -192,17 +187,11 @@ def forward_kernel(
         v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
     q_rows = batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
     q_rows += row.to(tl.int64) * stride_qs
-    q0 = load_tile(q, q_rows, inside, 1, stride_qd, 0, D0, HEAD_DIM, True)
-    q1 = q0
-    if D1 > 0:
-        q1 = load_tile(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
+    q0, q1 = load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
     if bias is not None:
         values, at = bias_of(bias, batch, head, row)
         bias = (values[:, None], at, key_positions, bias[3])
-    acc0 = tl.zeros([BLOCK_M, V0], tl.float32)
-    acc1 = acc0
-    if V1 > 0:
-        acc1 = tl.zeros([BLOCK_M, V1], tl.float32)
+    acc0, acc1 = zero_parts(BLOCK_M, V0, V1)
     fp8 = None
     if query_scales is not None:
         place = (batch.to(tl.int64) * (heads // group) + kv_head) * key_rows
@@ -249,18 +238,14 @@ def forward_kernel(
         share = tl.exp2(state_top - new_top)
         total = total * decay + share
         top = new_top
-        earlier = load_tile(state_out, out_base, inside, 1, 1, 0, V0, VALUE_DIM, True)
-        acc0 = acc0 * decay[:, None] + earlier * share[:, None]
-        if V1 > 0:
-            earlier = load_tile(state_out, out_base, inside, 1, 1, V0, V1, VALUE_DIM, True)
-            acc1 = acc1 * decay[:, None] + earlier * share[:, None]
+        out0, out1 = load_parts(state_out, out_base, inside, 1, 1, V0, V1, VALUE_DIM, True)
+        acc0 = acc0 * decay[:, None] + out0 * share[:, None]
+        acc1 = acc1 * decay[:, None] + out1 * share[:, None]
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)
     found = tl.where(blind, float("-inf"), (top + tl.log2(total)) * LN_2)
     tl.store(lse + out_row, found, mask=inside)
     inverse = 1.0 / total
     acc0 = tl.where(blind[:, None], 0.0, acc0 * inverse[:, None])
-    store_tile(out, out_base, inside, 1, acc0, 0, V0, VALUE_DIM)
-    if V1 > 0:
-        acc1 = tl.where(blind[:, None], 0.0, acc1 * inverse[:, None])
-        store_tile(out, out_base, inside, 1, acc1, V0, V1, VALUE_DIM)
+    acc1 = tl.where(blind[:, None], 0.0, acc1 * inverse[:, None])
+    store_parts(out, out_base, inside, acc0, acc1, V0, V1, VALUE_DIM)

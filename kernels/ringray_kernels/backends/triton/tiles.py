@@ -108,6 +108,36 @@ def store_tile(base, rows, inside, stride_row, value, FIRST: tl.constexpr, WIDTH
 
 
 @triton.jit
+def load_parts(base, rows, seen, stride_row, stride_col, W0: tl.constexpr, W1: tl.constexpr,
+               HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """Loads the columns of a tile in two parts, W0 and W1 wide; both are the first if W1 is 0."""
+    part0 = load_tile(base, rows, seen, stride_row, stride_col, 0, W0, HEAD_DIM, MASKED)
+    part1 = part0
+    if W1 > 0:
+        part1 = load_tile(base, rows, seen, stride_row, stride_col, W0, W1, HEAD_DIM, MASKED)
+    return part0, part1
+
+
+@triton.jit
+def store_parts(base, rows, inside, part0, part1, W0: tl.constexpr, W1: tl.constexpr,
+                HEAD_DIM: tl.constexpr):  # fmt: skip
+    """Stores what ``load_parts`` loads, in rows of contiguous columns."""
+    store_tile(base, rows, inside, 1, part0, 0, W0, HEAD_DIM)
+    if W1 > 0:
+        store_tile(base, rows, inside, 1, part1, W0, W1, HEAD_DIM)
+
+
+@triton.jit
+def zero_parts(ROWS: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr):
+    """Makes sums for a tile of ROWS rows in two parts, as of ``load_parts``."""
+    part0 = tl.zeros([ROWS, W0], tl.float32)
+    part1 = part0
+    if W1 > 0:
+        part1 = tl.zeros([ROWS, W1], tl.float32)
+    return part0, part1
+
+
+@triton.jit
 def await_value(address, wanted, PTX: tl.constexpr):
     """Waits until another program has written ``wanted`` to ``address``, with all that it wrote
     before. A loop of Triton's would end the pipelining of the loop around it."""

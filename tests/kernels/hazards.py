@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 
-from ringray_kernels.inspect.listing import SASS, Instruction, inner_loops
+from ringray_kernels.inspect.compiled import Compiled
+from ringray_kernels.inspect.listing import SASS, Instruction, inner_loops, sass_instructions
 
 # Instructions whose first register is read, not written: stores, barriers, jumps, predicates.
 _WRITES_NONE = re.compile(
@@ -15,6 +16,16 @@ _WRITES_NONE = re.compile(
 _FROM_REGISTERS = re.compile(r"[HQ]GMMA\S*\s+R\d+,\s*R(\d+),\s*gdesc")
 _OPERAND_REGISTERS = 4  # of a left operand: 16 rows a warp, 16 columns of 16 bits or 32 of 8
 _WAIT = re.compile(r"DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
+
+
+def hazards(made: Compiled) -> list[str]:
+    """Returns the instructions that may change an operand of a product under way."""
+    if not made.ptx:
+        return []
+    # A warp group of the specialised kernels is alone with its memory.
+    apart = made.config.path == "specialised"
+    live = live_operand_writes(sass_instructions(made.listing))
+    return live if apart else live + unsynchronised_writes(made.ptx)
 
 
 def _written(text: str) -> set[int]:
