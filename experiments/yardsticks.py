@@ -35,8 +35,8 @@ def main(path: Path) -> None:
             print(json.dumps({"fact": fact, **values}), file=file)
 
     tools = [name for name in TOOLS if shutil.which(name)]
-    more = {"python": platform.python_version(), "cores": os.cpu_count(), "tools": tools}
-    write("machine", **machine.environment(device), **more, clocks=machine.clocks(device))
+    facts = {"python": platform.python_version(), "cores": os.cpu_count(), "tools": tools}
+    write("machine", **machine.environment(device), **facts, clocks=machine.clocks(device))
     side, length = (8192, 1 << 32) if gpu else (256, 1 << 20)
     a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
     source = torch.zeros(length, dtype=torch.uint8, device=device)

@@ -97,8 +97,8 @@ def alone(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize(("head_dim", "kv_heads"), [(128, 8), (64, 2), (256, 1), (80, 2)])
 @pytest.mark.parametrize("device", [CUDA])
 def test_one_rank_attends(device: str, head_dim: int, kv_heads: int) -> None:
-    given = inputs(device, 778, head_dim, kv_heads=kv_heads)
-    assert off(results(ringray.ring_attention, *given), right(*given)) < LIMIT
+    tensors = inputs(device, 778, head_dim, kv_heads=kv_heads)
+    assert off(results(ringray.ring_attention, *tensors), right(*tensors)) < LIMIT
 
 
 @pytest.mark.parametrize("mask", [{}, {"window": 100}], ids=["causal", "window"])

@@ -84,8 +84,8 @@ def dropout_factors(q: Tensor, p: float, seed: int) -> Tensor | None:
     S, S); None without dropout."""
     if not p:
         return None
-    batch, heads, at = (_numbers(size, q.device) for size in q.shape[:3])
-    return dropped(Dropout(p, seed), batch[:, None], heads, at, at)
+    batch, heads, positions = (_numbers(size, q.device) for size in q.shape[:3])
+    return dropped(Dropout(p, seed), batch[:, None], heads, positions, positions)
 
 
 def visible(

@@ -98,15 +98,15 @@ def resolve(
     with refusing(comm):
         if refused is not None:
             raise ValueError(refused)
-        found = prepare(q, k, v, besides, options, comm, needs_grad=needs_grad)
+        prepared = prepare(q, k, v, besides, options, comm, needs_grad=needs_grad)
         if wrong := unusable_dropout(options.dropout_p, seed):
             raise ValueError(wrong)
-        if found.problem.dropout_p and capturing(q.device):
+        if prepared.problem.dropout_p and capturing(q.device):
             raise RuntimeError(
                 "ring_attention: got dropout while a CUDA graph is captured, expected none: each "
                 "replay would drop the same weights"
             )
-    problem, call = found
+    problem, call = prepared
     if problem.dropout_p:
         if seed is None:
             seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu"))
@@ -127,7 +127,7 @@ def prepare(
     if dense and q.dim() == 4:
         check_table(besides, q)
     key: tuple[object, ...] | None = None
-    found: Prepared | None = None
+    prepared: Prepared | None = None
     try:
         more = [x for x in (sinks, besides.distance_bias) if x is not None]
         tensors = (q, k, v, *more)
@@ -136,10 +136,10 @@ def prepare(
             *kinds, documents, slopes, comm.rank, comm.world_size, needs_grad,
             torch.get_num_threads(), options, *map(type, options),  # True is no 1
         )  # fmt: skip
-        found = _prepared.pop(key, None)
+        prepared = _prepared.pop(key, None)
     except (AttributeError, RuntimeError, TypeError):
         pass  # of arguments that are refused below
-    if found is None:
+    if prepared is None:
         check_qkv(q, k, v)
         check_sinks(sinks, q)
         check_slopes(slopes, len(q), q.shape[1], q.shape[2] * comm.world_size)
@@ -158,11 +158,11 @@ def prepare(
         options = filled(q, k, asked, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, asked, documents, slopes, options, comm)
         call = _call(problem, q, k, v, besides, slopes, options.transport, needs_grad)
-        found = Prepared(problem, call)
+        prepared = Prepared(problem, call)
         _forget()
-    _prepared[key] = found
-    comm.check(q.device, staged=found.problem.exchange.staged)
-    return found
+    _prepared[key] = prepared
+    comm.check(q.device, staged=prepared.problem.exchange.staged)
+    return prepared
 
 
 def _forget() -> None:

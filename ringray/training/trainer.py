@@ -36,7 +36,7 @@ from ringray_kernels.dtypes import torch_dtype
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What a step came to. ``number``: from 1. ``norm``: of the gradients before they are clipped.
+    """Result of one step. ``number``: from 1. ``norm``: of the gradients before they are clipped.
     ``tokens``, ``flops``: of all ranks, the latter by visible pairs, without what is computed
     again."""
 
@@ -137,20 +137,20 @@ class Trainer:
         comm = connect(None)
         with refusing(comm):
             seq_len, size = tokens.shape[1], (len(tokens), len(at))
-            found = torch.zeros(size, dtype=torch.int64, device="cpu")
+            likeliest_tokens = torch.zeros(size, dtype=torch.int64, device="cpu")
             mine = self._rows_of(seq_len)
             which, row = np.nonzero(at[:, None] == mine)
             rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
             agree(comm, AgreedCall("answers", shape=tokens.shape, places=at, among=among))
         at_once = self.recipe.micro_batch
-        for some, answers in zip(rows.split(at_once), found.split(at_once), strict=True):
+        for some, answers in zip(rows.split(at_once), likeliest_tokens.split(at_once), strict=True):
             with torch.no_grad():
                 logits = self.model(some.to(self.mesh.device), seq_len=seq_len)
             likeliest = logits[:, row, among.start : among.stop].argmax(-1).cpu()
             answers[:, which] = among.start + likeliest
-        found = found.to(self.mesh.device)
-        dist.all_reduce(found, group=self.mesh.ring)
-        return cast("Ints", found.cpu().numpy())
+        likeliest_tokens = likeliest_tokens.to(self.mesh.device)
+        dist.all_reduce(likeliest_tokens, group=self.mesh.ring)
+        return cast("Ints", likeliest_tokens.cpu().numpy())
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint must agree on, and the place in the data."""

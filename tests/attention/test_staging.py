@@ -22,7 +22,7 @@ OTHER = torch.device("cuda", 1)  # not the current one
 
 
 class Streams:
-    """What happens on the streams of the current device, 0, and others; ``log`` in order."""
+    """Events on the streams of the current device, 0, and others; ``log`` in order."""
 
     def __init__(self) -> None:
         self.current, self.log = "main of cuda:0", list[str]()

@@ -169,7 +169,7 @@ class Lazy(dist.ProcessGroup):
 
 
 def some_ranks_have_no_first_message(rank: int, size: int) -> None:
-    """Where a document ends at a shard's border, and where a tree has an odd number of leaves."""
+    """A document ends at a shard's border, and where a tree has an odd number of leaves."""
     q, k, v, _ = (x.chunk(size, 2)[rank] for x in testing.make_inputs(
         1, 2, 2, 8 * size, 16, torch.float32, seed=0
     ))  # fmt: skip

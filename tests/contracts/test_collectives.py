@@ -109,11 +109,13 @@ def loss_of(run: Callable[..., Any], given: Tensor, name: str) -> Collective:
 
 
 def plain_loss() -> Collective:
-    given = torch.randn(1, ROWS, VOCABULARY)
-    found = loss_of(ringray.sharded_cross_entropy, given, "logits")
+    rows = torch.randn(1, ROWS, VOCABULARY)
+    collective = loss_of(ringray.sharded_cross_entropy, rows, "logits")
     labels = torch.ones(1, ROWS, dtype=torch.int64)
-    narrow = partial(ringray.sharded_cross_entropy, given[..., :4], labels)
-    return found._replace(other={**found.other, "features: 10 here|features: 4 here": narrow})
+    narrow = partial(ringray.sharded_cross_entropy, rows[..., :4], labels)
+    return collective._replace(
+        other={**collective.other, "features: 10 here|features: 4 here": narrow}
+    )
 
 
 def linear_loss() -> Collective:
@@ -279,19 +281,21 @@ def steps(folder: Path) -> Collective:
     made = trainer.Trainer(
         TINY, ringray.make_mesh(), Recipe(seq_len=16), RandomTokens(TINY.vocab)
     )  # fmt: skip
-    kept = checkpoint.Checkpoints(folder)
+    checkpoints = checkpoint.Checkpoints(folder)
 
     def run(at: int = 1) -> None:
         made.step()
-        kept.save(at, made.model, made.optimizer, {})
-        kept.wait()
-        assert kept.load(made.model, made.optimizer) == {"step": at}
+        checkpoints.save(at, made.model, made.optimizer, {})
+        checkpoints.wait()
+        assert checkpoints.load(made.model, made.optimizer) == {"step": at}
 
     def load() -> None:
         made.step()
-        kept.save(1, made.model, made.optimizer, {})
-        kept.wait()
-        while_broken(checkpoint.json, "loads", partial(kept.load, made.model, made.optimizer))
+        checkpoints.save(1, made.model, made.optimizer, {})
+        checkpoints.wait()
+        while_broken(
+            checkpoint.json, "loads", partial(checkpoints.load, made.model, made.optimizer)
+        )
 
     wrong: Calls = {
         "rank is broken": partial(while_broken, made, "_read", made.step),

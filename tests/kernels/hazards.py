@@ -42,24 +42,25 @@ def _written(text: str) -> set[int]:
 def live_operand_writes(code: list[Instruction]) -> list[str]:
     """Returns the instructions of inner loops that write a register which a product under way reads
     as its left operand (triton issue 9433), each after that product."""
-    found: dict[str, None] = {}
+    writes: dict[str, None] = {}
     for loop in inner_loops(code, SASS.product):
         live: list[tuple[int, set[int], str]] = []  # the group of a product, registers, text
         group = 0
-        for one in [*loop, *loop]:  # twice: what is under way at the end is so at the beginning
-            text = re.sub(r"^@!?U?P\w+\s+", "", one.text)
+        # Twice: what is under way at the end is so at the beginning.
+        for instruction in [*loop, *loop]:
+            text = re.sub(r"^@!?U?P\w+\s+", "", instruction.text)
             wait = _WAIT.search(text)
             if wait:
                 live = [use for use in live if use[0] >= group - int(wait[1], 16)]
             for _, registers, product in live:
                 if not re.match("[HQ]GMMA", text) and registers & _written(text):
-                    found[f"{text} after {product}"] = None
+                    writes[f"{text} after {product}"] = None
             operand = _FROM_REGISTERS.match(text)
             if operand:
                 first = int(operand[1])
                 live.append((group, set(range(first, first + _OPERAND_REGISTERS)), text))
             group += "GMMA" in text and "gsb0" in text
-    return list(found)
+    return list(writes)
 
 
 def unsynchronised_writes(ptx: str) -> list[str]:
@@ -73,17 +74,18 @@ def unsynchronised_writes(ptx: str) -> list[str]:
         Instruction(line, labels.get(jump[1]) if jump else None)
         for line, jump in zip(lines, jumps, strict=True)
     ]
-    found: dict[str, None] = {}
+    writes: dict[str, None] = {}
     for loop in inner_loops(code, r"wgmma\.mma"):
         under_way, apart = 0, False
-        for one in [*loop, *loop]:
-            wait = re.search(r"wgmma\.wait_group\S*\s+(\d+)", one.text)
-            under_way += "wgmma.commit" in one.text
+        for instruction in [*loop, *loop]:
+            text = instruction.text
+            wait = re.search(r"wgmma\.wait_group\S*\s+(\d+)", text)
+            under_way += "wgmma.commit" in text
             if wait:
                 apart = apart or under_way > int(wait[1])
                 under_way = min(under_way, int(wait[1]))
-            elif re.search(r"bar\.sync|barrier\.(cta|sync)", one.text):
+            elif re.search(r"bar\.sync|barrier\.(cta|sync)", text):
                 apart = False
-            elif apart and re.search(r"st\.shared|cp\.async\.(bulk|c[ag])|stmatrix", one.text):
-                found[one.text.strip()] = None
-    return list(found)
+            elif apart and re.search(r"st\.shared|cp\.async\.(bulk|c[ag])|stmatrix", text):
+                writes[text.strip()] = None
+    return list(writes)

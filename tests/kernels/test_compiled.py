@@ -131,8 +131,8 @@ def hold(line: dict[str, Any]) -> None:
     found = line["instructions"]
     # fp32 takes tensor cores too (tf32), if small tiles leave Hopper's large ones unused.
     assert found[PRODUCTS[line["target"]]] > 0 or (not half and found["mma"] > 0), line
-    known = HAZARDS.get((INSTALLED, *case), "nothing")
-    assert all(known in one for one in line["hazards"]), line
+    expected = HAZARDS.get((INSTALLED, *case), "nothing")
+    assert all(expected in one for one in line["hazards"]), line
     ceilings = CEILINGS.get(INSTALLED)
     if ceilings is not None:
         assert line["inner_spilled"] <= ceilings.get(case, 0), line

@@ -228,7 +228,7 @@ class Flash3(SimpleNamespace):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """What stands in place of PyTorch's kernels, as if all tensors were on a GPU."""
+    """Stand-ins for PyTorch's kernels, as if all tensors were on a GPU."""
     kernels = Cuda()
     monkeypatch.setattr(fused, "_ops", kernels)
     monkeypatch.setattr(fused, "on_cpu", lambda x: False)

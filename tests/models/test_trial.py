@@ -140,8 +140,8 @@ def experts(x: Tensor, router: nn.Module, *some: nn.Module) -> Tensor:
     weights, chosen = router(rows).softmax(-1).topk(1)
     out = torch.zeros_like(rows)
     for i, expert in enumerate(some):
-        at = (chosen[:, 0] == i).nonzero().flatten()
-        out = out.index_add(0, at, expert(rows[at]) * weights[at])
+        places = (chosen[:, 0] == i).nonzero().flatten()
+        out = out.index_add(0, places, expert(rows[places]) * weights[places])
     return out.view_as(x)
 
 

@@ -467,8 +467,8 @@ POLICIES: dict[str, Callable[[Any], bool]] = {
 
 def _contexts(policy: str) -> Any:
     def decide(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-        kept = POLICIES[policy](op)
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        policy_of_op = POLICIES[policy](op)
+        return CheckpointPolicy.MUST_SAVE if policy_of_op else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(decide)
 

@@ -152,16 +152,16 @@ class _Run:
 
     def _outcome(self, stage: Stage, began: float, output: IO[str] | None) -> tuple[str, int]:
         """Runs one stage, again after a hang; returns its outcome and exit code."""
-        kept = 0 if stage is SUMMARY else self.slower * SUMMARY.seconds
-        end = min(self.until - kept, began + self.slower * stage.seconds)
+        reserved = 0 if stage is SUMMARY else self.slower * SUMMARY.seconds
+        end = min(self.until - reserved, began + self.slower * stage.seconds)
         for _ in range(_ATTEMPTS):
-            left = end - time.monotonic()
-            if left < _LEAST_S:
+            seconds = end - time.monotonic()
+            if seconds < _LEAST_S:
                 return "no time left", int(stage is SUMMARY)
             ours = [*_BENCH, "--stage", stage.name, "--resume", str(self.path)]
-            ours += ["--device", self.device, "--minutes", str(0.9 * left / 60)]
+            ours += ["--device", self.device, "--minutes", str(0.9 * seconds / 60)]
             ours += ["--patience", str(self.slower * stage.patience), *self.options]
-            code = self._process(stage, ours, left, output)
+            code = self._process(stage, ours, seconds, output)
             if code is None:  # what tests and the summary would have said is not known
                 return "ended at its limit", int(stage is SUMMARY or bool(stage.command))
             if code == 0 or (code == EXIT_USAGE and not stage.command):

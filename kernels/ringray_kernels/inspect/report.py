@@ -47,8 +47,8 @@ def record(case: Case, result: Compiled | str) -> dict[str, Any]:
     }
     if isinstance(result, str):
         return {**line, "status": "failed", "reason": result}
-    found = {k: v for k, v in asdict(result).items() if k not in ("case", "listing", "ptx")}
-    return {**line, **found, "status": "ok", "config": str(result.config)}
+    facts = {k: v for k, v in asdict(result).items() if k not in ("case", "listing", "ptx")}
+    return {**line, **facts, "status": "ok", "config": str(result.config)}
 
 
 def main(targets: Sequence[str], head_dims: Sequence[int], json_path: Path | None) -> int:
