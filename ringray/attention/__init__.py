@@ -8,7 +8,6 @@ other_names keywords of other libraries, answered with ours
 agreement  exchange in which ranks compare their arguments
 problem    one rank's part of a call: layout, mask, script
 compile    the operation as torch.compile and autograd see it
-keeping    checkpoints that keep its results
 loops      computation beside messages: ring, gather, heads
 sharding   ``shard``, ``unshard`` and ``local_positions``
 sharded_kv ``ShardedKV``, keys and values of a long context, for decoding

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch._C import _DisableFuncTorch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import _StopRecomputationError
 
 from ringray.base.errors import PeerError, settle, settled
 from ringray.comm.ring import Comm
@@ -59,14 +60,17 @@ BACKWARD = "a backward pass"  # its value: the number of the call that it belong
 _FUNCTIONS = (
     "ring_attention", "unshard", "sharded_cross_entropy", "sharded_linear_cross_entropy",
     "shard_batch", "ring_decode", "a step of generate", "the end of generate", BACKWARD,
-    "make_mesh", "parallelize", "a step", "answers", "save", "wait", "load", "check of a model",
+    "make_mesh", "parallelize", "a step", "answers", "checkpoints", "save", "wait", "load",
+    "check of a model",
 )  # fmt: skip
 _WIDTH = 40  # numbers in the vector of digests: the function, and its values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"
-_SEEDS = (
-    "give the same dropout_seed on every rank, or the same torch.manual_seed before: its generator "
-    "on the CPU draws the seeds"
-)
+_HINTS = {
+    "call": _ORDER,
+    "dropout_seed": "give the same dropout_seed on every rank, or the same torch.manual_seed "
+    "before: its generator on the CPU draws the seeds",
+    "weights": "make the model after the same torch.manual_seed, or load its weights on every rank",
+}
 _latest = [0]  # number of this process's last call, in any ring
 
 
@@ -167,10 +171,9 @@ def _difference(rank: int, call: AgreedCall, everyone: list[list[int]]) -> Value
             )
     if not differing:
         return None
-    hint = f"; {_ORDER}" if name == BACKWARD else ""
-    if differing[0].startswith("dropout_seed"):
-        hint = f"; {_SEEDS}"
-    return ValueError(f"{name}: ranks disagree about the problem: " + "; ".join(differing) + hint)
+    hints = [_HINTS[x] for x in (text.partition(":")[0] for text in differing) if x in _HINTS]
+    what = "; ".join([*differing, *hints])
+    return ValueError(f"{name}: ranks disagree about the problem: {what}")
 
 
 def _list(ranks: list[int]) -> str:
@@ -183,16 +186,20 @@ def _brief(value: Any) -> str:
 
 
 @contextmanager
-def refusing(comm: Comm) -> Iterator[None]:
+def refusing(comm: Comm, *, once: bool = False) -> Iterator[None]:
     """Tells the other ranks if the body raises.
 
     The other ranks already wait in the exchange of the call, so a rank that fails before takes part
-    in it. The body may agree itself: what all ranks know they are not told again.
+    in it. The body may agree itself: what all ranks know they are not told again. ``once``: when it
+    has agreed, the other ranks wait no more, and an error (of what autograd saves) is its own.
     """
+    latest = _latest[0]
     try:
         yield
+    except _StopRecomputationError:  # a checkpoint has computed again what it needs
+        raise
     except Exception as error:
-        if not settled(error):
+        if not settled(error) and not (once and _latest[0] > latest):
             # Transforms and modes would see the messages. A ring that is broken hides no error.
             with _DisableFuncTorch(), _disable_current_modes(), suppress(Exception):
                 agree(comm, None)

@@ -39,6 +39,7 @@ from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import POSITIONS, SEEDS, unusable_dropout
 from ringray_kernels.intervals import capturing, derived
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # of ids and labels
 Documents = tuple[int, ...] | tuple[tuple[int, ...], ...] | None  # of all batch rows, or of each
 
 
@@ -63,16 +64,12 @@ class Options(NamedTuple):
     blocks: Blocks | int | None
 
 
-class Prepared(NamedTuple):
-    """All that follows from the arguments of a call."""
-
-    problem: RankProblem
-    call: AgreedCall
-
-
+# On which all ranks agree:
+_OF_MASK = ("causal", "window", "chunk", "prefix", "global_tokens", "seq_len")
+_OF_PROBLEM = ("scale", "softcap", "dropout_p", "backward", "backend")
 MOST_PROBLEMS = 256
 MOST_POSITIONS = 1 << 24  # of all problems: each takes up to 16 bytes for intervals and inverses
-_prepared: dict[Any, Prepared] = {}  # the least recently used first
+_prepared: dict[Any, tuple[RankProblem, AgreedCall]] = {}  # the least recently used first
 
 
 def resolve(
@@ -98,15 +95,14 @@ def resolve(
     with refusing(comm):
         if refused is not None:
             raise ValueError(refused)
-        prepared = prepare(q, k, v, besides, options, comm, needs_grad=needs_grad)
+        problem, call = prepare(q, k, v, besides, options, comm, needs_grad=needs_grad)
         if wrong := unusable_dropout(options.dropout_p, seed):
             raise ValueError(wrong)
-        if prepared.problem.dropout_p and capturing(q.device):
+        if problem.dropout_p and capturing(q.device):
             raise RuntimeError(
                 "ring_attention: got dropout while a CUDA graph is captured, expected none: each "
                 "replay would drop the same weights"
             )
-    problem, call = prepared
     if problem.dropout_p:
         if seed is None:
             seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu"))
@@ -119,7 +115,7 @@ def resolve(
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, besides: Besides, options: Options, comm: Comm, *,
     needs_grad: bool,
-) -> Prepared:  # fmt: skip
+) -> tuple[RankProblem, AgreedCall]:  # fmt: skip
     """Returns what follows from the arguments, found again if a call before had equal ones."""
     dense = isinstance(q, Tensor) and not q.is_nested and q.dim()
     documents = document_boundaries(besides.cu_seqlens, len(q) if dense else 1)
@@ -127,7 +123,7 @@ def prepare(
     if dense and q.dim() == 4:
         check_table(besides, q)
     key: tuple[object, ...] | None = None
-    prepared: Prepared | None = None
+    prepared: tuple[RankProblem, AgreedCall] | None = None
     try:
         more = [x for x in (sinks, besides.distance_bias) if x is not None]
         tensors = (q, k, v, *more)
@@ -158,17 +154,17 @@ def prepare(
         options = filled(q, k, asked, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, asked, documents, slopes, options, comm)
         call = _call(problem, q, k, v, besides, slopes, options.transport, needs_grad)
-        prepared = Prepared(problem, call)
+        prepared = problem, call
         _forget()
     _prepared[key] = prepared
-    comm.check(q.device, staged=prepared.problem.exchange.staged)
+    comm.check(q.device, staged=prepared[0].exchange.staged)
     return prepared
 
 
 def _forget() -> None:
     """Forgets the least recently used problems beyond the bounds, but not the two newest."""
     while len(_prepared) > 2:
-        problems = [found.problem for found in _prepared.values()]
+        problems = [problem for problem, _ in _prepared.values()]
         positions = sum(one.layout.padded * len(one.mask.rows) for one in problems)
         if len(_prepared) <= MOST_PROBLEMS and positions <= MOST_POSITIONS:
             break
@@ -200,6 +196,7 @@ def _describe(
     check_blocks(blocks, backend)
     exchange = transports.plan(transport, ranks, heads, kv_heads)
     fold = exchange.fold
+    sizes = heads // fold, kv_heads // fold, head_dim, v.shape[3]
     mask = Mask(
         length, options.causal, options.window, documents, options.chunk, options.prefix,
         options.global_tokens,
@@ -210,15 +207,7 @@ def _describe(
         mask=mask,
         exchange=exchange,
         backward=walk.resolve_backward(options.backward, transport, walks=exchange.walks),
-        costs=walk.costs(
-            q.element_size(),
-            batch,
-            heads // fold,
-            kv_heads // fold,
-            head_dim,
-            v.shape[3],
-            quantized=asked.quantized,
-        ),
+        costs=walk.costs(q.element_size(), batch, *sizes, quantized=asked.quantized),
         scale=head_dim**-0.5 if scale is None else float(scale),
         backend=backend,
         blocks=blocks,
@@ -278,7 +267,7 @@ def document_boundaries(cu_seqlens: Any, batch: int) -> Documents:
     if not isinstance(given, Tensor):
         raise ValueError(f"cu_seqlens: got {given!r}, expected integers in a tensor or a list")
     by_row = given.dim() == 2 and len(given) == batch
-    if not (by_row or given.dim() == 1) or given.is_floating_point():
+    if not (by_row or given.dim() == 1) or given.dtype not in INTEGERS:
         raise ValueError(
             f"cu_seqlens: got {given.dtype} of shape {tuple(given.shape)}, expected a "
             f"1-D tensor of integers, or a 2-D one with a row for each of {batch} batch rows"
@@ -316,7 +305,7 @@ def _integers(row: Any) -> Tensor:
     if getattr(row, "ndim", 0):
         return torch.as_tensor(row, device="cpu")
     values = [plain(x) for x in row]
-    if not all(isinstance(x, int) for x in values):
+    if not all(type(x) is int for x in values):
         raise TypeError
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
@@ -338,24 +327,15 @@ def _call(
         value_dim=v.shape[3],
         dtype=q.dtype,
         partition=problem.layout.partition,
-        causal=problem.mask.causal,
-        window=problem.mask.window,
-        chunk=problem.mask.chunk,
-        prefix=problem.mask.prefix,
-        global_tokens=problem.mask.global_tokens,
-        seq_len=problem.mask.seq_len,
         cu_seqlens=problem.mask.documents,
-        scale=problem.scale,
-        softcap=problem.softcap,
-        dropout_p=problem.dropout_p,
+        **{name: getattr(problem.mask, name) for name in _OF_MASK},
+        **{name: getattr(problem, name) for name in _OF_PROBLEM},
         dropout_seed=None,
         quantized=problem.quantized_from is not None,
         sinks=besides.sinks is not None,
         alibi_slopes=slopes,
         distance_bias=None if besides.distance_bias is None else besides.distance_bias.shape[1],
         transport=transport,
-        backward=problem.backward,
-        backend=problem.backend,
         blocks=compared,
         requires_grad=needs_grad,
         # Elsewhere a rank may use lse alone: its gradient travels only where heads are exchanged.

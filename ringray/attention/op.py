@@ -166,7 +166,7 @@ def ring_attention(
             "graph depends on them; ringray.tuned_strategy returns them beforehand"
         )
     comm = None if compiling else connect(group)
-    with nullcontext() if comm is None else refusing(comm):
+    with nullcontext() if comm is None else refusing(comm, once=True):
         if comm is not None:
             options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
             if needs_grad and any(isinstance(x, Tensor) and x.is_inference() for x in (q, k, v)):

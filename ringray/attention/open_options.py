@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ringray_kernels.api import Features
 
 
+_OF_MASK = ("causal", "window", "chunk", "prefix", "global_tokens")  # of what is tuned
+
+
 def filled(
     q: Tensor,
     k: Tensor,
@@ -45,13 +48,9 @@ def filled(
             heads=q.shape[1],
             kv_heads=k.shape[1],
             head_dim=q.shape[3],
-            causal=options.causal,
-            window=options.window,
             documents=documents,
-            chunk=options.chunk,
-            prefix=options.prefix,
-            global_tokens=options.global_tokens,
             backward=needs_grad,
+            **{name: getattr(options, name) for name in _OF_MASK},
         ),
         name, options.partition, options.transport, options.backward, backend,
         options.backend == "auto",

@@ -46,13 +46,21 @@ _OTHER_NAMES = {
 def answering_other_names(function: Callable[P, R]) -> Callable[P, R]:
     """Lets ``function`` raise a ValueError, on every rank, for a keyword that it does not have,
     which says what ringray calls it."""
-    known = frozenset(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    known, required = (
+        frozenset(parameters),
+        [n for n, x in parameters.items() if x.default is x.empty],
+    )
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         strange = [name for name in kwargs if name not in known]
-        if not strange:
+        missing = [name for name in required[len(args) :] if name not in kwargs]
+        if not (strange or missing):
             return function(*args, **kwargs)
+        if missing and not torch.compiler.is_compiling():
+            with refusing(connect(cast("Any", kwargs.get("group")))):
+                return function(*args, **kwargs)  # Python's own error, told to the other ranks
         name = strange[0]
         if name in _OTHER_NAMES:
             hint = f"ringray calls it {_OTHER_NAMES[name]}"

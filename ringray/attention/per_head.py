@@ -5,6 +5,7 @@ Shape legend: B batch, Hq query heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -57,19 +58,25 @@ class Learned(NamedTuple):
         return [*sinks, *tables[1:]]
 
 
+def _check(name: str, x: Any, q: Tensor, expected: str, fits: Callable[[Tensor], bool]) -> None:
+    """Raises ValueError unless ``x`` is a plain tensor that fits, in a dtype for ``q``, beside
+    it."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name}: got {type(x).__name__}, {expected}")
+    if reason := not_plain(x):
+        raise ValueError(f"{name}: got {reason}")
+    if x.dtype not in (torch.float32, q.dtype) or x.device != q.device or not fits(x):
+        raise ValueError(
+            f"{name}: got {x.dtype} of shape {tuple(x.shape)} on {x.device}, {expected}"
+        )
+
+
 def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
     """Raises ValueError unless ``sinks`` is None or a logit per head of ``q`` (B, Hq, S, D)."""
     if sinks is None:
         return
     expected = f"expected None or a tensor ({q.shape[1]},) of float32 or q's {q.dtype}, {q.device}"
-    if not isinstance(sinks, Tensor):
-        raise ValueError(f"sinks: got {type(sinks).__name__}, {expected}")
-    if reason := not_plain(sinks):
-        raise ValueError(f"sinks: got {reason}")
-    wrong_type = sinks.dtype not in (torch.float32, q.dtype) or sinks.device != q.device
-    if tuple(sinks.shape) != (q.shape[1],) or wrong_type:
-        given = f"{sinks.dtype} of shape {tuple(sinks.shape)} on {sinks.device}"
-        raise ValueError(f"sinks: got {given}, {expected}")
+    _check("sinks", sinks, q, expected, lambda x: tuple(x.shape) == (q.shape[1],))
 
 
 def check_table(besides: Besides, q: Tensor) -> None:
@@ -82,14 +89,10 @@ def check_table(besides: Besides, q: Tensor) -> None:
         f"expected None or a tensor ({q.shape[1]}, 2 R + 1) of float32 or q's {q.dtype}, {q.device}"
         ": a bias for each head and distance from -R to R; it is a function of distances alone"
     )
-    if not isinstance(table, Tensor):
-        raise ValueError(f"distance_bias: got {type(table).__name__}, {expected}")
-    if reason := not_plain(table):
-        raise ValueError(f"distance_bias: got {reason}")
-    wrong_type = table.dtype not in (torch.float32, q.dtype) or table.device != q.device
-    if table.dim() != 2 or len(table) != q.shape[1] or table.shape[1] % 2 == 0 or wrong_type:
-        given = f"{table.dtype} of shape {tuple(table.shape)} on {table.device}"
-        raise ValueError(f"distance_bias: got {given}, {expected}")
+    _check(
+        "distance_bias", table, q, expected,
+        lambda x: x.dim() == 2 and len(x) == q.shape[1] and x.shape[1] % 2 == 1,
+    )  # fmt: skip
     if table.device.type == "cpu" and not table.isfinite().all():
         raise ValueError(f"distance_bias: got values that are not finite, {expected}")
     if besides.alibi_slopes is not None:

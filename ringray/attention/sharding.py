@@ -115,7 +115,7 @@ def unshard(
     name, (_, ranks), dim, length = name_of(group), place_in(group), plain(dim), plain(seq_len)
     # While compiling, the operator checks: others may run theirs already.
     comm = None if torch.compiler.is_compiling() else connect(group)
-    with nullcontext() if comm is None else refusing(comm):
+    with nullcontext() if comm is None else refusing(comm, once=True):
         if comm is not None:
             length = remembered(x) if length is None else length
             dim, length = _checked(x, comm, dim, partition, length, gradients)
@@ -152,19 +152,32 @@ def holds(dtype: torch.dtype, value: object) -> bool:
 def remember(x: Tensor, length: int, padded: int) -> Tensor:
     """Returns ``x``, which remembers the true length of a sequence that is padded."""
     if length < padded and not torch.compiler.is_compiling():
-        x._ringray_seq_len = length  # type: ignore[attr-defined]
+        x._ringray_seq_len = length, id(x), _writes(x)  # type: ignore[attr-defined]
     return x
+
+
+def _writes(x: Tensor) -> int:
+    """Counts the changes of a tensor in place; those of inference mode are not counted."""
+    return 0 if x.is_inference() else x._version
 
 
 def remembered(*tensors: Tensor) -> int | None:
     """Returns the true length that shards remember, or None.
 
     Raises:
-        ValueError: they remember different lengths.
+        ValueError: they remember different lengths, or one has been changed in place since.
     """
     if torch.compiler.is_compiling():
         return None
-    lengths = {x._ringray_seq_len for x in tensors if hasattr(x, "_ringray_seq_len")}
+    lengths = set()
+    for x in tensors:
+        length, owner, writes = getattr(x, "_ringray_seq_len", (None, 0, 0))
+        if owner == id(x) and writes != _writes(x):  # a copy has an id and a count of its own
+            raise ValueError(
+                f"seq_len: got None for a shard of {length} rows and padding that was changed in "
+                "place, expected the length of the sequence that it holds now"
+            )
+        lengths |= set() if length is None else {length}
     if len(lengths) > 1:
         raise ValueError(f"seq_len: got shards of sequences of {sorted(lengths)} rows")
     return lengths.pop() if lengths else None

@@ -228,10 +228,14 @@ def _host(group: dist.ProcessGroup) -> Any:
             found = group._get_backend(torch.device("cpu"))
         else:
             store = cast("Any", dist).PrefixStore("ringray", group.get_group_store())
-            timeout = group._get_backend(devices[0]).options._timeout
-            found = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
+            found = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout_of(group))
         _hosts[group] = found
     return found
+
+
+def timeout_of(group: Any) -> Any:
+    """Returns how long the ranks of a group wait for each other, a ``timedelta``."""
+    return group._get_backend(group._device_types[0]).options._timeout
 
 
 def connect(group: dist.ProcessGroup | None) -> Comm:

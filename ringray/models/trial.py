@@ -7,6 +7,7 @@ become one: zero times NaN is NaN, so that even weights that are still 0 pass it
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -59,6 +60,13 @@ def refuse_unrouted(
                 f"partition: got {sorted(alone.partitions)}, expected one of all layers"
             )
         if marked:
+            if inputs is None and not all(map(alone.rows_are_alike, marked)):
+                warnings.warn(
+                    "parallelize: rows of one token and one position have different results, so "
+                    f"{type(model).__name__} numbers the rows of each rank from 0, unless it asks "
+                    "ringray.local_positions: positions must be an argument of its forward",
+                    stacklevel=3,
+                )
             return
     raise ValueError(
         f"model: a trial of {type(model).__name__} fails with {type(error).__name__}: "
@@ -71,7 +79,7 @@ def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict
     """Generates arguments of a forward. What else it requires are positions, or the length."""
     weights = [*map(Tensor.detach, model.parameters())]
     weights = weights or [torch.empty(0, dtype=torch.float32, device="cpu")]
-    positions = torch.arange(_ROWS, dtype=torch.int64, device=weights[0].device)[None]
+    positions = torch.zeros(1, _ROWS, dtype=torch.int64, device=weights[0].device)
     required = [
         x.name for x in inspect.signature(model.forward).parameters.values()
         if x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
@@ -106,10 +114,18 @@ class _Alone(TorchDispatchMode):
             q, _, v = args[:3]
             lse = q.new_zeros(q.shape[:-1], dtype=torch.float32)
             out = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-            return out, lse, torch.zeros((), dtype=torch.int64, device="cpu"), []
+            return out, lse, torch.zeros(2, dtype=torch.int64, device="cpu"), []
         out = func(*args, **(kwargs or {}))
         takes_ids = any(x is self.first for x in tree_leaves(args))
         return self.mark(out) if takes_ids or func is torch.ops.aten.embedding.default else out
+
+    def rows_are_alike(self, x: Tensor) -> bool:
+        """Tells whether all rows of a result are the same, except for the marked one."""
+        if self.length not in x.shape:
+            return True
+        rows = x.movedim(x.shape.index(self.length), 0).double()
+        least = 1e-2 * (1 + rows[0].abs().max())
+        return bool((rows - rows[0]).abs().nan_to_num().max() < least)
 
     def mark(self, x: Any) -> Any:
         """Returns ``x``, of which the middle row is not a number if it holds as many numbers."""

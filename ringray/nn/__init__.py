@@ -6,7 +6,7 @@ loss       cross entropy over shards
 
 from __future__ import annotations
 
-from ringray.attention.keeping import keep_attention
+from ringray.attention.compile import keep_attention
 from ringray.nn.attention import ContextParallelAttention
 from ringray.nn.loss import (
     next_token_labels,

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.attention.arguments import boundaries, whole
+from ringray.attention.arguments import INTEGERS, document_boundaries, whole
 from ringray.attention.compile import operator
 from ringray.attention.sharding import holds, mistaken, refuse
 from ringray.base.units import plain
 from ringray.comm.ring import connect, connect_named, name_of, place_in
+from ringray.traffic.mask import Mask
 from ringray_kernels.checks import not_plain
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _Sums = tuple[Tensor, Tensor]
 
 
@@ -43,14 +43,19 @@ def next_token_labels(
 
     Returns:
         (B, sequence), int64.
+
+    Raises:
+        ValueError: ids that are no integers of two dimensions, or boundaries that do not fit.
     """
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.dtype not in INTEGERS:
+        what = mistaken("{}", [input_ids]) if isinstance(input_ids, Tensor) else repr(input_ids)
+        raise ValueError(f"input_ids: got {what}, expected integers (B, sequence)")
     labels = torch.full_like(input_ids, ignore_index, dtype=torch.int64)
     labels[:, :-1] = input_ids[:, 1:]
-    if cu_seqlens is not None:
-        ends = boundaries(cu_seqlens)
-        if not isinstance(ends, Tensor):
-            raise ValueError(f"cu_seqlens: got {ends!r}, expected integers in a tensor or a list")
-        ends = ends.to(labels.device, torch.int64)
+    documents = document_boundaries(cu_seqlens, len(input_ids))
+    if documents is not None:
+        Mask(labels.shape[1], documents=documents)  # checks them
+        ends = torch.tensor(documents, dtype=torch.int64, device=labels.device)
         for row, own in zip(labels, ends.expand(len(labels), -1), strict=True):
             row[own[own > 0] - 1] = ignore_index
     return labels
@@ -147,7 +152,7 @@ def _mistake(x: Any, name: str, labels: Any, ignore_index: int, gradients: str) 
     if not x.is_floating_point() or (x.dim() != 3 if name == "x" else x.dim() < 2):
         shape = "(B, S, H)" if name == "x" else "(..., V)"
         return f"{name}: got {{0}}, expected floating point {shape}"
-    if labels.dtype not in _INTEGERS or labels.shape != x.shape[:-1]:
+    if labels.dtype not in INTEGERS or labels.shape != x.shape[:-1]:
         return f"labels: got {{1}}, expected integers of all but the last dimension of {name} {{0}}"
     if type(ignore_index) is not int or not holds(labels.dtype, ignore_index):
         wide = "an integer that labels {1} can hold, or labels of another dtype (labels.long())"
@@ -172,7 +177,7 @@ def _per_token(
     """Returns the sum of losses over the group over the number of labels; ``x``: what the rows
     have, ``own``: computes this rank's part."""
     ring, traced = (name_of(group), place_in(group)[1]), torch.compiler.is_compiling()
-    with nullcontext() if traced else refusing(connect(group)):
+    with nullcontext() if traced else refusing(connect(group), once=True):
         if why := _mistake(x, name, labels, ignore_index, gradients):
             tensors = [given for given in (x, labels) if isinstance(given, Tensor)]
             if not traced:

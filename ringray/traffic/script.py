@@ -97,10 +97,10 @@ class Script:
 def write(moved: Traffic, which: Pass, shard: int, rank: int) -> Script:
     """Returns the part of ``rank`` in one pass of a walk. ``shard``: rows of an own chunk."""
     messages: defaultdict[int, list[Message]] = defaultdict(list)
-    rules = (_chunks_in, _chunks_out, _sums_in, _sums_out)
-    for rule in rules if which == "backward" else rules[:2]:
-        for posted, message in rule(moved, rank):
-            messages[posted].append(message)
+    for travels in (_chunks, _sums) if which == "backward" else (_chunks,):
+        for send in (False, True):
+            for posted, message in travels(moved, rank, send=send):
+                messages[posted].append(message)
     visits: defaultdict[int, list[Visit]] = defaultdict(list)
     for step, visit in _visits(moved, which, shard, rank):
         visits[step].append(visit)
@@ -111,42 +111,27 @@ def write(moved: Traffic, which: Pass, shard: int, rank: int) -> Script:
     )
 
 
-def _chunks_in(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
-    """A chunk comes from the rank of its visit before, and is there when its step begins."""
+def _chunks(moved: Traffic, rank: int, *, send: bool) -> Iterator[tuple[int, Message]]:
+    """A chunk comes from the rank of its visit before and is there when its step begins; it goes to
+    the rank of its next visit with the rows that are needed from there on."""
     route = moved.route
-    for part, owner, visit in _where(moved.chunk_rows, route.rank, rank):
-        due, peer = route.step[visit] - 1, int(route.handed_by[owner, visit])
+    ranks, peers = (route.handed_by, route.rank) if send else (route.rank, route.handed_by)
+    for part, owner, visit in _where(moved.chunk_rows, ranks, rank):
+        due, peer = route.step[visit] - 1, int(peers[owner, visit])
         rows = _rows(moved.held, part, owner, visit)
-        message = Message(due, True, visit, owner, part, rows, peer, send=False)
+        message = Message(due, True, visit, owner, part, rows, peer, send=send)
         yield route.posted[visit], message
 
 
-def _chunks_out(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
-    """A chunk goes to the rank of its next visit with the rows that are needed from there on."""
-    route = moved.route
-    for part, owner, visit in _where(moved.chunk_rows, route.handed_by, rank):
-        due, peer = route.step[visit] - 1, int(route.rank[owner, visit])
-        rows = _rows(moved.held, part, owner, visit)
-        message = Message(due, True, visit, owner, part, rows, peer, send=True)
-        yield route.posted[visit], message
-
-
-def _sums_in(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
-    """A sum comes in the step after the visit that made it, from the rank of that visit."""
-    route = moved.route
-    for part, owner, visit in _where(moved.sum_rows, moved.sums_to, rank):
-        step, peer = route.step[visit] + 1, int(route.rank[owner, visit])
+def _sums(moved: Traffic, rank: int, *, send: bool) -> Iterator[tuple[int, Message]]:
+    """A sum goes in the step after the visit that made it, from the rank of that visit: to the next
+    rank that adds to it, or home."""
+    step, made_by = moved.route.step, np.broadcast_to(moved.route.rank, moved.sum_rows.shape)
+    ranks, peers = (made_by, moved.sums_to) if send else (moved.sums_to, made_by)
+    for part, owner, visit in _where(moved.sum_rows, ranks, rank):
+        due, peer = step[visit] + 1, int(peers[part, owner, visit])
         rows = _rows(moved.sums, part, owner, visit)
-        yield step, Message(step, False, visit, owner, part, rows, peer, send=False)
-
-
-def _sums_out(moved: Traffic, rank: int) -> Iterator[tuple[int, Message]]:
-    """A sum goes in the step after its visit: to the next rank that adds to it, or home."""
-    route = moved.route
-    for part, owner, visit in _where(moved.sum_rows, route.rank, rank):
-        step, peer = route.step[visit] + 1, int(moved.sums_to[part, owner, visit])
-        rows = _rows(moved.sums, part, owner, visit)
-        yield step, Message(step, False, visit, owner, part, rows, peer, send=True)
+        yield due, Message(due, False, visit, owner, part, rows, peer, send=send)
 
 
 def _visits(moved: Traffic, which: Pass, shard: int, rank: int) -> Iterator[tuple[int, Visit]]:

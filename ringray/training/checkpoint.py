@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.base.units import memory
-from ringray.comm.ring import connect
+from ringray.comm.ring import connect, timeout_of
 
 _COMPLETE, _FACTS, _LOCK = ".metadata", "facts.json", "lock"
 # Groups of parameters by name: stages of a pipeline have other parameters under the same numbers.
@@ -48,10 +48,12 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
-        self.folder, self._keep = Path(folder), keep
+        with refusing(comm := connect(None)):
+            self.folder, self._keep = Path(folder), keep
+            agree(comm, AgreedCall("checkpoints", folder=str(self.folder), keep=keep))
         self._rank = dist.get_rank()
         # Its messages must not meet those of training, which go on meanwhile.
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=timeout_of(dist.group.WORLD))
         self._comm = connect(self._group)
         self._writing: Any = None
         self._lock: IO[str] | None = None
@@ -183,7 +185,6 @@ def facts(folder: str | Path) -> dict[str, Any] | None:
     if not there:
         return None
     try:
-        found: dict[str, Any] = json.loads((there[-1] / _FACTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(json.loads((there[-1] / _FACTS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"checkpoint {there[-1]}: {error}") from None
-    return found

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.comm.ring import connect
+from ringray.attention.arguments import whole
+from ringray.comm.ring import connect, timeout_of
 from ringray.training.degrees import Degrees
 
 _AXES = ("dp", "pp", "cp", "tp")
@@ -58,6 +59,9 @@ def make_mesh(
     comm = connect(None)
     with refusing(comm):
         ranks = dist.get_world_size()
+        for axis, size in (("dp", dp), ("tp", tp), ("pp", pp)):
+            if not whole(size, 1):
+                raise ValueError(f"{axis}: got {size!r}, expected an integer of at least 1")
         if degrees is None:
             degrees = Degrees(dp, max(1, ranks // (dp * tp * pp)), tp, pp)
         if degrees.ranks != ranks:
@@ -67,5 +71,8 @@ def make_mesh(
             )
         sizes = tuple(getattr(degrees, axis) for axis in _AXES)
         agree(comm, AgreedCall("make_mesh", degrees=degrees, device=device))
-    whole = init_device_mesh(device, sizes, mesh_dim_names=_AXES)
-    return Mesh(degrees, device, whole, whole["dp", "cp"]._flatten("shards"))
+    mesh = init_device_mesh(device, sizes, mesh_dim_names=_AXES)
+    made = Mesh(degrees, device, mesh, mesh["dp", "cp"]._flatten("shards"))
+    for group in (*map(made.group, _AXES), made.shards.get_group()):
+        dist.distributed_c10d._set_pg_timeout(timeout_of(dist.group.WORLD), group)
+    return made

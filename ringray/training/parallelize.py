@@ -49,7 +49,8 @@ def parallelize(
     Args:
         model: a ``Decoder``, a model with ``ContextParallelAttention``, or one of Hugging Face with
             ``attn_implementation="ringray"``, whose batches come from ``hf.shard_batch(...,
-            group=mesh.ring, gradients="mean")``. Every rank has the same weights.
+            group=mesh.ring, gradients="mean")``. Every rank has the same weights: those of another
+            seed are refused.
         mesh: the ranks; TP needs a ``Decoder``.
         dtype: of computation and of gathered weights; their reduction and the optimizer stay in
             the weights' own. None: the weights'.
@@ -77,6 +78,10 @@ def parallelize(
     if mesh.degrees.cp > 1:
         _refuse_unrouted(model, mesh.ring, inputs)
         model.register_forward_pre_hook(partial(_refuse_new, {*model.modules()}))
+    # Each rank keeps a part of its own weights.
+    for group in (mesh.shards.get_group(), mesh.group("tp")):
+        with refusing(sharing := connect(group)):
+            agree(sharing, AgreedCall("parallelize", weights=_digest(model)))
     if mesh.degrees.tp > 1:
         _split(cast("Decoder", model), mesh)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -85,6 +90,17 @@ def parallelize(
         fully_shard(layer, **options)
     fully_shard(model, **options)
     return model
+
+
+def _digest(model: nn.Module) -> list[tuple[Any, ...]]:
+    """Returns names, shapes and dtypes of parameters, and sums of their bytes: exact in any order,
+    on any device."""
+
+    def total(weight: torch.Tensor) -> int | None:
+        whole = None if weight.is_meta else weight.detach().flatten().view(torch.uint8)
+        return None if whole is None else int(whole.sum(dtype=torch.int64))
+
+    return [(name, tuple(x.shape), x.dtype, total(x)) for name, x in model.named_parameters()]
 
 
 def _refuse_unrouted(model: nn.Module, ring: dist.ProcessGroup, inputs: Any) -> None:
@@ -122,8 +138,10 @@ def _layers(model: nn.Module) -> list[nn.Module]:
         for part in model.modules()
         if isinstance(part, nn.ModuleList | nn.ModuleDict)
     ]
-    alike = [some for some in lists if len({type(one) for one in some}) == 1]
-    return max(alike, key=len, default=[])
+    alike = [some for some in lists if len({*map(type, some)}) == 1]
+    # Containers cannot be sharded.
+    called = [some for some in alike if type(some[0]).forward is not nn.Module.forward]
+    return max(called, key=len, default=[])
 
 
 def _split(model: Decoder, mesh: Mesh) -> None:

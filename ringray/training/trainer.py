@@ -154,9 +154,8 @@ class Trainer:
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint must agree on, and the place in the data."""
-        return {
-            "model": asdict(self.size), "tokens": self._first_sequence() * self.recipe.seq_len,
-        }  # fmt: skip
+        tokens = self._first_sequence() * self.recipe.seq_len
+        return {"model": asdict(self.size), "tokens": tokens}
 
     def resume(self, facts: dict[str, Any]) -> None:
         """Goes on behind a checkpoint that was loaded into model and optimizer, behind the tokens
@@ -186,9 +185,7 @@ class Trainer:
     def _piped(self, rows: list[SequenceRows], weights: Tensor) -> Tensor:
         """Computes loss and gradients of this rank's stage; every stage learns the loss."""
         assert self._schedule is not None
-        where = {
-            name: value for name, value in self._where(rows[0]).items() if name != "cu_seqlens"
-        }
+        where = self._where(rows[0])
         if self.recipe.documents:
             where["cu_seqlens"] = boundaries([one.ends.tolist() for one in rows])
         inputs: tuple[Tensor, ...] = ()
@@ -212,8 +209,7 @@ class Trainer:
         """Makes the stage of this rank and the schedule of its micro-batches."""
         degrees, recipe = self.mesh.degrees, self.recipe
         rows = len(self._positions)
-        whole = padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
-        assert rows == whole
+        assert rows == padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
         stream = torch.empty(
             1, rows // degrees.tp, self.size.hidden, device="meta", requires_grad=True,
             dtype=torch_dtype(recipe.dtype),

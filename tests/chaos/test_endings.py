@@ -18,7 +18,7 @@ from tests.support.place import Place, tiny, title, wait_until
 
 pytestmark = pytest.mark.chaos
 
-MOMENTS = 20
+MOMENTS = 8
 BORN_S = 0.2  # for Python itself to start
 
 

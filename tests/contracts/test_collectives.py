@@ -187,6 +187,7 @@ def attention() -> Collective:
         "k: got 3 rows": partial(run, x, x[:, :, 1:], x[:, :, 1:]),
         "window: got -1": partial(run, x, x, x, window=-1),
         "unexpected keyword 'cause'": partial(run, x, x, x, cause=True),  # type: ignore[call-arg]
+        "missing 1 required .*'v'": partial(run, x, x),
         "a FakeTensor|FakeTensors": partial(faked, lambda x: run(x, x, x), x),
         "rank is broken": partial(
             while_broken, ringray.attention.arguments, "features", lambda: run(x, x, x, scale=0.5)
@@ -261,7 +262,7 @@ def routing() -> Collective:
 def meshes() -> Collective:
     ranks = dist.get_world_size()
     run = ringray.make_mesh
-    wrong: Calls = {"needs 5 ranks": partial(run, Degrees(5)), "division": partial(run, dp=0)}
+    wrong: Calls = {"needs 5 ranks": partial(run, Degrees(5)), "dp: got 0": partial(run, dp=0)}
     return Collective(run, wrong, {"degrees: ": partial(run, Degrees(ranks))})
 
 
@@ -269,6 +270,7 @@ def sharded_models() -> Collective:
     whole = ringray.make_mesh()
 
     def run(**options: Any) -> nn.Module:
+        torch.manual_seed(0)
         return ringray.parallelize(ringray.ContextParallelAttention(8, 2), whole, **options)
 
     tensors = Degrees(1, 1, dist.get_world_size())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SEED = int(os.environ.get("RINGRAY_FUZZ_SEED", "20261121"))
 ALL = 10_000
-PART = 2_000
+PART = 1_000
 FEW = 250
 GOOD = """\
 version: 1
@@ -43,7 +43,7 @@ def test_a_few(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotating(5)
+@pytest.mark.rotating(10)
 @pytest.mark.parametrize("first", range(0, ALL, PART))
 def test_ten_thousand(first: int, capsys: pytest.CaptureFixture[str]) -> None:
     """All of them take about 2 minutes of CPU time, shared among the cores."""

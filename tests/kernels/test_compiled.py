@@ -148,7 +148,7 @@ def test_the_usual_head_dims(tmp_path: Path, head_dim: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotating(2)
+@pytest.mark.exhaustive
 def test_every_default(tmp_path: Path) -> None:
     lines = compiled(tmp_path, f"TARGETS, DIMS = {targets()}, None\n" + DEFAULTS)
     assert len(lines) == len(targets()) * 3 * (6 + 2)

@@ -233,6 +233,32 @@ def test_what_it_cannot_guess_it_is_told() -> None:
         refuse_unrouted(Two(Attention(sdpa)), None, (ids, image))
 
 
+class Numbered(Model):
+    """Learned positions, which it counts itself unless it is given them."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.places = nn.Embedding(512, HIDDEN)
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.placed(ids, torch.arange(ids.shape[1]))
+
+    def placed(self, ids: Tensor, positions: Tensor) -> Any:
+        return self.head(self.stream(self.words(ids) + self.places(positions)))
+
+
+class Told(Numbered):
+    def forward(self, ids: Tensor, positions: Tensor) -> Any:  # type: ignore[override]
+        return self.placed(ids, positions)
+
+
+def test_rows_that_are_numbered_by_rank_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    refuse_unrouted(Told(ring()), None)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="Numbered numbers the rows of each rank from 0"):
+        refuse_unrouted(Numbered(ring()), None)
+
+
 def test_the_model_stays_as_it_was() -> None:
     def count(x: Tensor, part: nn.Module) -> Tensor:
         seen = part.get_buffer("running")

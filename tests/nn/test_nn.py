@@ -199,6 +199,12 @@ def test_labels_are_successors_within_documents() -> None:
     assert next_token_labels(ids).tolist() == [[11, 12, 13, 14, 15, -100]]
     with pytest.raises(ValueError, match="cu_seqlens: got 6, expected integers"):
         next_token_labels(ids, 6)  # type: ignore[arg-type]
+    for boundaries in ([0, 5], [0, 7], [0, -3, 6], [0, 5.5, 6], [False, True, 6], [[0, 6]] * 2):
+        with pytest.raises(ValueError, match="cu_seqlens: "):
+            next_token_labels(ids, boundaries)
+    for wrong in (ids.float(), ids[0], None):
+        with pytest.raises(ValueError, match=r"input_ids: got .*, expected integers \(B, seq"):
+            next_token_labels(wrong)  # type: ignore[arg-type]
     packed = next_token_labels(ids, torch.tensor([0, 0, 2, 2, 5, 6]), ignore_index=-1)
     assert packed.tolist() == [[11, -1, 13, 14, -1, -1]]
 

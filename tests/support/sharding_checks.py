@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import ringray
+from ringray.attention.sharding import remember
 from ringray.partition import PARTITIONS
 from tests.support.ranks import Case
 from tests.support.ring_truth import truth
@@ -32,8 +33,12 @@ def shards_remember_their_length(rank: int, size: int) -> None:
             if size > 1:
                 dist.all_reduce(x.grad)
             torch.testing.assert_close(x.grad.double(), want, atol=1e-5, rtol=1e-4)
-    shards[1]._ringray_seq_len = 60  # type: ignore[attr-defined]
+    other = remember(shards[1].clone(), 60, 62)
     with pytest.raises(ValueError, match=r"seq_len: got shards of sequences of \[60, 61\] rows"):
+        ringray.ring_attention(shards[0], other, shards[2], partition=partition)
+    with torch.no_grad():
+        shards[1][:] = 1
+    with pytest.raises(ValueError, match=r"seq_len: got None for a shard of 61 rows .* in place"):
         ringray.ring_attention(*shards, partition=partition)
 
 

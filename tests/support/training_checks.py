@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import ringray
+from ringray.comm.ring import timeout_of
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import named
 from ringray.nn import next_token_labels
@@ -287,9 +288,10 @@ def the_loss_is_per_token(folder: Path, rank: int, size: int) -> None:
 class Attends(torch.nn.Module):
     """A model with attention by the ring, or of its own."""
 
-    def __init__(self, *, local: bool) -> None:
+    def __init__(self, *, local: bool, words: int = 64) -> None:
         super().__init__()
-        self.words = torch.nn.Embedding(64, 32)
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(words, 32)
         self.layer = torch.nn.TransformerEncoderLayer(32, 4, 32, batch_first=True)
         if not local:
             self.layer = ringray.ContextParallelAttention(32, 4)  # type: ignore[assignment]
@@ -304,13 +306,24 @@ def local_attention_is_refused(rank: int, size: int) -> None:
     for local in (True, rank == size - 1):
         with pytest.raises(ValueError, match=r"in layer.self_attn \(MultiheadAttention\) tokens"):
             parallelize(Attends(local=local), mesh)
+    for others in (Attends(local=False), Attends(local=False, words=64 + (rank == size - 1))):
+        if rank == size - 1:
+            torch.nn.init.ones_(others.layer.q_proj.weight)  # type: ignore[union-attr, arg-type]
+        with pytest.raises(ValueError, match=r"weights: .* torch.manual_seed"):
+            parallelize(others, mesh)
     right = Attends(local=False)
     parallelize(right, mesh)
     right(ids).sum().backward()
     right.layer.dropout = torch.nn.Dropout(0.0)
     with pytest.raises(ValueError, match="got Dropout after parallelize"):
         right(ids)
-    replicas = parallelize(Attends(local=True), meshes.make_mesh(Degrees(dp=size)))
+    mesh = meshes.make_mesh(Degrees(dp=size))
+    named = Attends(local=True)
+    named.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"a": Attends(local=True)})])
+    parallelize(named, mesh)
+    for group in (mesh.ring, mesh.shards.get_group(), mesh.whole["tp"].get_group()):
+        assert timeout_of(group) == timeout_of(dist.group.WORLD)
+    replicas = parallelize(Attends(local=True), mesh)
     replicas(ids).sum().backward()  # of whole sequences
 
 

@@ -100,9 +100,9 @@ def conduct(
         signal.signal(number, signal.default_int_handler)
     read, write = os.pipe()
     # The pipe closes before the threads are waited for: this ends the stages under way.
-    with ThreadPoolExecutor() as pool, os.fdopen(read) as tie, os.fdopen(write, "w"):
+    with ThreadPoolExecutor() as pool, os.fdopen(read) as tie, os.fdopen(write, "w") as hold:
         slower = _CPU_SLOWER if device == "cpu" else 1
-        run = _Run(path, until, options, device, slower, tie)
+        run = _Run(path, until, options, device, slower, tie, hold)
         for row in rows:
             for line, code in pool.map(run.stage, row, [len(row) > 1] * len(row)):
                 if code == EXIT_USAGE:
@@ -116,7 +116,7 @@ def conduct(
 @dataclass(frozen=True)
 class _Run:
     """One run; ``until`` is its end by the monotonic clock, ``slower`` what times are multiplied
-    with, ``tie`` the input of its stages."""
+    with, ``tie`` the input of its stages, ``hold`` its other end."""
 
     path: Path
     until: float
@@ -124,6 +124,7 @@ class _Run:
     device: str
     slower: int
     tie: IO[str]
+    hold: IO[str]
 
     def stage(self, stage: Stage, beside: bool) -> tuple[str, int]:
         """Runs one stage; returns a line about it and its exit code. ``beside`` others, its output
@@ -167,6 +168,8 @@ class _Run:
             if code == 0 or (code == EXIT_USAGE and not stage.command):
                 return "done", code
             if code != EXIT_HUNG or stage.command:
+                if self.hold.closed:  # this run was interrupted, and so its stages end
+                    return "interrupted", 1
                 how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
                 return f"failed with {how}", 1
         return f"hung {_ATTEMPTS} times", 1

@@ -71,6 +71,8 @@ def attend(
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window, chunk = _seen(module, sliding_window)
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    options |= {"group": ring.group, "window": window, "backend": ring.backend}
     held = getattr(key, CACHE, None)
     if held is not None or (forward is not None and forward.stepping):
         if not isinstance(held, ShardedKV) or not causal or chunk or isinstance(window, tuple):
@@ -81,35 +83,17 @@ def attend(
             )
         if dropout:
             raise ValueError(f"dropout: got {dropout} with a cache, expected 0: call model.eval()")
-        new = ring_decode(
-            query, held, group=ring.group, scale=scaling, softcap=softcap, sinks=s_aux,
-            window=window, backend=ring.backend,
-        )  # fmt: skip
+        new = ring_decode(query, held, **options)
         return cast("Tensor", new).transpose(1, 2).contiguous(), None
     query = _at_own_temperature(module, query, ring)
     if torch.is_autocast_enabled(query.device.type):
         # RoPE leaves queries and keys in fp32; autocast would cast them for SDPA too.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
+    of_ring = ("partition", "prefix", "cu_seqlens", "seq_len", "transport", "blocks")
+    options |= {name: getattr(ring, name) for name in of_ring}
     out = ring_attention(
-        query,
-        key,
-        value,
-        group=ring.group,
-        partition=ring.partition,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        prefix=ring.prefix,
-        cu_seqlens=ring.cu_seqlens,
-        seq_len=ring.seq_len,
-        scale=scaling,
-        softcap=softcap,
-        dropout_p=dropout,
-        sinks=s_aux,
-        transport=ring.transport,
-        backend=ring.backend,
-        blocks=ring.blocks,
+        query, key, value, causal=causal, chunk=chunk, dropout_p=dropout, **options
     )
     return cast("Tensor", out).transpose(1, 2).contiguous(), None
 

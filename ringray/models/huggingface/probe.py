@@ -236,9 +236,8 @@ class Probe:
     def _compare_last(self, ids: Tensor) -> None:
         """Compares at the largest positions of the batch, on which a RoPE may depend."""
         end = self.last + 1
-        positions = torch.arange(end - ids.shape[1], end, dtype=torch.int64, device=self.device)[
-            None
-        ]
+        begin = end - ids.shape[1]
+        positions = torch.arange(begin, end, dtype=torch.int64, device=self.device)[None]
         with eager(self.model):
             want = self._call(ids, position_ids=positions)
         error, where = self._error(self._call_on_ring(ids, None, positions), want)
