@@ -267,7 +267,7 @@ def document_boundaries(cu_seqlens: Any, batch: int) -> Documents:
     if not isinstance(given, Tensor):
         raise ValueError(f"cu_seqlens: got {given!r}, expected integers in a tensor or a list")
     by_row = given.dim() == 2 and len(given) == batch
-    if not (by_row or given.dim() == 1) or given.dtype not in INTEGERS:
+    if not (by_row or given.dim() == 1) or given.is_floating_point() or given.dtype is torch.bool:
         raise ValueError(
             f"cu_seqlens: got {given.dtype} of shape {tuple(given.shape)}, expected a "
             f"1-D tensor of integers, or a 2-D one with a row for each of {batch} batch rows"

@@ -175,7 +175,7 @@ def _like_inputs(
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     kept = _kept_like(q, k, v, settings) if needs_grad else []
-    return out, lse, torch.empty(2, dtype=torch.int64, device="cpu"), kept
+    return out, lse, torch.empty((), dtype=torch.int64, device="cpu"), kept
 
 
 def _kept_like(q: Tensor, k: Tensor, v: Tensor, settings: Sequence[Any]) -> list[Tensor]:
@@ -255,15 +255,14 @@ def _attention(
     learned = Learned(sinks, distance_bias)
     out, lse, saved = loops.forward(q, k, v, problem, comm, learned)
     kept = [x.contiguous() for x in _pack(saved, problem)] if needs_grad else []
-    # Whoever keeps ``out`` keeps what was dropped in it, too: a checkpoint may draw another seed.
-    numbers = torch.tensor([call, problem.seed], dtype=torch.int64, device="cpu")
-    return out.contiguous(), lse.contiguous(), numbers, kept
+    number = torch.tensor(call, dtype=torch.int64, device="cpu")
+    return out.contiguous(), lse.contiguous(), number, kept
 
 
 def _like_gradients(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
     cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
-    distance_bias: Tensor | None, *_: Any,
+    distance_bias: Tensor | None, seed: Tensor | None, *_: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     learned = (sinks, distance_bias)
     more = [dout.new_empty(0) if x is None else x.new_empty(x.shape) for x in learned]
@@ -278,26 +277,25 @@ def _shapes(dout: Tensor, saved: list[Tensor]) -> list[tuple[int, ...]]:
 
 @operator(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor[] saved, Tensor call, "
-    "Tensor? cu_seqlens, Tensor? sinks, Tensor? alibi_slopes, Tensor? distance_bias, "
+    "Tensor? cu_seqlens, Tensor? sinks, Tensor? alibi_slopes, Tensor? distance_bias, Tensor? seed, "
     f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks, Tensor dtable)",
     fake=_like_gradients,
 )
 def _attention_backward(
     dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
     cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
-    distance_bias: Tensor | None, *settings: Any,
+    distance_bias: Tensor | None, seed: Tensor | None, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     comm, options = connect_named(*settings[:2]), _options(settings)
-    number, seed = call.tolist()
     q, k, v = (dout.new_empty(1).expand(shape) for shape in _shapes(dout, saved))
     besides = Besides(cu_seqlens, sinks, alibi_slopes, distance_bias)
     problem, _ = prepare(q, k, v, besides, options, comm, needs_grad=True)
-    problem = problem.seeded(seed) if problem.dropout_p else problem
+    problem = problem if seed is None else problem.seeded(int(seed))
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
     learned = Learned(sinks, distance_bias)
     kept = _unpack(saved, problem)
-    gradients = loops.backward(dout, dlse, kept, problem, comm, number, learned)
+    gradients = loops.backward(dout, dlse, kept, problem, comm, int(call), learned)
     dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients[:3])
     learnt = iter(gradients[3:])
     more = [dout.new_empty(0) if x is None else next(learnt).to(x.dtype) for x in learned]
@@ -307,12 +305,13 @@ def _attention_backward(
 def _setup(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]
 ) -> None:
-    q, k, v, cu_seqlens, sinks, slopes, table, _, _, _, *ctx.settings = inputs
+    q, k, v, cu_seqlens, sinks, slopes, table, seed, _, _, *ctx.settings = inputs
     out, lse, call, kept = output
     saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
     # What is not traced saves what an eager call saves: in a checkpoint one may repeat the other.
-    ctx.beside = (call.clone(), cu_seqlens, slopes) if type(call) is Tensor else ()
-    traced = () if ctx.beside else (call, cu_seqlens, slopes)
+    # The rest is of the forward pass, and so is its seed, even if a repetition draws another.
+    ctx.beside = (call.clone(), cu_seqlens, slopes, seed) if type(call) is Tensor else ()
+    traced = () if ctx.beside else (call, cu_seqlens, slopes, seed)
     ctx.save_for_backward(sinks, table, *traced, *saved)
     ctx.mark_non_differentiable(call, *kept)
     ctx.set_materialize_grads(False)
@@ -322,12 +321,12 @@ def _backward(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
     sinks, table, *saved = ctx.saved_tensors
-    call, cu_seqlens, slopes = ctx.beside or (saved.pop(0) for _ in range(3))
+    call, cu_seqlens, slopes, seed = ctx.beside or (saved.pop(0) for _ in range(4))
     if dout is None:  # only lse was used
         assert dlse is not None
         dout = saved[2].new_zeros((*dlse.shape, saved[2].shape[3]))
     *gradients, dsinks, dtable = _attention_backward(
-        dout, dlse, saved, call, cu_seqlens, sinks, slopes, table, *ctx.settings
+        dout, dlse, saved, call, cu_seqlens, sinks, slopes, table, seed, *ctx.settings
     )
     dsinks = None if sinks is None else dsinks
     dtable = None if table is None else dtable

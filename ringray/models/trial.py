@@ -60,7 +60,8 @@ def refuse_unrouted(
                 f"partition: got {sorted(alone.partitions)}, expected one of all layers"
             )
         if marked:
-            if inputs is None and not all(map(alone.rows_are_alike, marked)):
+            by_row = [x for x in marked if alone.length in x.shape]
+            if inputs is None and not all(map(alone.rows_are_alike, by_row)):
                 warnings.warn(
                     "parallelize: rows of one token and one position have different results, so "
                     f"{type(model).__name__} numbers the rows of each rank from 0, unless it asks "
@@ -114,15 +115,13 @@ class _Alone(TorchDispatchMode):
             q, _, v = args[:3]
             lse = q.new_zeros(q.shape[:-1], dtype=torch.float32)
             out = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-            return out, lse, torch.zeros(2, dtype=torch.int64, device="cpu"), []
+            return out, lse, torch.zeros((), dtype=torch.int64, device="cpu"), []
         out = func(*args, **(kwargs or {}))
         takes_ids = any(x is self.first for x in tree_leaves(args))
         return self.mark(out) if takes_ids or func is torch.ops.aten.embedding.default else out
 
     def rows_are_alike(self, x: Tensor) -> bool:
         """Tells whether all rows of a result are the same, except for the marked one."""
-        if self.length not in x.shape:
-            return True
         rows = x.movedim(x.shape.index(self.length), 0).double()
         least = 1e-2 * (1 + rows[0].abs().max())
         return bool((rows - rows[0]).abs().nan_to_num().max() < least)

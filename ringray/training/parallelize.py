@@ -97,8 +97,9 @@ def _digest(model: nn.Module) -> list[tuple[Any, ...]]:
     on any device."""
 
     def total(weight: torch.Tensor) -> int | None:
-        whole = None if weight.is_meta else weight.detach().flatten().view(torch.uint8)
-        return None if whole is None else int(whole.sum(dtype=torch.int64))
+        if weight.is_meta or type(weight.data) is not torch.Tensor:
+            return None
+        return int(weight.detach().flatten().view(torch.uint8).sum(dtype=torch.int64))
 
     return [(name, tuple(x.shape), x.dtype, total(x)) for name, x in model.named_parameters()]
 

@@ -208,7 +208,7 @@ def test_the_oldest_problems_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
         step_of = testing.make_inputs(1, 1, 1, rows, 16, torch.float32, seed=0)[:3]
         leaves = [x.requires_grad_() for x in step_of]
         ringray.ring_attention(*leaves).sum().backward()  # type: ignore[union-attr]
-        newest = next(reversed(arguments._prepared.values())).problem
+        newest, _ = next(reversed(arguments._prepared.values()))
         kept = itertools.chain(*newest._kept.values())
         found.append([weakref.ref(x) for pair in kept for x in pair])
         del newest
@@ -225,7 +225,7 @@ def test_long_problems_count_by_their_positions(monkeypatch: pytest.MonkeyPatch)
     for rows in range(2, 40, 2):
         x = torch.zeros(1, 1, rows, 16)
         ringray.ring_attention(x, x, x)
-    lengths = [one.problem.layout.padded for one in arguments._prepared.values()]
+    lengths = [problem.layout.padded for problem, _ in arguments._prepared.values()]
     assert lengths == [34, 36, 38]
 
 
