@@ -3,7 +3,7 @@
 Tests marked ``rotating(n)`` are cases of one large set. With ``RINGRAY_TURN`` (a whole number) set,
 one in ``n`` of them runs, other ones each turn, spread over the values of their parameters; without
 it all run. The others of a file that are marked ``slow`` or ``chaos`` are one set, of which a turn
-takes a third. CI takes turn 0. No turn has those that are marked ``exhaustive``.
+takes a fifth. CI takes turn 0. No turn has those that are marked ``exhaustive``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.support.place import Place
 
 TURN = os.environ.get("RINGRAY_TURN")
-SLOW_TURNS = 3
+SLOW_TURNS = 5
 
 # Before anything imports triton: without a GPU its kernels run in the interpreter.
 NO_DEVICES = not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
