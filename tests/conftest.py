@@ -120,10 +120,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def ringray_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A private $RINGRAY_HOME for the session, without the caller's tracking server or cluster."""
+    """A private $RINGRAY_HOME and compiler's cache, without the caller's server or cluster."""
     home = tmp_path_factory.mktemp("ringray-home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGRAY_HOME", str(home))
+        # Graphs that another version left there have its shapes of the operators' results.
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "RAY_ADDRESS"):
             patch.delenv(name, raising=False)
         yield home
