@@ -93,10 +93,10 @@ def visible(
 ) -> Tensor:
     """Returns the (S, S) bool mask of the keys that each query sees; ``mask``: as for
     ``visible_ranges``."""
-    at = _numbers(seq_len, device)
+    positions = _numbers(seq_len, device)
     seen = torch.zeros(seq_len, seq_len, dtype=torch.bool, device=device)
-    for low, high in visible_ranges(at, seq_len, causal=causal, **mask):
-        seen |= (at >= low[:, None]) & (at < high[:, None])
+    for low, high in visible_ranges(positions, seq_len, causal=causal, **mask):
+        seen |= (positions >= low[:, None]) & (positions < high[:, None])
     return seen
 
 

@@ -129,9 +129,10 @@ def agree(comm: Comm, call: AgreedCall | None) -> int:
             )
     about = "agreement" if call is None else f"agreement about {call.function}"
     mark = _REJECTED if call is None else call.fingerprint
+    # Maxima of the mark and of its negative: both are of one number only if all marks are equal.
     highest, lowest, latest = comm.largest((mark, -mark, _latest[0]), about)
     _latest[0] = 1 + latest
-    if highest != -lowest:
+    if highest != -lowest:  # rare, so that only now all values are exchanged
         digests = [_REJECTED] * _WIDTH if call is None else call.digests
         everyone = comm.gather_integers(digests, about)
         if call is not None and (error := _difference(comm.rank, call, everyone)):

@@ -47,14 +47,12 @@ def answering_other_names(function: Callable[P, R]) -> Callable[P, R]:
     """Lets ``function`` raise a ValueError, on every rank, for a keyword that it does not have,
     which says what ringray calls it."""
     parameters = inspect.signature(function).parameters
-    known, required = (
-        frozenset(parameters),
-        [n for n, x in parameters.items() if x.default is x.empty],
-    )
+    required = [name for name, x in parameters.items() if x.default is x.empty]
+    names = frozenset(parameters)  # which a compiler can trace
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        strange = [name for name in kwargs if name not in known]
+        strange = [name for name in kwargs if name not in names]
         missing = [name for name in required[len(args) :] if name not in kwargs]
         if not (strange or missing):
             return function(*args, **kwargs)
@@ -65,7 +63,7 @@ def answering_other_names(function: Callable[P, R]) -> Callable[P, R]:
         if name in _OTHER_NAMES:
             hint = f"ringray calls it {_OTHER_NAMES[name]}"
         else:  # a compiler cannot trace the search
-            hint = "" if torch.compiler.is_compiling() else suggestion(name, known)
+            hint = "" if torch.compiler.is_compiling() else suggestion(name, names)
         wrong = f"{function.__name__}: got an unexpected keyword {name!r}" + (hint and f"; {hint}")
         if torch.compiler.is_compiling():
             raise ValueError(wrong)

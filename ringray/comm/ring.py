@@ -221,16 +221,16 @@ _hosts: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
 def _host(group: dist.ProcessGroup) -> Any:
     """Returns the backend of ``group`` for host memory. Where it has none, makes one of the same
     ranks and the same timeout, which ends with the group; all ranks do so at the same call."""
-    found = _hosts.get(group)
-    if found is None:
+    backend = _hosts.get(group)
+    if backend is None:
         devices = group._device_types
         if torch.device("cpu") in devices:
-            found = group._get_backend(torch.device("cpu"))
+            backend = group._get_backend(torch.device("cpu"))
         else:
             store = cast("Any", dist).PrefixStore("ringray", group.get_group_store())
-            found = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout_of(group))
-        _hosts[group] = found
-    return found
+            backend = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout_of(group))
+        _hosts[group] = backend
+    return backend
 
 
 def timeout_of(group: Any) -> Any:

@@ -142,10 +142,10 @@ def sharded_linear_cross_entropy(
 
 def _mistake(x: Any, name: str, labels: Any, ignore_index: int, gradients: str) -> str | None:
     """Returns the mistake in arguments, with {0} for ``x``, {1} for ``labels``; or None."""
-    for what, given in ((name, x), ("labels", labels)):
-        if not isinstance(given, Tensor):
-            return f"{what}: got {type(given).__name__}, expected a tensor"
-        if not torch.compiler.is_compiling() and (reason := not_plain(given)):
+    for what, value in ((name, x), ("labels", labels)):
+        if not isinstance(value, Tensor):
+            return f"{what}: got {type(value).__name__}, expected a tensor"
+        if not torch.compiler.is_compiling() and (reason := not_plain(value)):
             return f"{what}: got {reason}"
     if gradients not in ("sum", "mean"):
         return f"gradients: got {gradients!r}, expected 'sum' or 'mean'"
@@ -179,10 +179,10 @@ def _per_token(
     ring, traced = (name_of(group), place_in(group)[1]), torch.compiler.is_compiling()
     with nullcontext() if traced else refusing(connect(group), once=True):
         if why := _mistake(x, name, labels, ignore_index, gradients):
-            tensors = [given for given in (x, labels) if isinstance(given, Tensor)]
+            tensors = [value for value in (x, labels) if isinstance(value, Tensor)]
             if not traced:
                 raise ValueError(mistaken(why, tensors))
-            tensors = [given.detach() for given in tensors]
+            tensors = [tensor.detach() for tensor in tensors]
             return cast("Tensor", refuse(why, tensors, *ring))  # others may run theirs already
         settings = function, x.shape[-1], str(x.dtype), ignore_index, gradients
         average = _global_mean_op if traced else _GlobalMean.apply

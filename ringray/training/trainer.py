@@ -106,8 +106,8 @@ class Trainer:
         with refusing(comm):
             mine = first + self.mesh.place("dp") * share
             rows = [self._read(mine + i) for i in range(share)]
-            pairs = sum(int((n * (n + 1) // 2).sum()) for n in (np.diff(one.ends) for one in rows))
-            labelled = [float((one.labels != NO_LABEL).sum()) for one in rows]
+            pairs = sum(int((n * (n + 1) // 2).sum()) for n in (np.diff(row.ends) for row in rows))
+            labelled = [float((row.labels != NO_LABEL).sum()) for row in rows]
             counts = torch.tensor([*labelled, pairs], dtype=torch.float64, device="cpu")
             counts = counts.to(self.mesh.device)
             agree(comm, AgreedCall("a step", number=self.done + 1, first=first, recipe=recipe))
@@ -187,13 +187,13 @@ class Trainer:
         assert self._schedule is not None
         where = self._where(rows[0])
         if self.recipe.documents:
-            where["cu_seqlens"] = boundaries([one.ends.tolist() for one in rows])
+            where["cu_seqlens"] = boundaries([row.ends.tolist() for row in rows])
         inputs: tuple[Tensor, ...] = ()
         if self._first:
-            inputs = (torch.cat([self._tensor(one.tokens) for one in rows]),)
+            inputs = (torch.cat([self._tensor(row.tokens) for row in rows]),)
         target = None
         if self._last:
-            where["labels"] = torch.cat([self._tensor(one.labels) for one in rows])
+            where["labels"] = torch.cat([self._tensor(row.labels) for row in rows])
             target = weights[:, None]
         losses: list[Tensor] = []
         self._schedule.step(*inputs, target=target, losses=losses, **where)

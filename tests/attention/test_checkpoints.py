@@ -107,8 +107,8 @@ def kept_results_keep_what_was_dropped(rank: int, size: int) -> None:
         return ringray.ring_attention(*x, dropout_p=0.5)  # type: ignore[return-value]
 
     want = gradients(attend, inputs())
-    kept = {"context_fn": keep_attention, "preserve_rng_state": False}
-    assert torch.equal(gradients(attend, inputs(), **kept), want)
+    contexts = {"context_fn": keep_attention, "preserve_rng_state": False}
+    assert torch.equal(gradients(attend, inputs(), **contexts), want)
 
 
 @pytest.mark.parametrize("size", [2])

@@ -22,9 +22,9 @@ import json
 from ringray_kernels.inspect.report import HEAD_DIMS, compile_all, default_cases, record
 from tests.kernels.hazards import hazards
 for case, made in compile_all(default_cases(TARGETS, DIMS or HEAD_DIMS)):
-    found = [] if isinstance(made, str) else hazards(made)
+    loops = [] if isinstance(made, str) else hazards(made)
     with path.open("a") as file:
-        file.write(json.dumps({**record(case, made), "hazards": found}) + "\\n")
+        file.write(json.dumps({**record(case, made), "hazards": loops}) + "\\n")
 """
 ROOT = Path(__file__).parents[2]
 PRODUCTS = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}

@@ -153,6 +153,7 @@ class _Run:
 
     def _outcome(self, stage: Stage, began: float, output: IO[str] | None) -> tuple[str, int]:
         """Runs one stage, again after a hang; returns its outcome and exit code."""
+        # Time for the summary stays free: without it nobody reads what was measured.
         reserved = 0 if stage is SUMMARY else self.slower * SUMMARY.seconds
         end = min(self.until - reserved, began + self.slower * stage.seconds)
         for _ in range(_ATTEMPTS):

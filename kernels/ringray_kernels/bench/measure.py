@@ -233,7 +233,7 @@ def _measure(
         first = results = calls = None  # type: ignore[assignment]  # frees what is not timed
         free(device, records.values())
     say(f"timing {', '.join(ready) or 'none'}; {len(sets)} sets of inputs")
-    calls_of = {} if check_only else {name: one.calls for name, one in ready.items()}
+    calls_of = {} if check_only else {name: contender.calls for name, contender in ready.items()}
     timings = timing.interleaved(calls_of, device, effort(point, device), mark)
     for name, right in ready.items():
         mark(f"timing {name}")

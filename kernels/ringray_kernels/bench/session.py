@@ -92,7 +92,7 @@ class BenchSession:
         ]
         if bad:
             print("\nfailures:\n" + "\n".join(bad))
-        if not (measured := any(one.median_ms for one in self.records)):
+        if not (measured := any(record.median_ms for record in self.records)):
             print("\nnothing was measured")
         return measured and not bad
 

@@ -90,7 +90,7 @@ WORK: dict[str, Callable[[BenchSession], bool | None]] = {
     "backward": partial(_against, "backward"),
     "targets": _sparse,
     "sweep": lambda one: one.points(_others(one), [*filter(targets.is_ours, one.names)]),
-    "flex-attention": lambda one: one.last(_rated(one)),
+    "flex-attention": lambda session: session.last(_rated(session)),
     "summary": BenchSession.summary,
     "quick": lambda one: one.measure(*cases("quick", one)),
     "all": lambda one: one.measure(*cases("all", one)),

@@ -87,7 +87,7 @@ def _dkv_step(
         if MASKED:
             q0 = tl.where(present[:, None], q0, 0.0)
             do0 = tl.where(present[:, None], do0, 0.0)
-        q1, do1 = q0, do0
+        q1, do1 = q0, do0  # descriptors have one part
     else:
         q += begin.to(tl.int64) * stride_qs
         o = dout + begin.to(tl.int64) * stride_os

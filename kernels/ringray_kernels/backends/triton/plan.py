@@ -49,8 +49,8 @@ def _by_block(start: Tensor, end: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Returns the intervals of each block, (batch * blocks, rows); the last row is repeated."""
     length = start.shape[1]
     count = -(-length // rows) * rows
-    at = torch.arange(count, dtype=torch.int64, device=start.device).clamp_(max=length - 1)
-    return start[:, at].view(-1, rows), end[:, at].view(-1, rows)
+    rows_at = torch.arange(count, dtype=torch.int64, device=start.device).clamp_(max=length - 1)
+    return start[:, rows_at].view(-1, rows), end[:, rows_at].view(-1, rows)
 
 
 def _spans(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

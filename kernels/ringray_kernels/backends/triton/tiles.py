@@ -112,6 +112,7 @@ def load_parts(base, rows, seen, stride_row, stride_col, W0: tl.constexpr, W1: t
                HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Loads the columns of a tile in two parts, W0 and W1 wide; both are the first if W1 is 0."""
     part0 = load_tile(base, rows, seen, stride_row, stride_col, 0, W0, HEAD_DIM, MASKED)
+    # Triton wants the name before the branch; without a second part nothing reads it.
     part1 = part0
     if W1 > 0:
         part1 = load_tile(base, rows, seen, stride_row, stride_col, W0, W1, HEAD_DIM, MASKED)
