@@ -14,7 +14,7 @@ from ringray_kernels.bench.problems import Point, make_inputs
 
 device = torch.device("cuda", 0)
 for point in (Point("causal", 8192), Point("causal", 8192, direction="backward")):
-    for name in ("ringray", "ringray-specialised"):
+    for name in ("ringray", "ringray-portable"):
         if CONTENDERS[name].unsupported(point, device) is None:
             CONTENDERS[name].prepare(point, make_inputs(point, device, 0))()
 torch.cuda.synchronize()

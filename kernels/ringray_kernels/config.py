@@ -198,7 +198,8 @@ class Blocks:
 class Problem:
     """A problem that a configuration must fit. ``group``: query heads per key/value head;
     ``aligned``: the streamed tensors have unit stride along D and 16-byte aligned rows;
-    ``value_dim``: head dim of V, 0 if it is that of Q; ``extended``: see ``api.Operands``."""
+    ``value_dim``: head dim of V, 0 if it is that of Q; ``extended``: see ``api.Operands``;
+    ``adds_dq``: the dkv kernel also adds dQ, see ``Blocks``."""
 
     kernel: Kernel
     head_dim: int
@@ -207,6 +208,7 @@ class Problem:
     aligned: bool = True
     value_dim: int = 0
     extended: bool = False
+    adds_dq: bool = False
 
     @property
     def head_dims(self) -> tuple[int, int]:
@@ -297,6 +299,8 @@ def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> 
                 "specialised is for one head dim of q, k and v, and neither softcap, bias nor "
                 "dropout"
             )
+        if problem.adds_dq:
+            return "specialised dkv adds no dQ: atomic_dq and ordered_dq take another path"
         if problem.kernel == "dq" and config.stages < 3:
             return f"specialised dq frees a tile late: got {config.stages} stages, expected 3"
         own = config.block_n if problem.kernel == "dkv" else config.block_m
@@ -318,10 +322,14 @@ def _accumulators(config: BlockConfig, kernel: Kernel, width: int) -> int:
 
 def _shared_bytes(config: BlockConfig, problem: Problem, width: int, target: Target) -> int:
     """Estimates the bytes of two streamed tensors (K and V, or Q and dO) of ``stages`` tiles each
-    and, on NVIDIA, of the resident tiles; before Hopper, forward keeps its one (Q) in registers."""
+    and, on NVIDIA, of the resident tiles; before Hopper, forward keeps its one (Q) in registers. A
+    dkv kernel that adds dQ also passes its tile through shared memory; a split one copies K."""
     streamed, resident = config.block_n, config.block_m
     tensors = {"forward": 1 if target.descriptors else 0, "dq": 2, "dkv": 2}[problem.kernel]
     if problem.kernel == "dkv":
         streamed, resident = resident, streamed
     rows = 2 * streamed * config.stages + (0 if target.is_amd else tensors * resident)
-    return rows * width * problem.itemsize
+    dq = 0
+    if problem.adds_dq and not target.is_amd:
+        dq = 4 * config.block_m * width + config.split * resident * width * problem.itemsize
+    return rows * width * problem.itemsize + dq

@@ -1,7 +1,7 @@
 """The default configuration of each kernel by hardware and head dim.
 
 The numbers come from compilation for the target (registers, spills, shared memory; see
-docs/kernels.md), not from measurements on a GPU, except where a line says so.
+docs/kernels.md), not from measurements on a GPU, except those of ``SPECIALISED``.
 
 The warps of a program divide a product by rows of the resident block: eight warps of 16 rows (four
 of 32 on CDNA) take 128, and compute a block of 64 twice. So a block has as many rows as its warps
@@ -103,17 +103,28 @@ _LARGE_CDNA: dict[Kernel, list[str]] = {
     "dkv": ["16x32/4/1/split"],
 }
 
-# Hopper's kernels with a copying warp, by head dim. Not defaults before they are measured.
+# Hopper's kernels with a copying warp, by head dim: the defaults where they compute the problem.
+# Measured on an H100 by triton 3.6 (experiments/results/gpu-h100.first_light.jsonl).
 SPECIALISED = {
     64: Blocks.parse(
-        "forward=128x128/8/3/specialised/pingpong/persistent,dq=128x64/8/4/specialised,"
+        "forward=128x128/8/3/specialised/persistent,dq=128x64/8/4/specialised,"
         "dkv=64x128/8/2/specialised"
     ),
     128: Blocks.parse(
-        "forward=128x128/8/2/specialised/pingpong/persistent,dq=128x64/8/4/specialised,"
-        "dkv=64x128/8/2/specialised"
+        "forward=128x128/8/2/specialised,dq=128x64/8/4/specialised,dkv=64x128/8/2/specialised"
     ),
     256: Blocks.parse("forward=128x64/8/2/specialised/persistent"),
+}
+
+# What is the default where those do not compute the problem.
+PORTABLE = {
+    64: Blocks.parse(
+        "forward=128x128/8/3/descriptors,dq=128x64/8/3/descriptors,dkv=64x128/8/2/descriptors"
+    ),
+    128: Blocks.parse(
+        "forward=128x128/8/2/descriptors,dq=128x64/8/2/descriptors,dkv=64x128/8/2/descriptors"
+    ),
+    256: Blocks.parse("forward=128x64/8/2/descriptors"),
 }
 
 # On Hopper, 16 bits, by head dim: other candidates for the fastest configuration of one kernel, in
@@ -122,24 +133,28 @@ CANDIDATES = {
     128: [
         Blocks.parse("forward=128x128/8/2/specialised/pingpong"),
         Blocks.parse("forward=128x128/8/2/specialised/persistent"),
-        Blocks.parse("forward=128x128/8/2/specialised"),
-        Blocks.parse("forward=128x64/8/3/descriptors"),
         Blocks.parse("forward=128x128/8/3/descriptors"),
         Blocks.parse("dkv=64x64/4/2/descriptors"),
-        Blocks.parse("dkv=32x128/8/2/descriptors"),
     ],
-    64: [Blocks.parse("forward=128x128/8/3/specialised/persistent")],
-    256: [Blocks.parse("forward=128x64/8/2/specialised/pingpong/persistent")],
+    64: [
+        Blocks.parse("forward=128x128/8/3/specialised"),
+        Blocks.parse("forward=128x128/8/3/specialised/pingpong"),
+    ],
+    256: [Blocks.parse("forward=128x64/8/2/specialised")],
 }
 
 
 @cache
 def default(problem: Problem, target: Target) -> BlockConfig:
-    """Returns the first configuration of the table that fits.
+    """Returns the first configuration that fits: on Hopper a specialised one, else of the table.
 
     Raises:
         ValueError: none fits.
     """
+    if target.wgmma and problem.itemsize == 2 and problem.head_dim in SPECIALISED:
+        specialised = SPECIALISED[problem.head_dim].given.get(problem.kernel)
+        if specialised and supports(specialised, problem, target) is None:
+            return specialised
     if target.is_amd:
         narrow, wide = _CDNA, _WIDE_CDNA
     elif target.descriptors:

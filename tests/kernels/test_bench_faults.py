@@ -89,12 +89,12 @@ def test_who_compiles_for_long_is_measured_after_all_others(
     monkeypatch.setitem(CONTENDERS, "risky", Ringray())
     monkeypatch.setattr(contenders, "LAST", ("risky",))
     path = tmp_path / "results.jsonl"
-    names = "risky,ringray,ringray-specialised"
+    names = "risky,ringray,ringray-portable"
     only = ["--quick", "--device", "cpu", "--only", "forward/", "--json", str(path)]
     assert cli.main([*only, "--contenders", names]) == 0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     who = [line["contender"] for line in lines if line["case"].startswith("forward")]
-    assert who == ["ringray", "ringray-specialised"] * 2 + ["risky"] * 2
+    assert who == ["ringray", "ringray-portable"] * 2 + ["risky"] * 2
     assert lines[-1]["contender"] == "risky"  # after the virtual rings as well
     table = capsys.readouterr().out.rpartition("error\n")[2].splitlines()
     assert [line.split()[0] for line in table[:2]] == ["ringray", "risky"]

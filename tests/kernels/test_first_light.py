@@ -23,7 +23,7 @@ from ringray_kernels.bench import first_light, machine, measure, problems, stage
 from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray
 from ringray_kernels.bench.first_light import SUMMARY, Stage
 from ringray_kernels.bench.measure import Record
-from ringray_kernels.defaults import CANDIDATES, SPECIALISED
+from ringray_kernels.defaults import CANDIDATES, PORTABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -341,16 +341,16 @@ def test_candidates_are_contenders_in_order(monkeypatch: pytest.MonkeyPatch) -> 
         assert [CONTENDERS[name].chosen(head_dim) for name in found] == every  # type: ignore[attr-defined]
         assert max(map(names.index, found)) < names.index("sdpa-flash")
     assert not any(targets.is_ours(name) for name in LAST)
-    specialised = CONTENDERS["ringray-specialised"]
+    portable = CONTENDERS["ringray-portable"]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     gpu = torch.device("cuda")
-    for head_dim, blocks in SPECIALISED.items():
+    for head_dim, blocks in PORTABLE.items():
         for direction in ("forward", "backward"):
             point = problems.Point("full", 64, head_dim, direction=direction)  # type: ignore[arg-type]
             differs = blocks.forward if direction == "forward" else blocks.dkv or blocks.dq
-            assert (specialised.unsupported(point, gpu) is None) == (differs is not None)
-    assert "16 bits" in str(specialised.unsupported(problems.Point("full", 64, 80), gpu))
-    assert specialised.unsupported(problems.Point("full", 64), CPU) == "for Hopper GPUs only"
+            assert (portable.unsupported(point, gpu) is None) == (differs is not None)
+    assert "16 bits" in str(portable.unsupported(problems.Point("full", 64, 80), gpu))
+    assert portable.unsupported(problems.Point("full", 64), CPU) == "for Hopper GPUs only"
 
 
 def test_ours_have_a_backend_on_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_ours_have_a_backend_on_tensors_without_memory(monkeypatch: pytest.Monke
     for device in (CPU, torch.device("cuda")):
         session: Any = SimpleNamespace(names=list(CONTENDERS), device=device)
         names = stages._ours(session)
-        assert {"ringray", "ringray-specialised", "ringray-atomic"} <= set(names)
+        assert {"ringray", "ringray-portable", "ringray-atomic"} <= set(names)
         for name in names:
             ours: Any = stages.CONTENDERS[name]
             assert ours.backend_on(torch.device("meta")) == "triton"

@@ -23,7 +23,7 @@ from ringray_kernels.bench.contenders import CONTENDERS
 from ringray_kernels.bench.problems import Point
 
 point = Point("full", 333, 64, 2, 2, direction="backward")
-for name in ("ringray", "ringray-specialised"):
+for name in ("ringray", "ringray-portable"):
     error = compile_calls(point, CONTENDERS[name])
     assert error is None, error
 print(compile_calls(replace(point, head_dim=600), CONTENDERS["ringray"]))

@@ -24,7 +24,7 @@ from ringray_kernels.api import load_backend
 from ringray_kernels.backends import GPU_ONLY
 from ringray_kernels.bench.watchdog import Watchdog
 from ringray_kernels.checks import DTYPES
-from ringray_kernels.defaults import SPECIALISED
+from ringray_kernels.defaults import PORTABLE
 from ringray_kernels.intervals import intervals, visible_range
 
 pytestmark = [
@@ -57,7 +57,7 @@ HOPPER = (
 PATHS = [
     "default",
     pytest.param(
-        "specialised", marks=pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+        "portable", marks=pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
     ),
 ]  # fmt: skip
 DTYPE_IDS = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
@@ -116,12 +116,12 @@ class Case:
 
 
 def blocks_of(path: str, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Blocks | None:
-    """The default, or the specialised kernels where there are any."""
+    """The default, or the portable kernels where those are not the default."""
     if path == "default":
         return None
-    if head_dim not in SPECIALISED or dtype == torch.float32:
-        pytest.skip(f"no specialised kernel for head dim {head_dim}, {dtype}")
-    return SPECIALISED[head_dim]
+    if head_dim not in PORTABLE or dtype == torch.float32:
+        pytest.skip(f"portable is the default for head dim {head_dim}, {dtype}")
+    return PORTABLE[head_dim]
 
 
 def compute(
@@ -212,7 +212,7 @@ def test_odd_lengths(rows: int, path: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["atomic_dq", "ordered_dq"])
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 def test_backward_in_one_kernel(head_dim: int, way: str) -> None:
     for mask in MASKS:
         case = Case(mask, head_dim, kv_heads=2, blocks=Blocks(**{way: True}))  # type: ignore[arg-type]

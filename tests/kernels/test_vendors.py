@@ -29,6 +29,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "full": {"causal": False},
     "window": {"causal": True, "window": 90},
     "documents": {"causal": True, "cu_seqlens": torch.tensor([0, 70, 70, 150])},
+    # Of the second hop's keys one row sees one.
+    "a lone token": {"causal": True, "cu_seqlens": torch.tensor([0, 64, 65, 150])},
 }
 
 
@@ -165,6 +167,7 @@ class Cudnn(SimpleNamespace):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         assert (bias, cum_q, cum_k, dropout) == (None, None, None, 0.0)
         assert (max_q, max_k) == (q.shape[2], k.shape[2])
+        assert max(max_q, max_k) > 1, "cuDNN's backward refuses one row with one key"
         self.calls += 1
         return tuple(differentiate(dout, q, k, v, out, lse[..., 0], causal, scale))
 

@@ -182,9 +182,10 @@ class Vendor(Protocol):
         over those that share them."""
 
 
-def _takes(q: Tensor, mask: Tensor | None) -> bool:
-    """Tells whether a vendor computes a piece; ``fused`` does the others."""
-    return mask is None and q.dtype != torch.float32
+def _takes(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
+    """Tells whether a vendor computes a piece; ``fused`` does the others. cuDNN's backward refuses
+    one query row with one key."""
+    return mask is None and q.dtype != torch.float32 and max(q.shape[2], k.shape[2]) > 1
 
 
 def forward(
@@ -237,7 +238,7 @@ def _forward_call(
         if not operands.extended:
             own, *shared = _one_width(own, *shared)
             shared = [x.expand(-1, group, -1, -1) for x in shared]
-            if vendor is not None and _takes(own, mask):
+            if vendor is not None and _takes(own, shared[0], mask):
                 part, part_lse = vendor.forward(own, *shared, **how)
             else:
                 part, part_lse = fused.forward(own, *shared, mask=mask, **how)
@@ -315,7 +316,7 @@ def _backward_call(
             )
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
             tensors = (grad_out, own_q, own_k, own_v, result, lse_rows)
-            if vendor is not None and _takes(own_q, mask):
+            if vendor is not None and _takes(own_q, own_k, mask):
                 parts = vendor.backward(*tensors, **how)
             else:
                 parts = fused.backward(*tensors, mask=mask, **how)

@@ -14,8 +14,8 @@ from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray
 from ringray_kernels.bench.problems import Direction, Point, VirtualPoint, Which
 from ringray_kernels.bench.session import BenchSession
 
-_PORTABLE = ("ringray", "ringray-atomic")  # checked first: others are compared with them
-_SPARSE = ("ringray", "ringray-specialised", "torch-varlen")  # take windows and documents
+_PORTABLE = ("ringray-portable", "ringray-atomic")  # checked first: others are compared with them
+_SPARSE = ("ringray", "ringray-portable", "torch-varlen")  # take windows and documents
 _LONGEST = 16 * 1024
 
 

@@ -120,7 +120,7 @@ def problem_of(
     q, k, v = operands[:3]
     return Problem(
         kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed),
-        v.shape[3], operands.extended,
+        v.shape[3], operands.extended, kernel == "dkv" and bool(operands.blocks.adds_dq),
     )  # fmt: skip
 
 
@@ -131,16 +131,16 @@ def inside_cap(operands: Operands) -> float:
     return min(max(operands.scale / operands.softcap, -LARGEST_SCALE), LARGEST_SCALE)
 
 
-def biases(operands: Operands, *, keys_walk: bool) -> tuple[Any, Tensor | None]:
-    """Returns the arguments ``bias``, see ``tiles.bias_of``, with the positions of the rows that
-    stay, and the positions of those that walk past them."""
+def biases(operands: Operands, *, keys_walk: bool) -> tuple[Any, int | None, Tensor | None]:
+    """Returns the arguments ``bias`` and ``reach``, see ``tiles.bias_of``, with the positions of
+    the rows that stay, and the positions of those that walk past them."""
     if operands.bias is None:
-        return None, None
+        return None, None, None
     queries, keys, values, _ = operands.bias
     reach = operands.bias.reach
     stay, walk = (queries, keys) if keys_walk else (keys, queries)
     stride = values.stride(1) if reach is not None else values.stride(0) if len(values) > 1 else 0
-    return (values, stride, stay, reach), walk
+    return (values, stride, stay), reach, walk
 
 
 def bounds_of(x: Tensor) -> tuple[Tensor, int]:

@@ -60,7 +60,7 @@ def _add_dq(dq, rows, present, part, FIRST: tl.constexpr, WIDTH: tl.constexpr,
 def _dkv_step(
     dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, dq, counters, before, ended,
     low, high, first, last, tile,
-    batch, head, rows_at, at, drop, scale, log2_scale, cap, bias,
+    batch, head, rows_at, at, drop, scale, log2_scale, cap, bias, reach,
     stride_qs, stride_qd, stride_os, stride_od,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -98,7 +98,7 @@ def _dkv_step(
         s = tanh(s * cap)
     scores = s * log2_scale
     if bias is not None:
-        scores, _ = biased(s, log2_scale, *bias, begin + columns, present, False, MASKED)
+        scores, _ = biased(s, log2_scale, *bias, reach, begin + columns, present, False, MASKED)
     p = tl.exp2(scores - (row_lse * LOG2_E)[None, :])
     if MASKED:
         rows = (begin + columns)[None, :]
@@ -146,7 +146,7 @@ def _dkv_step(
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group", *DROPS])
 def dkv_kernel(
     dout, q, k, v, lse, delta, start, end, dq, dk, dv, counters, before, ended,
-    scale, log2_scale, cap, bias, query_positions,
+    scale, log2_scale, cap, bias, reach, query_positions,
     stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
@@ -223,8 +223,8 @@ def dkv_kernel(
             o_head = dout + (batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh)
         away = bias
         if bias is not None:
-            values, at = bias_of(bias, batch, head, key)
-            away = (values, at, query_positions, bias[3])
+            values, at = bias_of(bias, reach, batch, head, key)
+            away = (values, at, query_positions)
         turns = counters
         edges = count - whole
         if counters is not None:
@@ -235,7 +235,7 @@ def dkv_kernel(
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, turns, before, ended, low, high, first, last, tile,
-                batch, head, rows_at, at, drop, scale, log2_scale, cap, away,
+                batch, head, rows_at, at, drop, scale, log2_scale, cap, away, reach,
                 stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                 EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
@@ -244,7 +244,7 @@ def dkv_kernel(
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, turns, before, ended, low, high, first, last, tile,
-                batch, head, rows_at, at, drop, scale, log2_scale, cap, away,
+                batch, head, rows_at, at, drop, scale, log2_scale, cap, away, reach,
                 stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                 EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, False,
@@ -254,7 +254,7 @@ def dkv_kernel(
                 dk0, dk1, dv0, dv1 = _dkv_step(
                     dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                     dq_head, turns, before, ended, low, high, first, last, tile,
-                    batch, head, rows_at, at, drop, scale, log2_scale, cap, away,
+                    batch, head, rows_at, at, drop, scale, log2_scale, cap, away, reach,
                     stride_qs, stride_qd, stride_os, stride_od,
                     HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                     EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,

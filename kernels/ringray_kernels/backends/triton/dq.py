@@ -27,7 +27,7 @@ from ringray_kernels.backends.triton.tiles import (
 def _dq_step(
     dq0, dq1, q0, q1, do0, do1, k, v, lse, delta, low, high, first, last, gaps, start, end,
     rows, tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
-    tables, stride_kn, stride_kd, stride_vn, stride_vd,
+    reach, tables, stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -56,7 +56,7 @@ def _dq_step(
         s = tanh(s * cap)
     scores = s * scale
     if bias is not None:
-        scores, places = biased(s, scale, *bias, begin + columns, present, True, MASKED)
+        scores, places = biased(s, scale, *bias, reach, begin + columns, present, True, MASKED)
     dp = product(do0, v0, do1, v1, V1, PRECISION)
     if drop is not None:
         key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
@@ -81,8 +81,8 @@ def _dq_step(
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *DROPS])
 def dq_kernel(
-    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias, key_positions, tables,
-    stride_ob, stride_oh, stride_os, stride_od,
+    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias, reach,
+    key_positions, tables, stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd,
@@ -135,11 +135,11 @@ def dq_kernel(
     q0, q1 = load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
     do0, do1 = load_parts(dout, o_rows, inside, 1, stride_od, V0, V1, VALUE_DIM, True)
     if bias is not None:
-        values, at = bias_of(bias, batch, head, row)
-        bias = (values[:, None], at, key_positions, bias[3])
+        values, at = bias_of(bias, reach, batch, head, row)
+        bias = (values[:, None], at, key_positions)
     if tables is not None:
         of_program = (batch * heads + first_head).to(tl.int64) * tl.num_programs(0) + block
-        tables += of_program * (2 * bias[3] + 1)
+        tables += of_program * (2 * reach + 1)
         last = tl.where(inside, last, first)  # of rows beyond the end nothing is added
     sums = (batch.to(tl.int64) * heads + head) * query_rows + row
     row_lse = tl.load(lse + sums) * LOG2_E
@@ -150,7 +150,7 @@ def dq_kernel(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
             edge_tile(index, leading, whole), batch, kv_head, head, at, keys_at, drop, log2_scale,
-            cap, bias, tables,
+            cap, bias, reach, tables,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
@@ -158,7 +158,8 @@ def dq_kernel(
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, tables,
+            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias,
+            reach, tables,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip

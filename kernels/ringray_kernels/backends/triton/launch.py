@@ -79,7 +79,7 @@ def _options(
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         **({"PACK": config.pack} if packs else {}),
-        "DESCRIPTORS": config.path == "descriptors",
+        "DESCRIPTORS": config.path != "pointers",
         "PRECISION": "tf32x3" if dtype == torch.float32 and not target.is_amd else "ieee",
         "EMULATE_BF16": dtype == torch.bfloat16 and q.dtype == torch.float32,
         **_dropped(operands),
@@ -135,7 +135,7 @@ def forward_launch(
         from ringray_kernels.backends.triton import hopper_launch
 
         return hopper_launch.forward(operands, result, state, config)
-    described = config.path == "descriptors"
+    described = config.path != "pointers"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     describe = _described if operands.scales is None else _turned
     batch, heads, rows, _ = q.shape
@@ -168,8 +168,7 @@ def dq_launch(
     dq_kernel."""
     q, k, v, start, end, scale, blocks, softcap, *_ = operands
     dout, _, lse, delta, dq, _, _ = given
-    streamed = (q, dout, k, v) if blocks.dq and blocks.dq.path == "specialised" else (k, v)
-    problem = problem_of("dq", operands, dtype, *streamed)
+    problem = problem_of("dq", operands, dtype, q, dout, k, v)
     config = configured(blocks.dq, problem, target)
     grads = operands.bias.grads if operands.bias else ()
     if grads:
@@ -178,7 +177,7 @@ def dq_launch(
         from ringray_kernels.backends.triton import hopper_launch
 
         return hopper_launch.dq(operands, given, config)
-    described = config.path == "descriptors"
+    described = config.path != "pointers"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
     grid = (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch)
@@ -214,16 +213,12 @@ def dkv_launches(
     dout, _, lse, delta, dq, dk, dv = given
     problem = problem_of("dkv", operands, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
-    described = config.path == "descriptors"
+    described = config.path != "pointers"
     (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
     batch, kv_heads, keys, _ = k.shape
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
 
-        if blocks.adds_dq:
-            raise ValueError(
-                f"dkv config {config}: {blocks.adds_dq} takes another path than specialised"
-            )
         return [hopper_launch.dkv(operands, given, first, stop, config)]
     grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
     options = _options(config, operands, target, dtype, packs=False)

@@ -229,11 +229,12 @@ def tanh(x):
 
 
 @triton.jit
-def bias_of(bias, batch, head, rows):
+def bias_of(bias, reach, batch, head, rows):
     """Returns the slope of each ``head``, in units of log2, or a pointer to its table, and the
     positions of ``rows``, of a ``bias`` (slopes or tables, their stride between batch entries or
-    heads, positions of queries or keys, reach of tables or None)."""
-    values, stride, positions, reach = bias
+    heads, positions of queries or keys). ``reach``: of tables, None for slopes; before triton 3.8 a
+    tuple that holds None cannot be compared with None."""
+    values, stride, positions = bias
     if reach is None:
         of_head = tl.load(values + batch * stride + head) * LOG2_E
     else:
