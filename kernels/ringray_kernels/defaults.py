@@ -107,13 +107,12 @@ _LARGE_CDNA: dict[Kernel, list[str]] = {
 # Measured on an H100 by triton 3.6 (experiments/results/gpu-h100.first_light.jsonl).
 SPECIALISED = {
     64: Blocks.parse(
-        "forward=128x128/8/3/specialised/persistent,dq=128x64/8/4/specialised,"
-        "dkv=64x128/8/2/specialised"
+        "forward=128x128/8/3/specialised,dq=128x64/8/4/specialised,dkv=64x128/8/2/specialised"
     ),
     128: Blocks.parse(
         "forward=128x128/8/2/specialised,dq=128x64/8/4/specialised,dkv=64x128/8/2/specialised"
     ),
-    256: Blocks.parse("forward=128x64/8/2/specialised/persistent"),
+    256: Blocks.parse("forward=128x64/8/2/specialised"),
 }
 
 # What is the default where those do not compute the problem.
@@ -137,10 +136,10 @@ CANDIDATES = {
         Blocks.parse("dkv=64x64/4/2/descriptors"),
     ],
     64: [
-        Blocks.parse("forward=128x128/8/3/specialised"),
         Blocks.parse("forward=128x128/8/3/specialised/pingpong"),
+        Blocks.parse("forward=128x128/8/3/specialised/persistent"),
     ],
-    256: [Blocks.parse("forward=128x64/8/2/specialised")],
+    256: [Blocks.parse("forward=128x64/8/2/specialised/persistent")],
 }
 
 
