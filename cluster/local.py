@@ -68,7 +68,8 @@ class Local:
             [
                 sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
                 f"--port={self.address.rpartition(':')[2]}", f"--node-ip-address={HOST}",
-                "--num-cpus=0", "--num-gpus=0", f"--autoscaling-config={written}",
+                "--num-cpus=0", "--num-gpus=0", "--object-store-memory=200000000",
+                f"--autoscaling-config={written}",
                 f"--temp-dir={self.ray}", f"--ray-client-server-port={_free_port()}",
                 "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
                 "--disable-usage-stats", *web,

@@ -11,6 +11,16 @@
 # Slurm must resolve node names to addresses by which nodes reach each other; RINGRAY_INTERFACE=ib0
 # names another interface of theirs. Racks are the leaf switches, where topology.conf tells them.
 #
+# RINGRAY_CONTAINER is put before every `python`, for nodes whose ringray is in an image:
+#   RINGRAY_CONTAINER='apptainer exec --nv ringray.sif' sbatch --nodes=4 ... cluster/slurm.sh SPEC
+# with `apptainer build ringray.sif docker-daemon:REGISTRY/ringray:0.1.0`. The container must share the node's
+# network, processes, /tmp and /dev/shm, as Apptainer's do. Those of `enroot start` need
+# --mount /tmp:/tmp --mount /dev/shm:/dev/shm; pyxis's options of srun do not reach the driver.
+#
+# NCCL takes InfiniBand by libibverbs of the node or the image, and TCP without. RDMA pins memory: give
+# slurmd LimitMEMLOCK=infinity. Tasks have slurmd's limits where slurm.conf says
+# PropagateResourceLimitsExcept=MEMLOCK, otherwise those of the shell that calls sbatch.
+#
 # `scancel JOBID`, a preemption and the end of --time end the sweep as Ctrl-C does. A preempted job that
 # starts again, and any later one with this SPEC, continues it.
 #SBATCH --job-name=ringray --output=ringray-%j.log --open-mode=append --requeue
@@ -27,7 +37,7 @@ fail() {
 }
 
 address() {  # this node's, on $RINGRAY_INTERFACE or else on its way to node $1
-  python -c '
+  "${python[@]}" -c '
 import os, psutil, socket, sys
 if name := os.environ.get("RINGRAY_INTERFACE"):
     found = psutil.net_if_addrs().get(name, [])
@@ -38,8 +48,27 @@ else:
         print(way.getsockname()[0])' "$1"
 }
 
+raise() {  # the soft limit of option $1 to $2, or to the hard one where that is lower; never down
+  local soft hard
+  soft=$(ulimit -S "$1")
+  hard=$(ulimit -H "$1")
+  [[ $hard == unlimited ]] || { [[ $2 != unlimited ]] && ((hard >= $2)); } || set -- "$1" "$hard"
+  [[ $soft == unlimited ]] || { [[ $2 != unlimited ]] && ((soft >= $2)); } || ulimit -S "$1" "$2"
+}
+
+limits() {  # of a node: files for Ray's sockets, KiB of stack for NCCL, pinned memory for RDMA by $1
+  raise -n 65536
+  raise -s 65536
+  raise -l unlimited
+  if [[ $(ulimit -l) != unlimited && -n $(ls "$1" 2>/dev/null) ]]; then
+    echo "${SLURMD_NODENAME-a node} may pin $(ulimit -l) KiB of memory, and RDMA needs no limit:" \
+      "LimitMEMLOCK=infinity for slurmd, or NCCL_IB_DISABLE=1 for TCP" >&2
+  fi
+}
+
 node() {  # one node of Ray, which ends when its standard input does
   trap : TERM INT HUP  # Slurm sends them to all tasks: the sweep ends first, its nodes after it
+  limits /sys/class/infiniband
   local head port client rack ray lifeline options
   read -r RAY_AUTH_TOKEN head port client
   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
@@ -69,7 +98,7 @@ node() {  # one node of Ray, which ends when its standard input does
     options+=(--node-ip-address="$(address "$head")" --address="$head:$port")
   fi
   while kill -0 $lifeline 2>/dev/null; do  # on a busy machine Ray may give up and need another start
-    setsid python -m ray.scripts.scripts start "${options[@]}" </dev/null >"$folder/log" 2>&1 4<&- &
+    setsid "${python[@]}" -m ray.scripts.scripts start "${options[@]}" </dev/null >"$folder/log" 2>&1 4<&- &
     ray=$!
     while kill -0 $ray 2>/dev/null && kill -0 $lifeline 2>/dev/null; do wait -n $ray $lifeline; done
     kill -0 $lifeline 2>/dev/null || break
@@ -99,11 +128,12 @@ end() {
 
 [[ -n ${SLURM_JOB_ID-} ]] || fail "not in a Slurm job; expected: sbatch --nodes=N cluster/slurm.sh SPEC"
 (($#)) || fail "no spec; expected: sbatch --nodes=N cluster/slurm.sh SPEC [OPTION ...]"
-python -c 'import psutil, ray, ringray.lab.cluster.fit' 2>/dev/null ||
-  fail "no ringray[lab] for $(command -v python || echo 'the missing command python'); activate its environment before sbatch"
-python -m ringray validate "$1" >/dev/null || exit
+read -ra python <<<"${RINGRAY_CONTAINER-} python"
+"${python[@]}" -c 'import psutil, ray, ringray.lab.cluster.fit' 2>/dev/null ||
+  fail "no ringray[lab] for ${python[*]} ($(command -v "${python[0]}" || echo 'a missing command')); activate its environment before sbatch, or name its image: RINGRAY_CONTAINER"
+"${python[@]}" -m ringray validate "$1" >/dev/null || exit
 
-python -c '
+"${python[@]}" -c '
 import os, re, sys
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
@@ -123,20 +153,20 @@ head=127.0.0.1
 if ((${#hosts[@]} > 1)); then
   head=$(address "${hosts[1]}") || fail "no address of this node by which ${hosts[1]} reaches it" 1
 fi
-read -r token port client < <(python -c '
+read -r token port client < <("${python[@]}" -c '
 import secrets, socket
 opened = [socket.create_server(("", 0)) for _ in range(2)]
 print(secrets.token_hex(32), *(one.getsockname()[1] for one in opened))')
 
 exec 3> >(exec setsid srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --ntasks-per-node=1 \
   --export=ALL --overlap --cpu-bind=none --kill-on-bad-exit=0 --unbuffered \
-  bash -c "$(declare -f address node); node")
+  bash -c "$(declare -p python; declare -f address raise limits node); node")
 nodes=$!
 trap end EXIT
 echo "$token $head $port $client" >&3
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$token
 
-run python -c '
+run "${python[@]}" -c '
 import contextlib, os, socket, sys, time
 from ringray.lab.cluster import ray_private
 host, port, wanted, srun, patience = sys.argv[1], *map(int, sys.argv[2:])
@@ -152,4 +182,4 @@ while there < wanted:
             there = sum(node.status != ray_private.DEAD for node in nodes)
 ' "$head" "$port" "${#hosts[@]}" "$nodes" "$JOIN_S" || fail "Ray did not start; see above" 1
 
-run python -m ringray run "$@" --address "$head:$port"
+run "${python[@]}" -m ringray run "$@" --address "$head:$port"

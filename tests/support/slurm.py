@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 SCRIPT = REPOSITORY / "cluster" / "slurm.sh"
 NODES = "STAND_IN_NODES"
+CONTAINED = "contained"  # file in the place: the commands that CONTAINER ran
 STARTED = "started"  # file in the place: the arguments of each start of a node of Ray
+CONTAINER = "container exec"  # a stand-in of `apptainer exec`
 PYTHON = """\
 #!/bin/sh
 case "$*" in *ray.scripts.scripts*) echo "$*" >> "$RINGRAY_HOME/{log}";; esac
@@ -41,6 +43,10 @@ def start(
             f'#!/bin/sh\nexec {sys.executable} -m tests.support.slurm {name} "$@"\n'
         )
         (commands / name).chmod(0o755)
+    (commands / "container").write_text(
+        f'#!/bin/sh\nshift\necho "$*" >> "$RINGRAY_HOME/{CONTAINED}"\nexec "$@"\n'
+    )
+    (commands / "container").chmod(0o755)
     (commands / "python").write_text(PYTHON.format(log=STARTED, python=sys.executable))
     (commands / "python").chmod(0o755)
     spooled = commands / "slurm_script"

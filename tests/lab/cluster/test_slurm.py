@@ -59,6 +59,13 @@ def test_nodes_that_do_not_join_end_the_job(place: Place) -> None:
     slurm.check_nothing_is_left(place)
 
 
+def test_an_image_that_cannot_be_started_ends_the_job(place: Place) -> None:
+    image = {"RINGRAY_CONTAINER": "no-such-container exec"}
+    done = place.end(slurm.start(place, place.spec(tiny("image")), nodes=TWO, **image))
+    assert done.code == 2
+    assert "no ringray[lab] for no-such-container exec python (a missing command)" in done.err
+
+
 def leaf(line: str) -> str:
     return line.partition("--labels=")[2]
 
@@ -66,8 +73,12 @@ def leaf(line: str) -> str:
 @pytest.mark.slow
 def test_a_sweep_runs_on_all_nodes_and_leaves_none(place: Place, network: tuple[str, ...]) -> None:
     spec = place.spec(tiny("whole"))
-    done = place.end(slurm.start(place, spec, "--no-tracking", nodes=network), 300)
+    image = {"RINGRAY_CONTAINER": slurm.CONTAINER}
+    done = place.end(slurm.start(place, spec, "--no-tracking", nodes=network, **image), 300)
     assert done.code == 0, done.err
+    contained = (place.home / slurm.CONTAINED).read_text()
+    assert contained.count("python -m ray.scripts.scripts start") == 2
+    assert contained.count("python -m ringray run") == 1
     (trial,) = place.trials("whole")
     assert trial.status == "ok"
     assert trial.environment is not None

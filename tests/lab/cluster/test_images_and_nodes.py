@@ -1,0 +1,142 @@
+"""What the images and nodes of cluster/ get: packages, libraries, limits of memory and files."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.cluster_files import CLUSTER, LAUNCHED, MANIFESTS, cluster_spec, pinned, read
+from tests.support.place import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Ray's object store, by default 30% of the memory that ranks need
+
+
+def starts() -> Iterator[tuple[str, str]]:
+    """Yields each start of a node of Ray in cluster/ and docs/: where, and its options."""
+    for name in MANIFESTS:
+        spec = cluster_spec(name)
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            yield f"{name} {group.get('groupName', 'head')}", json.dumps(group["rayStartParams"])
+    for name in LAUNCHED:
+        config = read(name)
+        for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+            yield f"{name} {key}", config[key][-1]
+    for kind, given in read("local-autoscaling")["available_node_types"].items():
+        if kind != "ray.head.default":
+            yield f"local-autoscaling {kind}", json.dumps(given["resources"])
+    for path in (*CLUSTER.glob("*.py"), *CLUSTER.glob("*.sh")):
+        text = path.read_text()
+        if "ray.scripts.scripts" in text:
+            yield path.name, text
+    for path in (REPOSITORY / "docs").rglob("*.md"):
+        for line in path.read_text().splitlines():
+            if re.search(r"\$ (RAY_\S+ )*ray start ", line):
+                yield path.name, line
+
+
+def test_the_object_store_is_capped_wherever_ray_starts() -> None:
+    found = list(starts())
+    assert len(found) >= 20
+    for where, options in found:
+        assert re.search(r"object.store.memory\W", options), where
+
+
+# Images and nodes
+
+
+def fits(pattern: str, path: str) -> bool:
+    """Tells whether a pattern of .dockerignore fits ``path`` or a folder above it."""
+    return any(
+        fnmatch.fnmatchcase(str(place), name)
+        for place in (path, *Path(path).parents)
+        for name in {pattern, pattern.removeprefix("**/")}
+    )
+
+
+def ignored(path: str) -> bool:
+    """Tells whether .dockerignore keeps ``path`` out: the last line that fits counts."""
+    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    last = [line for line in lines if fits(line.removeprefix("!"), path)][-1:]
+    return last != [] and not last[0].startswith("!")
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "mlflow/Dockerfile"])
+def test_images_get_what_they_copy(name: str) -> None:
+    text = (CLUSTER / name).read_text()
+    copied = [
+        source
+        for line in re.findall(r"^COPY (?:--\S+ )*(.+) \S+$", text, re.MULTILINE)
+        for source in line.split()
+    ]
+    assert copied
+    for source in copied:
+        assert (REPOSITORY / source).exists(), source
+        assert not ignored(source), source
+
+
+SECRET = """
+.git/config .venv/bin/python .env ringray/.env.local store.db cluster/aws.yaml id_rsa kernels/a.pem
+experiments/cluster.token tests/conftest.py mlruns/0/meta.yaml ringray/__pycache__/a.pyc
+experiments/results/a.jsonl
+"""
+
+
+@pytest.mark.parametrize("path", SECRET.split())
+def test_images_get_nothing_else(path: str) -> None:
+    assert ignored(path)
+
+
+def test_the_image_has_what_nccl_needs_of_a_fabric() -> None:
+    text = (CLUSTER / "Dockerfile").read_text()
+    for library in ("libibverbs1", "ibverbs-providers", "librdmacm1", "efa_installer.sh"):
+        assert library in text
+    assert "/opt/amazon/efa/lib" in text
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_nodes_have_no_tools_of_development(name: str) -> None:
+    config = read(name)
+    commands = "\n".join(
+        [*config["setup_commands"], *config.get("worker_setup_commands", []),
+         (CLUSTER / "node.sh").read_text()]
+    )  # fmt: skip
+    assert not re.search(
+        r"\bmake\b|\[dev|requirements\.lock|pytest|build-essential|\bg\+\+", commands
+    )
+    assert re.search(r"install .*'\.\[lab\]'", commands)
+    for line in (line for line in commands.splitlines() if line.startswith("install ")):
+        assert "==" not in line  # constraints.txt decides
+
+
+def test_the_image_has_the_versions_of_the_constraints() -> None:
+    text = (CLUSTER / "Dockerfile").read_text()
+    assert re.findall(r"^ARG RAY=([\d.]+)-", text, re.MULTILINE) == [pinned("ray")]
+    installs = re.findall(r"pip install .*\\\n(.*)", text)
+    assert len(installs) == 2
+    assert all("-c /home/ray/ringray/constraints.txt" in line for line in installs)
+    assert re.findall(r"^USER (\w+)", text, re.MULTILINE)[-1] == "1000"
+
+
+def test_a_node_of_slurm_raises_its_limits_and_says_which_one_rdma_lacks(tmp_path: Path) -> None:
+    """Softly, never down, and never beyond the hard ones."""
+    script = f"""
+        eval "$(sed -n '/^raise()/,/^}}/p; /^limits()/,/^}}/p' {CLUSTER / "slurm.sh"})"
+        ulimit -Sn 128; ulimit -Hn 900; ulimit -l 32; ulimit -Ss 1024
+        limits {tmp_path}
+        echo $(ulimit -n) $(ulimit -s)
+        touch {tmp_path}/mlx5_0
+        limits {tmp_path}"""
+    done = subprocess.run(["bash", "-uc", script], capture_output=True, text=True, check=True)
+    files, stack = done.stdout.split()
+    assert files == "900"
+    assert stack == "unlimited" or int(stack) > 1024
+    assert done.stderr.count("may pin 32 KiB of memory, and RDMA needs no limit") == 1

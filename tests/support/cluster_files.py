@@ -1,0 +1,47 @@
+"""Reads the files of cluster/ for their tests."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tests.support.place import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLUSTER = REPOSITORY / "cluster"
+LAUNCHED = ("aws", "gcp", "onprem")  # by `ray up`
+MANIFESTS = ("raycluster", "rayjob")
+
+
+def read(name: str) -> dict[str, Any]:
+    """Returns a YAML file of cluster/."""
+    return yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())
+
+
+def shared() -> list[dict[str, Any]]:
+    """Returns what both clusters of KubeRay share: the network policy, then the volumes."""
+    return list(yaml.safe_load_all((CLUSTER / "kuberay" / "network.yaml").read_text()))
+
+
+def cluster_spec(name: str) -> dict[str, Any]:
+    """Returns the Ray cluster of a manifest of cluster/kuberay/."""
+    spec = read(f"kuberay/{name}")["spec"]
+    return spec.get("rayClusterSpec", spec)
+
+
+def pods(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the templates of a cluster's pods, the head's first."""
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        yield group["template"]
+
+
+def pinned(name: str) -> str:
+    """Returns the version of a package in constraints.txt."""
+    (version,) = re.findall(
+        rf"^{name}==(\S+)$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE
+    )
+    return str(version)
