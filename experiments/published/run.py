@@ -5,6 +5,9 @@
 A file holds the tables of one source. Rows under ``reference``, such as one device alone, set the
 rate of attention: the hardware's curves are scaled until these rows are exact, forward first. The
 other rows are predicted with that rate. ``why``: what explains rivals in another order.
+
+The null model beside it knows no hardware: each device computes at the rate of the last reference,
+messages cost nothing, and a ring takes as long as its busiest rank.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,12 +38,14 @@ _TRIAL: dict[str, Any] = {
 
 
 class Row(NamedTuple):
-    """One published figure and its prediction, in the unit of its source."""
+    """One published figure, its prediction and the null model's, in the unit of its source."""
 
     ranks: int
-    strategy: str
+    partition: str
+    transport: str
     published: float
     predicted: float
+    null: float
 
     @property
     def ratio(self) -> float:
@@ -56,17 +61,24 @@ class Table(NamedTuple):
     rows: tuple[Row, ...]
     why: str
 
-    def disordered(self, tie: float = TIE) -> list[tuple[Row, Row]]:
-        """Returns the rivals whose published order is predicted the other way round, and by more
-        than ``tie``."""
-        return [
-            (a, b)
-            for a, b in itertools.combinations(self.rows, 2)
-            if a.ranks == b.ranks
-            and abs(math.log(a.published / b.published)) > TIE
-            and math.log(a.predicted / b.predicted) * math.copysign(1, b.published - a.published)
-            > tie
-        ]
+    def null(self) -> Table:
+        """Returns the table as the null model predicts it."""
+        return self._replace(rows=tuple(row._replace(predicted=row.null) for row in self.rows))
+
+    def rivals(self) -> Iterator[tuple[Row, Row]]:
+        """Yields the pairs of as many ranks whose published figures differ, the better first."""
+        for pair in itertools.combinations(self.rows, 2):
+            worse, better = sorted(pair, key=lambda row: row.published)
+            if worse.ranks == better.ranks and math.log(better.published / worse.published) > TIE:
+                yield better, worse
+
+    def gains(self) -> list[float]:
+        """Returns by how much the better of each pair is predicted to be better, as a logarithm."""
+        return [math.log(one.predicted / other.predicted) for one, other in self.rivals()]
+
+    def disordered(self, tie: float = TIE) -> bool:
+        """Tells whether a pair is predicted the other way round, and by more than ``tie``."""
+        return any(-gain > tie for gain in self.gains())
 
 
 def tables(path: Path) -> list[Table]:
@@ -85,14 +97,35 @@ def _table(table: Mapping[str, Any], shared: Mapping[str, Any], unit: str) -> Ta
         device = _calibrated(device, problem | row, unit)
     rows = []
     for fields in (problem | row for row in table["rows"]):
-        strategy = f"{fields['partition']}, {fields['transport']}"
-        predicted = _figure(fields, device, unit)
-        rows.append(Row(fields["ring_size"], strategy, fields["published"], predicted))
+        null = _null(fields, problem | table["reference"][-1], device, unit)
+        names = fields["partition"], fields["transport"]
+        figures = fields["published"], _figure(fields, device, unit), null
+        rows.append(Row(fields["ring_size"], *names, *figures))
     return Table(table["name"], unit, tuple(rows), table.get("why", ""))
 
 
 def _figure(fields: Mapping[str, Any], device: Hardware, unit: str) -> float:
-    """Returns the figure of a row in ``unit``; backward alone is both passes without forward."""
+    """Returns the figure of a row in ``unit``."""
+    seconds, flops = _cost(fields, device)
+    return 1 / seconds if unit == "iterations/s" else flops / seconds / 1e12
+
+
+def _null(
+    fields: Mapping[str, Any], reference: Mapping[str, Any], device: Hardware, unit: str
+) -> float:
+    """Returns the null model's figure of a row in ``unit``."""
+    slower = 1.0
+    if fields["causal"] and fields["partition"] == "contiguous":
+        # Of M blocks the last one sees 2M - 1 halves of a block and the mean one M.
+        blocks = fields["ring_size"] // int(fields["transport"].partition(":")[2] or 1)
+        slower = (2 * blocks - 1) / blocks
+    if unit == "iterations/s":
+        slower *= _cost(fields, device)[1] / _cost(reference, device)[1]
+    return float(reference["published"] / slower)
+
+
+def _cost(fields: Mapping[str, Any], device: Hardware) -> tuple[float, float]:
+    """Returns seconds and a rank's FLOPs; backward alone is both passes without forward."""
     ranks, direction = fields["ring_size"], fields["direction"]
     nodes = -(-ranks // device.ranks_per_node)
     fleet = Fleet("published", device, nodes, -(-ranks // nodes))
@@ -104,7 +137,7 @@ def _figure(fields: Mapping[str, Any], device: Hardware, unit: str) -> float:
     ]
     seconds = (costs[0].time_ms - sum(one.time_ms for one in costs[1:])) / 1e3
     flops = costs[0].flops - sum(one.flops for one in costs[1:])
-    return 1 / seconds if unit == "iterations/s" else flops / seconds / ranks / 1e12
+    return seconds, flops / ranks
 
 
 def _calibrated(device: Hardware, fields: Mapping[str, Any], unit: str) -> Hardware:
@@ -127,6 +160,62 @@ def _scaled(device: Hardware, direction: Direction, factor: float) -> Hardware:
     return device.model_copy(update={"attention": tuple(curves)})
 
 
+class Errors(NamedTuple):
+    """How far predictions are from what is published."""
+
+    median: float
+    ninth: float  # of ten
+    fast: float  # share that is predicted too fast
+
+    def __str__(self) -> str:
+        return (
+            f"median error {self.median:.1%}, 90% below {self.ninth:.1%}, {self.fast:.0%} too fast"
+        )
+
+
+def errors(ratios: Sequence[float]) -> Errors:
+    """Returns the errors of predicted over published rates."""
+    far = sorted(abs(ratio - 1) for ratio in ratios)
+    fast = sum(ratio > 1 for ratio in ratios) / len(ratios)
+    return Errors(statistics.median(far), far[int(0.9 * len(far))], fast)
+
+
+def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Returns the rows as they are summed up: all, and those whose error tells something."""
+    rings = [row for row in rows if row.transport == "ring"]
+    return {
+        "rows": list(rows),
+        "rings": rings,
+        "even rings": [row for row in rings if row.partition != "contiguous"],
+        "others": [row for row in rows if row.transport != "ring"],
+    }
+
+
+def summary(found: Sequence[Table]) -> list[str]:
+    """Returns how far predictions and the null model are from all tables, in lines."""
+    alone = [table.null() for table in found]
+    lines = []
+    for name in groups([]):
+        for who, tables_of in (("predicted", found), ("null model", alone)):
+            some = groups([row for table in tables_of for row in table.rows])[name]
+            far = errors([row.ratio for row in some])
+            lines.append(
+                f"{len(some):3} {name:10}  {who:10}  median error {far.median:.1%}, "
+                f"90% below {far.ninth:.1%}, {far.fast:.0%} too fast"
+            )
+    for who, tables_of in (("predicted", found), ("null model", alone)):
+        apart = [gain for table in tables_of for gain in table.gains()]
+        right, wrong = (sum(sign * gain > TIE for gain in apart) for sign in (1, -1))
+        lines.append(
+            f"{len(apart)} pairs of rivals, {who}: {right} in order, {wrong} reversed, "
+            f"{len(apart) - right - wrong} as equal"
+        )
+    right = sum(not table.disordered() for table in found)
+    clear = sum(not table.disordered(0.0) for table in found)
+    lines.append(f"order right in {right} of {len(found)} tables ({clear} without ties)")
+    return lines
+
+
 def main(paths: Sequence[str]) -> None:
     """Prints all tables of the files, by default of all beside this one."""
     found = [
@@ -135,20 +224,17 @@ def main(paths: Sequence[str]) -> None:
         for table in tables(path)
     ]
     for table in found:
-        print(f"\n{table.name}, {table.unit}\n{'':32} published  predicted  ratio")
+        print(f"\n{table.name}, {table.unit}\n{'':32} published  predicted  ratio  null model")
         for row in table.rows:
-            point = f"{row.ranks:4}  {row.strategy}"
-            print(f"{point:32} {row.published:9.6g}  {row.predicted:9.4g} {row.ratio:6.2f}")
-        ties = len(table.disordered(0.0)) - len(table.disordered())
+            point = f"{row.ranks:4}  {row.partition}, {row.transport}"
+            figures = f"{row.published:9.6g}  {row.predicted:9.4g} {row.ratio:6.2f}"
+            print(f"{point:32} {figures} {row.null / row.published:11.2f}")
+        ties = sum(0 < -gain <= TIE for gain in table.gains())
         order = f"reversed: {table.why}" if table.disordered() else "right"
         print(f"order {order}{f' ({ties} pairs predicted within {TIE:.0%})' if ties else ''}")
-    errors = sorted(abs(row.ratio - 1) for table in found for row in table.rows)
-    right = sum(not table.disordered() for table in found)
-    print(
-        f"\n{len(errors)} rows: median error {statistics.median(errors):.1%}, "
-        f"90% below {errors[int(0.9 * len(errors))]:.1%}; order right in {right} of {len(found)} "
-        f"tables ({sum(not table.disordered(0.0) for table in found)} without ties)"
-    )
+    print()
+    for line in summary(found):
+        print(line)
 
 
 if __name__ == "__main__":
