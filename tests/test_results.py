@@ -1,0 +1,271 @@
+"""Records under experiments/results: linked, made by a command, and what pages say of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "experiments" / "results"
+CPU = "cpu-amd-epyc-2-cores"
+PAPER = "experiments/paper/README.md"
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / PAPER]
+MIB = 1 << 20
+
+
+def page(name: str) -> str:
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def rows(name: str) -> list[Any]:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    if name.endswith(".jsonl"):
+        return [json.loads(line) for line in text.splitlines()]
+    return list(json.loads(text)["rows"])
+
+
+# What is linked, and what a record says of itself
+
+
+def links() -> set[str]:
+    found = set()
+    for path in PAGES:
+        for target in re.findall(r"\]\(([^)#]*results/[\w.-]+\.jsonl?)\)", path.read_text()):
+            assert (path.parent / target).resolve().parent == FOLDER, (path, target)
+            found.add(Path(target).name)
+    return found
+
+
+def test_records_are_linked_and_links_have_records() -> None:
+    assert links() == {path.name for path in FOLDER.iterdir()}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.iterdir()))
+def test_a_record_says_how_and_where_it_was_made(name: str) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    assert "/tmp/" not in text
+    assert "/home/" not in text
+    if name.endswith(".jsonl"):  # whose command is `ringray run` with the spec of its name
+        spec = name.split(".")[-2]
+        assert (ROOT / "experiments" / f"{spec}.yaml").exists()
+        heads = [row["environment"] for row in rows(name)]
+    else:
+        heads = [json.loads(text)]
+        (words,) = [head["command"].split() for head in heads]
+        assert words[0] in ("python", "ringray")
+        for word in words[1:]:
+            assert "/" not in word or (ROOT / word).exists(), word
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", heads[0]["date"])
+        assert rows(name)
+    for head in heads:
+        assert head["hardware"]["cpu"]
+        assert head["versions"]["torch"]
+        assert re.fullmatch(r"[0-9a-f]{40}", head["git"]["commit"])
+
+
+# What pages say: a sentence, and the figures of the record that stand in it
+
+
+def correctness() -> list[str]:
+    trials = rows(f"{CPU}.correctness.json")
+    assert {row["status"] for row in trials} == {"ok"}
+    worst = [
+        max(
+            value
+            for row in trials
+            for key, value in row.items()
+            if row["dtype"] == dtype and key.startswith("error_")
+        )
+        for dtype in ("float32", "bfloat16", "float16")
+    ]
+    return [f"{sum(row['trials'] for row in trials):,}", *(f"{value:.2f}" for value in worst)]
+
+
+def sdpa(dtype: str, direction: str) -> list[str]:
+    (row,) = [
+        row["metrics"]
+        for row in rows(f"{CPU}.cpu_ratio.jsonl")
+        if (row["config"]["dtype"], row["config"]["direction"]) == (dtype, direction)
+    ]
+    return [
+        f"{row['median_ms']:,.0f}",
+        f"{row['baseline_ms']:,.0f}",
+        f"{row['ratio']:.2f}",
+        f"{row['peak_memory_bytes'] / MIB:.0f}",
+        f"{row['sent_bytes'] / MIB:.0f}",
+    ]
+
+
+def ring_sizes() -> list[str]:
+    cells = {
+        (row["config"]["dtype"], row["config"]["ring_size"]): row["metrics"]
+        for row in rows(f"{CPU}.ring_sizes.jsonl")
+    }
+    ratios = [
+        f"{cells[dtype, size]['ratio']:.2f}" for dtype in ("float32", "bfloat16") for size in (4, 8)
+    ]
+    return ratios + [f"{cells['float32', n]['peak_memory_bytes'] / MIB:.0f}" for n in (4, 8)]
+
+
+def decoding() -> list[str]:
+    trials = {row["config"]["dtype"]: row["metrics"] for row in rows(f"{CPU}.decode.jsonl")}
+    times = [
+        f"{trials[dtype][which]:.1f}"
+        for dtype in ("float32", "bfloat16")
+        for which in ("median_ms", "baseline_ms")
+    ]
+    return [*times, f"{trials['float32']['sent_bytes']:,}"]
+
+
+def published(group: str) -> list[str]:
+    """Returns median error, 90th percentile and share that is too fast: predicted, then null."""
+    lines = [
+        re.findall(r"[\d.]+%", line)
+        for line in rows("published.json")
+        if re.match(rf" *\d+ {group} +(predicted|null model)", line)
+    ]
+    return [figure for median, _, ninth, fast in lines for figure in (median, ninth, fast)]
+
+
+def pairs() -> list[str]:
+    lines = [line for line in rows("published.json") if "pairs of rivals" in line]
+    (every, *ours), (_, *null) = (re.findall(r"\d+", line) for line in lines)
+    order = ([count[0], count[2], count[1]] for count in (ours, null))  # reversed ones last
+    return [every, *(number for counts in order for number in counts)]
+
+
+def ratio(name: str, cell: str) -> str:
+    (line,) = [line for line in rows(f"paper.{name}.json") if line.startswith(f"{cell} ")]
+    return str(line.removeprefix(cell).split()[2])
+
+
+def within_two() -> list[str]:
+    found = [
+        float(line.removeprefix(match[0]).split()[2])
+        for line in rows("paper.table3.json")
+        if (match := re.match(r".*(vanilla|attention|MLP|ring)  ", line))
+    ]
+    near = sum(0.5 <= ratio <= 2 for ratio in found)
+    return [str(near), str(len(found)), str(sum(ratio == 1 for ratio in found))]
+
+
+def utilization() -> list[str]:
+    lines = [line for line in rows("paper.table4.json") if "MFU: " in line]
+    return [number for line in lines for number in re.findall(r"(\d+)%", line)]
+
+
+def table_1() -> list[str]:
+    cells = "ring, attention, 6bch", "memory-efficient, attention, 2bsh + 4bch"
+    return [f"{float(ratio('table1', cell)):.2f}" for cell in cells]
+
+
+FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
+    (
+        "README.md",
+        """all {} combinations are within the budget; the worst tensor uses {} of it in float32,
+        {} in bfloat16 and {} in float16""",
+        correctness,
+    ),
+    *(
+        ("README.md", f"| {title} | {{}} ms | {{}} ms | {{}} | {{}} MiB | {{}} MiB |", figures)
+        for title, figures in (
+            ("float32 forward", lambda: sdpa("float32", "forward")),
+            ("float32 forward + backward", lambda: sdpa("float32", "forward+backward")),
+            ("bfloat16 forward", lambda: sdpa("bfloat16", "forward")),
+            ("bfloat16 forward + backward", lambda: sdpa("bfloat16", "forward+backward")),
+        )
+    ),
+    (
+        "README.md",
+        """rings of 4 and 8 take {} and {} times SDPA's time in float32 (forward and backward),
+        {} and {} times in bfloat16, with {} and {} MiB per rank""",
+        ring_sizes,
+    ),
+    (
+        "docs/decoding.md",
+        """{} against {} ms in float32 and {} against {} ms in bfloat16, 1.6 times as fast; both
+        ranks together send {} bytes a step""",
+        decoding,
+    ),
+    (
+        "README.md",
+        """158 figures that others published: the median error is {}, where a null model that
+        knows the rate of one device alone has {}; on rings {} against {}, and {} of them""",
+        lambda: [*published("rows")[::3], *published("rings")[::3], published("rings")[2]],
+    ),
+    *(
+        ("docs/hardware.md", f"| {title} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |", figures)
+        for title, figures in (
+            ("158 rows", lambda: published("rows")),
+            ("74 rings", lambda: published("rings")),
+            ("60 even rings", lambda: published("even rings")),
+            ("84 others", lambda: published("others")),
+        )
+    ),
+    (
+        "docs/hardware.md",
+        """of {} pairs of rivals whose published figures differ by more than 3%, it has {} in
+        order, {} as equal and {} reversed; the null model has {}, {} and {}.""",
+        pairs,
+    ),
+    (PAPER, "{} of {} cells within a factor of two, {} equal", within_two),
+    (
+        PAPER,
+        "a rank of the ring has 24bch, not 6bch ({}), and memory-efficient attention 2bsh ({})",
+        table_1,
+    ),
+    (
+        PAPER,
+        """7B on 8 A100 at 256k {}%, {}%, {}%; 13B on 8 at 128k {}%, {}%, {}%; 13B on 32 at 2M
+        {}%, {}%, {}%; 30B on 512 chips of TPU v4 at 2M {}%, {}%, {}%; 65B at 1M {}%, {}%,
+        {}%.""",
+        utilization,
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "sentence", "figures"), FIGURES)
+def test_a_page_says_what_its_record_holds(
+    name: str, sentence: str, figures: Callable[[], list[str]]
+) -> None:
+    assert " ".join(sentence.split()).format(*figures()) in page(name)
+
+
+def test_table_3_of_the_paper_is_that_of_its_record() -> None:
+    lines = rows("paper.table3.json")
+    for where, size, *cells in re.findall(
+        r"^\| (.+), (\d+B) \| (.+) \| (.+) \| (.+) \| (.+) \|$", (ROOT / PAPER).read_text(), re.M
+    ):
+        found = []
+        for line in lines:
+            if line.startswith(f"{where}, {size}, "):
+                printed, ours = re.findall(r"  +([\d.,]+)(?=  )", line)[:2]
+                found.append("/".join(number.removesuffix(".00") for number in (printed, ours)))
+        said = [re.sub(r"[* ]", "", cell) for cell in cells]
+        assert said == [re.sub(r"\.0\b", "", pair) for pair in found], (where, size)
+
+
+# What has no record says so
+
+
+UNRECORDED = (
+    ("docs/prediction.md", r"calibrated just before \({}\):"),
+    ("docs/prediction.md", r"On the same machine \({}\): median error 4\.1%"),
+    *(
+        (PAPER, rf"\*\*{what}\*\* \({{}}\)\. ")
+        for what in ("Figure 1", "Figure 3", "Table 4", "Table 5")
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "pattern"), UNRECORDED)
+def test_a_figure_without_a_record_says_when_it_was_measured(name: str, pattern: str) -> None:
+    mark = r"\d{4}-\d\d-\d\d, as of commit [0-9a-f]{7}; no record was kept"
+    assert re.search(pattern.replace("{}", mark), page(name))
