@@ -6,7 +6,7 @@
 
 The last one keeps what a command prints. Of measured trials it keeps status, metrics and the fields
 in which they differ. ``--by FIELDS`` keeps a row for each value of these fields instead, with the
-largest value of each metric. ``--metrics PREFIX`` keeps the metrics that begin so. ``--note``: what
+largest value of each metric. ``--metrics NAMES`` keeps the metrics that begin so. ``--note``: what
 a reader must know of the machine.
 """
 
@@ -35,13 +35,13 @@ def varied(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
-def row(trials: Sequence[Trial], fields: Iterable[str], prefix: str) -> dict[str, Any]:
+def row(trials: Sequence[Trial], fields: Iterable[str], kept: Sequence[str]) -> dict[str, Any]:
     """Returns what is kept of trials that agree in ``fields``."""
     config = {field: trials[0]["config"].get(field) for field in fields}
     metrics: dict[str, float] = {}
     for trial in trials:
         for name, value in trial["metrics"].items():
-            if name.startswith(prefix):
+            if name.startswith(tuple(kept)):
                 metrics[name] = max(metrics.get(name, value), value)
     digits = {name: float(f"{value:.5g}") for name, value in metrics.items()}
     status = sorted({trial["status"] for trial in trials})
@@ -49,7 +49,7 @@ def row(trials: Sequence[Trial], fields: Iterable[str], prefix: str) -> dict[str
     return {**config, "trials": len(trials), "status": ", ".join(status), **reason, **digits}
 
 
-def rows(trials: Sequence[Trial], by: Sequence[str], prefix: str) -> list[dict[str, Any]]:
+def rows(trials: Sequence[Trial], by: Sequence[str], kept: Sequence[str]) -> list[dict[str, Any]]:
     """Returns a row for each trial, or for each value of the fields ``by``."""
     fields = by or varied(trials)
     groups: dict[str, list[Trial]] = {}
@@ -58,7 +58,7 @@ def rows(trials: Sequence[Trial], by: Sequence[str], prefix: str) -> list[dict[s
             continue
         key = json.dumps([trial["config"].get(field) for field in by]) if by else str(number)
         groups.setdefault(key, []).append(trial)
-    return [row(group, fields, prefix) for group in groups.values()]
+    return [row(group, fields, kept) for group in groups.values()]
 
 
 def main(words: Sequence[str]) -> None:
@@ -66,8 +66,9 @@ def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trials", nargs="*", help="JSON Lines of `ringray run --json`")
     parser.add_argument("--command", required=True)
-    parser.add_argument("--by", type=lambda text: text.split(","), default=[])
-    parser.add_argument("--metrics", default="")
+    names = {"type": lambda text: text.split(",")}
+    parser.add_argument("--by", default=[], **names)
+    parser.add_argument("--metrics", default=[""], **names)
     parser.add_argument("--note", default="")
     options = parser.parse_args(words)
     if options.trials:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from experiments import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +71,26 @@ def test_a_record_says_how_and_where_it_was_made(name: str) -> None:
         assert head["hardware"]["cpu"]
         assert head["versions"]["torch"]
         assert re.fullmatch(r"[0-9a-f]{40}", head["git"]["commit"])
+
+
+def trial(status: str, error: float, **config: object) -> dict[str, Any]:
+    metrics = {"error_out": error, "error_dq": 0.1, "median_ms": 7.0}
+    return {"config": config, "status": status, "reason": None, "metrics": metrics}
+
+
+def test_a_record_keeps_the_worst_of_measured_trials_and_what_differs() -> None:
+    trials = [
+        trial("ok", 0.25, dtype="a", size=1, same=0),
+        trial("ok", 0.5, dtype="a", size=2, same=0),
+        trial("pruned", 9.0, dtype="a", size=3, same=0),
+        trial("ok", 0.75, dtype="b", size=1, same=0),
+    ]
+    assert record.rows(trials, ["dtype"], ["error_out"]) == [
+        {"dtype": "a", "trials": 2, "status": "ok", "error_out": 0.5},
+        {"dtype": "b", "trials": 1, "status": "ok", "error_out": 0.75},
+    ]
+    assert [row["size"] for row in record.rows(trials, [], [""])] == [1, 2, 3, 1]
+    assert "same" not in record.rows(trials, [], [""])[0]
 
 
 # What pages say: a sentence, and the figures of the record that stand in it
@@ -139,6 +162,11 @@ def pairs() -> list[str]:
     (every, *ours), (_, *null) = (re.findall(r"\d+", line) for line in lines)
     order = ([count[0], count[2], count[1]] for count in (ours, null))  # reversed ones last
     return [every, *(number for counts in order for number in counts)]
+
+
+def few_trajectories() -> list[str]:
+    scores = [100 * row["score"] for row in rows(f"{CPU}.table5_few.json")]
+    return [", ".join(f"{score:.0f}" for score in scores), f"{statistics.mean(scores):.1f}"]
 
 
 def ratio(name: str, cell: str) -> str:
@@ -215,6 +243,7 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         order, {} as equal and {} reversed; the null model has {}, {} and {}.""",
         pairs,
     ),
+    (PAPER, "table5_few.json)) | {}% | {}% |", few_trajectories),
     (PAPER, "{} of {} cells within a factor of two, {} equal", within_two),
     (
         PAPER,
