@@ -169,6 +169,18 @@ def few_trajectories() -> list[str]:
     return [", ".join(f"{score:.0f}" for score in scores), f"{statistics.mean(scores):.1f}"]
 
 
+def on_one_rank() -> list[str]:
+    longest: dict[tuple[str, bool], int] = {}
+    for row in rows(f"{CPU}.figure1_alone.json"):
+        cell = row["scores"], row["mlp_rows"] is None
+        if row["status"] == "ok":
+            longest[cell] = max(longest.get(cell, 0), row["seq_len"])
+    vanilla, plain, blockwise = (
+        longest[cell] for cell in (("whole", True), ("blockwise", True), ("blockwise", False))
+    )
+    return [str(vanilla), f"{plain:,}", f"{blockwise:,}", f"{blockwise / vanilla:.1f}"]
+
+
 def ratio(name: str, cell: str) -> str:
     (line,) = [line for line in rows(f"paper.{name}.json") if line.startswith(f"{cell} ")]
     return str(line.removeprefix(cell).split()[2])
@@ -242,6 +254,12 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         """of {} pairs of rivals whose published figures differ by more than 3%, it has {} in
         order, {} as equal and {} reversed; the null model has {}, {} and {}.""",
         pairs,
+    ),
+    (
+        PAPER,
+        """vanilla attention {}, blockwise attention {} with a plain MLP, {} ({} times vanilla)
+        with a blockwise one""",
+        on_one_rank,
     ),
     (PAPER, "table5_few.json)) | {}% | {}% |", few_trajectories),
     (PAPER, "{} of {} cells within a factor of two, {} equal", within_two),
