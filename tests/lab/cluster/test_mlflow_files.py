@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.lab.cluster.test_cluster_files import pinned
+from tests.support.cluster_files import pinned
 from tests.support.place import REPOSITORY
 
 CLUSTER = REPOSITORY / "cluster"
