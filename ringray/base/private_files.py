@@ -88,6 +88,21 @@ def close(path: Path) -> None:
             path.chmod(stat.S_IMODE(now.st_mode) & ~_OTHERS)
 
 
+def check_owner(what: str, path: Path) -> None:
+    """Raises PlaceError if another user than this one and root owns ``path`` or may write to it."""
+    now = path.stat()
+    if now.st_uid not in (0, os.geteuid()):
+        raise PlaceError(
+            f"{what} {path} belongs to user {now.st_uid}, who may have written anything into it; "
+            "if you trust that user, copy it and name the copy"
+        )
+    if now.st_mode & 0o022:
+        raise PlaceError(
+            f"{what} {path} may be written by other users (mode {stat.S_IMODE(now.st_mode):o}); "
+            f"if you trust them, `chmod go-w {path}`, or copy it and name the copy"
+        )
+
+
 def create(path: Path) -> None:
     """Creates an empty file at ``path`` or keeps the present one, and closes it to others."""
     made = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, FILE)

@@ -91,7 +91,7 @@ def results(
     """
     import pandas as pd
 
-    with open_store(None if store is None else os.fspath(store)) as opened:
+    with open_store(None if store is None else os.fspath(store), readonly=True) as opened:
         found = as_it_stands(opened, opened.find(sweep))
         rows = opened.trials(found.digest)
         earlier = [kept.trial for kept in opened.history(found.digest)] if history else []

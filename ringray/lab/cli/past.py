@@ -24,7 +24,7 @@ def trials(given: str | None, but: str = "") -> Iterator[MeasuredTrial]:
     if not path.exists():
         return
     try:
-        with Store(path, create=False) as store:
+        with Store(path, readonly=True) as store:
             for sweep in islice(store.sweeps(), _SWEEPS):
                 if sweep.digest == but or sweep.kind not in KINDS or KINDS[sweep.kind].ranks_alone:
                     continue

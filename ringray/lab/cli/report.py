@@ -26,7 +26,7 @@ _Sweep = tuple[SweepRow, list[TrialRow]]
 )
 def report(arguments: argparse.Namespace) -> int:
     """Writes a page that shows sweeps, in one file that needs nothing else."""
-    with open_store(arguments.store) as store:
+    with open_store(arguments.store, readonly=True) as store:
         found: dict[str, _Sweep] = {}
         for name in arguments.sweeps:
             sweep = as_it_stands(store, store.find(name))

@@ -37,7 +37,7 @@ def side(named: str, store: str | None) -> ComparedSide:
         return _side(named, *fetched(named.removeprefix("runs:/").strip("/")))
     path, sweep = _file(named)
     if path is None:
-        with open_store(store) as opened:
+        with open_store(store, readonly=True) as opened:
             return _stored(named, opened, sweep)
     try:
         with path.open("rb") as file:
@@ -46,7 +46,7 @@ def side(named: str, store: str | None) -> ComparedSide:
         is_store = False  # the reader says why
     if not is_store:
         return _lines(named, path, sweep)
-    with open_store(str(path)) as opened:
+    with open_store(str(path), readonly=True) as opened:
         if not sweep:
             sweep = _only([(one.name, one.digest) for one in opened.sweeps()], named)
         return _stored(named, opened, sweep)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ringray.base import leftovers, units
+from ringray.base import leftovers, private_files, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, JSON, ON_HEAD, STORE, SWEEP, Option, append, options
@@ -28,19 +28,24 @@ from ringray.lab.tracking import location, tracker
 from ringray.lab.trial.outcome import SweepRow, record_line
 
 
-def open_store(given: str | None, create: bool = False) -> Store:
+def open_store(given: str | None, create: bool = False, readonly: bool = False) -> Store:
     """Opens the named store or the default one, and warns if part of it seems to be missing.
+
+    With ``readonly`` it changes nothing, neither the store nor the home folder.
 
     Raises:
         PlaceError: it cannot be used.
         UserError: the default store does not exist, and ``create`` is not set.
     """
-    leftovers.remove()
+    if not readonly:
+        leftovers.remove()
+        if given is None:
+            private_files.create_home()
     path = Path(given) if given else default_path()
     if given is None and not create and not path.exists():
         raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
     check_lasting("the store", path)
-    store = Store(path, create)
+    store = Store(path, create, readonly)
     if store.doubt:
         print(f"ringray: warning: {store.doubt}", file=sys.stderr, flush=True)
     return store
@@ -64,7 +69,7 @@ def sweeps(arguments: argparse.Namespace) -> int:
     path = Path(arguments.store) if arguments.store else default_path()
     rows: list[SweepRow] = []
     if arguments.store or path.exists():
-        with open_store(arguments.store) as store:
+        with open_store(arguments.store, readonly=True) as store:
             rows = [as_it_stands(store, row) for row in store.sweeps()]
     if not rows:
         print(f"no sweeps in {path} yet; `ringray run experiments/quickstart.yaml` makes one")
@@ -85,7 +90,7 @@ def status(arguments: argparse.Namespace) -> int:
         switches = [f"--{name}" for name in ("all", "history") if getattr(arguments, name)]
         on_head(arguments, "status", arguments.sweep, *switches)
         return 0
-    with open_store(arguments.store) as store:
+    with open_store(arguments.store, readonly=True) as store:
         sweep = as_it_stands(store, store.find(arguments.sweep))
         trials = store.trials(sweep.digest)
         earlier = [kept.trial for kept in store.history(sweep.digest)]
@@ -114,7 +119,7 @@ def status(arguments: argparse.Namespace) -> int:
 @options(SWEEP, STORE)
 def sync(arguments: argparse.Namespace) -> int:
     """Writes the trials of a sweep to MLflow that it lacks."""
-    with open_store(arguments.store) as store:
+    with open_store(arguments.store, readonly=True) as store:
         sweep = store.find(arguments.sweep)
         path = store.path
     place = sweep.spec.get("tracking", {})

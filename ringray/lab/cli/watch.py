@@ -30,7 +30,7 @@ def watch(arguments: argparse.Namespace) -> int:
     """Shows a sweep while another process runs it; exits as the sweep does."""
     if arguments.address:
         return _watch_head(arguments)
-    with open_store(arguments.store) as store:
+    with open_store(arguments.store, readonly=True) as store:
         feed = Feed(store, store.find(arguments.sweep).digest)
         if arguments.lines:
             for event in feed.events(LIFE_S):

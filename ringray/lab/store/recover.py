@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ringray.base import leftovers, private_files
-from ringray.base.errors import PlaceError, reason_of
+from ringray.base.errors import DamagedStore, PlaceError, reason_of
 from ringray.lab.store import lease, rows, snapshot
+from ringray.lab.store.memory_copy import unchanged
 from ringray.lab.store.schema import Damage, connect, resolved
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepRow
@@ -66,6 +67,8 @@ def recover(path: Path) -> Recovered:
         private_files.regular(path).close()
     except OSError as error:
         raise PlaceError(f"the store {path} cannot be read: {reason_of(error)}") from error
+    if _whole(path):
+        return Recovered(None, ())
     try:
         with leftovers.folder(".recovering", path.parent) as folder:
             return _recover(path, folder.path)
@@ -78,9 +81,7 @@ def recover(path: Path) -> Recovered:
 
 def _recover(path: Path, folder: Path) -> Recovered:
     old, new = folder / "old.db", folder / "new.db"
-    _copy(path, old)
-    if _whole(old):
-        return Recovered(None, ())
+    unchanged(path, partial(_copy, path, old))
     Store(new).close()
     sources = [old]
     if snapshot.path_of(path).exists():
@@ -103,31 +104,21 @@ def _recover(path: Path, folder: Path) -> Recovered:
 
 
 def _copy(path: Path, copy: Path) -> None:
-    """Copies a store and its log, again if they change meanwhile: the last process to close a store
-    moves rows from the log into the file."""
-    while True:
-        before = _state(path)
-        for ending in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
-        if _state(path) == before:
-            return
+    """Copies a store and its log as they are."""
+    for ending in ("", "-wal"):
+        with suppress(FileNotFoundError):
+            shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
 
 
-def _state(path: Path) -> list[tuple[int, int, int]]:
-    files = [one for ending in ("", "-wal") if (one := Path(f"{path}{ending}")).exists()]
-    return [(now.st_ino, now.st_size, now.st_mtime_ns) for now in (one.stat() for one in files)]
-
-
-def _whole(copy: Path) -> bool:
+def _whole(path: Path) -> bool:
     try:
-        with Store(copy, create=False) as store:
+        with Store(path, readonly=True) as store:
             store.check()
             for sweep in store.sweeps():
                 store.trials(sweep.digest)
                 store.history(sweep.digest)
             _ = store.identity
-    except PlaceError:
+    except DamagedStore:
         return False
     return True
 

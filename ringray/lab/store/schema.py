@@ -6,9 +6,10 @@ import json
 import os
 import re
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def resolved(path: str | Path) -> Path:
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:
     """Opens the store at ``path`` and migrates it to the newest schema. Raises PlaceError."""
-    _prepare(path, create)
+    prepare(path, create)
     with failures(path):
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
@@ -228,22 +229,31 @@ def damaged(path: Path, why: str) -> DamagedStore:
     )
 
 
-def _prepare(path: Path, create: bool) -> None:
-    """Checks the place: sqlite's own messages are vague."""
+def prepare(path: Path, create: bool, writes: bool = True) -> None:
+    """Checks the place: sqlite's own messages are vague. Changes nothing unless it ``writes``.
+
+    Raises:
+        PlaceError: it cannot be used; to read it, also if another user may have written it.
+    """
     try:
         if path.is_dir():
             raise PlaceError(
                 f"the store {path} is a directory; name a file in it, as in {path / 'store.db'}"
             )
         for one in (path, *(path.with_name(path.name + end) for end in private_files.COMPANIONS)):
-            if one.exists() and not one.is_file():
-                raise PlaceError(f"the store {one} is not a regular file; name another file")
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if not stat.S_ISREG(one.stat().st_mode):
+                    raise PlaceError(f"the store {one} is not a regular file; name another file")
         if path.exists():
-            if not os.access(path, os.R_OK | os.W_OK):
+            if not os.access(path, os.R_OK | os.W_OK if writes else os.R_OK):
+                lacks = "writable" if writes else "readable"
                 raise PlaceError(
-                    f"the store {path} is not writable; change its permissions, {_ELSEWHERE}"
+                    f"the store {path} is not {lacks}; change its permissions, {_ELSEWHERE}"
                 )
-            private_files.database(path)
+            if writes:
+                private_files.database(path)
+            else:
+                private_files.check_owner("the store", path)
             if not create and path.stat().st_size == 0:
                 raise damaged(path, "the file is empty")
             return
@@ -277,8 +287,16 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
         return
     if version:
         snapshot.take(db, path)
+    upgrade(db, path, create=True)
+
+
+def upgrade(db: sqlite3.Connection, path: Path, create: bool = False) -> None:
+    """Takes ``db``, the content of the store at ``path``, to the newest schema. Raises PlaceError
+    if it is no store, or none yet and ``create`` is not set."""
     with transaction(db, path):
         version = _version(db, path)  # another process may have been faster
+        if not version and not create:
+            raise damaged(path, "the file is empty")
         for step in MIGRATIONS[version:]:
             step(db)
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
@@ -287,7 +305,10 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
 def _version(db: sqlite3.Connection, path: Path) -> int:
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     ours = db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
-    if not ours and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    if not ours and tables >= {"environments", "sweeps", "trials"}:
+        raise damaged(path, "its first page is not as it was written")
+    if not ours and tables:
         raise PlaceError(
             f"the store {path} is a database of another program; name a ringray store or a new file"
         )

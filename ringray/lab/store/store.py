@@ -20,6 +20,7 @@ from ringray.base import private_files
 from ringray.base.errors import PlaceError, UserError, suggestion
 from ringray.lab.store import lease, rows, snapshot
 from ringray.lab.store.lease import Owner
+from ringray.lab.store.memory_copy import MemoryCopy
 from ringray.lab.store.place import OpenFile
 from ringray.lab.store.schema import connect, damaged, failures, resolved, transaction
 from ringray.lab.trial.outcome import (
@@ -37,6 +38,7 @@ from ringray.lab.trial.outcome import (
 from ringray.lab.trial.selection import selected
 
 Role = Literal["driver", "tracker"]
+_LOG_MODE = 18  # the byte of the file that is 2 if it has a log
 _SNAPSHOT_S = 30.0  # seconds between two snapshots while a driver records, at least
 _SNAPSHOT_SHARE = 0.01  # of a driver's time for snapshots, at most
 
@@ -49,8 +51,8 @@ _REFUSALS = {
 
 
 def default_path() -> Path:
-    """Returns ``store.db`` in the home folder, which it creates."""
-    return private_files.create_home() / "store.db"
+    """Returns ``store.db`` in the home folder."""
+    return private_files.home() / "store.db"
 
 
 class Store:
@@ -58,16 +60,19 @@ class Store:
 
     Args:
         path: the file; created with mode 0600 if it is absent and ``create`` is set.
+        readonly: reads a copy in memory, which follows the file; changes nothing, neither the file
+            nor its schema nor what lies beside it.
 
     Raises:
         PlaceError: the file cannot be used: absent, a directory, unwritable, not a store,
-            damaged, locked, of a newer schema, the disk full.
+            damaged, locked, of a newer schema, the disk full; if ``readonly``, by another user.
     """
 
-    def __init__(self, path: str | Path, create: bool = True) -> None:
+    def __init__(self, path: str | Path, create: bool = True, readonly: bool = False) -> None:
         self.path = resolved(path)
         had_log = self.path.with_name(f"{self.path.name}-wal").exists()
-        self._db = connect(self.path, create)
+        self._copy = MemoryCopy(self.path) if readonly else None
+        self._db = self._copy.db if self._copy else connect(self.path, create)
         self._place = OpenFile(self.path)
         self._lock = threading.RLock()
         # Thousands of trials share one.
@@ -85,7 +90,8 @@ class Store:
     def close(self) -> None:
         """Closes the store; the last process to do so moves the log of a killed one into it."""
         with self._lock:
-            lease.bury(self.path)
+            if self._copy is None:
+                lease.bury(self.path)
             self._db.close()
 
     def check(self) -> None:
@@ -304,6 +310,8 @@ class Store:
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
         with self._lock, failures(self.path):
+            if self._copy is not None:
+                self._copy.refresh()
             yield self._db
 
     def _one(self, query: str, *values: str | None) -> tuple[Any, ...] | None:
@@ -314,7 +322,7 @@ class Store:
     def _lost_log(self) -> str | None:
         """Warns if a process died while it had the store open and its log is not there."""
         dead = lease.dead(self.path)
-        if not dead or self._one("PRAGMA journal_mode") != ("wal",):
+        if not dead or self._db.serialize()[_LOG_MODE] != 2:
             return None
         return (
             f"the store {self.path} lacks its log {self.path.name}-wal, though {dead[0]} died "

@@ -30,7 +30,7 @@ def path_of(sweep: str, key: str) -> Path:
 
 def folder_of(sweep: str) -> Path:
     """Returns the folder of a sweep's traces; PlaceError if ``sweep`` is not a digest."""
-    return private_files.create_home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
+    return private_files.home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
 
 
 def write(path: Path, reports: Sequence[RankReport]) -> None:

@@ -70,7 +70,8 @@ def test_a_store_that_cannot_be_opened_for_lack_of_space_says_so(tmp_path: Path)
         from ringray.lab.cli import main
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
-        sys.exit(main(["list", "--store", sys.argv[1]]))
+        assert main(["list", "--store", sys.argv[1]]) == 0  # needs no space
+        sys.exit(main(["resume", "quick", "--store", sys.argv[1]]))
         """
     opening = _python(full, path, stderr=subprocess.PIPE)
     _, said = opening.communicate()

@@ -1,0 +1,284 @@
+"""Commands that read leave a store, and the folder that it lies in, as they are to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from ringray.base.errors import PlaceError
+from ringray.lab import cli
+from ringray.lab.api import results
+from ringray.lab.cli import watch
+from ringray.lab.store import feed
+from ringray.lab.store.recover import recover
+from ringray.lab.store.store import Store, default_path
+from tests.support import old_stores
+from tests.support.old_stores import SCHEMAS
+from tests.support.small_spec import SMALL
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+# Each command of ringray is in one of these.
+READ: dict[str, list[list[str]]] = {
+    "list": [[]],
+    "status": [["small"], ["small", "--all", "--history"], ["small", "--json", "-"]],
+    "report": [["small", "-o", "-"]],
+    "compare": [["small", "small"], ["STORE", "STORE:small", "--json", "-"]],
+    "watch": [["small", "--lines"]],
+    "plan": [["SPEC", "--json", "-"]],
+    "advise": [["8b", "--on", "h100:1x8", "--context", "8k", "--json", "-"]],
+    "tuned": [[]],
+    "validate": [["SPEC"]],
+    "schema": [[]],
+    "examples": [[]],
+    "completion": [["bash"]],
+}
+WRITE = {
+    "run", "tune", "resume", "submit", "stop", "sync", "recover", "calibrate",
+    "doctor",  # tries whether the home folder can be written
+}  # fmt: skip
+LEFT = "ringray-00000000"  # the folder of a killed process, which a command that writes removes
+IN_STORE = ("list", "status", "report", "compare", "watch")  # fail without a store
+
+
+def test_every_command_says_whether_it_reads() -> None:
+    assert {*READ, *WRITE} == {*cli.COMMANDS}
+
+
+def _current(path: Path) -> None:
+    old_stores.write(path, len(SCHEMAS))
+
+
+def _closed(path: Path) -> None:
+    _current(path)
+    path.chmod(0o400)
+    path.parent.chmod(0o500)
+
+
+STORES: dict[str, Callable[[Path], None]] = {
+    **{f"schema-{n}": lambda path, n=n: old_stores.write(path, n) for n in SCHEMAS},
+    "log": lambda path: old_stores.leave_log(path, "WAL"),
+    "journal": lambda path: old_stores.leave_log(path, "DELETE"),
+    "closed": _closed,
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    home = tmp_path / "home"
+    (home / "running").mkdir(parents=True)
+    left = {"host": socket.gethostname(), "folder": str(tmp_path / LEFT), "births": {}}
+    (home / "running" / f"{LEFT}.json").write_text(json.dumps(left))
+    (tmp_path / LEFT).mkdir()
+    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("RINGRAY_HOME", str(home))
+    monkeypatch.setattr(watch, "LIFE_S", 0.05)
+    monkeypatch.setattr(feed, "POLL_S", 0.01)
+    yield home
+    home.chmod(0o700)
+
+
+def _files(*folders: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    found = [one for folder in folders for one in (folder, *folder.rglob("*"))]
+    return {
+        str(one): (
+            now.st_ino,
+            now.st_mode,
+            now.st_mtime_ns,
+            one.read_bytes() if one.is_file() else b"",
+        )
+        for one in found
+        for now in [one.lstat()]
+    }
+
+
+def outputs(spec: Path, only: tuple[str, ...] = tuple(READ)) -> list[tuple[list[str], int, str]]:
+    """Returns what each reading command prints of the default store, without times."""
+    store, found = str(default_path()), []
+    for command in ([name, *rest] for name in only for rest in READ[name]):
+        out = StringIO()
+        words = [word.replace("STORE", store).replace("SPEC", str(spec)) for word in command]
+        with redirect_stdout(out), redirect_stderr(out):
+            code = cli.main(words)
+        found.append((command, code, re.sub(r'"ago": [\d.e+-]+', "", out.getvalue())))
+    return found
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_reading_changes_nothing(home: Path, name: str) -> None:
+    """Twice: as it was left, and after a command that writes."""
+    store, spec = home / "store.db", home.parent / "small.yaml"
+    STORES[name](store)
+    before = _files(home.parent)
+    printed, frame = outputs(spec), results("small")
+    assert _files(home.parent) == before
+    assert [code for command, code, _ in printed if command[0] != "watch"].count(0) > len(READ)
+    assert len(frame) == 5
+    home.chmod(0o700)
+    store.chmod(0o600)
+    with Store(store, create=False) as opened:
+        assert opened.doubt is None
+    assert outputs(spec) == printed
+    assert results("small").equals(frame)
+    assert {one.name for one in home.iterdir()} >= {"store.db"}
+
+
+_PASSES = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1])
+db.execute("SELECT count(*) FROM sweeps").fetchone()
+db.close()
+"""
+
+
+def test_reading_beside_a_driver(home: Path) -> None:
+    """Its records are seen at once; its files stay as they are, and its locks on them: another
+    process that comes and goes would else think itself alone and remove the log."""
+    path = home / "store.db"
+    _current(path)
+    with Store(path) as store, Store(path, readonly=True) as reader:
+        digest = store.find("small").digest
+        with store.lease(digest):
+            for status in ("interrupted", "complete", "failed"):
+                store.finish(digest, status)
+                assert reader.find("small").status == status
+            before = [(one, one.stat()) for one in sorted(home.rglob("*"))]
+            assert {code for _, code, _ in outputs(home.parent, ("list", "status"))} == {0}
+            assert len(results("small")) == 5
+            assert [(one, one.stat()) for one in sorted(home.rglob("*"))] == before
+            subprocess.run([sys.executable, "-c", _PASSES, path], check=True)
+            assert path.with_name("store.db-wal").stat().st_size
+        with pytest.raises(PlaceError, match="is not writable"):
+            reader.finish(digest, "complete")
+    with Store(path, create=False) as store:
+        assert store.find("small").status == "failed"
+
+
+_MOUNTED = """
+import json, os, sys
+from pathlib import Path
+from tests.lab.cli import test_reading
+print(json.dumps([test_reading.in_home(Path(name)) for name in sys.argv[1:]]))
+"""
+_MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && ! touch "$0/x" 2> /dev/null'
+
+
+def in_home(home: Path) -> list[tuple[list[str], int, str]]:
+    os.environ["RINGRAY_HOME"] = str(home)
+    return outputs(home, ("list", "status"))
+
+
+def test_stores_on_a_read_only_mount(home: Path) -> None:
+    names = ["schema-1", "log", "journal", f"schema-{len(SCHEMAS)}"]
+    homes = [home / name for name in names]
+    for name, one in zip(names, homes, strict=True):
+        one.mkdir()
+        STORES[name](one / "store.db")
+    alone = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*alone, _MOUNT, home], check=False).returncode
+    ):
+        pytest.skip("no mount can be made here")
+    before = _files(home)
+    mounted = subprocess.run(
+        [*alone, f'{_MOUNT}; exec "$@"', home, sys.executable, "-c", _MOUNTED, *homes],
+        capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert _files(home) == before
+    found = [[tuple(one) for one in printed] for printed in json.loads(mounted.stdout)]
+    assert found == [in_home(one) for one in homes]
+    assert {code for printed in found for _, code, _ in printed} == {0}
+
+
+def _newer(path: Path) -> None:
+    _current(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+
+
+def _foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("CREATE TABLE notes (text); INSERT INTO notes VALUES ('mine')")
+
+
+def _truncated(path: Path) -> None:
+    _current(path)
+    os.truncate(path, path.stat().st_size * 2 // 3 + 100)
+
+
+def _open_to_others(path: Path) -> None:
+    _current(path)
+    path.chmod(0o660)
+
+
+def _strangers(path: Path) -> None:
+    _current(path)
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    os.chown(path, 4321, -1)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "newer": (_newer, r"written by a newer ringray \(schema 99"),
+    "foreign": (_foreign, "is a database of another program"),
+    "directory": (Path.mkdir, "is a directory"),
+    "truncated": (_truncated, "is damaged"),
+    "empty": (Path.touch, "the file is empty"),
+    "nothing-in-it": (lambda path: sqlite3.connect(path).execute("VACUUM"), "the file is empty"),
+    "text": (lambda path: path.write_text("no store " * 99), "is not a database"),
+    "open": (_open_to_others, r"may be written by other users \(mode 660\).*chmod go-w"),
+    "strangers": (_strangers, "belongs to user 4321.*copy it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_store_of_this_user_is_one_sentence(home: Path, name: str) -> None:
+    make, why = REFUSED[name]
+    make(home / "store.db")
+    before = _files(home.parent)
+    for command, code, printed in outputs(home.parent, IN_STORE):
+        assert code == 2, command
+        assert printed.count("\n") == 1, printed
+        if "STORE" not in command or name not in ("directory", "empty", "text"):
+            assert re.search(why, printed), printed
+    with pytest.raises(PlaceError, match=why):
+        results("small")
+    assert _files(home.parent) == before
+
+
+@pytest.mark.parametrize("name", ["newer", "foreign", "directory", "open", "strangers"])
+def test_recover_leaves_what_is_not_its_own(home: Path, name: str) -> None:
+    """Beside a snapshot too, from which it could write a store."""
+    make, why = REFUSED[name]
+    _current(home / "store.db.snapshot")
+    make(home / "store.db")
+    before = _files(home.parent)
+    with pytest.raises(PlaceError, match="not a regular file" if name == "directory" else why):
+        recover(home / "store.db")
+    assert _files(home.parent) == before
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_recover_leaves_a_whole_store(
+    home: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    STORES[name](home / "store.db")
+    before = _files(home.parent)
+    assert cli.main(["recover"]) == 0
+    assert capsys.readouterr().out.endswith("is not damaged; nothing was done\n")
+    assert _files(home.parent) == before
