@@ -64,15 +64,14 @@ def unchanged(path: Path, copy: Callable[[], None]) -> None:
     """
     until = time.monotonic() + schema.BUSY_S
     while True:
-        before, failure = _generation(path), None
+        before, state = _generation(path), _state(path)
         try:
             copy()
-        except (OSError, sqlite3.Error) as error:
-            failure = error
-        if _generation(path) == before:
-            if failure is not None:
-                raise failure
-            return
+            if _generation(path) == before:
+                return
+        except (OSError, sqlite3.Error):
+            if _state(path) == state:
+                raise
         if time.monotonic() > until:
             raise TimeoutError(f"its files changed all the time for {schema.BUSY_S:g} s")
 
@@ -101,6 +100,8 @@ def _load(path: Path, db: sqlite3.Connection) -> None:
             return
         with tempfile.TemporaryDirectory(prefix="ringray-") as folder:
             copy = Path(folder, "store.db")
+            # What the log still has to bring may lie behind the end of the file.
+            file.execute("PRAGMA writable_schema = ON")
             with closing(sqlite3.connect(copy)) as target:
                 target.execute("PRAGMA synchronous = OFF")
                 file.backup(target)
