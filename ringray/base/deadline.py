@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import sys
 import threading
@@ -93,11 +94,13 @@ class Reminder:
 
 def opened(path: Path, flags: int) -> int:
     """Opens a file to write it, and returns its number; waits ``READER_S`` for a pipe's reader.
+    No link is followed but those of the system, such as /dev/stdout.
 
     Raises:
         OSError: it cannot be written, or nobody reads it.
     """
     until = time.monotonic() + READER_S
+    flags |= 0 if is_stream(path) else os.O_NOFOLLOW
     while True:
         try:
             return os.open(path, flags | os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
@@ -107,6 +110,11 @@ def opened(path: Path, flags: int) -> int:
             if time.monotonic() > until:
                 raise TimeoutError(f"nobody reads this pipe for {READER_S:g} s") from None
         time.sleep(0.05)
+
+
+def is_stream(path: Path) -> bool:
+    """Tells whether a path names a stream or a device by the system's own names."""
+    return re.fullmatch(r"/dev(/fd)?|/proc/[^/]+/fd", str(path.parent)) is not None
 
 
 def write(file: int, data: bytes, what: str) -> None:

@@ -258,22 +258,28 @@ def read(path: Path) -> list[Entry]:
         raise UserError(f"{path}: is not a table of tuned choices: {error}") from None
 
 
+def text(entries: Iterable[Entry]) -> str:
+    """Returns entries as a file; ValueError if one is wrong, so it could not be read again."""
+    check = _check()
+    data = {"format": check.FORMAT, "entries": [asdict(entry) for entry in entries]}
+    written = json.dumps(data, indent=1) + "\n"
+    check.entries(written)
+    return written
+
+
 def write(entries: Iterable[Entry], path: Path) -> None:
     """Replaces ``path``, whole or not at all.
 
     Raises:
         UserError: it cannot be written.
-        ValueError: an entry is wrong, so the table could not be read again.
+        ValueError: an entry is wrong.
     """
-    check = _check()
-    data = {"format": check.FORMAT, "entries": [asdict(entry) for entry in entries]}
-    text = json.dumps(data, indent=1)
-    check.entries(text)
+    written = text(entries)
     try:
         private_files.above(path)
         if path.parent == folder():
             private_files.close(path.parent)
-        private_files.write(path, text + "\n")
+        private_files.write(path, written)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
 

@@ -12,7 +12,7 @@ store    list, status, sync, recover
 report   report
 jobs     submit, stop
 watch    watch
-outputs  files for output that must not be ringray's own
+outputs  files for output that are no links, inputs or ringray's own
 advise   advise
 calibrate  calibrate
 doctor   doctor
@@ -42,6 +42,7 @@ from ringray.base.errors import RingrayError, UserError, reason_of, unknown
 from ringray.base.redaction import shown
 from ringray.base.signals import INTERRUPTED, Signals, install, quit_at_once
 from ringray.lab.cli.options import Command
+from ringray.lab.cli.outputs import check_outputs
 
 # Name: module and function, summary.
 COMMANDS = {
@@ -150,6 +151,7 @@ def _dispatch(argv: Sequence[str]) -> int:
             return UserError.exit_code
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
+    check_outputs(getattr(command, "options", ()), arguments)
     return command(arguments)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ringray.base import units
 from ringray.base.errors import UserError, unknown
 from ringray.lab.cli import past
-from ringray.lab.cli.options import STORE, Option, options, write
+from ringray.lab.cli.options import STORE, Option, Output, options, write
 from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration
 from ringray.lab.predict.advise import Proposal, Wish
@@ -58,8 +58,8 @@ def _batch(text: str) -> tuple[int, bool]:
     Option("--nics", metavar="N", type=_count, help="network ports of a node"),
     Option("--top", metavar="N", type=_count, help="proposals to show (3)"),
     STORE,
-    Option("--json", metavar="F", help="write JSON to F; - is stdout"),
-    Option("--spec", metavar="F", help="write the spec that measures the attention of the best"),
+    Output("--json", metavar="F", help="write JSON to F; - is stdout"),
+    Output("--spec", metavar="F", help="write the spec that measures the attention of the best"),
     *(Option(f"--{one}", metavar="N", type=_count, help="fix this degree") for one in _DEGREES),
     *(Option(f"--{one.replace('_', '-')}", metavar="N", type=_count) for one in _SIZES),
 )

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ringray.base import provenance, units
-from ringray.lab.cli.options import Option, options, write
-from ringray.lab.cli.outputs import check_output
+from ringray.lab.cli.options import Option, Output, options, write
 from ringray.lab.predict import calibration
 from ringray.lab.report import words
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @options(
     Option("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU"),
-    Option("--json", metavar="F", help="write what was measured to F, too; - is stdout"),
+    Output("--json", metavar="F", help="write what was measured to F, too; - is stdout"),
 )
 def calibrate(arguments: argparse.Namespace) -> int:
     """Measures this machine, keeps what it found for ``--on local``, and prints it."""
@@ -28,8 +27,6 @@ def calibrate(arguments: argparse.Namespace) -> int:
     device: calibration.Device = arguments.device or (
         "cuda" if provenance.hardware()["gpus"] else "cpu"
     )
-    if arguments.json not in (None, "-"):
-        check_output("--json", arguments.json)
     place = calibration.write(machine.measure(device, _say), device)
     if arguments.json is not None:
         write("--json", arguments.json, place.read_text(encoding="utf-8"))

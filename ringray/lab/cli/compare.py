@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 
 from ringray.base.errors import UserError, unknown
-from ringray.lab.cli.options import ALL, STORE, Option, options, write
-from ringray.lab.cli.outputs import check_new
+from ringray.lab.cli.options import ALL, STORE, Option, Output, options, write
 from ringray.lab.cli.results import ROWS, say
 from ringray.lab.cli.sides import side
 from ringray.lab.report import comparison_views as views
@@ -32,8 +31,8 @@ _SIDE = (
         help="exit with 1 if B is worse by more than P, such as 5%%, and by more than the noise",
     ),
     STORE, ALL,
-    Option("--json", metavar="F", help="write the comparison to F; - is stdout"),
-    Option("--html", metavar="F", help="write it as a page to F; - is stdout"),
+    Output("--json", metavar="F", new=True, help="write the comparison to F; - is stdout"),
+    Output("--html", metavar="F", new=True, help="write it as a page to F; - is stdout"),
     Option("--force", action="store_true", help="overwrite F"),
 )  # fmt: skip
 def compare(arguments: argparse.Namespace) -> int:
@@ -44,8 +43,6 @@ def compare(arguments: argparse.Namespace) -> int:
         raise UserError(unknown("--metric", arguments.metric, directed))
     files = {f"--{name}": getattr(arguments, name) for name in ("json", "html")}
     outputs = {option: name for option, name in files.items() if name is not None}
-    for option, name in outputs.items():
-        _check(option, name, arguments)
     if len({Path(name).resolve() for name in outputs.values()}) < len(outputs):
         raise UserError(f"--json and --html are both {arguments.json}; name two files")
     a, b = (side(given, arguments.store) for given in (arguments.a, arguments.b))
@@ -78,13 +75,3 @@ def _share(given: str | None) -> float | None:
     if number is None:
         raise UserError(f"--fail-above: got {given!r}, expected a percentage such as 5% or 2.5%")
     return float(number[1]) / 100
-
-
-def _check(option: str, given: str, arguments: argparse.Namespace) -> None:
-    """Refuses an output that is compared, that exists, or that is one of ringray's own files."""
-    path = Path(given)
-    sides = (one.partition(":")[0] for one in (arguments.a, arguments.b))
-    if any(path.exists() and Path(one).exists() and path.samefile(one) for one in sides):
-        raise UserError(f"{option} {given}: is one of the files that are compared; name another")
-    store = Path(arguments.store) if arguments.store else None
-    check_new(option, given, arguments.force, store)

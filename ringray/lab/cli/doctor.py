@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ringray.base import private_files, provenance, toolchain, units
 from ringray.base.errors import RingrayError, UserError, reason_of
 from ringray.base.redaction import shown
-from ringray.lab.cli.options import ADDRESS, Option, options
+from ringray.lab.cli.options import ADDRESS, Option, Output, options
 from ringray.lab.cluster.connect import local_ranks
 from ringray_kernels.backends import INTERPRETED
 
@@ -42,7 +42,7 @@ class Finding:
 @options(
     ADDRESS,
     Option("--cluster", action="store_true", help="measure the links between a cluster's nodes"),
-    Option("--json", metavar="F", help="beside --cluster: write all links to F; - is stdout"),
+    Output("--json", metavar="F", help="beside --cluster: write all links to F; - is stdout"),
 )
 def doctor(arguments: argparse.Namespace) -> int:
     """Prints a line per finding; returns 0 if the quickstart can run, else 1. With ``--cluster``

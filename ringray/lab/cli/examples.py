@@ -7,14 +7,15 @@ import re
 from pathlib import Path
 
 from ringray.base.errors import UserError, unknown
-from ringray.lab.cli.options import Option, options, write
+from ringray.lab.cli.options import Option, Output, options, write
+from ringray.lab.cli.outputs import check_file
 from ringray.lab.report import tables
 from ringray.lab.spec.yaml_source import EXAMPLES
 
 
 @options(
     Option("name", metavar="NAME", nargs="?", help="the example to copy (default: list all)"),
-    Option("-o", "--output", metavar="FOLDER", default=".", help="where to (default: here)"),
+    Output("-o", "--output", folder=True, metavar="FOLDER", default=".", help="where to (here)"),
     Option("--force", action="store_true", help="overwrite a file of that name"),
 )
 def examples(arguments: argparse.Namespace) -> int:
@@ -31,8 +32,7 @@ def examples(arguments: argparse.Namespace) -> int:
     if name not in found:
         raise UserError(unknown("example", name, found))
     target = Path(arguments.output) / found[name].name
-    if target.exists() and not arguments.force:
-        raise UserError(f"{target} exists; name another folder with -o, or give --force")
+    check_file("--output", str(target), arguments, new=True)
     write("--output", str(target), found[name].read_text(encoding="utf-8"))
     print(
         f"{target}: `ringray plan {target}` shows what it measures, `ringray run {target}` does it"

@@ -12,7 +12,6 @@ from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import write
-from ringray.lab.cli.outputs import check_output
 from ringray.lab.cluster.connect import connect, target
 from ringray.lab.predict import calibration
 
@@ -28,8 +27,6 @@ def links(arguments: argparse.Namespace) -> int:
     """Measures, keeps and prints the links; returns 1 if one could not be measured."""
     if target(arguments.address) == "local":
         raise UserError("--cluster: expected a running Ray beside it: --address HOST:PORT")
-    if arguments.json not in (None, "-"):
-        check_output("--json", arguments.json)
     with connect(arguments.address):
         from ringray.lab.ring import links as survey
 

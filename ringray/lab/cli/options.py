@@ -22,6 +22,18 @@ class Option:
         self.names, self.settings = names, settings
 
 
+class Output(Option):
+    """An option that names a file to write. ``folder``: a folder for files; ``new``: the file is
+    only replaced with ``--force``. It is checked before the command starts."""
+
+    def __init__(
+        self, *names: str, folder: bool = False, new: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(*names, **settings)
+        self.folder, self.new = folder, new
+        self.dest = names[-1].removeprefix("--")
+
+
 SPEC = Option("spec", metavar="SPEC", help="YAML file")
 SWEEP = Option("sweep", metavar="SWEEP", help="name, or the start of its digest")
 SET = Option(
@@ -29,7 +41,7 @@ SET = Option(
     help="another value for a field of the spec, as problem.seq_len=64k; repeatable",
 )  # fmt: skip
 ADDRESS = Option("--address", metavar="A", help="Ray (default: RAY_ADDRESS, else a local Ray)")
-JSON = Option("--json", metavar="F", help="append a JSON line per trial to F; - is stdout")
+JSON = Output("--json", metavar="F", help="append a JSON line per trial to F; - is stdout")
 ON_HEAD = Option(
     "--address", metavar="URL", help="read the store on a cluster's head: http://HOST:8265"
 )
@@ -70,25 +82,18 @@ def writing(path: str, option: str = "--json") -> Iterator[None]:
         ) from error
 
 
-def write(option: str, path: str, text: str) -> None:
-    """Writes ``text`` to a new file, or to stdout; raises UserError if it cannot be written."""
+def write(option: str, path: str, text: str | bytes, flag: int = os.O_TRUNC) -> None:
+    """Writes to a new file, or to stdout; raises UserError if it cannot be written."""
+    data = text.encode() if isinstance(text, str) else text
     if path == "-":
-        print(text, end="", flush=True)
+        print(data.decode(), end="", flush=True)
         return
     with writing(path, option):
-        file = deadline.opened(Path(path), os.O_TRUNC)
+        file = deadline.opened(Path(path), flag)
         with os.fdopen(file, "wb"):
-            deadline.write(file, text.encode(), f"{option} {path}")
+            deadline.write(file, data, f"{option} {path}")
 
 
 def append(path: str, lines: str) -> None:
-    """Appends to the file of ``--json``, or writes to stdout.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    if path == "-":
-        print(lines, end="", flush=True)
-        return
-    with writing(path), Path(path).open("a", encoding="utf-8") as file:
-        file.write(lines)
+    """Does the same, but appends to the file of ``--json``."""
+    write("--json", path, lines, os.O_APPEND)

@@ -1,66 +1,118 @@
-"""Files that a user names for output, which must not be ringray's own."""
+"""Files that a user names for output: never a link, an input of the command or ringray's own."""
 
 from __future__ import annotations
 
+import argparse
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from ringray.base import private_files
+from ringray.base import deadline, private_files
 from ringray.base.errors import UserError, reason_of
+from ringray.lab.cli.options import Option, Output
 from ringray.lab.cluster.job_folder import check_lasting
 
 _ENDINGS = ("", *private_files.COMPANIONS, ".snapshot")  # of a database and its companions
 _FOLDERS = ("tuned", "hardware", "logs", "artifacts", "running")  # in the home folder
 _LOOK = 4096  # bytes
+_WRITABLE = (stat.S_IFREG, stat.S_IFIFO, stat.S_IFCHR)
+_WAY_OUT = "name another file"
 
 
-def check_output(option: str, given: str, *databases: Path | None) -> None:
-    """Checks a file for output before anything is written to it; links are followed.
+def check_outputs(options: Sequence[Option], arguments: argparse.Namespace) -> None:
+    """Checks all outputs of a command before it starts; raises UserError."""
+    outputs = [one for one in options if isinstance(one, Output)]
+    arguments.outputs = [one.dest for one in outputs]
+    for one in outputs:
+        if (given := getattr(arguments, one.dest)) is not None:
+            check_file(one.names[0], given, arguments, folder=one.folder, new=one.new)
+
+
+def check_file(
+    option: str, given: str, arguments: argparse.Namespace, *inputs: Path | None,
+    folder: bool = False, new: bool = False, binary: bool = False,
+) -> None:  # fmt: skip
+    """Checks a file for output before anything is written to it; "-" is stdout.
 
     Args:
-        databases: the sqlite files in use; those of the home folder are known.
+        arguments: those of the command; every file that they name is an input.
+        inputs: further ones; the databases of the home folder are known.
+        folder: it is a folder, for files that are checked one by one.
+        new: the file is only replaced with ``--force``.
+        binary: the present file need not be text.
 
     Raises:
-        UserError: it is one of them or of their companions, another file that ringray keeps,
-            holds something binary, or would not outlast the job that this process is.
+        UserError: it is a link, an input or one of its companions, another file that ringray
+            keeps, no file, holds something binary, or would not outlast the job that this
+            process is.
     """
-    path, home = Path(given).resolve(), private_files.home().resolve()
-    check_lasting(option, path)
-    used = [one.resolve() for one in databases if one is not None]
-    for database in (*used, home / "store.db", home / "mlflow.db"):
-        near = path.parent == database.parent
-        if near and (
-            path.name in [f"{database.name}{ending}" for ending in _ENDINGS]
-            or path.name.startswith(f".{database.name}.")
-        ):
-            raise UserError(f"{option} {given}: is {path}, of the database {database}; {_WAY_OUT}")
-    if any(path.is_relative_to(home / name) for name in _FOLDERS):
-        raise UserError(f"{option} {given}: lies in {path.parent}, which ringray keeps; {_WAY_OUT}")
-    if path.is_file():
-        try:
-            with private_files.regular(path) as file:
-                binary = b"\0" in file.read(_LOOK)
-        except OSError as error:
-            raise UserError(f"{option} {given}: cannot be read: {reason_of(error)}") from error
-        if binary:
-            raise UserError(f"{option} {given}: holds something that is no text; {_WAY_OUT}")
-
-
-def check_new(option: str, given: str, force: bool, *databases: Path | None) -> None:
-    """Checks a file that is to be written whole, likewise; "-" is stdout.
-
-    Raises:
-        UserError: as above, or it exists and ``force`` is not set, or is in no folder.
-    """
+    path, home = Path(given), private_files.home().resolve()
     if given == "-":
         return
-    path = Path(given)
-    check_output(option, given, *databases)
-    if path.is_dir():
+    if path.is_symlink() and not deadline.is_stream(path):
+        raise UserError(f"{option} {given}: is a link, to {path.readlink()}; {_WAY_OUT}")
+    kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else None
+    if kind == stat.S_IFDIR and not folder:
         raise UserError(f"{option} {given}: is a folder; name a file in it")
-    if path.is_file() and not force:
+    if kind is not None and kind not in ((stat.S_IFDIR,) if folder else _WRITABLE):
+        raise UserError(f"{option} {given}: is no {'folder' if folder else 'file'}; {_WAY_OUT}")
+    if deadline.is_stream(path):
+        return
+    place = path.resolve()
+    check_lasting(option, place)
+    for one in (*inputs, *_inputs(arguments), home / "store.db", home / "mlflow.db"):
+        if one is not None and _is_of(place, one.resolve()):
+            raise UserError(
+                f"{option} {given}: would replace {place}, an input or beside one; {_WAY_OUT}"
+            )
+    if any(place.is_relative_to(home / name) for name in _FOLDERS):
+        raise UserError(
+            f"{option} {given}: lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
+        )
+    if kind == stat.S_IFREG and not binary:
+        try:
+            with private_files.regular(path) as file:
+                holds_text = b"\0" not in file.read(_LOOK)
+        except OSError as error:
+            raise UserError(f"{option} {given}: cannot be read: {reason_of(error)}") from error
+        if not holds_text:
+            raise UserError(f"{option} {given}: holds something that is no text; {_WAY_OUT}")
+    if new and kind == stat.S_IFREG and not arguments.force:
         raise UserError(f"{option} {given}: exists; {_WAY_OUT}, or give --force")
-    if not path.parent.is_dir():
+    if new and not path.parent.is_dir():
         raise UserError(f"{option} {given}: there is no folder {path.parent}; make it first")
 
 
-_WAY_OUT = "name another file"
+def _is_of(path: Path, database: Path) -> bool:
+    """Tells whether a file is another one, perhaps a database, or one of its companions."""
+    for ending in _ENDINGS:
+        with suppress(OSError):
+            if path.samefile(f"{database}{ending}"):
+                return True
+    names = [f"{database.name}{ending}" for ending in _ENDINGS]
+    near = path.parent == database.parent
+    return near and (path.name in names or path.name.startswith(f".{database.name}."))
+
+
+def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
+    """Yields the files that arguments of a command name, or the spec that one of them names."""
+    for name, value in vars(arguments).items():
+        if name in (*getattr(arguments, "outputs", ()), "sweep", "sweeps"):
+            continue
+        texts = value if isinstance(value, list) else [value]
+        yield from (one for text in texts if isinstance(text, str) for one in named_files(text))
+        if name == "spec" and os.path.isfile(value):  # noqa: PTH113  it never raises
+            yield from named_files(Path(value).read_text(encoding="utf-8", errors="replace"))
+
+
+def named_files(text: str) -> Iterator[Path]:
+    """Yields the files that exist by a name in ``text``, an argument or a spec."""
+    bare = re.sub(r"(?m)(^|\s)#.*", "", text)  # no comments
+    for word in (text, *re.findall(r"'[^']*'|\"[^\"]*\"|[^\s,'\"[\]{}]+", bare)):
+        word = word.strip("'\"")
+        for one in {word, word.rpartition(":")[0], *re.split("[:=]", word)}:
+            if one and os.path.isfile(one):  # noqa: PTH113  it never raises
+                yield Path(one)

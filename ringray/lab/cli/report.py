@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
-from ringray.lab.cli.options import STORE, Option, options, write, writing
-from ringray.lab.cli.outputs import check_new
+from ringray.lab.cli.options import STORE, Option, Output, options, write, writing
+from ringray.lab.cli.outputs import check_file
 from ringray.lab.cli.store import as_it_stands, open_store
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 
@@ -18,9 +18,9 @@ _Sweep = tuple[SweepRow, list[TrialRow]]
 
 @options(
     Option("sweeps", metavar="SWEEP", nargs="+", help="name, or the start of its digest"),
-    Option("-o", "--output", metavar="FILE", help="page to write (default: SWEEP.html)"),
-    Option("--csv", metavar="FILE", help="also write the trials as a table; - is stdout"),
-    Option("--png", metavar="DIR", help="also write each figure as a PNG"),
+    Output("-o", "--output", metavar="FILE", help="page to write (default: SWEEP.html)"),
+    Output("--csv", metavar="FILE", new=True, help="also write the trials as a table; - is stdout"),
+    Output("--png", metavar="DIR", folder=True, help="also write each figure as a PNG"),
     STORE,
     Option("--force", action="store_true", help="replace files that exist"),
 )
@@ -31,7 +31,6 @@ def report(arguments: argparse.Namespace) -> int:
         for name in arguments.sweeps:
             sweep = as_it_stands(store, store.find(name))
             found[sweep.digest] = sweep, store.trials(sweep.digest)
-        database = store.path
     sweeps = list(found.values())
     for sweep, trials in sweeps:
         if all(trial.status is None for trial in trials):
@@ -40,13 +39,11 @@ def report(arguments: argparse.Namespace) -> int:
     output = (
         arguments.output or f"{_file_name(sweeps[0][0]) if len(sweeps) == 1 else 'report'}.html"
     )
-    check_new("-o", output, arguments.force, database)
-    if arguments.csv:
-        check_new("--csv", arguments.csv, arguments.force, database)
-        if Path(arguments.csv).resolve() == Path(output).resolve():
-            raise UserError(f"-o {output} and --csv {arguments.csv} are one; name two files")
+    check_file("-o", output, arguments, new=True)
+    if arguments.csv and Path(arguments.csv).resolve() == Path(output).resolve():
+        raise UserError(f"-o {output} and --csv {arguments.csv} are one; name two files")
     if arguments.png:
-        _write_pictures(arguments.png, sweeps, arguments.force)
+        _write_pictures(arguments, sweeps)
     if arguments.csv:
         write("--csv", arguments.csv, _csv(sweeps))
     from ringray.lab.report.sweep_report import document
@@ -76,7 +73,7 @@ def _csv(sweeps: list[_Sweep]) -> str:
     return results_csv(columns, [[row.get(name) for name in columns] for row in rows])
 
 
-def _write_pictures(folder: str, sweeps: list[_Sweep], force: bool) -> None:
+def _write_pictures(arguments: argparse.Namespace, sweeps: list[_Sweep]) -> None:
     from ringray.lab.report.figures import pictures
 
     drawn = {
@@ -84,10 +81,10 @@ def _write_pictures(folder: str, sweeps: list[_Sweep], force: bool) -> None:
         for sweep, trials in sweeps
         for name, png in pictures(trials)
     }
-    with writing(folder, "--png"):
-        Path(folder).mkdir(exist_ok=True)
-        for name in drawn if not force else ():
-            if (Path(folder) / name).exists():
-                raise UserError(f"--png {folder}: {name} exists there; --force replaces it")
-        for name, png in drawn.items():
-            (Path(folder) / name).write_bytes(png)
+    folder = Path(arguments.png)
+    with writing(arguments.png, "--png"):
+        folder.mkdir(exist_ok=True)
+    for name in drawn:
+        check_file("--png", str(folder / name), arguments, new=True, binary=True)
+    for name, png in drawn.items():
+        write("--png", str(folder / name), png)

@@ -14,12 +14,12 @@ from typing import TextIO
 
 from rich.console import Console
 
-from ringray.base import provenance, units
+from ringray.base import deadline, provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli import past
 from ringray.lab.cli.options import MEASURING, SET, SPEC, SWEEP, Option, options, writing
-from ringray.lab.cli.outputs import check_output
+from ringray.lab.cli.outputs import check_file, named_files
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
 from ringray.lab.cli.store import open_store
 from ringray.lab.driver import schedule
@@ -154,7 +154,8 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     """Runs a plan and prints its summary; returns the exit code."""
     if arguments.json not in (None, "-"):
         place = plan.spec.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        check_output("--json", arguments.json, store.path, location.sqlite_path(place))
+        used = store.path, location.sqlite_path(place), *named_files(plan.spec.source)
+        check_file("--json", arguments.json, arguments, *used)
     json_path = _json_path(arguments.json)
     screen = _screen(arguments)
     summary = measure(plan, store, arguments, observer(screen), json_path)
@@ -227,8 +228,9 @@ def _json_path(given: str | None) -> Path | None:
         return Path("/dev/stdout") if given else None
     if Path(given).is_fifo():  # the driver opens it once: its reader ends with its first writer
         return Path(given)
-    with writing(given), Path(given).open("a", encoding="utf-8"):
-        return Path(given)
+    with writing(given):
+        os.close(deadline.opened(Path(given), os.O_APPEND))
+    return Path(given)
 
 
 def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over: bool) -> None:

@@ -14,7 +14,7 @@ from ringray.base import provenance, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
 from ringray.lab.cli import past
-from ringray.lab.cli.options import SET, SPEC, STORE, Option, options, write
+from ringray.lab.cli.options import SET, SPEC, STORE, Option, Output, options, write
 from ringray.lab.plan import forecast
 from ringray.lab.plan.plan import Plan, build, trial_dict
 from ringray.lab.predict import calibration, cost_model
@@ -43,7 +43,7 @@ def validate(arguments: argparse.Namespace) -> int:
     SPEC,
     SET,
     STORE,
-    Option("--json", metavar="F", help="write JSON to F; - is stdout"),
+    Output("--json", metavar="F", help="write JSON to F; - is stdout"),
     Option("--all", action="store_true", help="plan and show every point, as `run --all` does"),
     Option("--price", metavar="P", help="price of a rank and hour: what the sweep will cost"),
     Option("--on", metavar="FLEET", help="predict for h100:8x8, 8 nodes of 8 ranks; local: here"),
@@ -51,7 +51,7 @@ def validate(arguments: argparse.Namespace) -> int:
     Option(
         "--slow", metavar="R:X", action="append", default=[], help="rank R takes X times as long"
     ),
-    Option("--timeline", metavar="F", help="write the predicted timeline of the first trial to F"),
+    Output("--timeline", metavar="F", help="write the predicted timeline of the first trial to F"),
 )
 def plan(arguments: argparse.Namespace) -> int:
     """Prints the trials of a spec and their predicted cost."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ringray.base import units
 from ringray.base.errors import UserError
-from ringray.lab.cli.options import MEASURING, SET, SPEC, Option, options
-from ringray.lab.cli.outputs import check_output
+from ringray.lab.cli.options import MEASURING, SET, SPEC, Option, Output, options, write
 from ringray.lab.cli.run import planned, search
 from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
@@ -35,7 +34,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 @options(
-    Option("--export", metavar="F", help="write all of them to F"),
+    Output("--export", metavar="F", help="write all of them to F"),
     Option("--import", metavar="F", dest="take", help="add those in F"),
 )
 def show(arguments: argparse.Namespace) -> int:
@@ -49,11 +48,11 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     entries = tuned.table().entries
     if arguments.export is not None:
-        check_output("--export", arguments.export)
         if not entries:
             raise UserError(f"nothing is tuned in {tuned.folder()}; `ringray tune SPEC` does it")
-        tuned.write(entries, Path(arguments.export))
-        print(f"{len(entries)} choices are in {arguments.export}")
+        write("--export", arguments.export, tuned.text(entries))
+        if arguments.export != "-":
+            print(f"{len(entries)} choices are in {arguments.export}")
         return 0
     if not entries:
         print(f"nothing is tuned in {tuned.folder()} yet; `ringray tune SPEC` does it")

@@ -7,6 +7,7 @@ Errors of the file are a :class:`~ringray.base.errors.PlaceError` that names it 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -52,7 +53,10 @@ _REFUSALS = {
 
 def default_path() -> Path:
     """Returns ``store.db`` in the home folder."""
-    return private_files.home() / "store.db"
+    home = private_files.home()
+    if os.path.lexists(home) and not home.is_dir():
+        private_files.create_home()  # which says why it cannot be used
+    return home / "store.db"
 
 
 class Store:

@@ -178,7 +178,7 @@ def test_a_rank_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["--device", "cuda"], "no GPU of this machine works"),
-        (["--json", "{home}/store.db"], "of the database"),
+        (["--json", "{home}/store.db"], "would replace"),
         (["--home", "x"], "unrecognized arguments"),
     ],
 )
