@@ -90,17 +90,13 @@ def close(path: Path) -> None:
 
 def check_owner(what: str, path: Path) -> None:
     """Raises PlaceError if another user than this one and root owns ``path`` or may write to it."""
-    now = path.stat()
+    now, wrong = path.stat(), ""
     if now.st_uid not in (0, os.geteuid()):
-        raise PlaceError(
-            f"{what} {path} belongs to user {now.st_uid}, who may have written anything into it; "
-            "if you trust that user, copy it and name the copy"
-        )
-    if now.st_mode & 0o022:
-        raise PlaceError(
-            f"{what} {path} may be written by other users (mode {stat.S_IMODE(now.st_mode):o}); "
-            f"if you trust them, `chmod go-w {path}`, or copy it and name the copy"
-        )
+        wrong = f"belongs to user {now.st_uid}, who may have written anything into it"
+    elif now.st_mode & 0o022:
+        wrong = f"can be written by others (mode {stat.S_IMODE(now.st_mode):o}; chmod go-w)"
+    if wrong:
+        raise PlaceError(f"{what} {path} {wrong}; if you trust them, copy it and name the copy")
 
 
 def create(path: Path) -> None:

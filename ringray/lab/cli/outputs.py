@@ -7,7 +7,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ringray.base import deadline, private_files
@@ -38,63 +37,57 @@ def check_file(
     """Checks a file for output before anything is written to it; "-" is stdout.
 
     Args:
-        arguments: those of the command; every file that they name is an input.
-        inputs: further ones; the databases of the home folder are known.
-        folder: it is a folder, for files that are checked one by one.
-        new: the file is only replaced with ``--force``.
-        binary: the present file need not be text.
+        arguments: every file that they name is an input; ``inputs``: further ones.
+        folder, new: as in :class:`Output`; ``binary``: the present file need not be text.
 
     Raises:
-        UserError: it is a link, an input or one of its companions, another file that ringray
-            keeps, no file, holds something binary, or would not outlast the job that this
-            process is.
+        UserError: it is a link, an input or beside one, a file that ringray keeps, no file, holds
+            something binary, or would not outlast the job that this process is.
     """
-    path, home = Path(given), private_files.home().resolve()
-    if given == "-":
-        return
+    if given != "-" and (wrong := _wrong(Path(given), arguments, inputs, folder, new, binary)):
+        raise UserError(f"{option} {given}: {wrong}")
+    if given != "-" and not deadline.is_stream(Path(given)):
+        check_lasting(option, Path(given))
+
+
+def _wrong(
+    path: Path, arguments: argparse.Namespace, inputs: Sequence[Path | None],
+    folder: bool, new: bool, binary: bool,
+) -> str | None:  # fmt: skip
     if path.is_symlink() and not deadline.is_stream(path):
-        raise UserError(f"{option} {given}: is a link, to {path.readlink()}; {_WAY_OUT}")
-    kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else None
+        return f"is a link, to {path.readlink()}; {_WAY_OUT}"
+    kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
     if kind == stat.S_IFDIR and not folder:
-        raise UserError(f"{option} {given}: is a folder; name a file in it")
-    if kind is not None and kind not in ((stat.S_IFDIR,) if folder else _WRITABLE):
-        raise UserError(f"{option} {given}: is no {'folder' if folder else 'file'}; {_WAY_OUT}")
+        return "is a folder; name a file in it"
+    if kind not in _WRITABLE and not (folder and kind == stat.S_IFDIR):
+        return f"is no file; {_WAY_OUT}"
     if deadline.is_stream(path):
-        return
-    place = path.resolve()
-    check_lasting(option, place)
+        return None
+    place, home = path.resolve(), private_files.home().resolve()
     for one in (*inputs, *_inputs(arguments), home / "store.db", home / "mlflow.db"):
         if one is not None and _is_of(place, one.resolve()):
-            raise UserError(
-                f"{option} {given}: would replace {place}, an input or beside one; {_WAY_OUT}"
-            )
+            return f"would replace {place}, which is an input or beside one; {_WAY_OUT}"
     if any(place.is_relative_to(home / name) for name in _FOLDERS):
-        raise UserError(
-            f"{option} {given}: lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
-        )
-    if kind == stat.S_IFREG and not binary:
-        try:
-            with private_files.regular(path) as file:
-                holds_text = b"\0" not in file.read(_LOOK)
-        except OSError as error:
-            raise UserError(f"{option} {given}: cannot be read: {reason_of(error)}") from error
-        if not holds_text:
-            raise UserError(f"{option} {given}: holds something that is no text; {_WAY_OUT}")
-    if new and kind == stat.S_IFREG and not arguments.force:
-        raise UserError(f"{option} {given}: exists; {_WAY_OUT}, or give --force")
-    if new and not path.parent.is_dir():
-        raise UserError(f"{option} {given}: there is no folder {path.parent}; make it first")
+        return f"lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
+    if not path.is_file():
+        lacks = new and not path.parent.is_dir()
+        return f"there is no folder {path.parent}; make it first" if lacks else None
+    try:
+        with private_files.regular(path) as file:
+            holds_text = binary or b"\0" not in file.read(_LOOK)
+    except OSError as error:
+        return f"cannot be read: {reason_of(error)}"
+    if not holds_text:
+        return f"holds something that is no text; {_WAY_OUT}"
+    return f"exists; {_WAY_OUT}, or give --force" if new and not arguments.force else None
 
 
 def _is_of(path: Path, database: Path) -> bool:
     """Tells whether a file is another one, perhaps a database, or one of its companions."""
-    for ending in _ENDINGS:
-        with suppress(OSError):
-            if path.samefile(f"{database}{ending}"):
-                return True
-    names = [f"{database.name}{ending}" for ending in _ENDINGS]
-    near = path.parent == database.parent
-    return near and (path.name in names or path.name.startswith(f".{database.name}."))
+    known = [database.with_name(database.name + ending) for ending in _ENDINGS]
+    same = path.exists() and any(one.exists() and path.samefile(one) for one in known)
+    near = path.parent == database.parent and path.name.startswith(f".{database.name}.")
+    return same or near or path in known
 
 
 def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:

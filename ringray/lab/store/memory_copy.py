@@ -52,8 +52,8 @@ class MemoryCopy:
                     schema.upgrade(self.db, self._path)
                     self.db.execute("PRAGMA query_only = ON")
         except OSError as error:
-            why = reason_of(error)
-            raise PlaceError(f"the store {self._path} cannot be read: {why}") from error
+            why = f"cannot be read: {reason_of(error)}"
+            raise PlaceError(f"the store {self._path} {why}") from error
         self._state = now
 
 

@@ -17,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ringray.base import leftovers, private_files
+from ringray.base import leftovers
 from ringray.base.errors import DamagedStore, PlaceError, reason_of
 from ringray.lab.store import lease, rows, snapshot
 from ringray.lab.store.memory_copy import unchanged
@@ -63,10 +63,6 @@ def recover(path: Path) -> Recovered:
     path = resolved(path)
     for user in lease.users(path):
         raise PlaceError(f"the store {path} is used by {user}; end that process first")
-    try:
-        private_files.regular(path).close()
-    except OSError as error:
-        raise PlaceError(f"the store {path} cannot be read: {reason_of(error)}") from error
     if _whole(path):
         return Recovered(None, ())
     try:
