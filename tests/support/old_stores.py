@@ -53,8 +53,8 @@ def write(path: Path, version: int) -> None:
 
 
 def leave_log(path: Path, mode: str) -> None:
-    """Leaves a store as a killed driver does, with a log (``mode`` WAL) or a journal that must be
-    played back (DELETE)."""
+    """Leaves a store as a killed driver does, with a log (``mode`` WAL), of which the first page
+    was moved into the file already, or a journal that must be played back (DELETE)."""
     write(path, len(schema.MIGRATIONS))
     live = path.with_name("live.db")
     path.rename(live)
@@ -62,7 +62,9 @@ def leave_log(path: Path, mode: str) -> None:
         db.create_function("seal_of", -1, schema.seal_of)
         db.execute(f"PRAGMA journal_mode = {mode}")
         db.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO environments VALUES ('x', hex(zeroblob(40000)))")  # it grows
         db.execute("UPDATE sweeps SET status = 'interrupted'")
         if mode == "WAL":
             db.execute("COMMIT")
@@ -73,6 +75,10 @@ def leave_log(path: Path, mode: str) -> None:
                 shutil.copyfile(one, f"{path}{ending}")
         if mode == "DELETE":
             db.execute("ROLLBACK")
+        else:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            with path.open("r+b") as file:
+                file.write(live.read_bytes()[:4096])
     for one in path.parent.glob(f"{live.name}*"):
         one.unlink()
     for one in path.parent.glob(f"{path.name}*"):

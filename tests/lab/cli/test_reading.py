@@ -22,8 +22,10 @@ from ringray.lab import cli
 from ringray.lab.api import results
 from ringray.lab.cli import watch
 from ringray.lab.store import feed
+from ringray.lab.store.memory_copy import MemoryCopy
 from ringray.lab.store.recover import recover
 from ringray.lab.store.store import Store, default_path
+from ringray.lab.trial.outcome import Outcome
 from tests.support import old_stores
 from tests.support.old_stores import SCHEMAS
 from tests.support.small_spec import SMALL
@@ -165,6 +167,31 @@ def test_reading_beside_a_driver(home: Path) -> None:
             reader.finish(digest, "complete")
     with Store(path, create=False) as store:
         assert store.find("small").status == "failed"
+
+
+def test_a_log_that_begins_anew_meanwhile(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the copies of the file and of the log: what was moved would be in neither."""
+    path = home / "store.db"
+    _current(path)
+    real, calls = shutil.copyfile, list[str]()
+    with Store(path) as store:
+        digest = store.find("small").digest
+        row = next(one for one in store.trials(digest) if one.status is None)
+
+        def racing(source: str, target: str) -> None:
+            calls.append(source)
+            if len(calls) == 1:
+                store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                store.finish(digest, "complete")
+            real(source, target)
+
+        store.record(digest, row.key, Outcome("ok", None, {"median_ms": 1.0}, {}, "p" * 64))
+        monkeypatch.setattr(shutil, "copyfile", racing)
+        with closing(MemoryCopy(path).db) as db:
+            assert db.execute("SELECT status FROM sweeps").fetchone() == ("complete",)
+            query = "SELECT status FROM trials WHERE key = ?"
+            assert db.execute(query, (row.key,)).fetchone() == ("ok",)
+    assert calls.count(f"{path}-wal") == 2
 
 
 _MOUNTED = """
