@@ -72,7 +72,8 @@ def test_the_next_command_removes_what_a_kill_left(place: Place, victim: str) ->
     killed.kill()
     done = place.end(sweep)
     assert done.code in (-signal.SIGKILL, 1, 2)
-    assert place.run("list").code == 0
+    assert place.run("list").code == 0  # it only reads
+    assert place.run("resume", "nothing").code == 2
     left = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     assert not left, [title(one) for one in left]
     assert not _left(place)
