@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.plan.problems import defaults, studies
@@ -21,9 +19,9 @@ from ringray.lab.trial.outcome import (
     UNASKED,
     Outcome,
     TrialRow,
-    measured_enough,
     runs_of,
 )
+from ringray.lab.trial.ranking import RankedPoint, Ranking, rank
 from ringray.traffic import geometry
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import PREFERRED, on_device
@@ -36,9 +34,9 @@ class StudyResult:
     """Result of a study: keys of the best point by the first objective, of the Pareto front over
     all objectives (best first) and of the points that were not measured; and the number of runs.
 
-    ``default``: key of the point that is taken where nothing is tuned, with the threads of the best
-    one, if it was measured; ``better``: the best one was compared with another, and beats the
-    default beyond the spread of their runs.
+    ``ranking``: by the first objective; ``default``: key of the point that is taken where nothing
+    is tuned, with the threads of the best one, if it was measured; ``better``: the best one was
+    compared with another, and surely beats the default (:mod:`ringray.lab.trial.ranking`).
     """
 
     trials: tuple[Trial, ...]
@@ -46,6 +44,7 @@ class StudyResult:
     front: tuple[str, ...]
     unasked: tuple[str, ...]
     runs: int
+    ranking: Ranking
     default: str | None = None
     better: bool = True
 
@@ -75,15 +74,14 @@ def outcome_of(
 ) -> StudyResult:
     """Returns what the ``trials`` of a study have shown, by their ``results`` so far.
 
-    The best one is among those that are ``measured_enough``. Replicas are one point, named by their
-    median.
+    The best one is the first of their ``ranking``. Replicas are one point, named by their median.
     """
     points: dict[str, list[Trial]] = {}
     for trial in trials:
         if trial.key in results:
             points.setdefault(repr(replace(trial.config, replica=0)), []).append(trial)
     scores: dict[str, tuple[float, ...]] = {}
-    runs: dict[str, int] = {}
+    ranked: dict[str, RankedPoint] = {}
     for same in points.values():
         told = {t.key: score_of(results[t.key], objectives).scores for t in same}
         known = sorted((one, key) for key, one in told.items() if one is not None)
@@ -91,11 +89,12 @@ def outcome_of(
             by_objective = zip(*(one for one, _ in known), strict=True)
             key = known[(len(known) - 1) // 2][1]
             scores[key] = tuple(map(statistics.median, by_objective))
-            runs[key] = sum(runs_of(results[key]) for _, key in known)
-    finalists = measured_enough(runs)
-    among = list(scores) if len(objectives) > 1 else finalists
+            replicas = [results[key] for _, key in known]
+            ranked[key] = RankedPoint(key, same[0].config.as_dict(), replicas)
+    ranking = rank(ranked.values(), objectives[0])
+    best = next(iter(ranking.keys), None)
+    among = list(scores) if len(objectives) > 1 else ranking.keys
     front = next(layers(among, scores.__getitem__), [])
-    best = min(finalists, key=lambda key: scores[key], default=None)
     threads = {trial.key: trial.config.threads for trial in trials}
     usual = [t for t in defaults(trials) if best and t.config.threads == threads[best]]
     usual.sort(key=lambda trial: trial.config.backend not in _USUAL)
@@ -106,22 +105,15 @@ def outcome_of(
         tuple(front),
         tuple(trial.key for trial in trials if trial.key not in results),
         sum(runs_of(results[trial.key]) for trial in trials if trial.key in results),
+        ranking,
         default,
         best is not None
         and len(scores) > 1
-        and (default is None or _beats(results[best], results[default], objectives)),
+        and (
+            default is None
+            or rank([ranked[best], ranked[default]], objectives[0]).winner == best != default
+        ),
     )
-
-
-def _beats(
-    best: Outcome | TrialRow, default: Outcome | TrialRow, objectives: Sequence[str]
-) -> bool:
-    """Returns whether the slower fifth of the best one's runs is faster than the faster fifth of
-    the default's; of metrics without runs, whether its value is better."""
-    ours, theirs = (score_of(one, objectives[:1]) for one in (best, default))
-    if ours.samples and theirs.samples:
-        return bool(np.quantile(ours.samples, 0.8) < np.quantile(theirs.samples, 0.2))
-    return (ours.scores or ()) < (theirs.scores or ())
 
 
 def refused_and_ended(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]]:

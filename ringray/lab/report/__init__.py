@@ -2,7 +2,7 @@
 
 words         configurations and metrics as text
 replicas      replicas of one point as one
-verdict       the fastest of each problem, for all of these
+verdict       the fastest of each problem, where it is decided
 noise         changes of points that are beyond the noise
 comparison    two sweeps compared
 comparison_views  a comparison as text, JSON and a page

@@ -37,6 +37,9 @@ def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) ->
         row = by_key[study.best]
         scores = ", ".join(_value(one, row) for one in plan.spec.search.objectives)
         choice = _choice(study, study.best)
+        if study.ranking.undecided:
+            names = {key: _choice(study, key) for key in study.ranking.keys}
+            choice = f"{study.ranking.why(names)}; {choice}"
         said.append(f"best of {name}: {choice}  {scores}  ({took}){_beside(plan, study, by_key)}")
     return said
 
@@ -49,7 +52,7 @@ def _beside(plan: Plan, study: StudyResult, by_key: Mapping[str, TrialRow]) -> s
         return "; it is the default, so nothing is kept"
     value = _value(plan.spec.search.objectives[0], by_key[study.default])
     said = f"; the default, {_choice(study, study.default)}, has {value}"
-    return said if study.better else f"{said}, equal within the spread, so nothing is kept"
+    return said if study.better else f"{said}, which is not surely worse, so nothing is kept"
 
 
 def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[Table]:

@@ -114,7 +114,7 @@ def _timeline(sweep: SweepRow, trial: TrialRow) -> page.Picture | None:
     except (OSError, ValueError):
         return None
     shown = sorted(bars, key=lambda bar: bar.began)[:_BARS]
-    title = f"Timeline of trial #{trial.index + 1}, the fastest with a trace"
+    title = f"Timeline of trial #{trial.index + 1}, of the least time with a trace"
     caption = f"the first {_BARS} of {len(bars)} steps" if len(bars) > _BARS else ""
     if not shown:
         return None
@@ -137,7 +137,7 @@ def _trials(trials: Sequence[TrialRow]) -> page.PageTable:
         cells += [trial.status or "pending", *(_number(one, numbers, tone) for one in metrics)]
         cells += [hidden(trial.reason or "")] if reasons else []
         rows.append([page.Number(str(trial.index + 1), trial.index + 1), *cells])
-    told = "; green: the fastest of its problem" if best else ""
+    told = "; green: the fastest of its problem, as far as decided" if best else ""
     return page.PageTable(f"{units.plural(len(rows), 'trial')}{told}", heads, rows, sorts=True)
 
 

@@ -1,13 +1,12 @@
 """The answer of a sweep: of each problem the fastest point, its lead, and its time beside the
 baseline's. Texts, tables, MLflow and figures take their winners from here.
 
-Of the points with at least half as many runs as the most measured one, the winner has the least
-median time: the rule by which a search chooses. Replicas are one point.
+:mod:`ringray.lab.trial.ranking` says which point that is, and whether the samples decide it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -15,65 +14,77 @@ from ringray.base import units
 from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
 from ringray.lab.report.figures import data
-from ringray.lab.report.replicas import by_problem
+from ringray.lab.report.replicas import by_problem, groups
 from ringray.lab.trial.metrics import prediction_errors
-from ringray.lab.trial.outcome import TrialRow, measured_enough, runs_of
+from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.ranking import WRONG, RankedPoint, Ranking, rank
 
 TOLD = 12  # problems that are told one by one
-_RUNS = 3  # fewer runs have no spread
+_DRIFT = 1.25  # times the shortest time of the baseline, from which its drift is told
 _BUSY = 0.15  # share of a host's cores that other processes may use
 _LONG_S = 0.5  # time of a trial whose load can be told: hosts count their time in steps of 10 ms
 
 
 class Contest(NamedTuple):
-    """The points of one problem, the fastest first. ``problem``: what tells it from the others, ""
-    if it is the only one; ``names``: of the strategies of the first two."""
+    """The points of one problem in the order of their ``ranking``. ``problem``: what tells it from
+    the others, "" if it is the only one; ``names``: of the strategies, by key; ``beside``: the
+    chance that the first is only by its noise as far from the time of its baseline."""
 
-    ranking: list[TrialRow]
+    points: list[TrialRow]
+    ranking: Ranking
     problem: str
-    names: list[str]
+    names: Mapping[str, str]
+    beside: float
 
     @property
     def first(self) -> TrialRow:
-        """The winner."""
-        return self.ranking[0]
+        """The point of the best value, which is the winner if that is decided."""
+        return self.points[0]
 
     @property
     def second(self) -> TrialRow | None:
         """The next, None of a problem that was measured in one way."""
-        return self.ranking[1] if len(self.ranking) > 1 else None
+        return self.points[1] if len(self.points) > 1 else None
 
     def lead(self) -> str:
-        """Writes by how much the second is slower, and what the runs say of that."""
-        assert self.second is not None
-        first, second = self.first.metrics, self.second.metrics
-        said = f"{second['median_ms'] / first['median_ms'] - 1:.1%}"
-        if any(0 < runs_of(row) < _RUNS for row in self.ranking[:2]):
-            return f"{said}, too few runs to be sure"
-        # The faster fifth of the second reaches the slower fifth of the first.
-        overlap = second.get("p20_ms", 0.0) <= first.get("p80_ms", 0.0)
-        return f"{said}, within the spread" if overlap else said
+        """Writes by how much the second is slower."""
+        return f"{self.ranking.behind(self.ranking.keys[1]):.1%}"
 
 
 def contests(rows: Iterable[TrialRow]) -> list[Contest]:
     """Returns a contest for each problem with a time, in the order of ``rows``."""
-    rankings = []
-    for same in by_problem(data.having(data.points(list(rows)), "median_ms")):
-        among = measured_enough({row.key: runs_of(row) for row in same})
-        by_time = sorted(same, key=lambda row: row.metrics["median_ms"])
-        rankings.append([row for row in by_time if row.key in among])
-    points = [row for ranking in rankings for row in ranking]
-    problem = words.varying((row.config for row in points), words.PROBLEM)
-    fields = data.strategies(points)
+    every = list(rows)
+    points = data.having(data.points(every), "median_ms")
+    measured = groups(
+        (row for row in every if row.status == "ok"), lambda row: {**row.config, "replica": 0}
+    )
+    replicas = {same[0].key: RankedPoint(same[0].key, same[0].config, same) for same in measured}
+    rankings = [rank(replicas[row.key] for row in same) for same in by_problem(points)]
+    by_key = {row.key: row for row in points}
+    found = [([by_key[key] for key in one.keys], one) for one in rankings if one.keys]
+    ranked = [row for some, _ in found for row in some]
+    problem = words.varying((row.config for row in ranked), words.PROBLEM)
+    fields = data.strategies(ranked)
     return [
-        Contest(one, data.problem(one[0], problem), [data.strategy(x, fields) for x in one[:2]])
-        for one in rankings
-    ]
+        Contest(
+            some, one, data.problem(some[0], problem),
+            {row.key: data.strategy(row, fields) for row in some},
+            _by_noise(replicas[some[0].key]),
+        )
+        for some, one in found
+    ]  # fmt: skip
+
+
+def _by_noise(point: RankedPoint) -> float:
+    """Returns the chance that a point that takes as long as its baseline has such a ratio."""
+    found = rank([point], "ratio").values.get(point.key)
+    below = found.chance() if found else 0.0
+    return min(below, 1 - below)
 
 
 def winners(rows: Iterable[TrialRow]) -> list[TrialRow]:
-    """Returns the fastest point of each problem that was measured in several ways."""
-    return [one.first for one in contests(rows) if one.second is not None]
+    """Returns the fastest point of each problem whose samples decide which that is."""
+    return [one.first for one in contests(rows) if one.ranking.winner]
 
 
 def lines(rows: Sequence[TrialRow]) -> list[str]:
@@ -97,22 +108,24 @@ def lines(rows: Sequence[TrialRow]) -> list[str]:
 
 
 def _line(found: Contest) -> str:
-    first, (name, *others) = found.first, found.names
-    metrics, config = first.metrics, first.config
+    first, ranking = found.first, found.ranking
+    metrics, name = first.metrics, found.names[first.key]
     at = found.problem and f"{found.problem}: "
     takes = f"{units.digits(metrics['median_ms'])} ms"
     if "peak_memory_bytes" in metrics:
         takes += f" and {units.memory(metrics['peak_memory_bytes'])} per rank"
-    if not others:
+    if found.second is None:
         said = f"{at}{name} takes {takes}"
+    elif ranking.winner:
+        following = found.names[found.second.key]
+        said = f"{at}{name} is the fastest, {takes}; next {following}, slower by {found.lead()}"
+        if ranking.paired and ranking.drift > _DRIFT:
+            said += f" by the ratios, as the baseline drifted by {ranking.drift:.1f} ×"
     else:
-        said = f"{at}{name} is the fastest, {takes}; next {others[0]}, slower by {found.lead()}"
+        said = f"{at}{ranking.why(found.names)}; {name} takes {takes}"
     if "ratio" in metrics:
-        said += f"; {units.ratio(metrics['ratio'])} × the time of {words.baseline(config)}"
-        ratios = sorted(first.samples.get("ratio", ()))
-        fifth = len(ratios) // 5
-        if len(ratios) >= _RUNS and ratios[fifth] <= 1 <= ratios[-1 - fifth]:
-            said += ", equal within the spread"
+        said += f"; {units.ratio(metrics['ratio'])} × the time of {words.baseline(first.config)}"
+        said += ", which is within the noise" * (found.beside >= WRONG)
     return said
 
 

@@ -75,7 +75,7 @@ def _links(
     if len(fastest) > 1:
         ids = json.dumps([children[trial.key] for trial in fastest], separators=(",", ":"))
         experiments = json.dumps([place.experiment_id])
-        every = "all" if len(fastest) == len(ended) else f"the best {len(fastest)}"
+        every = "all" if len(fastest) == len(ended) else f"the first {len(fastest)}"
         found.append(
             f"[compare {every}](#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)})"
         )
@@ -87,17 +87,18 @@ def _links(
 def _winners(ended: Sequence[TrialRow]) -> list[str]:
     """Returns, for each problem that was solved in several ways, the fastest and its lead."""
     found = contests(ended)
-    compared = any("ratio" in point.metrics for one in found for point in one.ranking)
+    compared = any("ratio" in point.metrics for one in found for point in one.points)
     heads = ["problem", "fastest", "ms", "next", "behind by", *(["ratio"] if compared else [])]
     lines = []
     for one in found:
         if one.second is None:
             continue
-        (first, second), metrics = map(_said, one.names), one.first.metrics
-        cells = [
-            _said(one.problem) or "all", f"**{first}**", units.digits(metrics["median_ms"]), second,
-            one.lead(),
-        ]  # fmt: skip
+        metrics, problem = one.first.metrics, _said(one.problem) or "all"
+        fastest, following = (_said(one.names[row.key]) for row in one.points[:2])
+        ms = units.digits(metrics["median_ms"])
+        cells = [problem, f"**{fastest}**", ms, following, one.lead()]
+        if not one.ranking.winner:
+            cells = [problem, "not decided", ms, "", _said(one.ranking.why(one.names))]
         lines.append(_wide([*cells, *([units.ratio(metrics.get("ratio"))] * compared)]))
     if not lines:
         return []

@@ -6,5 +6,6 @@ selection     sweeps by name or digest
 faults        causes of failed trials
 metrics       the table of metrics
 machine_load  load of a rank and its host
+ranking       the order of points, and what their samples decide
 measurement   reports of ranks, and metrics from them
 """

@@ -176,8 +176,7 @@ def test_what_aten_cuts_is_shown_by_threads() -> None:
     assert drawn is not None
     cells = records(drawn)
     assert len(cells) == 6
-    assert {one["value"] for one in cells if one["best"]} == {1.0}
-    assert min(one["value"] for one in cells if not one["best"]) > 1.0
+    assert min(one["value"] for one in cells) == 1.0
     slow = grid(blocks=[64, 128], seq_len=[1024, 2048])
     maps, _ = blocks.maps(data.points([row(i, timed(5.0), **p) for i, p in enumerate(slow)]))
     assert [one.title for one in maps] == ["1,024 tokens", "2,048 tokens"]

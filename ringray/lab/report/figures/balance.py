@@ -19,7 +19,7 @@ _MOST = 32  # of a panel
 
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
-    """Draws panels by hop and by rank of each of the fastest points; None without any."""
+    """Draws panels by hop and by rank of the points of the least times; None without any."""
     found = [point for point in points if _bars(point, HOP)]
     if not found:
         return None
@@ -35,7 +35,7 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
                 panels.append(_panel(bars, prefix.rstrip(": "), title))
                 names += bars
                 tallest = max(tallest, len(bars))
-    rest = f", the fastest {len(shown)} of {len(found)} points" if len(found) > len(shown) else ""
+    rest = f", {len(shown)} of {len(found)} points by time" if len(found) > len(shown) else ""
     height = max(90, 32 * tallest)
     return style.grid(panels, f"Time by hop and by rank{rest}", height=height, names=names)
 

@@ -1,7 +1,8 @@
 """Time by block sizes: for Triton query rows by key rows of each kernel, for ATen rows by threads.
 
-A cell is the fastest of all trials that share its two sizes, whatever else they vary (warps, stages
-and path are named in it, for the one that was fastest).
+A cell has the least time of all trials that share its two sizes, whatever else they vary (warps,
+stages and path are named in it, for that trial). None is marked: figures do not say which times the
+samples tell apart.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from ringray.lab.report.figures import data, style
 from ringray.lab.trial.outcome import TrialRow
 from ringray_kernels.config import KERNELS, Blocks
 
-_MOST = 4.0  # times the fastest; slower cells have the same colour
+_MOST = 4.0  # times the least time; slower cells have the same colour
 
 
 class Cell(NamedTuple):
-    """The fastest trial of a cell, in milliseconds; ``detail``: its blocks without the sizes."""
+    """The least time of a cell, in milliseconds; ``detail``: its blocks without the sizes."""
 
     ms: float
     detail: str
@@ -94,14 +95,13 @@ def _heat(one: Map, most: float) -> style.Layers:
     records = [
         {"x": x, "y": y, "value": cell.ms / best, "ms": cell.ms, "name": cell.detail,
          "text": units.digits(cell.ms) + (f"\n{cell.detail}" if cell.detail else ""),
-         "dark": cell.ms / best > (1 + most) / 2,
-         "best": cell.ms == best}
+         "dark": cell.ms / best > (1 + most) / 2}
         for (x, y), cell in one.cells.items()
     ]  # fmt: skip
     default = f" (default: {units.digits(one.default_ms, ' ms')})" if one.default_ms else ""
-    legend = alt.Legend(title="time ÷ the fastest", gradientLength=160)
+    legend = alt.Legend(title="time ÷ the least", gradientLength=160)
     scale = alt.Scale(scheme="cividis", domain=[1, most], reverse=True, clamp=True)
-    tip = style.tip(ms="ms", value="÷ the fastest")
+    tip = style.tip(ms="ms", value="÷ the least")
     return style.heat(
         records,
         alt.X("x:O", title=one.x + default, axis=alt.Axis(labelAngle=0)),

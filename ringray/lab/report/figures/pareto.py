@@ -13,7 +13,7 @@ from ringray.lab.search.base import layers
 from ringray.lab.trial.outcome import TrialRow
 
 MAX_NAMES = 6  # per panel: the front's ends and points evenly between them
-_FRONT, _BEATEN = "Pareto front", "beaten by another"
+_FRONT, _BEATEN = "Pareto front", "other points"
 
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:

@@ -39,7 +39,7 @@ def _heat(title: str, rows: dict[int, list[float]]) -> style.Layers:
     parts = max(map(len, rows.values()))
     records = [
         {"depth": at, "length": style.tokens(length), "value": score, "text": f"{score:.0%}",
-         "dark": score <= 0.5, "best": False}
+         "dark": score <= 0.5}
         for length, row in rows.items()
         for at, score in enumerate(row)
     ]  # fmt: skip

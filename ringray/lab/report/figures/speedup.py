@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ _SHADES = tuple(map(colour, ("s1", "s2", "s3", "s4")))
 
 
 class Bars(NamedTuple):
-    """Speed-ups of one panel by strategy and length, in the order of their times: the fastest at
-    the greatest length first."""
+    """Speed-ups of one panel by strategy and length: the largest at the greatest length first."""
 
     names: list[str]
     lengths: list[int]
@@ -31,13 +29,11 @@ class Bars(NamedTuple):
 def bars(panel: Panel, fields: Sequence[str]) -> Bars:
     """Returns at most ``MAX_STRATEGIES`` strategies and the ``MAX_LENGTHS`` greatest lengths."""
     values: dict[tuple[str, int], float] = {}
-    times: dict[tuple[str, int], float] = {}
     for point in panel.points:
-        at = data.strategy(point, fields), point.config["seq_len"]
-        values[at], times[at] = 1 / point.metrics["ratio"], point.metrics["median_ms"]
+        values[data.strategy(point, fields), point.config["seq_len"]] = 1 / point.metrics["ratio"]
     lengths = sorted({length for _, length in values})[-MAX_LENGTHS:]
     names = list(dict.fromkeys(name for name, _ in values))
-    names.sort(key=lambda name: [times.get((name, length), math.inf) for length in lengths[::-1]])
+    names.sort(key=lambda name: [-values.get((name, length), 0.0) for length in lengths[::-1]])
     return Bars(names[:MAX_STRATEGIES], lengths, values)
 
 

@@ -187,12 +187,11 @@ def heat(
     records: Records, x: alt.X, y: alt.Y, shade: alt.Color, tooltip: list[alt.Tooltip], title: str
 ) -> Layers:
     """Returns a heat map: cells coloured by ``value``, each with its ``text``: white in a
-    ``dark`` cell, bold in the ``best``."""
+    ``dark`` cell."""
     base = alt.Chart().encode(x=x, y=y)
     cells = base.mark_rect(stroke=colour("paper")).encode(color=shade, tooltip=tooltip)
     ink = alt.condition("datum.dark", alt.value("#ffffff"), alt.value("#1a1a1a"))
-    weight = alt.expr("datum.best ? 'bold' : 'normal'")
-    texts = base.mark_text(fontWeight=weight, fontSize=9, lineBreak="\n")
+    texts = base.mark_text(fontSize=9, lineBreak="\n")
     return panel(records, cells, texts.encode(text="text:N", color=ink), title=title)
 
 
