@@ -72,7 +72,7 @@ def found(result: Comparison) -> tuple[bool, bool, bool]:
     return (
         result.verdict in WORSE,
         bool(points & set(WORSE)),
-        {result.verdict, *points} != {"equal"},
+        not {result.verdict, *points} <= {"equal", "not decided"},
     )
 
 

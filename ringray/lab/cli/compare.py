@@ -13,6 +13,7 @@ from ringray.lab.cli.results import ROWS, say
 from ringray.lab.cli.sides import side
 from ringray.lab.report import comparison_views as views
 from ringray.lab.report import tables
+from ringray.lab.report.comparison import MARGIN
 from ringray.lab.report.comparison import compare as compared
 from ringray.lab.trial.metrics import METRICS
 
@@ -28,7 +29,7 @@ _SIDE = (
     Option("--metric", default="median_ms", metavar="M", help="a metric (default: median_ms)"),
     Option(
         "--fail-above", metavar="P",
-        help="exit with 1 if B is worse by more than P, such as 5%%, and by more than the noise",
+        help="exit with 1 if B is surely worse by more than P, such as 5%%, or lacks a point of A",
     ),
     STORE, ALL,
     Output("--json", metavar="F", new=True, help="write the comparison to F; - is stdout"),
@@ -46,7 +47,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if len({Path(name).resolve() for name in outputs.values()}) < len(outputs):
         raise UserError(f"--json and --html are both {arguments.json}; name two files")
     a, b = (side(given, arguments.store) for given in (arguments.a, arguments.b))
-    found = compared(a, b, arguments.metric)
+    found = compared(a, b, arguments.metric, above or MARGIN)
     failure = "" if above is None else views.failure(found, above)
     for option, name in outputs.items():
         page = option == "--html"
@@ -65,6 +66,8 @@ def compare(arguments: argparse.Namespace) -> int:
         say(console, views.LEGEND, "", *(f"answer: {line}" for line in views.answer(found)))
         if failure:
             say(console, f"regression: {failure}")
+        if above is not None and (doubt := views.doubt(found, above)):
+            say(console, doubt)
     return 1 if failure else 0
 
 

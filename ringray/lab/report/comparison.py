@@ -17,15 +17,19 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, plural
 from ringray.lab.report import words
-from ringray.lab.report.noise import Interval, SweepNoise, Values, variance_of_median
+from ringray.lab.report.noise import Effect, Interval, SweepNoise, Values
 from ringray.lab.report.replicas import groups
 from ringray.lab.trial.metrics import METRICS, Metric
+from ringray.lab.trial.ranking import variance_of_median
 
 if TYPE_CHECKING:
     from ringray.lab.trial.outcome import TrialRow
 
-Verdict = Literal["faster", "slower", "better", "worse", "equal", "lost", "gained", "absent"]
+Verdict = Literal[
+    "faster", "slower", "better", "worse", "equal", "not decided", "lost", "gained", "absent"
+]
 WORSE: tuple[Verdict, ...] = ("slower", "worse")
+MARGIN = 0.05  # changes up to this share are equal, unless another limit is asked for
 # Fields of a config that say how it is measured.
 _MEASURING = ("warmup", "repeats", "seed", "budget", "checkpoints", "save_every")
 _BASELINE = ("baseline", "baseline_threads")
@@ -47,7 +51,8 @@ class ComparedSide:
 @dataclass(frozen=True)
 class PointChange:
     """A point of both sides. ``a``, ``b``: medians of the metric, None if no trial ended well;
-    ``replicas``: how many replicas, or rounds, did; ``reason``: why one of them has no value."""
+    ``replicas``: how many replicas, or rounds, did; ``reason``: why one of them has no value;
+    ``surely``: the change with an interval that allows for all points."""
 
     config: Mapping[str, Any]
     a: float | None
@@ -56,6 +61,7 @@ class PointChange:
     change: Interval | None
     verdict: Verdict
     reason: str = ""
+    surely: Interval | None = None
 
 
 class Change(NamedTuple):
@@ -68,42 +74,52 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of :func:`compare`. ``only``: numbers of points that one side alone has."""
+    """The result of :func:`compare`. ``only``: configs of points that one side alone has; ``same``:
+    number of measurements that are on both sides; ``surely``: as of a point."""
 
     a: ComparedSide
     b: ComparedSide
     metric: Metric
     points: list[PointChange]
     overall: Interval
+    surely: Interval
     verdict: Verdict
-    only: tuple[int, int]
+    only: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]
     changes: list[Change]
     assumed: bool  # the noise between trials
+    same: int
 
     def regressions(self, above: float) -> list[PointChange]:
-        """Returns the points that are worse by more than the share ``above`` and the noise, or that
-        have no value any more."""
+        """Returns the points that are worse by more than the share ``above`` whatever the noise, or
+        that have no value any more."""
         return [
-            one
-            for one in self.points
-            if one.verdict == "lost" or (one.verdict in WORSE and self._exceeds(one.change, above))
-        ]
+            one for one in self.points
+            if one.verdict == "lost" or (one.surely and self._worse(one.surely)[0] > above)
+        ]  # fmt: skip
 
     def regressed(self, above: float) -> bool:
-        """Tells whether the sweep as a whole is worse by more than ``above`` and the noise."""
-        return self.verdict in WORSE and self._exceeds(self.overall, above)
+        """Tells whether the sweep as a whole is worse by more than ``above`` whatever the noise."""
+        return self._worse(self.surely)[0] > above
 
-    def _exceeds(self, change: Interval | None, above: float) -> bool:
-        return change is not None and worsening(change.ratio, self.metric) > above
+    def doubtful(self, above: float) -> list[PointChange]:
+        """Returns the points whose intervals hold both sides of ``above``."""
+        found = [(one, self._worse(one.surely)) for one in self.points if one.surely]
+        return [one for one, (low, high) in found if low <= above < high]
+
+    def _worse(self, change: Interval) -> tuple[float, float]:
+        ends = [worsening(end, self.metric) for end in (change.low, change.high)]
+        return min(ends), max(ends)
 
 
 def worsening(ratio: float, metric: Metric) -> float:
     """Returns by which share ``ratio`` is worse: 0.05 of a time that is 5% longer."""
-    return (ratio if metric.less_is_better else 1 / ratio) - 1
+    return (ratio if metric.less_is_better else 1 / max(ratio, 1e-300)) - 1
 
 
-def compare(a: ComparedSide, b: ComparedSide, metric: str = "median_ms") -> Comparison:
-    """Compares two sides by a metric.
+def compare(
+    a: ComparedSide, b: ComparedSide, metric: str = "median_ms", margin: float = MARGIN
+) -> Comparison:
+    """Compares two sides by a metric. Changes that surely are within ``margin`` are equal.
 
     Raises:
         UserError: they share no point, or none has a value of the metric.
@@ -126,15 +142,27 @@ def compare(a: ComparedSide, b: ComparedSide, metric: str = "median_ms") -> Comp
     (most, *others) = {len(one.logs) for pair in measured for one in pair}
     in_turns = len(set(rounds.values())) == 2 * most > 4 and not others
     noise = SweepNoise(measured, which.exact, in_turns)
-    changes = dict(zip(both, noise.intervals(), strict=True))
+    changes = dict(zip(both, noise.points(), strict=True))
     points = [
-        _point(pair, found, changes.get(at), which)
+        _point(pair, found, changes.get(at), which, margin)
         for at, (pair, found) in enumerate(zip(rows, values, strict=True))
     ]
-    overall, surely = noise.overall()
-    only = len(sides[0]) - len(shared), len(sides[1]) - len(shared)
-    verdict = _verdict(overall, surely, which)
-    return Comparison(a, b, which, points, overall, verdict, only, differences(a, b), noise.assumed)
+    overall = noise.overall()
+    only: list[list[Mapping[str, Any]]] = [
+        [one[0].config for key, one in ours.items()
+         if key not in theirs and any(row.status == "ok" for row in one)]
+        for ours, theirs in (sides, sides[::-1])
+    ]  # fmt: skip
+    same = len(set(map(_measurement, a.rows)) & set(map(_measurement, b.rows)))
+    return Comparison(
+        a, b, which, points, *overall, _verdict(overall, which, margin), (only[0], only[1]),
+        differences(a, b), noise.assumed, same,
+    )  # fmt: skip
+
+
+def _measurement(row: TrialRow) -> str:
+    """Returns what tells a measurement from any other."""
+    return repr((sorted(row.config.items()), sorted(row.metrics.items()), round(row.ended or 0, 3)))
 
 
 def _points(rows: Sequence[TrialRow], metric: Metric) -> dict[str, list[TrialRow]]:
@@ -179,10 +207,11 @@ def _values(rows: Sequence[TrialRow], metric: Metric, rounds: Mapping[int, int])
     )
 
 
-def _verdict(change: Interval, surely: bool, metric: Metric) -> Verdict:
-    if not surely:
-        return "equal"
-    worse = worsening(change.ratio, metric) > 0
+def _verdict(change: Effect, metric: Metric, margin: float) -> Verdict:
+    if change.surely.low <= 1 <= change.surely.high:
+        within = 1 / (1 + margin) <= change.interval.low and change.interval.high <= 1 + margin
+        return "equal" if within else "not decided"
+    worse = worsening(change.interval.ratio, metric) > 0
     if metric.unit == "ms":
         return "slower" if worse else "faster"
     return "worse" if worse else "better"
@@ -191,13 +220,14 @@ def _verdict(change: Interval, surely: bool, metric: Metric) -> Verdict:
 def _point(
     rows: tuple[list[TrialRow], list[TrialRow]],
     values: Sequence[Values],
-    change: tuple[Interval, bool] | None,
+    change: Effect | None,
     metric: Metric,
+    margin: float,
 ) -> PointChange:
     a, b = (math.exp(statistics.median(one.logs)) if one.logs else None for one in values)
     ended = [any(row.status == "ok" for row in side) for side in rows]
     if change:
-        verdict = _verdict(*change, metric)
+        verdict = _verdict(change, metric, margin)
     else:
         verdict = "absent" if ended[0] == ended[1] else "lost" if ended[0] else "gained"
     reason = next(
@@ -206,7 +236,10 @@ def _point(
         "",
     )  # fmt: skip
     counts = len(values[0].logs), len(values[1].logs)
-    return PointChange(rows[1][0].config, a, b, counts, change and change[0], verdict, reason)
+    return PointChange(
+        rows[1][0].config, a, b, counts, change and change.interval, verdict, reason,
+        change and change.surely,
+    )  # fmt: skip
 
 
 def _no_point(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -15,39 +15,48 @@ from ringray.lab.report.comparison import ComparedSide, Comparison, PointChange
 from ringray.lab.report.noise import UNKNOWN, Interval
 from ringray.lab.report.tables import bare_table
 
-FORMAT = 1  # of the object of ``--json``; grows with each field
+FORMAT = 2  # of the object of ``--json``; grows with each field
 _STYLES = {
     "lost": "bold red", "slower": "red", "worse": "red", "faster": "green", "better": "green",
-    "gained": "", "equal": "", "absent": "bright_black",
+    "gained": "", "equal": "", "not decided": "yellow", "absent": "bright_black",
 }  # fmt: skip
 _TONES = {"red": "bad", "bold red": "bad", "green": "good"}
 LEGEND = (
     "change: of the medians, and where it lies in 95% of comparisons; a verdict allows for all "
-    "points: in 95% of comparisons without a change, all are equal"
+    "points: in 97.5% of comparisons without a change, none is slower or faster; not decided: the "
+    "interval holds no change and one that counts"
 )
+_NAMED = 5  # points that are told by name
 
 
 def answer(found: Comparison) -> list[str]:
     """Writes the result in words."""
     compared = sum(one.change is not None for one in found.points)
-    by = "equal within the noise" if found.verdict == "equal" else found.verdict
     change = f"{found.metric.name} {_percent(found.overall.ratio)} ({_between(found.overall)})"
-    said = [f"B is {by}: {change}, the median change of {plural(compared, 'point')}"]
+    lead = "not decided" if found.verdict == "not decided" else f"B is {found.verdict}"
+    said = [f"{lead}: {change}, the median change of {plural(compared, 'point')}"]
     counts = [(one, sum(point.verdict == one for point in found.points)) for one in _STYLES]
     said.append("points: " + " · ".join(f"{count:,} {one}" for one, count in counts if count))
     for side, more in zip("AB", found.only, strict=True):
         if more:
-            said.append(f"{plural(more, 'point')} in {side} only")
+            said.append(f"{plural(len(more), 'point')} in {side} only: {_names(found, more)}")
+    if found.same:
+        which = "all measurements of A" if found.same == len(found.a.rows) else (
+            f"{found.same:,} of {plural(len(found.a.rows), 'measurement')} of A"
+        )  # fmt: skip
+        said.append(f"A is compared with itself: {which} are in B, too")
     if found.assumed:
         said.append(
-            "each point was measured once: changes of the whole sweep are compared with a noise of "
-            f"{UNKNOWN:.0%}, which is assumed; replicas: 3 under measure in the spec measures it"
+            "each point was measured once, which tells nothing of its noise: no point is decided, "
+            f"and changes of the whole sweep are compared with a noise of {UNKNOWN:.0%}, which is "
+            "assumed; replicas: 3 under measure in the spec measures it"
         )
     return said
 
 
 def failure(found: Comparison, above: float) -> str:
-    """Writes which regressions are beyond the share ``above`` and the noise; "" if none is."""
+    """Writes which regressions are beyond the share ``above`` whatever the noise, and which points
+    B lacks; "" if there is none."""
     worse = found.regressions(above)
     lost = sum(one.verdict == "lost" for one in worse)
     said = [f"B as a whole is {found.verdict} by more than {above * 100:g}%"] * found.regressed(
@@ -58,7 +67,25 @@ def failure(found: Comparison, above: float) -> str:
         said.append(f"{plural(len(worse) - lost, 'point')} {beyond}")
     if lost:
         said.append(f"{plural(lost, 'point')} without a result in B")
+    if missing := found.only[0]:
+        said.append(f"{plural(len(missing), 'point')} of A that B lacks: {_names(found, missing)}")
     return "; ".join(said)
+
+
+def doubt(found: Comparison, above: float) -> str:
+    """Writes how many points may be worse by more than ``above``, or not; "" if none."""
+    if not (points := found.doubtful(above)):
+        return ""
+    many = f"{plural(len(points), 'point')} may be worse by more than {above * 100:g}%"
+    return f"not decided: {many}, or not: {_names(found, [one.config for one in points])}"
+
+
+def _names(found: Comparison, configs: Sequence[Mapping[str, Any]]) -> str:
+    """Writes the first points by the fields in which points differ."""
+    every = [*(one.config for one in found.points), *found.only[0], *found.only[1]]
+    fields = words.varying(every)
+    said = [words.label(one, fields) or "the only point" for one in configs[:_NAMED]]
+    return ", ".join(said) + (f" and {len(configs) - _NAMED} more" * (len(configs) > _NAMED))
 
 
 def origin(side: ComparedSide) -> str:
@@ -134,11 +161,14 @@ def record(found: Comparison, above: float | None) -> dict[str, Any]:
         },
         "verdict": found.verdict,
         "overall": change(found.overall),
+        "same": found.same,
         "fail_above": above,
         "failure": (failure(found, above) or None) if above is not None else None,
         "noise_assumed": found.assumed,
         "changes": [one._asdict() for one in found.changes],
-        "only": dict(zip("ab", found.only, strict=True)),
+        "only": dict(zip("ab", map(len, found.only), strict=True)),
+        "missing": found.only[0],
+        "doubt": (doubt(found, above) or None) if above is not None else None,
         "points": [
             {
                 "config": one.config, "a": one.a, "b": one.b, "replicas": one.replicas,
@@ -154,6 +184,8 @@ def html(found: Comparison, above: float | None) -> str:
     said, failed = answer(found), "" if above is None else failure(found, above)
     blocks: list[Any] = [page.Text(said[0], _TONES.get(_STYLES[found.verdict], ""))]
     blocks += [page.Text(f"regression: {failed}", "bad")] if failed else []
+    doubtful = "" if above is None else doubt(found, above)
+    blocks += [page.Text(doubtful)] if doubtful else []
     blocks.append(page.Listing(said[1:]))
     points = worst(found.points, found.metric.less_is_better)
     heads, rows = _cells(found, points)

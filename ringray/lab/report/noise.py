@@ -1,22 +1,32 @@
 """The noise of two sweeps: which changes of their points are beyond it.
 
-Values are compared as logarithms, so that noise is a share of the value. The noise of a point is
-the spread between its replicas, and at least what the spread of its repeats explains. Few replicas
-tell little of it, so that each point takes a part of what all points show: its variance is the mean
-of its own and of the median point's.
+Values are compared as logarithms, so that noise is a share of the value. A value is
 
-Intervals come from a studentised bootstrap: differences of replicas from their point, of all
-points, are drawn in place of its own ones, and each draw is measured by the noise that it shows
-itself. If the changes of the points differ among each other by more than that, as they do on a
-machine whose speed drifts, the intervals grow accordingly. In at most 2.5% of comparisons without
-a change any point seems to have changed (Bonferroni).
+    point + change of B + state of the machine in this turn + noise of the point
 
-The change of a sweep as a whole is the median over its points. Replicas are measured in turns, and
-the state of the machine moves all points of one turn; the interval is that of the turns, or that of
-points drawn again where it is wider. Sides that were measured in turns of their own, A, B, A, B,
-are compared without what neighbouring rounds share: a slow drift of the machine. If every point was
-measured once, nothing tells how much two measurements differ without a change, and :data:`UNKNOWN`
-is assumed.
+*Noise of a point*: the variance between its replicas, at least what the spread of its repeats
+explains. Points differ in it, and few replicas tell little of it, so that each takes a part of what
+the others show, the less the more they differ among each other: the moderated variances of Smyth
+(Statistical Applications in Genetics and Molecular Biology 3, 2004), with a cautious estimate of
+how alike the points are.
+
+*State of the machine*: replicas are measured in turns, and what a turn moves is the median over all
+points. It has the few degrees of freedom of the turns, however many points there are. Sides that
+were measured in turns of their own, A, B, A, B, are compared round by round, without what both
+share; of sides that were measured one after the other, the trend within them goes on between them.
+
+*Changes*: a t-test with Welch's degrees of freedom. If changes of points differ among each other by
+more than that (replicas that follow each other are alike), the noise grows accordingly, as in
+genomic control (Devlin and Roeder, Biometrics 55, 1999). In at most 2.5% of comparisons without a
+change the whole or any point seems to have changed (Bonferroni).
+
+*Few replicas* may agree by chance, as where a machine has two states. A point with two or three has
+changed only if it changed by clearly more than replicas of any other point differ; where no other
+points tell that, :data:`UNKNOWN` is added. The whole has changed only by more than replicas of nine
+in ten points do, where there are two, or where neighbours show that the machine changed in the
+middle of a turn. Of a point that was measured once nothing tells how much two measurements differ
+without a change, so that it is never decided; of the whole, :data:`UNKNOWN` is assumed for what
+moves all points.
 """
 
 from __future__ import annotations
@@ -24,24 +34,28 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.special import digamma, polygamma, stdtrit
+
+from ringray.lab.trial.ranking import Part, welch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
-    Places = NDArray[np.int64]
 
-WRONG = 0.05  # share of comparisons without a change that may show one
+WRONG = 0.025  # share of comparisons without a change that may show one
 UNKNOWN = 0.05  # noise of a measurement where nothing tells it, as a share
-_PRIOR = 3  # degrees of freedom that the noise of all points counts at each
-_FEW = 8  # degrees of freedom from which the noise of all points is known
-_DRAWS = 100_000  # of the noise: the limits of 1,000 points are in its outer 2 of 100,000
+_AGREE = 3  # replicas that may agree by chance
+_BEYOND = 1.5  # times the difference of other points' replicas, from which a change counts then
+_GUESSED = 3  # degrees of freedom of a noise that is assumed
+_FEW = 6  # points from which their changes tell of the noise
+_ALIKE = 3  # points from which they tell of each other, and of the state of the machine
 _RESAMPLED = 1000  # of the points of a sweep
-_REPEATS = 100  # resamples of the repeats of a trial
+_LEAST = 1e-10  # variance of any measurement
 
 
 class Interval(NamedTuple):
@@ -52,6 +66,14 @@ class Interval(NamedTuple):
     high: float
 
 
+class Effect(NamedTuple):
+    """A change; ``surely``: where it lies with the whole and all other points, in 97.5% of
+    comparisons."""
+
+    interval: Interval
+    surely: Interval
+
+
 class Values(NamedTuple):
     """Logarithms of the values of a point on one side in the order of measurement, and the
     variances of each that its repeats explain."""
@@ -60,147 +82,154 @@ class Values(NamedTuple):
     within: list[float]
 
 
-def variance_of_median(repeats: Sequence[float]) -> float:
-    """Returns the variance of the logarithm of the median, by resampling the repeats."""
-    if len(repeats) < 3:
-        return 0.0
-    low, high = _middle(len(repeats))
-    logs = np.log(np.sort(repeats))
-    return float(np.var((logs[low] + logs[high]) / 2))
-
-
-@cache
-def _middle(count: int) -> tuple[Places, Places]:
-    """Returns the places of both middle values in resamples of ``count`` values, by size."""
-    chosen = np.sort(np.random.default_rng(0).integers(0, count, (_REPEATS, count)))
-    return chosen[:, (count - 1) // 2], chosen[:, count // 2]
-
-
 class SweepNoise:
     """The noise of points with values on both sides."""
 
     def __init__(self, values: Sequence[Sequence[Values]], exact: bool, paired: bool) -> None:
         """``paired``: the logarithms are of rounds A, B, A, B, each with all points."""
-        self._values, self._exact = _without_drift(values) if paired else values, exact
-        self._share = 0.5 if paired else 1.0  # of the degrees of freedom that the drift leaves
-        centres = [[statistics.median(side.logs) for side in pair] for pair in self._values]
-        self._changes = np.array([b - a for a, b in centres])
-        measured = np.array([sum(len(side.logs) for side in pair) for pair in values])
-        self._freedom = self._share * (measured - 2)
-        squares = [
-            sum((one - statistics.fmean(side.logs)) ** 2 for side in pair for one in side.logs)
-            for pair in self._values
-        ]
-        own = np.array(squares) / np.maximum(self._freedom, 1)
-        within = np.array([statistics.fmean(pair[0].within + pair[1].within) for pair in values])
-        own, known = np.maximum(own, within), self._freedom > 0
-        self.assumed = not exact and not known.any()
-        self._all = self._of_all(own[known], within)
-        weight = np.where(known, self._freedom, 0)
-        total = (_PRIOR * self._all + weight * own) / (_PRIOR + weight)
-        # Of one measurement of each point; that of the sweep as a whole beside it, where assumed.
-        self._scale = np.sqrt(np.maximum(total, within))
-        self._common = UNKNOWN if self.assumed else 0.0
-        self._pool = self._standardised()
+        self._exact, self._paired = exact, paired
+        sides = [[np.array(side.logs) for side in pair] for pair in values]
+        within = np.array([[statistics.fmean(side.within) for side in pair] for pair in values])
+        if paired:
+            sides = [[np.zeros(1), b - a] for a, b in sides]
+        self._changes = np.array([np.median(b) - np.median(a) for a, b in sides])
+        self._count = count = len(sides)
+        # The median of three and more varies more than their mean does.
+        self._share = np.array([
+            sum((1 if len(one) < 3 else math.pi / 2) / len(one) for one in pair[paired:])
+            for pair in sides
+        ])  # fmt: skip
+        rest = [[one - one.mean() for one in pair] for pair in sides]
+        freedom = np.array([float(sum(len(one) - 1 for one in pair)) for pair in sides])
+        self.assumed = not exact and not freedom.any()
+        turns = self._turns(rest)
+        if count >= _ALIKE:
+            rest = [
+                [one - moved[: len(one)] if len(one) > 1 else one
+                 for one, moved in zip(pair, turns, strict=True)]
+                for pair in rest
+            ]  # fmt: skip
+            freedom *= 1 - 1 / count
+        squares = np.array([sum(float(one @ one) for one in pair) for pair in rest])
+        self._replicas = [min(map(len, pair[paired:])) for pair in rest]
+        self._moved_within_turns = _neighbours_alike(rest)
+        self._ranges = np.array([max(float(np.ptp(one)) for one in pair) for pair in rest])
+        within = within.sum(1) if paired else within.mean(1)
+        own = np.maximum(squares / np.maximum(freedom, 1e-9), np.maximum(within, _LEAST))
+        self._machine = self._of_turns(turns)
+        self._variance, self._freedom = _moderated(own, freedom)
+        if self.assumed:
+            self._freedom[:] = _GUESSED
+        self._variance *= self._beyond()
 
-    def _of_all(self, own: Array, within: Array) -> float:
-        """Returns the variance of the median point."""
-        if self._freedom.sum() >= _FEW:
-            return float(np.median(own))
-        if len(self._changes) >= _FEW:  # measured once, but most of them did not change
-            spread = np.median(np.abs(self._changes - np.median(self._changes)))
-            return float((1.4826 * spread) ** 2 / 2)
-        return max(UNKNOWN**2, float(np.median(within)))
-
-    def _standardised(self) -> Array:
-        """Returns differences of measurements from their point, of the variance 1 or more."""
-        scale = np.maximum(self._scale, 1e-12)
-        found: list[float] = []
-        if self._freedom.sum() >= _FEW:
-            found = [
-                (one - statistics.fmean(side.logs)) / noise * math.sqrt(len(side.logs) / free)
-                for pair, noise in zip(self._values, scale, strict=True)
-                for side in pair
-                if (free := len(side.logs) - 1)
-                for one in side.logs
-            ]
-        elif len(self._changes) >= _FEW:
-            found = list((self._changes - np.median(self._changes)) / scale / math.sqrt(2))
-        if not any(found):
-            return np.random.default_rng(1).standard_normal(_DRAWS)
-        return np.sort(found) / min(1.0, float(np.std(found)))
-
-    @cache  # noqa: B019  # as long as a comparison is made
-    def _draws(self, a: int, b: int) -> Array:
-        """Returns changes of a point of ``a`` and ``b`` replicas that did not change, in units of
-        the noise that they show, by size."""
-        random = np.random.default_rng(2)
-        sides = [random.choice(self._pool, (_DRAWS, min(count, 32))) for count in (a, b)]
-        spread = sum(((one - one.mean(1, keepdims=True)) ** 2).sum(1) for one in sides)
-        noise = np.sqrt((_PRIOR + spread) / (_PRIOR + sum(one.shape[1] - 1 for one in sides)))
-        return np.sort(np.abs(np.median(sides[1], 1) - np.median(sides[0], 1)) / noise)
-
-    def intervals(self) -> list[tuple[Interval, bool]]:
-        """Returns the change of each point, and whether it is beyond the noise of all points."""
+    def _turns(self, rest: Sequence[Sequence[Array]]) -> list[Array]:
+        """Returns how far each turn of a side moved its points, with as many as the longest has."""
         found = []
-        scale = np.hypot(self._scale * self._beyond_replicas(), self._common)
-        for change, noise, pair in zip(self._changes, scale, self._values, strict=True):
-            draws = self._draws(*(len(side.logs) for side in pair))
-            size = 0.0 if self._exact else float(noise * draws[int(_DRAWS * (1 - WRONG))])
-            far = _DRAWS - np.searchsorted(draws, abs(change) / max(noise, 1e-12))
-            surely = (far + 1) / _DRAWS * len(self._changes) < WRONG / 2
-            found.append((_interval(change, size), bool(change) if self._exact else bool(surely)))
+        for side in zip(*rest, strict=True):
+            longest = max(map(len, side))
+            medians = [float(np.median([one[at] for one in side if at < len(one)]))
+                       for at in range(longest)]  # fmt: skip
+            found.append(np.array(medians) - statistics.fmean(medians))
         return found
 
-    def _beyond_replicas(self) -> float:
-        """Returns by how much the changes differ among each other beyond what replicas explain: a
-        machine drifts between sweeps, too."""
-        if len(self._changes) < _FEW:
+    def _of_turns(self, turns: Sequence[Array]) -> list[Part]:
+        """Returns the variances of a change that the state of the machine makes."""
+        if self.assumed:
+            return [(2 * UNKNOWN**2, _GUESSED)]
+        freedom = sum(len(one) - 1 for one in turns)
+        squares = sum(float(one @ one) for one in turns)
+        found: list[Part] = []
+        if self._count >= _ALIKE and freedom:
+            share = float(np.median(self._share))
+            found.append((share * squares / freedom, float(freedom)))
+        if not self._paired and min(map(len, turns)) >= _ALIKE:
+            places = [np.arange(len(one)) - (len(one) - 1) / 2 for one in turns]
+            moved = sum(float(at @ one) for at, one in zip(places, turns, strict=True))
+            trend = moved / sum(float(at @ at) for at in places)
+            found.append(((trend * sum(map(len, turns)) / 2) ** 2, float(freedom)))
+        return found
+
+    def _beyond(self) -> float:
+        """Returns by how much the squares of changes are beyond what the noise explains."""
+        if self._count < _FEW or self.assumed:
             return 1.0
-        expected = self._scale * [
-            self._draws(*(len(side.logs) for side in pair))[_DRAWS // 2] for pair in self._values
-        ]
         apart = np.abs(self._changes - np.median(self._changes))
-        return max(1.0, float(np.median(apart / np.maximum(expected, 1e-12))))
+        usual = stdtrit(self._freedom, 0.75)
+        scale = np.sqrt(self._share * self._variance)
+        return max(1.0, float(np.median(apart / np.maximum(scale, 1e-12) / usual)) ** 2)
 
-    def overall(self) -> tuple[Interval, bool]:
-        """Returns the change of the sweep as a whole, and whether it is beyond the noise."""
-        if len(self._changes) == 1:
-            return self.intervals()[0]
+    def points(self) -> list[Effect]:
+        """Returns the change of each point."""
+        part = 1 if self._count == 1 else 2
+        level = WRONG / part / self._count
+        found = []
+        own = self._share * self._variance
+        for at, (change, replicas) in enumerate(zip(self._changes, self._replicas, strict=True)):
+            parts, least = [(own[at], self._freedom[at]), *self._machine], 0.0
+            doubtful = replicas <= _AGREE or self._moved_within_turns
+            if doubtful and self._count >= _ALIKE:
+                least = _BEYOND * float(np.delete(self._ranges, at).max())
+            elif replicas < _AGREE:
+                parts.append((self._share[at] * UNKNOWN**2, _GUESSED))
+            least = math.inf if replicas < 2 else least
+            found.append(self._effect(float(change), parts, level, least))
+        return found
+
+    def overall(self) -> Effect:
+        """Returns the change of the sweep as a whole."""
+        if self._count == 1:
+            return self.points()[0]
         change, random = float(np.median(self._changes)), np.random.default_rng(3)
-        chosen = random.choice(np.sort(self._changes), (_RESAMPLED, len(self._changes)))
-        of_points = np.abs(np.median(chosen, axis=1) - change)
-        size = float(np.quantile(of_points, 1 - WRONG))
-        if not self._exact:
-            size = max(size, float(np.quantile(np.abs(self._of_turns(random)), 1 - WRONG)))
-        return _interval(change, size), abs(change) > size
+        chosen = random.choice(np.sort(self._changes), (_RESAMPLED, self._count))
+        drawn = float(np.var(np.median(chosen, axis=1))) * self._count / (self._count - 1)
+        parts = [(drawn, self._count - 1.0), *self._machine]
+        doubtful = min(self._replicas) == 2 or self._moved_within_turns
+        usual = _BEYOND * float(np.quantile(self._ranges, 0.9, method="higher"))
+        least = usual if doubtful else 0.0
+        if self._count < _ALIKE:  # what moves both at once is in the noise of each
+            parts.append((float(np.mean(self._share * self._variance)), self._freedom.min()))
+            least = math.inf if self.assumed else least
+        return self._effect(change, parts, WRONG / 2, least)
 
-    def _of_turns(self, random: np.random.Generator) -> Array:
-        """Returns draws of the change that the state of the machine makes."""
-        squares, freedom, measured = 0.0, 0.0, 0.0
-        for side in range(2):
-            logs = [pair[side].logs for pair in self._values]
-            turns = int(statistics.median(map(len, logs)))
-            moved = [
-                statistics.median(one[at] - statistics.fmean(one) for one in logs if at < len(one))
-                for at in range(turns)
-            ]
-            squares += sum((one - statistics.fmean(moved)) ** 2 for one in moved)
-            freedom, measured = freedom + self._share * (turns - 1), measured + 1 / turns
-        if not freedom:
-            return random.standard_normal(_DRAWS) * UNKNOWN * math.sqrt(measured)
-        return random.standard_t(freedom, _DRAWS) * math.sqrt(squares / freedom * measured)
+    def _effect(self, change: float, parts: Sequence[Part], level: float, least: float) -> Effect:
+        """Returns a change of that noise, which may be none up to ``least``."""
+        deviation, freedom = welch([(0.0, 1.0)] if self._exact else parts)
+        size, wide = (deviation * float(stdtrit(freedom, 1 - one / 2)) for one in (0.05, level))
+        none = abs(change) if abs(change) <= least and not self._exact else 0.0
+        return Effect(_interval(change, size), _interval(change, max(size, wide, none * 1.001)))
 
 
-def _without_drift(values: Sequence[Sequence[Values]]) -> list[list[Values]]:
-    """Returns the values without what all points of neighbouring rounds share."""
-    logs = np.array([[side.logs for side in pair] for pair in values])
-    drift = np.median((logs - logs.mean(2, keepdims=True)).mean(1), axis=0)
-    return [
-        [Values(list(logs[at, side] - drift), one.within) for side, one in enumerate(pair)]
-        for at, pair in enumerate(values)
+def _moderated(own: Array, freedom: Array) -> tuple[Array, Array]:
+    """Returns variances that each take a part of what all points show, and their degrees of
+    freedom."""
+    known = freedom > 0
+    count = int(known.sum())
+    if count < _ALIKE:
+        return own, np.maximum(freedom, 1e-3)
+    half = freedom[known] / 2
+    logs = np.log(own[known]) - digamma(half) + np.log(half)
+    chance = float(np.mean(polygamma(1, half)))
+    seen = float(np.var(logs, ddof=1))
+    # One standard deviation more than was seen: points that seem alike by chance are not pooled.
+    differ = seen - chance + max(seen, chance) * math.sqrt(2 / (count - 1))
+    differ = max(differ, 1e-3)
+    # Twice the place of the trigamma function, 1/x + 1/(2x²) but for higher terms.
+    prior = (1 + math.sqrt(1 + 2 * differ)) / differ
+    usual = math.exp(statistics.fmean(logs) + float(digamma(prior / 2)) - math.log(prior / 2))
+    return (prior * usual + freedom * own) / (prior + freedom), prior + freedom
+
+
+def _neighbours_alike(rest: Sequence[Sequence[Array]]) -> bool:
+    """Tells whether points that follow each other differ likewise between turns, which independent
+    noise does in one of five sweeps: the machine changed in the middle of a turn."""
+    products = [
+        float(one[:most] @ other[:most])
+        for side in zip(*rest, strict=True)
+        for one, other in pairwise(side)
+        if (most := min(len(one), len(other)))
     ]
+    return sum(products) > 0.8 * math.hypot(*products) > 0
 
 
 def _interval(change: float, size: float) -> Interval:
-    return Interval(*(math.exp(one) for one in (change, change - size, change + size)))
+    return Interval(*(math.exp(min(one, 700.0)) for one in (change, change - size, change + size)))

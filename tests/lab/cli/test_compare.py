@@ -67,7 +67,7 @@ def test_every_way_to_name_a_side(
 ) -> None:
     assert main(["compare", a, b, "--json", "-", "--fail-above", "5%"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["format"], found["verdict"], len(found["points"])) == (1, "slower", POINTS)
+    assert (found["format"], found["verdict"], len(found["points"])) == (2, "slower", POINTS)
     assert [found[one]["name"] for one in "ab"] == ["quick", "slow"]
     assert main(["compare", a, b]) == 0, "without a limit it only tells"
     assert "answer: B is slower: median_ms +" in capsys.readouterr().out
@@ -205,3 +205,30 @@ def test_names_cannot_write_to_the_terminal(
     assert "<i>" not in page
     assert "\x1b" not in page
     assert "<script>\ufffd" not in page
+
+
+def test_a_sweep_compared_with_itself_is_said(
+    lines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for a, b, which in (
+        ("quick", "ab12", "all measurements"), ("both.jsonl:slow", "slow", "all measurements"),
+        ("quick", "quick.jsonl", "6 of 12 measurements"),
+    ):  # fmt: skip
+        assert main(["compare", a, b, "--fail-above", "5%"]) == 0
+        said = f"answer: A is compared with itself: {which} of A are in B, too"
+        assert said in capsys.readouterr().out
+    assert main(["compare", "quick@1111", "quick@aaaa"]) == 0
+    assert "itself" not in capsys.readouterr().out, "the same values, measured twice"
+
+
+def test_points_that_the_other_side_lacks_are_a_regression(
+    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, *_ = (tmp_path / "quick.jsonl").read_text().splitlines()
+    (tmp_path / "few.jsonl").write_text(f"{first}\n{second}\n")
+    assert main(["compare", "quick", "few.jsonl", "--fail-above", "90%"]) == 1
+    out = capsys.readouterr().out
+    assert "regression: 4 points of A that B lacks: 66, 67, 68, 69\n" in out
+    assert "answer: 4 points in A only: 66, 67, 68, 69\n" in out
+    assert main(["compare", "few.jsonl", "quick", "--fail-above", "90%"]) == 0
+    assert main(["compare", "quick", "few.jsonl"]) == 0
