@@ -14,13 +14,13 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
 from ringray.base.errors import PlaceError, reason_of
 
 FOLDER, FILE = 0o700, 0o600
-_OTHERS = 0o077
+_OTHERS, WRITING = 0o077, 0o022  # rights of others: all, to write
 COMPANIONS = ("-wal", "-shm", "-journal")  # endings of the files that sqlite keeps beside its own
 
 
@@ -80,12 +80,27 @@ def above(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)  # raises if it is not a folder
 
 
-def close(path: Path) -> None:
+def close(path: Path, rights: int = _OTHERS) -> None:
     """Takes the rights of others to ``path`` if it is this user's and not a link; never raises."""
     with contextlib.suppress(OSError):
         now = path.lstat()
-        if now.st_uid == os.geteuid() and not stat.S_ISLNK(now.st_mode) and now.st_mode & _OTHERS:
-            path.chmod(stat.S_IMODE(now.st_mode) & ~_OTHERS)
+        if now.st_uid == os.geteuid() and not stat.S_ISLNK(now.st_mode) and now.st_mode & rights:
+            path.chmod(stat.S_IMODE(now.st_mode) & ~rights)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises PermissionError, in a sentence, if another user than this one and root may have made
+    or may change ``path``, or if it is a link."""
+    now = path.lstat()
+    if stat.S_ISLNK(now.st_mode):
+        raise PermissionError(f"{path} is a link: put there what it leads to")
+    if now.st_uid not in (0, os.geteuid()):
+        raise PermissionError(
+            f"{path} belongs to user {now.st_uid}, expected {os.geteuid()} or root: copy it if you "
+            "trust that user"
+        )
+    if now.st_mode & WRITING:
+        raise PermissionError(f"other users may write to {path}: chmod -R go-w {path}")
 
 
 def check_owner(what: str, path: Path) -> None:
@@ -109,7 +124,7 @@ def create(path: Path) -> None:
     close(path)
 
 
-def regular(path: Path) -> IO[bytes]:
+def regular(path: Path) -> BufferedReader:
     """Opens a file for reading, and refuses at once a pipe or a device, which may never end."""
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:

@@ -7,4 +7,6 @@ parallelize  a model on a mesh: groups, tensor parallelism, FSDP
 corpus       documents in files, packed; each rank reads its own rows
 trainer      steps of training
 checkpoint   checkpoints that are complete or absent, for any mesh
+checkpoint_files  one checkpoint's files, their digests, and a reader that runs nothing
+pickled      pickles read as data
 """

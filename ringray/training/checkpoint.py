@@ -1,10 +1,11 @@
 """Checkpoints that are complete or absent, written beside training, for any mesh.
 
-    FOLDER/step-00000100/  facts.json  .metadata  __0_0.distcp ...
+    FOLDER/step-00000100/  facts.json  .metadata  __0_0.distcp ...  manifest.json
 
-``torch.distributed.checkpoint`` writes ``.metadata`` last, so a folder without it was interrupted:
-it is never loaded, and removed with the next save. Tensors are kept whole, whatever their shards:
-another ring size or mesh loads them.
+A folder gets its name when all is written: what was interrupted has the suffix ``.part``, is never
+loaded, and is removed with the next save. Of a damaged one the digests in its manifest tell, and
+the one before is loaded. Tensors are kept whole, whatever their shards: another ring size or mesh
+loads them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import fcntl
 import json
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import IO, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,10 +29,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
+from ringray.base import private_files
 from ringray.base.units import memory
 from ringray.comm.ring import connect, timeout_of
+from ringray.training.checkpoint_files import FACTS, METADATA, PART, Planner, Reader, Writer
 
-_COMPLETE, _FACTS, _LOCK = ".metadata", "facts.json", "lock"
+_LOCK = "lock"
 # Groups of parameters by name: stages of a pipeline have other parameters under the same numbers.
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -42,14 +47,21 @@ class Checkpoints:
     """The checkpoints of one training; every rank has one, until it is closed.
 
     ``folder``: seen by all ranks; made if it is absent. ``keep``: complete ones that remain.
+    ``note``: is told on rank 0 of damaged ones that were not loaded.
 
     Raises:
         CheckpointError: on every rank, the folder cannot be used, or another training has it.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        keep: int = 2,
+        note: Callable[[str], object] = warnings.warn,
+    ) -> None:
         with refusing(comm := connect(None)):
-            self.folder, self._keep = Path(folder), keep
+            self.folder, self._keep, self._note = Path(folder), keep, note
             agree(comm, AgreedCall("checkpoints", folder=str(self.folder), keep=keep))
         self._rank = dist.get_rank()
         # Its messages must not meet those of training, which go on meanwhile.
@@ -57,6 +69,7 @@ class Checkpoints:
         self._comm = connect(self._group)
         self._writing: Any = None
         self._lock: IO[str] | None = None
+        self._damaged: set[Path] = set()  # complete, but not to go on from
         refused: list[str | None] = [self._take() if self._rank == 0 else None]
         dist.broadcast_object_list(refused, group=self._group)
         if refused[0] is not None:
@@ -76,8 +89,11 @@ class Checkpoints:
     def _take(self) -> str | None:
         """Locks the folder; returns the reason if that cannot be done."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / _LOCK).open("w")
+            private_files.above(lock := self.folder / _LOCK)
+            private_files.create(lock)
+            for path in (self.folder.resolve(), lock):  # others may have made the folder
+                private_files.refuse_foreign(path)
+            self._lock = lock.open("r+")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return "another training writes there; give each a folder of its own"
@@ -96,23 +112,25 @@ class Checkpoints:
         ``facts``: JSON-able, the same on every rank."""
         self.wait()
         with refusing(self._comm):
-            place = self.folder / f"step-{step:08d}"
+            place = self.folder / f"step-{step:08d}{PART}"
             if self._rank == 0:
-                for old in self._interrupted():
+                for old in {*self.folder.glob("step-*")} - {*complete(self.folder)}:
                     shutil.rmtree(old, ignore_errors=True)
-                place.mkdir(parents=True, exist_ok=True)
-                (place / _COMPLETE).unlink(missing_ok=True)  # it is written anew
-                (place / _FACTS).write_text(json.dumps({**facts, "step": step}), encoding="utf-8")
+                place.mkdir()
+                (place / FACTS).write_text(json.dumps({**facts, "step": step}), encoding="utf-8")
             agree(self._comm, AgreedCall("save", step=step, folder=str(self.folder)))
         dist.barrier(self._group)
+        self._damaged.discard(place.with_suffix(""))
         weights, moments = get_state_dict(model, optimizer, options=_FLAT)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an existing folder, which has the facts
-            self._writing = async_save(
-                {"model": weights, "optimizer": moments},
-                checkpoint_id=place,
-                process_group=self._group,
-            )
+        values: dict[str, Any] = {**moments}
+        for name, value in values.items():
+            if isinstance(value, np.generic):  # a learning rate
+                values[name] = value.item()
+        self._writing = async_save(
+            {"model": weights, "optimizer": values},
+            storage_writer=Writer(place),
+            process_group=self._group,
+        )
 
     def wait(self) -> None:
         """Waits until the last save is complete; removes those beyond ``keep``.
@@ -135,35 +153,52 @@ class Checkpoints:
             agree(self._comm, AgreedCall("wait", folder=str(self.folder)))
         dist.barrier(self._group)
         if self._rank == 0:
-            for old in complete(self.folder)[: -self._keep]:
+            there = complete(self.folder)
+            whole = [place for place in there if place not in self._damaged]
+            for old in {*there} - {*whole[-self._keep :]}:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Loads the newest complete checkpoint, and returns its facts; None if there is none.
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        accept: Callable[[dict[str, Any]], object] = bool,
+    ) -> dict[str, Any] | None:
+        """Loads the newest complete checkpoint that is not damaged, and returns its facts; None if
+        there is none at all. ``accept``: gets the facts before anything is loaded, and may raise.
 
         Raises:
-            CheckpointError: it is of another model, or damaged.
+            CheckpointError: on every rank, all are damaged, or others may have written them.
         """
         with refusing(self._comm):
-            recorded, steps = facts(self.folder), complete(self.folder)
-            agree(self._comm, AgreedCall("load", checkpoint=steps[-1:], facts=recorded))
-        if recorded is None:
-            return None
-        place = steps[-1]
-        weights, moments = get_state_dict(model, optimizer, options=_FLAT)
-        try:
+            places = complete(self.folder)
+            agree(self._comm, AgreedCall("load", checkpoints=[place.name for place in places]))
+        damage: list[str] = []
+        for place in reversed(places):
+            weights, moments = get_state_dict(model, optimizer, options=_FLAT)
             state: dict[str, Any] = {"model": weights, "optimizer": moments}
-            load(state, checkpoint_id=place, process_group=self._group)
-        except (OSError, ValueError, KeyError, RuntimeError, CheckpointException) as error:
-            raise CheckpointError(f"checkpoint {place}: {_told(error)}") from None
-        set_state_dict(
-            model, optimizer, model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"], options=_FLAT,
-        )  # fmt: skip
-        return recorded
-
-    def _interrupted(self) -> list[Path]:
-        return [one for one in self.folder.glob("step-*") if not (one / _COMPLETE).exists()]
+            reader = Reader(place, self._rank, dist.get_world_size(), accept)
+            try:
+                load(state, storage_reader=reader, planner=Planner(), process_group=self._group)
+            except CheckpointException as error:
+                final = PermissionError, CheckpointError
+                if any(isinstance(first, final) for first, _ in error.failures.values()):
+                    raise CheckpointError(f"checkpoint {place}: {_told(error)}") from None
+                damage.append(f"checkpoint {place} is damaged: {_told(error)}")
+                self._damaged.add(place)
+                continue
+            set_state_dict(
+                model, optimizer, model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"], options=_FLAT,
+            )  # fmt: skip
+            agree(self._comm, AgreedCall("load", facts=reader.facts))
+            if damage and self._rank == 0:
+                step = reader.facts["step"]
+                self._note(f"{'; '.join(damage)}; the training goes on from step {step}")
+            return reader.facts
+        if damage:
+            raise CheckpointError(f"{'; '.join(damage)}; there is none before it")
+        return None
 
 
 def _told(error: BaseException) -> str:
@@ -171,20 +206,13 @@ def _told(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, (first, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {_told(first)}"
-    return f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, UnpicklingError):  # torch tells how to run what the file holds
+        return "it holds more than tensors and numbers"
+    kind = "" if isinstance(error, ValueError | PermissionError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())[:300]
 
 
 def complete(folder: str | Path) -> list[Path]:
     """Returns the complete checkpoints of a folder, the newest last."""
-    return sorted(one.parent for one in Path(folder).glob(f"step-*/{_COMPLETE}"))
-
-
-def facts(folder: str | Path) -> dict[str, Any] | None:
-    """Returns the facts of the newest complete checkpoint; None if there is none."""
-    there = complete(folder)
-    if not there:
-        return None
-    try:
-        return dict(json.loads((there[-1] / _FACTS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {there[-1]}: {error}") from None
+    found = (path.parent for path in Path(folder).glob(f"step-*/{METADATA}"))
+    return sorted(place for place in found if place.suffix != PART)

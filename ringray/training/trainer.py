@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.attention.arguments import boundaries
+from ringray.attention.arguments import boundaries, whole
 from ringray.attention.sharding import local_positions
 from ringray.comm.ring import connect
 from ringray.models.decoder import Decoder
@@ -283,15 +283,19 @@ class Trainer:
         return recipe.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, part)))
 
 
-def check_facts(facts: dict[str, Any] | None, model: Model) -> None:
-    """Raises CheckpointError if a checkpoint is of another model; ``facts``: None without one."""
-    if facts is None:
-        return
-    known = {name: value for name, value in facts.get("model", {}).items() if name != "name"}
-    mine = {name: value for name, value in asdict(model).items() if name != "name"}
-    different = [f"{name} {known.get(name)}" for name in mine if known.get(name) != mine[name]]
+def check_facts(facts: dict[str, Any], model: Model) -> None:
+    """Raises CheckpointError if a checkpoint is not of a training of ``model``."""
+    recorded = facts.get("model")
+    if not isinstance(recorded, dict):
+        raise CheckpointError("the checkpoint is not of a Trainer: its facts name no model")
+    expected = {name: size for name, size in asdict(model).items() if name != "name"}
+    different = [name for name, size in expected.items() if recorded.get(name) != size]
     if different:
         raise CheckpointError(
-            f"the checkpoint is of another model: {', '.join(different)}, expected "
-            + ", ".join(f"{one.split()[0]} {mine[one.split()[0]]}" for one in different)
+            "the checkpoint is of another model: "
+            + ", ".join(f"{name} {recorded.get(name)}" for name in different)
+            + ", expected "
+            + ", ".join(f"{name} {expected[name]}" for name in different)
         )
+    if not whole(facts.get("tokens"), 0):
+        raise CheckpointError("the checkpoint does not say how many tokens it has seen")

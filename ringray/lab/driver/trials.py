@@ -171,6 +171,8 @@ class TrialRunner:
         peak = peak_of(self._sweep.plan.on, trial.config) if trains else None
         reports = ring.run(trial.kind, config, until, self._watch(trial, peak) if trains else None)
         self._quarantine.succeeded(ring.nodes)
+        for text in reports[0].notes:
+            self._note(text)
         assert trial.predicted is not None
         flops = reports[0].flops or trial.predicted.flops
         metrics, samples = summarise(trial.config, flops, reports, work.before, peak)

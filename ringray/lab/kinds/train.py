@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
@@ -25,7 +26,7 @@ from ringray.lab.trial.metrics import REACH, SCORE
 from ringray.lab.trial.training import of_config
 from ringray.models.sizes import Model
 from ringray.training import mesh as meshes
-from ringray.training.checkpoint import Checkpoints, facts
+from ringray.training.checkpoint import Checkpoints
 from ringray.training.corpus import Corpus, RandomTokens
 from ringray.training.tasks import TASKS, Task
 from ringray.training.trainer import LossError, Trainer, TrainingStep, check_facts
@@ -41,27 +42,33 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     mesh = meshes.make_mesh(degrees, device=context.device.type)
     with context.agreed():
         trainer = Trainer(model, mesh, recipe, corpus(config, model, recipe.seed))
+    report = RankReport(rank=context.rank)
     if config.checkpoints is None:
-        return _train(config, context, trainer, None)
-    with Checkpoints(config.checkpoints) as kept:
-        check_facts(facts(config.checkpoints), model)
-        return _train(config, context, trainer, kept)
+        _train(config, context, trainer, None, report)
+    else:
+        with Checkpoints(config.checkpoints, note=report.notes.append) as kept:
+            _train(config, context, trainer, kept, report)
+    return report
 
 
 def _train(
-    config: TrialConfig, context: RankContext, trainer: Trainer, kept: Checkpoints | None
-) -> RankReport:
+    config: TrialConfig,
+    context: RankContext,
+    trainer: Trainer,
+    kept: Checkpoints | None,
+    report: RankReport,
+) -> None:
     """Takes the steps that are missing."""
     losses, norm = [], math.nan
-    if kept and (known := kept.load(trainer.model, trainer.optimizer)) is not None:
-        trainer.resume(known)
-        losses, norm = known.get("losses", []), known.get("norm", math.nan)
+    accept = partial(check_facts, model=trainer.size)
+    if kept and (facts := kept.load(trainer.model, trainer.optimizer, accept)) is not None:
+        trainer.resume(facts)
+        losses, norm = [*map(float, facts.get("losses", []))], float(facts.get("norm", math.nan))
     if trainer.done > config.repeats:
         raise ValueError(
             f"{config.checkpoints} holds a training of {trainer.done} steps: give as many, or "
             "another folder"
         )
-    report = RankReport(rank=context.rank)
     taken: list[TrainingStep] = []
 
     def take() -> None:
@@ -105,7 +112,6 @@ def _train(
     report.curves = {"loss": losses}
     if config.task is not None:
         examine(config, trainer, report)
-    return report
 
 
 def examine(config: TrialConfig, trainer: Trainer, report: RankReport) -> None:

@@ -36,7 +36,8 @@ class RankReport:
     per repeat or one in all. ``messages``: sends of one pass. ``errors``: shares of the error
     budget by tensor (rank 0 only). ``curves``: numbers of each step of a training, ``flops``: of
     one step on average, all ranks. ``hops``: see ``instruments.hops``. ``spans``: of the median
-    repeat, from its barrier. ``refused``: why this rank did not run the trial.
+    repeat, from its barrier. ``notes``: sentences for the user. ``refused``: why this rank did not
+    run the trial.
     """
 
     rank: int
@@ -49,6 +50,7 @@ class RankReport:
     flops: float | None = None
     hops: list[Hop] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     failure: str | None = None
     refused: str | None = None
 

@@ -21,10 +21,10 @@ from ringray.lab.ring.actor import Rank
 from ringray.lab.spec.model import parse
 from ringray.lab.trial.faults import BudgetError, stale
 from ringray.lab.trial.training import of_config
-from ringray.training.checkpoint import facts
 from ringray.training.degrees import Degrees
 from tests.support import place as drive
 from tests.support.place import Place
+from tests.support.training_checks import facts
 
 DOCS = Path(__file__).parents[3] / "docs"
 SPEC = """
@@ -283,7 +283,8 @@ def test_a_task_is_examined_the_same_on_every_ring(place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_training_that_ended_is_told_without_a_step(place: Place) -> None:
-    train = f", checkpoints: {place.home / 'kept'}, examined: 140"
+    folder = place.home / "kept"
+    train = f", checkpoints: {folder}, save_every: 3, examined: 140"
     text = spec(train=train).replace("kind: train", "kind: retrieval")
     assert place.run("run", place.spec(text), "--no-tracking").code == 0
     (row,) = place.trials("tiny-train")
@@ -294,6 +295,14 @@ def test_a_training_that_ended_is_told_without_a_step(place: Place) -> None:
     for name in ("loss", "gradient_norm", "score"):
         assert told.metrics[name] == pytest.approx(row.metrics[name])
     assert told.samples["loss"] == row.samples["loss"]
+    files = sorted((folder / "step-00000006").glob("*.distcp"))
+    files[-1].write_bytes(files[-1].read_bytes()[:-1])
+    healed = place.run("run", place.spec(text), "--no-tracking", "--again")
+    assert healed.code == 0, healed.out + healed.err
+    assert f"checkpoint {folder / 'step-00000006'} is damaged: rank 0: __1_0" in healed.err
+    assert "; the training goes on from step 3" in healed.err
+    (row,) = place.trials("tiny-train")
+    assert row.samples["loss"] == pytest.approx(told.samples["loss"])
     fewer = place.run("run", place.spec(text.replace("steps: 6", "steps: 4")), "--no-tracking")
     assert fewer.code == 1
     assert "holds a training of 6 steps: give as many, or another folder" in fewer.out
@@ -344,8 +353,8 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(place: Place) -
     whole = place.run("run", place.spec(spec(size=1, steps=44, train=alone)))
     assert whole.code == 0, whole.err
     found = [facts(place.home / name) for name in ("kept", "alone")]
-    assert all(one is not None and one["step"] == 44 for one in found)
-    went_on, at_once = (one["losses"] for one in found if one is not None)
+    assert [one["step"] for one in found] == [44, 44]
+    went_on, at_once = (one["losses"] for one in found)
     # The learning rate falls over all steps, of which the first 40 were fewer.
     assert went_on[:30] == pytest.approx(at_once[:30], rel=2e-2)
     assert went_on[-1] == pytest.approx(at_once[-1], rel=5e-2)

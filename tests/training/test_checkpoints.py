@@ -1,0 +1,134 @@
+"""Checkpoints that are damaged or another's: nothing in them runs, the one before is loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import checkpoint_checks as checks
+from tests.support.exhaustive import exhaustive
+from tests.support.ranks import on_ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints that two ranks have written."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "kept"
+    on_ring(2, [partial(checks.saves, folder)])
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "kept")
+
+
+@pytest.mark.parametrize("count", [50, *exhaustive(1000)])
+def test_nothing_in_a_folder_runs(count: int, folder: Path) -> None:
+    on_ring(1, [partial(checks.fuzz, folder, range(count))])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
+    ("__1_0.distcp", flip, "__1_0.distcp has other bytes than were written"),
+    ("__0_0.distcp", lambda path: os.truncate(path, 1000), "__0_0.distcp has 1,000 bytes, expec"),
+    (".metadata", flip, ".metadata"),
+    ("facts.json", lambda path: path.unlink(), "facts.json is missing"),
+    ("manifest.json", lambda path: os.truncate(path, 0), "Expecting value"),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, *exhaustive(3)])
+def test_every_rank_goes_on_from_the_checkpoint_before(size: int, folder: Path) -> None:
+    """Whatever number of ranks wrote it."""
+    for i, (name, damage, says) in enumerate(DAMAGES):
+        some = shutil.copytree(folder, folder.with_name(f"kept-{i}"))
+        damage(some / "step-00000002" / name)
+        on_ring(size, [partial(checks.loads, some, 1, says)])
+    on_ring(size, [partial(checks.loads, folder, 2, "")])
+
+
+def test_ranks_that_disagree_go_on_from_the_same_step(folder: Path) -> None:
+    on_ring(2, [partial(checks.ranks_disagree, folder)])
+
+
+def test_the_last_whole_checkpoint_stays_until_another_is_written(folder: Path) -> None:
+    flip(folder / "step-00000002" / "facts.json")
+    on_ring(2, [partial(checks.goes_on_behind_damage, folder)])
+
+
+def test_a_rank_that_dies_while_it_writes_leaves_the_checkpoint_before(folder: Path) -> None:
+    with pytest.raises((EOFError, ConnectionResetError)):
+        on_ring(2, [partial(checks.dies_while_it_writes, folder)])
+    assert [path.name for path in folder.glob("*.part")] == ["step-00000003.part"]
+    on_ring(2, [partial(checks.loads, folder, 2, ""), partial(checks.saves, folder)])
+    assert not [*folder.glob("*.part")]
+
+
+def test_checkpoints_without_a_manifest_are_read(folder: Path) -> None:
+    """Those of an earlier ringray; of damage the files themselves must tell."""
+    for place in folder.glob("step-*"):
+        (place / "manifest.json").unlink()
+    on_ring(2, [partial(checks.loads, folder, 2, "")])
+    os.truncate(folder / "step-00000002" / "__1_0.distcp", 1000)
+    on_ring(2, [partial(checks.loads, folder, 1, "__1_0.distcp ends before")])
+
+
+def test_none_that_is_whole_is_told(folder: Path) -> None:
+    for place in folder.glob("step-*"):
+        flip(place / ".metadata")
+    on_ring(2, [partial(checks.is_refused, folder, "there is none before it")])
+
+
+def test_what_others_may_have_written_is_refused(folder: Path) -> None:
+    place = folder / "step-00000002"
+    for path in (folder, place, place / ".metadata", folder / "lock", place / "manifest.json"):
+        before = path.stat().st_mode
+        for rights in (0o020, 0o002):
+            path.chmod(before | rights)
+            says = f"other users may write to {path}: chmod -R go-w {path}"
+            # The lock is closed to them again.
+            check = partial(checks.loads, folder, 2, "")
+            if path.name != "lock":
+                check = partial(checks.is_refused, folder, says)
+            on_ring(1, [check])
+        path.chmod(before)
+    (place / "__0_0.distcp").rename(folder / "elsewhere")
+    (place / "__0_0.distcp").symlink_to(folder / "elsewhere")
+    on_ring(1, [partial(checks.is_refused, folder, f"{place / '__0_0.distcp'} is a link")])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_what_belongs_to_others_is_refused(folder: Path) -> None:
+    for path in (folder / "step-00000002" / "facts.json", folder / "step-00000002", folder):
+        os.chown(path, 12345, 12345)
+        says = f"{path} belongs to user 12345, expected 0 or root"
+        on_ring(1, [partial(checks.is_refused, folder, says)])
+        os.chown(path, 0, 0)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002])
+def test_others_may_not_write_checkpoints_under_any_umask(umask: int, tmp_path: Path) -> None:
+    on_ring(1, [partial(checks.saves_under, umask, tmp_path / "a" / "kept")])
+    on_ring(1, [partial(checks.loads, tmp_path / "a" / "kept", 2, "")])
+
+
+def test_a_lock_that_leads_elsewhere_is_refused(folder: Path) -> None:
+    (folder / "lock").unlink()
+    (folder / "other").write_text("text")
+    (folder / "lock").symlink_to(folder / "other")
+    on_ring(1, [partial(checks.is_refused, folder, "symbolic link")])
+    assert (folder / "other").read_text() == "text"
