@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.utils import ModelOutput
 
@@ -119,10 +120,14 @@ class Probe:
             ring, seq_len=unlike_sizes(self.inner, min(ring.seq_len, length)), last_position=None
         )
         self.device = next(self.inner.parameters()).device
+        dtypes = {x.dtype for x in self.inner.parameters()}
+        for part in self.inner.modules():
+            if isinstance(part, FSDPModule):  # it may compute in another dtype than its weights'
+                dtypes.add(part._get_fsdp_state()._mp_policy.param_dtype or torch.float32)
         exact = (
             torch.get_float32_matmul_precision() == "highest"
             and not torch.is_autocast_enabled(self.device.type)
-            and all(x.dtype == torch.float32 for x in self.inner.parameters())
+            and dtypes == {torch.float32}
         )
         self.allowed = 1e-3 if exact else 0.1
         self.allowed_loss = 2e-5 if exact else 2e-2
