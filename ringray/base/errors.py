@@ -29,6 +29,12 @@ class PlaceError(UserError):
     """A store, a tracking server or a cluster cannot be used."""
 
 
+class ClusterError(PlaceError):
+    """A local Ray did not start, or a Ray has ended; the same command may succeed later."""
+
+    exit_code = 3
+
+
 class DamagedStore(PlaceError):
     """The store cannot be read, or only in part."""
 

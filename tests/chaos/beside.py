@@ -15,7 +15,7 @@ from tests.support import tracking_store
 from tests.support.place import Place, tiny
 
 # Endings after which a user would go on. A second Ctrl-C ends the driver as the signal itself does.
-RESUMED = (1, 2, 130, -signal.SIGKILL, -signal.SIGINT)
+RESUMED = (1, 2, 3, 130, -signal.SIGKILL, -signal.SIGINT)
 TURNS = 5  # how often somebody goes on before they give up
 TURN_S = 150.0
 

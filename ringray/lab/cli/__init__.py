@@ -74,6 +74,7 @@ exit codes:
   0    every trial ended as ok, oom or pruned
   1    a trial failed
   2    the spec, the command line, the store or the cluster is wrong
+  3    a local Ray did not start, or Ray has ended; the same again may succeed
   130  interrupted; `ringray resume` continues
 
 environment:

@@ -19,7 +19,7 @@ from ringray.base import private_files, provenance, toolchain, units
 from ringray.base.errors import RingrayError, UserError, reason_of
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ADDRESS, Option, Output, options
-from ringray.lab.cluster.connect import local_ranks
+from ringray.lab.cluster.embedded import local_ranks
 from ringray_kernels.backends import INTERPRETED
 
 PYTHONS = ((3, 11), (3, 13))

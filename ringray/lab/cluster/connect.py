@@ -6,42 +6,24 @@ import contextlib
 import functools
 import logging
 import os
-import secrets
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil
-
-from ringray.base import leftovers, provenance, signals
+from ringray.base import signals
 from ringray.base.deadline import within
 from ringray.base.errors import PlaceError, reason_of
-from ringray.base.redaction import TOKENS
-from ringray.lab.cluster import access, ray_private
+from ringray.lab.cluster import access, embedded, ray_private
 from ringray.lab.cluster.capacity import of_nodes
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.watch import LOST_S, ClusterWatch
 
-LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
-RANK_BYTES = 512 << 20  # resident memory of a rank before its first trial
-START_S = 120.0  # seconds for a connection, or for an embedded Ray to start on a busy machine
+START_S = 120.0  # seconds for a connection
 CALL_S = 10.0  # seconds for one call of a connected Ray
 PROBE_S = 5.0  # seconds for a cluster's address to answer
 _PAST = 1_700_000_000  # seconds since 1970; November 2023
-_SERVERS = ("gcs_server", "raylet")  # processes without which Ray does not work
-# Ray replaces the loopback's address by one that others can reach, unless this is 0.
-_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-
-
-def local_ranks() -> int:
-    """Returns how many ranks the embedded Ray accepts: one per core and at least LOCAL_RANKS, if
-    memory allows."""
-    by_memory = psutil.virtual_memory().available // RANK_BYTES
-    return int(max(1, min(max(provenance.hardware()["cores"], LOCAL_RANKS), by_memory)))
 
 
 def target(address: str | None) -> str:
@@ -52,16 +34,17 @@ def target(address: str | None) -> str:
 def name(address: str | None) -> str:
     """Returns what ``connect(address)`` connects to, for messages."""
     address = target(address)
-    return "a local Ray" if address == "local" else f"Ray at {address}"
+    return embedded.NAME if address == "local" else f"Ray at {address}"
 
 
 @contextlib.contextmanager
 def connect(address: str | None) -> Iterator[Cluster]:
     """Connects to Ray at ``address`` (default: RAY_ADDRESS), or starts an embedded local Ray that
-    ends with the block.
+    ends with the block, as do the variables that it needs in the environment.
 
     Raises:
-        PlaceError: no Ray answers at the address, or a local one cannot start.
+        PlaceError: no Ray answers at the address, or a local one cannot start; a ClusterError if
+            the same may succeed later, or Ray has ended in the block.
     """
     address = target(address)
     local = address == "local"
@@ -69,135 +52,76 @@ def connect(address: str | None) -> Iterator[Cluster]:
     if (now := time.time()) < _PAST:
         today = time.strftime("%Y-%m-%d", time.gmtime(now))
         raise PlaceError(f"the clock of this machine says {today}; set it to the present time")
+    stack = contextlib.ExitStack()
+    try:
+        stack.enter_context(_variables())
+        if local:
+            _check_loopback()
+            servers = stack.enter_context(embedded.started())
+            watch = ClusterWatch(embedded.NAME, servers.run, 0.0, servers.why)
+        else:
+            access.use_given_token()
+            ray_private.reload_config()
+            _check_answers(address)
+            stack.enter_context(_joined(address))
+            watch = ClusterWatch(name(address), ray_private.cluster_lives(), LOST_S)
+        stack.callback(watch.end)
+        with signals.blocked():  # also for the threads of what it imports
+            import ray
+
+            from ringray.lab.cluster import autoscaler
+        present = of_nodes(_asked(address, CALL_S, ray.nodes))
+        yield Cluster(local, present, None if local else lambda: autoscaler.reach(present))
+    finally:
+        with signals.blocked():
+            stack.close()
+
+
+@contextlib.contextmanager
+def _variables() -> Iterator[None]:
+    """Sets variables of every Ray in the environment, which is as before after the block."""
+    before = dict(os.environ)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray reports a dead worker on stdout even with log_to_driver=False, between our own lines
     # (--json - too); the ring reports the fault itself.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     # Ray also prints tracebacks of ranks that fail after another one failed.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    folder = None
-    with contextlib.ExitStack() as stack:
-        if local:
-            _check_loopback()
-            _authenticate()
-            folder = _folder(stack)
-            arguments |= stack.enter_context(_alone(folder.path))
-        else:
-            access.use_given_token()
-            _check_answers(address)
-            arguments["address"] = address
-        yield from _connected(address, arguments, folder)
-
-
-def _connected(
-    address: str | None, arguments: dict[str, Any], folder: leftovers.Folder | None
-) -> Iterator[Cluster]:
-    """Connects; a local Ray has a folder, whose end ends what ``ray.shutdown`` leaves."""
-    with signals.blocked():  # also for the threads of what it imports
-        import ray
-
-        from ringray.lab.cluster import autoscaler
-    started, ended, watch = _Started(folder), threading.Event(), None
     try:
-        try:
-            lives = started.live if folder else None
-            with signals.blocked():
-                init = functools.partial(ray.init, **arguments)
-                within(START_S, name(address), init, lives=lives, until=ended)
-            present = of_nodes(within(CALL_S, name(address), ray.nodes))
-        except Exception as error:  # of many types, ConnectionError and RuntimeError among them
-            why = access.reason(error)
-            raise PlaceError(f"cannot reach {name(address)}: {why}") from error
-        finally:
-            # Later children, as the tracker, are not this Ray's.
-            started.look()
-        if folder is not None:
-            watch = ClusterWatch(name(address), started.servers_live, 0.0)
-        else:
-            watch = ClusterWatch(name(address), ray_private.cluster_lives(), LOST_S)
-        local = folder is not None
-        yield Cluster(local, present, None if local else lambda: autoscaler.reach(present))
+        yield
     finally:
-        with signals.blocked():
-            try:
-                if watch is not None:
-                    watch.end()
-            finally:
-                if folder is not None:
-                    folder.add(folder.processes())
-                    ray_private.kill_without_grace()
-                with contextlib.suppress(TimeoutError):
-                    within(CALL_S, f"the end of {name(address)}", ray.shutdown)
-                ended.set()
-                if folder is not None:  # ray.shutdown leaves what the raylet has started
-                    folder.clear()
-
-
-class _Started:
-    """The processes of an embedded Ray: children of this one that it did not have before, with
-    their names."""
-
-    def __init__(self, folder: leftovers.Folder | None) -> None:
-        self._folder = folder
-        self._me = psutil.Process()
-        self._others = self._me.children()
-        self.names: dict[psutil.Process, str] = {}
-
-    def look(self) -> None:
-        """Notes the children that there are now."""
-        for child in self._me.children():
-            with contextlib.suppress(psutil.Error):
-                if child not in self._others:
-                    self.names[child] = child.name()
-        if self._folder is not None:
-            self._folder.add(self.names)
-
-    def live(self) -> bool:
-        """Looks, and tells whether the servers that were seen still run."""
-        self.look()
-        return self.servers_live()
-
-    def servers_live(self) -> bool:
-        """Tells whether the servers that were seen still run."""
-        return all(leftovers.lives(one) for one, name in self.names.items() if name in _SERVERS)
+        for variable in os.environ.keys() - before:  # Ray and others set some, too
+            del os.environ[variable]
+        os.environ.update(before)
+        ray_private.reload_config()
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yields the arguments with which an embedded Ray is closed to other users: it listens on the
-    loopback alone, where Ray's default is all interfaces; and its sockets and logs lie in a folder
-    of their own, where Ray's default under /tmp is open to every user of the machine. A folder that
-    ``RAY_TMPDIR`` names is used as it is."""
-    before = os.environ.get(_LOOPBACK)
-    os.environ[_LOOPBACK] = "0"  # for the processes that Ray starts
-    arguments: dict[str, Any] = {
-        "address": "local",
-        "num_cpus": local_ranks(),
-        "include_dashboard": False,
-        "_node_ip_address": "127.0.0.1",
-    }
+def _joined(address: str) -> Iterator[None]:
+    """Connects to the Ray of a cluster, until the end of the block."""
+    with signals.blocked():
+        import ray
+
+    ended = threading.Event()
+    init = functools.partial(
+        ray.init, address=address, log_to_driver=False, logging_level=logging.ERROR
+    )
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(ray_private.without_cluster())
-            if "RAY_TMPDIR" not in os.environ:
-                # Within it: Ray opens its own folder to all.
-                arguments["_temp_dir"] = f"{folder}/r"
-            yield arguments
+        with signals.blocked():
+            _asked(address, START_S, init, until=ended)
+        yield
     finally:
-        os.environ.pop(_LOOPBACK)
-        if before is not None:
-            os.environ[_LOOPBACK] = before
+        with contextlib.suppress(TimeoutError):
+            within(CALL_S, f"the end of {name(address)}", ray.shutdown)
+        ended.set()
 
 
-def _folder(stack: contextlib.ExitStack) -> leftovers.Folder:
-    """Returns the folder of an embedded Ray."""
+def _asked(address: str, seconds: float, call: Callable[[], Any], **options: Any) -> Any:
+    """Returns the answer of the Ray at ``address``; raises PlaceError if it has none."""
     try:
-        return stack.enter_context(leftovers.folder(leftovers.RAY))
-    except OSError as error:
-        raise PlaceError(
-            f"a local Ray cannot start: {error.filename}: {reason_of(error)}; free some space there"
-        ) from error
+        return within(seconds, name(address), call, **options)
+    except Exception as error:  # of many types, ConnectionError and RuntimeError among them
+        raise PlaceError(f"cannot reach {name(address)}: {access.reason(error)}") from error
 
 
 def _check_answers(address: str) -> None:
@@ -237,13 +161,3 @@ def _check_loopback() -> None:
             f"a local Ray cannot start: this machine does not reach itself at 127.0.0.1: "
             f"{reason_of(error)}"
         ) from None
-
-
-def _authenticate() -> None:
-    """Restricts the Ray that this process starts to itself and its workers, by a token."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    access.check_token()
-    if os.environ["RAY_AUTH_MODE"] == "token" and not any(map(os.environ.get, TOKENS)):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    if "ray" in sys.modules:  # it looked at the mode when it was imported
-        ray_private.reload_config()

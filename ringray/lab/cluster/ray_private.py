@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,10 +87,13 @@ def kuberay_config(name: str, namespace: str) -> dict[str, Any]:
 
 
 def reload_config() -> None:
-    """Makes an imported Ray read its environment variables again."""
-    from ray._raylet import Config  # type: ignore[attr-defined]
+    """Makes Ray, if it was imported, read its environment variables and its token again."""
+    if "ray" not in sys.modules:
+        return
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def kill_without_grace() -> None:
@@ -116,6 +121,37 @@ def without_cluster() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+@contextlib.contextmanager
+def fixed_ports() -> Iterator[None]:
+    """Makes a Ray that starts in the block give its agents ports that are free now: for an agent
+    that chooses its own, the raylet waits 15 s and then ends."""
+    from ray._private import parameter, ray_constants, services
+
+    parameters, start = parameter.RayParams, services.start_ray_process
+    with contextlib.ExitStack() as stack:
+        ports = {}
+        for name in _AGENT_PORTS:
+            # Nobody else gets the port until the agent listens there: both may reuse it.
+            held = stack.enter_context(socket.socket())
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            ports[name] = held.getsockname()[1]
+
+        def start_process(command: list[str], kind: str, *others: Any, **options: Any) -> Any:
+            if kind == ray_constants.PROCESS_TYPE_RAYLET:  # Ray tells only the agent
+                command = [*command, f"--{_LISTEN}={ports[_LISTEN]}"]
+            return start(command, kind, *others, **options)
+
+        parameter.RayParams = lambda **named: parameters(**named | ports)
+        services.start_ray_process = start_process
+        try:
+            yield
+        finally:
+            parameter.RayParams, services.start_ray_process = parameters, start
+
+
+_LISTEN = "dashboard_agent_listen_port"
+_AGENT_PORTS = _LISTEN, "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"
 DEAD = 2  # status of a node that has ended, in a reply of cluster_status
 # Loggers that report each upload and each connection of Ray's job client.
 JOB_LOGGERS = (

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from ringray.base import deadline
-from ringray.base.errors import PlaceError
+from ringray.base.errors import ClusterError
 from ringray.base.signals import quit_at_once
 
 LOOK_S = 2.0  # seconds between two looks
@@ -24,15 +24,18 @@ END_S = 30.0  # seconds for the main thread to end in order
 
 class ClusterWatch:
     """Looks whether Ray ``lives``, from a thread, until ``end``. ``name``: of it, for messages;
-    ``patience``: seconds without a sign of life."""
+    ``patience``: seconds without a sign of life; ``reason``: says why it has ended, if it can."""
 
-    def __init__(self, name: str, lives: Callable[[], bool], patience: float) -> None:
-        self._lives, self._patience = lives, patience
-        self._error = PlaceError(
-            f"{name} has ended or no longer answers; what was measured is kept, and "
-            "`ringray resume SWEEP` continues"
-        )
-        self._ended, self._lost = threading.Event(), threading.Event()
+    def __init__(
+        self,
+        name: str,
+        lives: Callable[[], bool],
+        patience: float,
+        reason: Callable[[], str] = str,
+    ) -> None:
+        self._name, self._lives, self._patience, self._reason = name, lives, patience, reason
+        self._error: ClusterError | None = None  # once Ray is lost
+        self._ended = threading.Event()
         # Python handles signals in its main thread only.
         self._main = threading.current_thread() is threading.main_thread()
         threading.Thread(target=self._look, name="watch", daemon=True).start()
@@ -41,10 +44,10 @@ class ClusterWatch:
         """Ends the watch.
 
         Raises:
-            PlaceError: Ray was lost.
+            ClusterError: Ray was lost.
         """
         self._ended.set()
-        if self._lost.is_set():
+        if self._error is not None:
             raise self._error
 
     def _look(self) -> None:
@@ -56,9 +59,13 @@ class ClusterWatch:
                 break
         if self._ended.is_set() or not self._main:
             return
-        self._lost.set()
+        why = self._reason()
+        self._error = error = ClusterError(
+            f"{self._name} has ended or no longer answers{why and f': {why}'}; what was measured "
+            "is kept, and `ringray resume SWEEP` continues"
+        )
         if signal.getsignal(signal.SIGINT) is not quit_at_once:  # it ends already
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if not self._ended.wait(END_S):
-            deadline.say(f"error: {self._error}")
-            os._exit(self._error.exit_code)
+            deadline.say(f"error: {error}")
+            os._exit(error.exit_code)

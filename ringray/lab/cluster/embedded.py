@@ -1,0 +1,226 @@
+"""An embedded Ray: starts for one command, closed to other users, and ends with it.
+
+On a busy machine a part of Ray may come later than another waits for it, and Ray ends. So it is
+started again while there is time, each time in a fresh folder, and a failure quotes Ray's own log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ringray.base import leftovers, private_files, provenance, signals
+from ringray.base.deadline import say, within
+from ringray.base.errors import ClusterError, PlaceError, reason_of
+from ringray.base.redaction import TOKENS
+from ringray.lab.cluster import access, ray_private
+from ringray.lab.trial.faults import brief
+
+NAME = "a local Ray"
+LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
+RANK_BYTES = 512 << 20  # resident memory of a rank before its first trial
+START_S = 120.0  # seconds to start on a busy machine, all tries together
+END_S = 10.0  # seconds for ``ray.shutdown``
+TRIES = 3
+LOGS = 5  # folders with the logs of failed starts that are kept
+_SERVERS = ("gcs_server", "raylet")  # processes without which Ray does not work
+_VARIABLES = {
+    # Ray replaces the loopback's address by one that others can reach, unless this is 0.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_gcs_server_port_wait_time_s": f"{START_S:.0f}",
+    # Ray ends this process so many seconds after the end of a control plane that it called, also
+    # after that of a failed start. The watch over a running one is sooner.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
+}
+# A line of Ray's C++ logs of a fault: F and C end the process, E may be its reason.
+_FAULT = re.compile(r"\[[^\]]* ([EFC]) \d+ \d+\] \(\w+\) \S+: *(.*)")
+# Before what a failed check has to say.
+_BUG = re.compile(r".*Check failed: \S+\s*")
+
+
+def local_ranks() -> int:
+    """Returns how many ranks the embedded Ray accepts: one per core and at least LOCAL_RANKS, if
+    memory allows."""
+    by_memory = psutil.virtual_memory().available // RANK_BYTES
+    return int(max(1, min(max(provenance.hardware()["cores"], LOCAL_RANKS), by_memory)))
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Servers]:
+    """Starts Ray and yields its servers; it ends with the block. Leaves variables of Ray behind.
+
+    Raises:
+        ClusterError: it did not start within START_S, or ended TRIES times.
+        PlaceError: it has no folder to start in.
+    """
+    os.environ.update(_VARIABLES)
+    _authenticate()
+    until, servers = time.monotonic() + START_S, None
+    with contextlib.ExitStack() as stack:
+        for attempt in range(TRIES):
+            try:
+                servers = stack.enter_context(_once(until - time.monotonic()))
+                break
+            except ClusterError as error:
+                if attempt + 1 == TRIES or time.monotonic() >= until:
+                    raise
+                say(f"{error}; starting it again")
+        assert servers is not None
+        yield servers
+
+
+def _authenticate() -> None:
+    """Restricts the Ray that this process starts to itself and its workers, by a token."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    access.check_token()
+    if os.environ["RAY_AUTH_MODE"] == "token" and not any(map(os.environ.get, TOKENS)):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    ray_private.reload_config()
+
+
+@contextlib.contextmanager
+def _once(seconds: float) -> Iterator[Servers]:
+    """Starts Ray in a folder of its own, which ends with what ``ray.shutdown`` leaves.
+
+    Its sockets and logs lie in that folder, where Ray's default under /tmp is open to every user of
+    the machine; a folder that ``RAY_TMPDIR`` names is used as it is.
+    """
+    with signals.blocked():  # also for the threads of what it imports
+        import ray
+
+    ended = threading.Event()
+    with contextlib.ExitStack() as stack:
+        servers = Servers(_folder(stack))
+        try:
+            with signals.blocked():
+                _start(servers, seconds, ended)
+            yield servers
+        finally:
+            with signals.blocked():
+                servers.folder.add(servers.folder.processes())
+                ray_private.kill_without_grace()
+                with contextlib.suppress(TimeoutError):
+                    within(END_S, f"the end of {NAME}", ray.shutdown)
+                ended.set()
+                servers.folder.clear()
+
+
+def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
+    import ray
+
+    # It listens on the loopback alone, where Ray's default is all interfaces.
+    arguments: dict[str, Any] = {
+        "address": "local", "num_cpus": local_ranks(), "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1", "log_to_driver": False, "logging_level": logging.ERROR,
+    }  # fmt: skip
+    if "RAY_TMPDIR" not in os.environ:
+        arguments["_temp_dir"] = str(servers.root)
+    init = functools.partial(ray.init, **arguments)
+    try:
+        with ray_private.without_cluster(), ray_private.fixed_ports():
+            within(seconds, NAME, init, lives=servers.start, until=ended)
+    except Exception as error:  # of many types, ConnectionError and RuntimeError among them
+        raise ClusterError(f"{NAME} cannot start: {servers.why(access.reason(error))}") from error
+    finally:
+        servers.look()  # later children, as the tracker, are not this Ray's
+
+
+def _folder(stack: contextlib.ExitStack) -> leftovers.Folder:
+    """Returns the folder of an embedded Ray."""
+    try:
+        return stack.enter_context(leftovers.folder(leftovers.RAY))
+    except OSError as error:
+        raise PlaceError(
+            f"{NAME} cannot start: {error.filename}: {reason_of(error)}; free some space there"
+        ) from error
+
+
+class Servers:
+    """The processes of an embedded Ray: children of this one that it did not have before, with
+    their names; and their logs."""
+
+    def __init__(self, folder: leftovers.Folder) -> None:
+        self.folder = folder
+        self.root = folder.path / "r"  # within it: Ray opens its own folder to all
+        if "RAY_TMPDIR" in os.environ:
+            self.root = Path(os.environ["RAY_TMPDIR"], "ray")
+        self._earlier = set(self._sessions())
+        self._me = psutil.Process()
+        self._others = self._me.children()
+        self.names: dict[psutil.Process, str] = {}
+
+    def look(self) -> None:
+        """Notes the children that there are now."""
+        for child in self._me.children():
+            with contextlib.suppress(psutil.Error):
+                if child not in self._others:
+                    self.names[child] = child.name()
+        self.folder.add(self.names)
+
+    def start(self) -> bool:
+        """Looks, and tells whether the servers that were seen still run."""
+        self.look()
+        return self.run()
+
+    def run(self) -> bool:
+        """Tells whether the servers that were seen still run."""
+        return not self._lost()
+
+    def _lost(self) -> str:
+        """Returns which of the servers that were seen has ended, "" if none has."""
+        for process, name in self.names.items():
+            if name in _SERVERS and not leftovers.lives(process):
+                return f"its {name} has ended"
+        return ""
+
+    def why(self, otherwise: str = "") -> str:
+        """Returns why it has ended or does not start, by its logs, which are kept; and where."""
+        return f"{self._fault() or self._lost() or otherwise}{self._keep_logs()}"
+
+    def _fault(self) -> str:
+        """Returns the first fault that ended a server, else the first one at all, in their logs; ""
+        if they have none."""
+        faults = [
+            (level != "E", text)
+            for name in _SERVERS
+            for log in self._logs()
+            for level, text in _FAULT.findall(_text(log / f"{name}.err"))
+        ]
+        worst = max(faults, key=lambda fault: fault[0], default=(False, ""))[1]
+        return brief(_BUG.sub("", worst))
+
+    def _keep_logs(self) -> str:
+        """Copies the logs into ``$RINGRAY_HOME/logs``; returns where they are, in words."""
+        with contextlib.suppress(OSError, shutil.Error, PlaceError):
+            home = private_files.folder(private_files.create_home() / "logs")
+            for log in self._logs():
+                kept = home / time.strftime(f"ray-%Y%m%d-%H%M%S-{os.getpid()}")
+                shutil.copytree(log, kept, symlinks=True, dirs_exist_ok=True)
+                for old in sorted(home.glob("ray-*"))[:-LOGS]:
+                    shutil.rmtree(old, ignore_errors=True)
+                return f"; Ray's logs are in {kept}"
+        return ""
+
+    def _logs(self) -> list[Path]:
+        return [one / "logs" for one in self._sessions() if one not in self._earlier]
+
+    def _sessions(self) -> list[Path]:
+        return sorted(self.root.glob(f"session_*_{os.getpid()}"))
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text("utf-8", errors="replace")
+    return ""
