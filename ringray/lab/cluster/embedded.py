@@ -39,7 +39,6 @@ _SERVERS = ("gcs_server", "raylet")  # processes without which Ray does not work
 _VARIABLES = {
     # Ray replaces the loopback's address by one that others can reach, unless this is 0.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_gcs_server_port_wait_time_s": f"{START_S:.0f}",
     # Ray ends this process so many seconds after the end of a control plane that it called, also
     # after that of a failed start. The watch over a running one is sooner.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",

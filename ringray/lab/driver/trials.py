@@ -20,7 +20,7 @@ from ringray.lab.driver.dispatch import Dispatcher
 from ringray.lab.driver.run import Sweep
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.plan import Trial, deadline_s
+from ringray.lab.plan.plan import Trial, deadline
 from ringray.lab.predict.rates import peak_of
 from ringray.lab.ring.monitor import RingFault, Watch
 from ringray.lab.ring.order import crossings, divided
@@ -166,10 +166,17 @@ class TrialRunner:
         config, chosen = ring.settle(work.config, trial.kind)
         if chosen:
             self._note_once(chosen["source"])
-        until = deadline_s(trial, config, self._limits)
+        until = deadline(trial, config, self._limits)
         trains = KINDS[trial.kind].trains
         peak = peak_of(self._sweep.plan.on, trial.config) if trains else None
-        reports = ring.run(trial.kind, config, until, self._watch(trial, peak) if trains else None)
+        watch = self._watch(trial, peak) if trains else None
+        try:
+            reports = ring.run(trial.kind, config, until.seconds, watch)
+        except RingFault as ended:
+            if ended.fault.kind == "timeout":
+                message = f"{ended.fault.message} ({until.limit})"
+                ended.fault = replace(ended.fault, message=message)
+            raise
         self._quarantine.succeeded(ring.nodes)
         for text in reports[0].notes:
             self._note(text)

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringray.base import provenance
 from ringray.base.errors import UserError
+from ringray.base.units import duration
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import forecast, limits
@@ -155,7 +156,9 @@ def build(
     if spec.limits.trial_timeout is None:
         longest = _TIMEOUT_FACTOR * max(trial.measuring_s for trial in trials)
         limit = {"trial_timeout": min(max(TIMEOUT_S, longest), _TIMEOUT_MOST_S)}
-        spec = spec.model_copy(update={"limits": spec.limits.model_copy(update=limit)})
+        limits_with_default = spec.limits.model_copy(update=limit)
+        limits_with_default.model_fields_set.discard("trial_timeout")  # the user wrote none
+        spec = spec.model_copy(update={"limits": limits_with_default})
     return Plan(spec, trials, device, on, given is not None, everything, tight)
 
 
@@ -240,18 +243,34 @@ def _predict(on: Fleet, configs: list[TrialConfig]) -> list[cost_model.Cost]:
     return cost_model.predict_batch(configs, interpreter(on) if slow else on)
 
 
-def deadline_s(trial: Trial, config: TrialConfig, given: LimitsSection) -> float:
-    """Returns the longest time from the dispatch of ``trial`` to its end, in seconds; ``config``
-    has its choices made, ``given`` are the limits of the plan."""
+class Deadline(NamedTuple):
+    """The longest time from the dispatch of a trial to its end, and the limit that it follows
+    from, in words."""
+
+    seconds: float
+    limit: str
+
+
+def deadline(trial: Trial, config: TrialConfig, given: LimitsSection) -> Deadline:
+    """Returns the deadline of ``trial``, which is the user's limit if there is one; ``config`` has
+    its choices made, ``given`` are the limits of the plan."""
     kind, timeout = KINDS[trial.kind], given.trial_timeout or TIMEOUT_S
+    if given.trial_timeout is not None and "trial_timeout" in given.model_fields_set:
+        return Deadline(timeout, f"limits.trial_timeout: {duration(timeout)}")
+    default = f"limits.trial_timeout is {duration(timeout)} by default"
     if trial.predicted is None or kind.ranks_alone:  # the time of compilers is unknown
-        return timeout
+        return Deadline(timeout, default)
     once = trial.predicted.time_ms / 1e3
     # One process computes the whole problem for the baseline; an oracle does so in fp64.
     beside = config.ring_size * (kind.oracle_passes or bool(config.baseline))
     runs = config.warmup + config.repeats + 1 + examination(config)
-    longest = _DEADLINE_FACTOR * once * runs * (1 + beside)
-    return min(timeout, max(DEADLINE_FLOOR_S, longest))
+    predicted = once * runs * (1 + beside)
+    longest = max(DEADLINE_FLOOR_S, _DEADLINE_FACTOR * predicted)
+    if longest >= timeout:
+        return Deadline(timeout, default)
+    guess = f"{_DEADLINE_FACTOR:g} × the predicted {duration(predicted)}, at least"
+    guess += f" {DEADLINE_FLOOR_S:g} s; limits.trial_timeout sets another"
+    return Deadline(longest, guess)
 
 
 def restored(spec: Spec, rows: Iterable[TrialRow]) -> Plan:

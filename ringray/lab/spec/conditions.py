@@ -19,9 +19,9 @@ class LimitsSection(Fields):
     trial_timeout: Annotated[
         float | None, or_null(duration(1, 86400), "2 minutes, or longer if a trial needs it")
     ] = None
-    """Longest time of one trial, in seconds. If 50 times its predicted time is less, a trial is
-    stopped after that, but not before 60 s. null: 10 times the predicted time of the longest trial,
-    baseline included, and at least 120 s."""
+    """Longest time of one trial, in seconds. null: 10 times the predicted time of the longest
+    trial, baseline included, and at least 120 s; if 50 times its own predicted time is less, a
+    trial is stopped after that, but not before 60 s."""
     retries: Annotated[int, whole(0, 10)] = 2
     """Number of retries of a trial after a fault that is not its own: the loss of a rank, its node
     or its connections."""

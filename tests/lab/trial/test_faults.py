@@ -163,16 +163,23 @@ kind: {kind}
 ring: {{size: 4, device: cpu}}
 problem: {{seq_len: {seq_len}}}
 measure: {{repeats: 5, baseline: {baseline}}}
-limits: {{trial_timeout: {timeout}}}
 """
 
 
 def until(seq_len: object = 64, timeout: str = "2h", kind: str = "latency", **more: str) -> float:
-    text = TRIAL.format(
-        kind=kind, seq_len=seq_len, timeout=timeout, baseline=more.get("baseline", "null")
-    )
+    return deadline(seq_len, timeout, kind, **more).seconds
+
+
+def deadline(
+    seq_len: object, timeout: str, kind: str = "latency", written: bool = False, **more: str
+) -> plan.Deadline:
+    """The deadline under a limit that is a default, or was ``written``."""
+    text = TRIAL.format(kind=kind, seq_len=seq_len, baseline=more.get("baseline", "null"))
     (trial,) = plan.build(spec.parse(text)).trials
-    return plan.deadline_s(trial, trial.config, spec.parse(text).limits)
+    given = spec.parse(f"{text}limits: {{trial_timeout: {timeout}}}\n")
+    if not written:
+        given.limits.model_fields_set.discard("trial_timeout")
+    return plan.deadline(trial, trial.config, given.limits)
 
 
 def test_deadlines_follow_the_plan() -> None:
@@ -183,6 +190,34 @@ def test_deadlines_follow_the_plan() -> None:
     assert until("16k", day) < until("16k", day, baseline="sdpa")
     assert until("4k", day) < until("4k", day, kind="correctness")
     assert until("1M", timeout="2h") == 7200
+
+
+@pytest.mark.parametrize("kind", ["latency", "correctness", "overlap"])
+@pytest.mark.parametrize(
+    ("timeout", "seconds", "words"),
+    [("5s", 5.0, "5.0 s"), ("30m", 1800.0, "30:00"), ("24h", 86400.0, "24:00:00")],
+)
+def test_a_limit_that_was_written_wins_over_predictions(
+    kind: str, timeout: str, seconds: float, words: str
+) -> None:
+    for seq_len in (64, "4k"):
+        end = deadline(seq_len, timeout, kind, written=True)
+        assert end == (seconds, f"limits.trial_timeout: {words}")
+
+
+def test_other_limits_are_named() -> None:
+    """Also those of a plan, which has a default where the spec has none."""
+    assert deadline("64", "2h").limit.startswith("50 × the predicted ")
+    assert deadline("1M", "2m").limit == "limits.trial_timeout is 2:00 by default"
+    text = TRIAL.format(kind="latency", seq_len="[64, 16k]", baseline="null")
+    for limits, start in [
+        ("", "50 × the predicted "),
+        ("limits: {trial_timeout: null}\n", "50 × the predicted "),
+        ("limits: {trial_timeout: 10m}\n", "limits.trial_timeout: 10:00"),
+    ]:
+        made = plan.build(spec.parse(text + limits))
+        first = made.trials[0]
+        assert plan.deadline(first, first.config, made.spec.limits).limit.startswith(start)
 
 
 def test_a_rank_tells_how_far_it_is() -> None:
