@@ -103,9 +103,12 @@ class StoppedError(RingrayError):
     """The end of a wait because the run stops."""
 
 
-def reason_of(error: OSError) -> str:
-    """Returns the reason in an error of the operating system, for the middle of a sentence."""
-    return (error.strerror or str(error)).lower()
+def reason_of(error: BaseException) -> str:
+    """Returns the reason in an error for the middle of a sentence, which is never empty: the words
+    of an operating system, the text, or the type of an error that has none."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error).strip() or type(error).__name__
 
 
 def unknown(what: str, got: object, choices: Iterable[str]) -> str:

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringray.base.errors import reason_of
+
 BYTES = 256  # tokens of text without a tokenizer
 NO_LABEL = -100
 _SUFFIXES = (".txt", ".md", ".jsonl", ".npy")  # that are taken from folders
@@ -178,14 +180,14 @@ def _mapped(file: Path) -> NDArray[Any]:
         try:
             found = np.memmap(file, np.uint8, "r")
         except OSError as error:
-            raise CorpusError(f"corpus: {file}: {error.strerror}") from None
+            raise CorpusError(f"corpus: {file}: {reason_of(error)}") from None
         if _CONTROL & set(found[:_LOOKED_AT].tolist()):
             raise CorpusError(f"corpus: {file} is binary, expected text or a .npy array of tokens")
         return found
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError) as error:
-        raise CorpusError(f"corpus: {file} is no .npy array: {error}") from None
+        raise CorpusError(f"corpus: {file} is no .npy array: {reason_of(error)}") from None
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise CorpusError(
             f"corpus: {file} has {array.dtype} of shape {array.shape}, expected integers (tokens,)"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ringray import partition as partitions
 from ringray import transport as transports
+from ringray.base.errors import reason_of
 from ringray.models.sizes import Kept, Model, Scores
 from ringray.training.degrees import Degrees
 
@@ -75,7 +76,7 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
             recipe.transport, degrees.cp, model.heads // degrees.tp, model.kv_heads // degrees.tp
         )
     except ValueError as error:
-        raise ValueError(f"transport: {error}") from None
+        raise ValueError(f"transport: {reason_of(error)}") from None
     if not model.gated or model.head_dim % 2:
         raise ValueError(f"model: {model.name} has no gated MLP, or an odd head dim")
     if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents):

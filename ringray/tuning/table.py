@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from ringray import partition, transport
 from ringray.base import private_files, provenance
-from ringray.base.errors import UserError
+from ringray.base.errors import UserError, reason_of
 
 Use = Literal["strategy", "kernel"]
 DEFAULTS = {"partition": partition.DEFAULT, "transport": transport.DEFAULT, "backward": "planned"}
@@ -253,9 +253,9 @@ def read(path: Path) -> list[Entry]:
             for one in check.entries(raw)
         ]
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise UserError(f"{path}: {reason_of(error)}") from None
     except ValueError as error:
-        raise UserError(f"{path}: is not a table of tuned choices: {error}") from None
+        raise UserError(f"{path}: is not a table of tuned choices: {reason_of(error)}") from None
 
 
 def text(entries: Iterable[Entry]) -> str:
@@ -281,7 +281,7 @@ def write(entries: Iterable[Entry], path: Path) -> None:
             private_files.close(path.parent)
         private_files.write(path, written)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise UserError(f"{path}: {reason_of(error)}") from None
 
 
 def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
@@ -298,5 +298,5 @@ def add(entries: Iterable[Entry], path: Path | None = None) -> Path:
                 merged.put(entry)
             write(merged.entries, path)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise UserError(f"{path}: {reason_of(error)}") from None
     return path

@@ -7,7 +7,7 @@ import json
 import sys
 from contextlib import closing
 
-from ringray.base.errors import UserError
+from ringray.base.errors import UserError, reason_of
 from ringray.base.signals import INTERRUPTED
 from ringray.lab.cli.options import ON_HEAD, STORE, SWEEP, Option, options
 from ringray.lab.cli.results import print_sweep
@@ -59,7 +59,8 @@ def _watch_head(arguments: argparse.Namespace) -> int:
                 watcher.take(json.loads(line))
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise UserError(
-                    f"the head of {url} says what no ringray says: {line[:80]!r} ({error})"
+                    f"the head of {url} says what no ringray says: {line[:80]!r} "
+                    f"({reason_of(error)})"
                 ) from None
             return watcher.over is not None
 

@@ -112,7 +112,7 @@ def no_token(place: str, message: str) -> str:
 
 def reason(error: BaseException) -> str:
     """Explains why Ray refused this process, in one line for a mismatch of versions."""
-    text = str(error)
+    text = str(error).strip() or type(error).__name__
     found = re.findall(r"^ +Ray: (\S+)\n +Python: (\S+)$", text, re.MULTILINE)
     if "Version mismatch" in text and len(found) == 2:
         there, here = (f"Ray {ray} on Python {python}" for ray, python in found)

@@ -144,7 +144,10 @@ def _standing(reply: Any, group: str) -> Standing | None:
         starting[request.ray_node_type_name] += request.count
     return Standing(
         starting=starting,
-        failed={one.ray_node_type_name: one.reason for one in state.failed_instance_requests},
+        failed={
+            one.ray_node_type_name: one.reason.strip() or "Ray gives no reason"
+            for one in state.failed_instance_requests
+        },
         refused=any(
             gang.details.partition(":")[0] == group
             for gang in state.infeasible_gang_resource_requests

@@ -144,8 +144,8 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
     except (OSError, OverflowError) as error:
         raise PlaceError(
-            f"no Ray answers at {address}: {error}; start one (`ray start --head`), or give no "
-            "address to run on this machine alone"
+            f"no Ray answers at {address}: {reason_of(error)}; start one (`ray start --head`), "
+            "or give no address to run on this machine alone"
         ) from None
     if not address.startswith("ray://"):
         access.check(address)

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ringray.base.deadline import within
-from ringray.base.errors import PlaceError, UserError
+from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.base.redaction import foreign, shown
 from ringray.lab.cluster import access, ray_private
 
@@ -93,9 +93,9 @@ def answering(url: str) -> Iterator[None]:
             raise PlaceError(access.refused_token(url)) from None
         raise PlaceError(access.no_token(url, error.message)) from None
     except requests.JSONDecodeError as error:
-        raise PlaceError(_unknown(url, f"its answer is not JSON: {error}")) from error
+        raise PlaceError(_unknown(url, f"its answer is not JSON: {reason_of(error)}")) from error
     except OSError as error:  # base class of requests' errors
-        raise PlaceError(f"the Ray at {url} no longer answers: {error}") from error
+        raise PlaceError(f"the Ray at {url} no longer answers: {reason_of(error)}") from error
     except RecursionError as error:
         raise PlaceError(_unknown(url, "its answer is nested too deeply")) from error
     except RuntimeError as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ringray.base import provenance
 from ringray.base.deadline import Reminder
-from ringray.base.errors import PlaceError, UserError
+from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
 from ringray.lab.kinds import KINDS
@@ -265,7 +265,7 @@ class JobLog:
             except Exception as error:  # from Ray, aiohttp and the system
                 if at:  # until now there was a connection
                     self.heard = time.monotonic()
-                raise PlaceError(str(error) or type(error).__name__) from error
+                raise PlaceError(reason_of(error)) from error
             at += len(text)
             if at > self._seen:
                 self._write(text[self._seen - at :])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ringray.base.errors import reason_of
 from ringray.lab.driver.resume import Resume
 from ringray.lab.plan.plan import Plan, Trial
 from ringray.lab.trial.exported import EXPORTED, PENDING, RING_STARTS, TRIALS, ExportedMetric
@@ -101,4 +102,4 @@ class Exporter:
                     elif more:
                         made[one].inc(more, tags)
         except Exception as error:  # of many types; none of them is worth a trial
-            note(f"no more metrics for Prometheus: {error}")
+            note(f"no more metrics for Prometheus: {reason_of(error)}")

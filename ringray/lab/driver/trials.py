@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from ringray.base.errors import reason_of
 from ringray.instruments.progress import Progress
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
@@ -290,7 +291,7 @@ class TrialRunner:
         try:
             traces.keep(path, f"{fault}\n\n{fault.stacks}")
         except OSError as error:
-            self._note(f"no stacks {path}: {error.strerror}")
+            self._note(f"no stacks {path}: {reason_of(error)}")
             return replace(fault, stacks="")
         self._note(f"stacks of the ranks: {path}")
         return replace(fault, stacks=str(path))
@@ -303,4 +304,4 @@ class TrialRunner:
             try:
                 traces.write(path, reports)
             except OSError as error:  # the numbers stay without it
-                self._note(f"no trace {path}: {error.strerror}")
+                self._note(f"no trace {path}: {reason_of(error)}")

@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from ringray.base import provenance
-from ringray.base.errors import UserError
+from ringray.base.errors import UserError, reason_of
 from ringray.base.units import duration
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES
@@ -292,8 +292,8 @@ def restored(spec: Spec, rows: Iterable[TrialRow]) -> Plan:
             trials.append(Trial(row.index, row.key, spec.kind, config, cost, pruned, takes))
     except (TypeError, KeyError, ValueError) as error:
         raise UserError(
-            f"the trials of sweep {spec.name} are of another version of ringray ({error}), "
-            "which can show them"
+            f"the trials of sweep {spec.name} are of another version of ringray "
+            f"({reason_of(error)}), which can show them"
         ) from None
     return Plan(spec, tuple(trials), "cpu" if on.shares_cores else "cuda", on)
 

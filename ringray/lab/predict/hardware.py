@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ringray.base.errors import UserError, unknown
+from ringray.base.errors import UserError, reason_of, unknown
 from ringray_kernels.dtypes import DTYPES
 
 TABLE = Path(__file__).with_name("hardware.yaml")
@@ -215,7 +215,7 @@ def read_entries(path: Path) -> dict[str, Hardware]:
     try:
         read = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"hardware: {path} cannot be read: {error}") from error
+        raise UserError(f"hardware: {path} cannot be read: {reason_of(error)}") from error
     if not isinstance(read, dict) or not read:
         raise UserError(f"hardware: {path} holds no entries, expected NAME: {{title: ...}}")
     return {str(name): entry(fields, f"{path}: {name}") for name, fields in read.items()}

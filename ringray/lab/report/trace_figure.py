@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
+from ringray.base.errors import reason_of
 from ringray.base.redaction import plain
 from ringray.base.units import MIB
 from ringray.lab.report.figures import style
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given.out.write_text(draw(read(given.trace.read_text()), given.caption))
     except (OSError, ValueError) as error:
-        print(f"{given.trace}: {error}", file=sys.stderr)
+        print(f"{given.trace}: {reason_of(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ringray.base.errors import SpecError, UserError, nearest
+from ringray.base.errors import SpecError, UserError, nearest, reason_of
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -65,8 +65,7 @@ def read_text(path: str | Path) -> str:
     except IsADirectoryError:
         raise SpecError("is a directory, expected a YAML file", path=name) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SpecError(f"cannot be read: {reason}", path=name) from None
+        raise SpecError(f"cannot be read: {reason_of(error)}", path=name) from None
     if len(data) > MAX_BYTES:
         raise SpecError(_TOO_LARGE, path=name)
     try:

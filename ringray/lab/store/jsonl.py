@@ -113,7 +113,7 @@ class Lines:
         try:
             there = self._read()
         except OSError as error:
-            raise PlaceError(f"--json {self._path}: {error.strerror}") from error
+            raise PlaceError(f"--json {self._path}: {reason_of(error)}") from error
         lines = [record_line(self._sweep, row) for row in rows if row.status is not None]
         self._write([line for line in lines if _identity(line) not in there])
 

@@ -138,7 +138,9 @@ def resolved(path: str | Path) -> Path:
     try:
         return Path(path).expanduser().resolve()
     except (OSError, RuntimeError) as error:
-        raise PlaceError(f"the store {path} cannot be opened: {error}; name another file") from None
+        raise PlaceError(
+            f"the store {path} cannot be opened: {reason_of(error)}; name another file"
+        ) from None
 
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:
@@ -189,11 +191,11 @@ def failures(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or _DAMAGE.match(str(error)):
-            raise damaged(path, f"sqlite: {error}") from error
+            raise damaged(path, f"sqlite: {reason_of(error)}") from error
         advice = _ADVICE.get(code)
         if advice is None:
             raise  # a mistake in our own SQL
-        raise PlaceError(f"the store {path} {advice} (sqlite: {error})") from error
+        raise PlaceError(f"the store {path} {advice} (sqlite: {reason_of(error)})") from error
 
 
 _ELSEWHERE = "or use another store with --store FILE"

@@ -189,7 +189,7 @@ def _check_server(uri: str, shown: str, seconds: float) -> None:
     try:
         parts.port  # noqa: B018  it raises
     except ValueError as error:
-        raise PlaceError(f"tracking URI {shown!r}: {error}; {_WAY_OUT}") from error
+        raise PlaceError(f"tracking URI {shown!r}: {reason_of(error)}; {_WAY_OUT}") from error
     if not parts.hostname:
         raise PlaceError(f"tracking URI {shown!r} names no host; {_WAY_OUT}")
     netloc = parts.netloc.rpartition("@")[2]
@@ -230,7 +230,7 @@ def _check_file(path: Path) -> None:
             db.execute("BEGIN IMMEDIATE")
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
     except sqlite3.DatabaseError as error:
-        raise wrong(f"cannot be used: {error}") from error
+        raise wrong(f"cannot be used: {reason_of(error)}") from error
     # MLflow would add its tables to any database, ringray's own store included.
     if tables and not tables & {"alembic_version", "experiments"}:
         raise wrong("belongs to another program")

@@ -21,7 +21,7 @@ from typing import Any
 
 from ringray.base import private_files, provenance
 from ringray.base.deadline import SAY_S, Reminder, within
-from ringray.base.errors import PlaceError, RingrayError
+from ringray.base.errors import PlaceError, RingrayError, reason_of
 from ringray.base.redaction import TOKENS, hidden, shown
 from ringray.lab.tracking.location import is_users_own
 from ringray.lab.trial.outcome import part_of_a_path
@@ -126,7 +126,7 @@ def log_path(name: str) -> Path:
             os.truncate(path, 0)
     except OSError as error:
         raise PlaceError(
-            f"the log {path} cannot be written: {error.strerror}; set RINGRAY_HOME to a folder "
+            f"the log {path} cannot be written: {reason_of(error)}; set RINGRAY_HOME to a folder "
             "that you may write to"
         ) from error
     return path

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from ringray.base.errors import UserError
+from ringray.base.errors import UserError, reason_of
 from ringray.lab.kinds.base import RankContext
 from ringray.lab.trial.config import TrialConfig
 
@@ -23,8 +23,9 @@ def prepare(
         package: Any = importlib.import_module(_PACKAGE)
     except ImportError as error:
         raise UserError(
-            f"measure.baseline: ring-flash-attn cannot be imported on this rank ({error}), "
-            "expected the packages ring-flash-attn and flash-attn in its environment"
+            "measure.baseline: ring-flash-attn cannot be imported on this rank "
+            f"({reason_of(error)}), expected the packages ring-flash-attn and flash-attn in "
+            "its environment"
         ) from error
 
     def attend() -> Tensor:
