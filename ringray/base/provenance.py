@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ringray.base import source_digest
+from ringray.base import cgroups, source_digest
 from ringray.base.units import GIB
 
 PROVENANCE = "ringray-source.json"  # the state of the repository, beside source sent without it
@@ -100,15 +100,16 @@ def hardware() -> dict[str, Any]:
     """Returns CPU model, usable cores, memory in bytes and the names of all GPUs."""
     return {
         "cpu": _cpu_model(),
-        "cores": _usable_cores(),
+        "cores": cores(),
         "memory_bytes": memory_bytes(),
         "gpus": _gpu_names(),
     }
 
 
 def memory_bytes() -> int:
-    """Returns the physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Returns the physical memory of this machine, or the part that its control groups allow."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min(physical, cgroups.memory()))
 
 
 def versions() -> dict[str, str | None]:
@@ -196,10 +197,12 @@ def _of_cpu(field: str) -> str:
     return next((" ".join(value.split()) for name, _, value in found if name.strip() == field), "")
 
 
-def _usable_cores() -> int:
+def cores() -> int:
+    """Returns how many cores this process may use, by its affinity and its control groups."""
+    usable = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        usable = len(os.sched_getaffinity(0))
+    return max(1, int(min(usable, cgroups.cores())))
 
 
 def _gpu_names() -> list[str]:

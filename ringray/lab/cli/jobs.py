@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from functools import partial
@@ -31,7 +30,7 @@ from ringray.lab.tracking import location
 def submit(arguments: argparse.Namespace) -> int:
     """Sends a sweep to a cluster, unless it runs there, and follows it; returns its exit code."""
     spec = specs.load(arguments.spec, arguments.set)
-    plan = build(spec, processes=os.cpu_count() or 1, everything=arguments.all)
+    plan = build(spec, processes=provenance.cores(), everything=arguments.all)
     if has_password(plan.spec.tracking.uri or ""):
         raise plan.spec.error(
             "tracking.uri",

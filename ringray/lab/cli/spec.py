@@ -32,7 +32,7 @@ _TIMELINES = 64  # ranks in a predicted timeline
 @options(SPEC, SET)
 def validate(arguments: argparse.Namespace) -> int:
     """Checks a spec and its plan; prints two lines if both are valid."""
-    plan = build(specs.load(arguments.spec, arguments.set), processes=os.cpu_count() or 1)
+    plan = build(specs.load(arguments.spec, arguments.set), processes=provenance.cores())
     spec = plan.spec
     print(f"{arguments.spec}: {spec.name} ({spec.kind}) is valid, sweep {plan.digest[:12]}")
     print("\n".join([_counted(plan), *words.warnings(plan)]))
@@ -63,7 +63,7 @@ def plan(arguments: argparse.Namespace) -> int:
     made = build(
         spec,
         _fleet(arguments, spec.cluster),
-        processes=os.cpu_count() or 1,
+        processes=provenance.cores(),
         everything=arguments.all,
         machine=None if elsewhere else provenance.memory_bytes(),
         seen=past.trials(arguments.store, spec.digest),

@@ -52,7 +52,7 @@ _BUG = re.compile(r".*Check failed: \S+\s*")
 def local_ranks() -> int:
     """Returns how many ranks the embedded Ray accepts: one per core and at least LOCAL_RANKS, if
     memory allows."""
-    by_memory = psutil.virtual_memory().available // RANK_BYTES
+    by_memory = min(psutil.virtual_memory().available, provenance.memory_bytes()) // RANK_BYTES
     return int(max(1, min(max(provenance.hardware()["cores"], LOCAL_RANKS), by_memory)))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -306,7 +305,7 @@ def local_fleet(device: str) -> Fleet:
         return parse_fleet(LOCAL, found)
     if cuda:
         return gpus(*provenance.hardware()["gpus"][:1])
-    return cpu(os.cpu_count() or 1, **provenance.bf16_products())
+    return cpu(provenance.cores(), **provenance.bf16_products())
 
 
 def cost_dict(trial: Trial) -> dict[str, Any]:

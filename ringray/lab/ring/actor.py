@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringray.base import toolchain
-from ringray.base.provenance import code_digest
+from ringray.base.provenance import code_digest, memory_bytes
 from ringray.instruments import progress
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds import KINDS
@@ -210,7 +210,7 @@ class Rank:
                 return free
             return min(free, self._memory - torch.cuda.memory_reserved(self._device))
         left = self._limit.left()
-        return int(psutil.virtual_memory().available) if left is None else left
+        return min(psutil.virtual_memory().available, memory_bytes()) if left is None else left
 
     def _measure(self, kind: str, flat: dict[str, Any]) -> RankReport:
         import torch
