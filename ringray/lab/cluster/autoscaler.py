@@ -105,7 +105,8 @@ class Standing:
 
     ``starting``: number of nodes that start, by type; ``failed``: the reason by type that could not
     be started; ``refused``: the autoscaler finds no nodes for the group; ``busy``: other work uses
-    the cluster; ``version``: of the cluster's state that it used, which grows with each round.
+    the cluster; ``version``: of the cluster's state that it used, which grows with each round;
+    ``booting``: some of those that start are there and boot.
     """
 
     starting: Mapping[str, int]
@@ -113,6 +114,7 @@ class Standing:
     refused: bool
     busy: bool
     version: int
+    booting: bool = False
 
     @property
     def hopeless(self) -> bool:
@@ -159,6 +161,7 @@ def _standing(reply: Any, group: str) -> Standing | None:
             if name in ("CPU", "GPU")
         ),
         version=state.last_seen_cluster_resource_state_version,
+        booting=bool(state.pending_instances),
     )
 
 

@@ -25,7 +25,8 @@ class MovedError(RingrayError):
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits of a wait. ``seconds``: at most; ``note``: is told the reason whenever it changes;
+    """Limits of a wait. ``seconds``: at most, without those in which nodes booted, which
+    ``booting`` collects; ``note``: is told the reason whenever it changes;
     ``certain``: the cluster can have the nodes, so that a refusal is temporary; ``stop``: is set,
     from any thread, when the place is not needed any more; ``moved``: returns whether it must be
     asked for anew; ``began``: on the monotonic clock."""
@@ -36,6 +37,7 @@ class Patience:
     stop: threading.Event = field(default_factory=threading.Event)
     moved: Callable[[], bool] = lambda: False
     began: float = field(default_factory=lambda: time.monotonic())
+    booting: list[float] = field(default_factory=list)
 
 
 def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience) -> None:
@@ -47,14 +49,17 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
         StoppedError: it is not needed any more.
     """
     refused: tuple[float, int] | None = None  # since when, and by which version of the state
-    told = ""
+    told, looked = "", time.monotonic()
     while not group.wait(POLL_S):
         if patience.stop.is_set():
             raise StoppedError
         if patience.moved():
             raise MovedError
-        waited = time.monotonic() - patience.began
         standing = autoscaler.standing(group.id.hex())
+        before, looked = looked, time.monotonic()
+        if standing is not None and standing.booting:
+            patience.booting.append(looked - before)
+        waited = looked - patience.began
         need = ", ".join(f"{n:g} {name}" for name, n in bundle.items())
         if standing is None or not standing.hopeless or patience.certain:
             refused = None
@@ -67,7 +72,7 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
                 f"no nodes to start for that; the cluster has {present or 'no CPU and no GPU'} "
                 "now. Shrink ring.size, or name a larger cluster: --address"
             )
-        if waited >= patience.seconds:
+        if waited - sum(patience.booting) >= patience.seconds:
             raise PlaceError(
                 f"no place for a ring of {ranks} after {patience.seconds:g} s "
                 f"(limits.place_timeout): each rank needs {need}, free now "

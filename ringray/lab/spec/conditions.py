@@ -33,7 +33,7 @@ class LimitsSection(Fields):
     is out of memory. null: the memory of the machine."""
     place_timeout: Annotated[float, duration(1, 86400)] = 600.0
     """Longest wait of a ring for its place, in seconds: until other work on the cluster ends or
-    nodes start."""
+    nodes start. It does not run while nodes boot."""
 
 
 class TrackingSection(Fields):

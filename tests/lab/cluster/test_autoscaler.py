@@ -145,12 +145,18 @@ def test_nodes_on_their_way_are_counted_by_type() -> None:
                 messages.PendingInstance(ray_node_type_name="cpu"),
             ],
             failed_instance_requests=[
-                messages.FailedInstanceRequest(ray_node_type_name="big", reason="no capacity")
+                messages.FailedInstanceRequest(ray_node_type_name="big", reason="no capacity"),
+                messages.FailedInstanceRequest(ray_node_type_name="odd", reason=" "),
             ],
         ),
         GROUP,
     )
-    assert str(told) == "3 × gpu starting; 1 × cpu starting; big could not be started: no capacity"
+    assert told is not None
+    assert told.booting
+    assert str(told) == (
+        "3 × gpu starting; 1 × cpu starting; big could not be started: no capacity; "
+        "odd could not be started: Ray gives no reason"
+    )
 
 
 @pytest.mark.parametrize(("group", "refused"), [(GROUP, True), ("cd" * 18, False)])
@@ -230,6 +236,19 @@ def test_patience_ends(clock: Any) -> None:
         PlaceError, match=r"after 5 s \(limits.place_timeout\): each rank needs 1 CPU"
     ):
         placement_wait.wait(Group(99), 2, {"CPU": 1.0}, Patience(5, lambda text: None))
+
+
+@pytest.mark.parametrize("boots", [0, 3, 40])
+def test_nodes_that_boot_cost_no_patience(clock: Any, boots: int) -> None:
+    """Nodes that the autoscaler only asks for do, and so does what comes when they have failed."""
+    booting = Standing({"gpu": 2}, {}, False, False, 1, booting=True)
+    asked = standing(1, starting=2)
+    clock([asked, *[booting] * boots, asked, None, None, None, None])
+    group, patience = Group(99), Patience(5, lambda text: None)
+    with pytest.raises(PlaceError, match="after 5 s"):
+        placement_wait.wait(group, 2, {"CPU": 1.0}, patience)
+    assert group.looks == 5 + boots
+    assert sum(patience.booting) == boots
 
 
 def test_a_place_that_others_changed_is_asked_for_anew(clock: Any) -> None:
