@@ -185,7 +185,7 @@ def test_who_add_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -> None
 def test_a_table_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for write in (tuned.add, tuned.write):
-        with pytest.raises(UserError, match=r"Not a directory|File exists"):
+        with pytest.raises(UserError, match=r"not a directory|file exists"):
             write([entry()], tmp_path / "file" / "t.json")
 
 

@@ -331,7 +331,7 @@ class TestFiles:
         path = tmp_path / "x.yaml"
         path.write_text(GOOD)
         path.chmod(0)
-        assert "cannot be read: Permission denied" in self.failure(path).message
+        assert "cannot be read: permission denied" in self.failure(path).message
 
     def test_not_text(self, tmp_path: Path) -> None:
         path = tmp_path / "x.yaml"
