@@ -181,7 +181,8 @@ def test_the_environment_is_as_before(
     """After everything public that starts a local Ray, whatever comes of it."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_SOMETHING", "of the user")
-    monkeypatch.setattr("ray.init", init)
+    starts: list[bool] = []
+    monkeypatch.setattr("ray.init", lambda **given: starts.append(True) or init(**given))
     monkeypatch.setattr("ray.nodes", list)
     before = dict(os.environ)
     with contextlib.suppress(Exception):  # there is no Ray
@@ -191,3 +192,4 @@ def test_the_environment_is_as_before(
         else:
             getattr(lab, way)(SMALL)
     assert dict(os.environ) == before
+    assert starts or way == "results"
