@@ -30,7 +30,6 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.base import private_files
-from ringray.base.errors import reason_of
 from ringray.base.units import memory
 from ringray.comm.ring import connect, timeout_of
 from ringray.training.checkpoint_files import FACTS, METADATA, PART, Planner, Reader, Writer
