@@ -61,14 +61,17 @@ def rows(trials: Sequence[Trial], by: Sequence[str], kept: Sequence[str]) -> lis
     return [row(group, fields, kept) for group in groups.values()]
 
 
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def main(words: Sequence[str]) -> None:
     """Prints a record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trials", nargs="*", help="JSON Lines of `ringray run --json`")
     parser.add_argument("--command", required=True)
-    names = {"type": lambda text: text.split(",")}
-    parser.add_argument("--by", default=[], **names)
-    parser.add_argument("--metrics", default=[""], **names)
+    parser.add_argument("--by", default=[], type=_names)
+    parser.add_argument("--metrics", default=[""], type=_names)
     parser.add_argument("--note", default="")
     options = parser.parse_args(words)
     if options.trials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -55,6 +56,12 @@ def test_a_record_says_how_and_where_it_was_made(name: str) -> None:
     text = (FOLDER / name).read_text(encoding="utf-8")
     assert "/tmp/" not in text
     assert "/home/" not in text
+    if name.startswith("gpu-"):  # whose command is `make gpu`
+        for line in gpu_lines(name):
+            assert line["environment"]["device"].startswith("NVIDIA")
+            assert line["environment"]["torch"]
+            assert re.fullmatch(r"[0-9a-f]{40}", line["environment"]["commit"])
+        return
     if name.endswith(".jsonl"):  # whose command is `ringray run` with the spec of its name
         spec = name.split(".")[-2]
         assert (ROOT / "experiments" / f"{spec}.yaml").exists()
@@ -71,6 +78,38 @@ def test_a_record_says_how_and_where_it_was_made(name: str) -> None:
         assert head["hardware"]["cpu"]
         assert head["versions"]["torch"]
         assert re.fullmatch(r"[0-9a-f]{40}", head["git"]["commit"])
+
+
+def gpu_lines(name: str) -> list[dict[str, Any]]:
+    """The lines of a kernel benchmark that have a case."""
+    lines = [json.loads(line) for line in (FOLDER / name).read_text("utf-8").splitlines()]
+    return [line for line in lines if "case" in line]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/kernels.md"])
+def test_rates_on_a_gpu_are_those_of_the_records(page: str) -> None:
+    rates: dict[tuple[str, str], float] = {}
+    for name in ("gpu-h100.first_light.jsonl", "gpu-h100.specialised.jsonl"):
+        for line in gpu_lines(name):
+            if line["tflops"]:
+                rates[line["case"], line["contender"]] = line["tflops"]
+    contenders = ["ringray", "ringray-portable", "sdpa-cudnn", "flex", "sdpa-flash"]
+    table: dict[str, list[float]] = {}
+    for mask, direction in itertools.product(("causal", "full"), ("forward", "backward")):
+        case = f"{direction}/{mask}/16k/d128/h16/bf16"
+        every = {**rates, (case, "flex"): max(rates[case, x] for x in ("flex", "flex-tuned"))}
+        table[f"{direction} {mask}"] = [round(every[case, name]) for name in contenders]
+    text = (ROOT / page).read_text("utf-8")
+    if page == "README.md":
+        for direction in ("forward", "backward"):
+            pairs = zip(table[f"{direction} causal"], table[f"{direction} full"], strict=True)
+            cells = [f"{causal}, {full}" for causal, full in pairs]
+            row = " | ".join(cells[:1] + cells[2:])
+            assert row in text, row
+    else:
+        for name, cells in table.items():
+            row = " | ".join(map(str, [name, *cells]))
+            assert row in text, row
 
 
 def trial(status: str, error: float, **config: object) -> dict[str, Any]:

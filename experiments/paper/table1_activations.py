@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from comparison import Row, show
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,7 +34,7 @@ from ringray.training.degrees import Degrees
 RANKS = 3  # of the ring; rings of more need as much
 C, N, D = 256, 4, 128  # tokens of a block, heads, head dim: h/n as of LLaMA 7B
 S, H = RANKS * C, N * D
-LIKE = {"dtype": torch.bfloat16}
+DTYPE = torch.bfloat16
 ROWS = 32  # of a blockwise MLP, so few that its output is the largest
 KIB = 1 << 10
 
@@ -71,10 +71,10 @@ def largest(work: Callable[[], object]) -> int:
 
 def counted() -> dict[str, int]:
     """Returns the largest tensors of attention and MLP by architecture, of one layer."""
-    x = torch.randn(1, S, H, **LIKE)
-    q, k, v = (torch.randn(1, N, S, D, **LIKE) for _ in range(3))
-    plain, blockwise = GatedMLP(H, 4 * H, None, **LIKE), GatedMLP(H, 4 * H, ROWS, **LIKE)
-    whole: nn.Module = WholeScores(H, N, head_dim=D, **LIKE)
+    x = torch.randn(1, S, H, dtype=DTYPE)
+    q, k, v = (torch.randn(1, N, S, D, dtype=DTYPE) for _ in range(3))
+    plain, blockwise = GatedMLP(H, 4 * H, None, dtype=DTYPE), GatedMLP(H, 4 * H, ROWS, dtype=DTYPE)
+    whole: nn.Module = WholeScores(H, N, head_dim=D, dtype=DTYPE)
     with tempfile.TemporaryDirectory() as folder:
         _join(folder, 0, 1)
         counts = {
@@ -85,7 +85,7 @@ def counted() -> dict[str, int]:
             "rank": largest(lambda: blockwise(x[:, :C])),
         }
         dist.destroy_process_group()
-        mp.spawn(_rank, (folder,), nprocs=RANKS)
+        spawn(_rank, (folder,), nprocs=RANKS)
         counts["ring"] = max(int(path.read_text()) for path in Path(folder).glob("peak*"))
     return counts
 
@@ -99,7 +99,7 @@ def _rank(rank: int, folder: str) -> None:
     """Counts what attention of a rank has alive at its peak."""
     torch.set_num_threads(1)
     _join(folder, rank, RANKS)
-    shards = [torch.randn(1, N, C, D, **LIKE) for _ in range(3)]
+    shards = [torch.randn(1, N, C, D, dtype=DTYPE) for _ in range(3)]
     work = torch.no_grad()(lambda: ringray.ring_attention(*shards, causal=False))
     work()  # what is kept from the first call on is no activation
     peak = sum(x.nbytes for x in shards) + peak_memory(work, torch.device("cpu"))
