@@ -35,6 +35,10 @@ class ClusterError(PlaceError):
     exit_code = 3
 
 
+class ForeignFileError(PlaceError):
+    """Another user may have written a file."""
+
+
 class DamagedStore(PlaceError):
     """The store cannot be read, or only in part."""
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
-from ringray.base.errors import PlaceError, reason_of
+from ringray.base.errors import ForeignFileError, PlaceError, reason_of
 
 FOLDER, FILE = 0o700, 0o600
 _OTHERS, WRITING = 0o077, 0o022  # rights of others: all, to write
@@ -89,29 +89,18 @@ def close(path: Path, rights: int = _OTHERS) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raises PermissionError, in a sentence, if another user than this one and root may have made
+    """Raises ForeignFileError if another user than this one and root may have made
     or may change ``path``, or if it is a link."""
     now = path.lstat()
     if stat.S_ISLNK(now.st_mode):
-        raise PermissionError(f"{path} is a link: put there what it leads to")
+        raise ForeignFileError(f"{path} is a link: put there what it leads to")
     if now.st_uid not in (0, os.geteuid()):
-        raise PermissionError(
+        raise ForeignFileError(
             f"{path} belongs to user {now.st_uid}, expected {os.geteuid()} or root: copy it if you "
             "trust that user"
         )
     if now.st_mode & WRITING:
-        raise PermissionError(f"other users may write to {path}: chmod -R go-w {path}")
-
-
-def check_owner(what: str, path: Path) -> None:
-    """Raises PlaceError if another user than this one and root owns ``path`` or may write to it."""
-    now, wrong = path.stat(), ""
-    if now.st_uid not in (0, os.geteuid()):
-        wrong = f"belongs to user {now.st_uid}, who may have written anything into it"
-    elif now.st_mode & 0o022:
-        wrong = f"can be written by others (mode {stat.S_IMODE(now.st_mode):o}; chmod go-w)"
-    if wrong:
-        raise PlaceError(f"{what} {path} {wrong}; if you trust them, copy it and name the copy")
+        raise ForeignFileError(f"other users may write to {path}: chmod -R go-w {path}")
 
 
 def create(path: Path) -> None:

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.base import private_files
+from ringray.base.errors import ForeignFileError
 from ringray.base.units import memory
 from ringray.comm.ring import connect, timeout_of
 from ringray.training.checkpoint_files import FACTS, METADATA, PART, Planner, Reader, Writer
@@ -97,7 +98,7 @@ class Checkpoints:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return "another training writes there; give each a folder of its own"
-        except OSError as error:
+        except (OSError, ForeignFileError) as error:
             return str(error)
         return None
 
@@ -181,7 +182,7 @@ class Checkpoints:
             try:
                 load(state, storage_reader=reader, planner=Planner(), process_group=self._group)
             except CheckpointException as error:
-                final = PermissionError, CheckpointError
+                final = ForeignFileError, CheckpointError
                 if any(isinstance(first, final) for first, _ in error.failures.values()):
                     raise CheckpointError(f"checkpoint {place}: {_told(error)}") from None
                 damage.append(f"checkpoint {place} is damaged: {_told(error)}")
@@ -208,7 +209,7 @@ def _told(error: BaseException) -> str:
         return f"rank {rank}: {_told(first)}"
     if isinstance(error, UnpicklingError):  # torch tells how to run what the file holds
         return "it holds more than tensors and numbers"
-    kind = "" if isinstance(error, ValueError | PermissionError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, ValueError | ForeignFileError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split())[:300]
 
 

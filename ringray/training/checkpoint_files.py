@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ringray.base import private_files
+from ringray.base.errors import reason_of
 from ringray.training import pickled
 from ringray.training.pickled import Instance
 
@@ -75,8 +76,8 @@ class Reader(filesystem.FileSystemReader):
     """Reads a checkpoint that its files show to be whole, and none but this user or root has made.
 
     ``share``, ``shares``: the part of the digests that this rank compares. ``accept``: gets the
-    facts before anything is loaded, and may raise. What one rank raises all get: PermissionError if
-    others may have written a file, else the checkpoint is damaged.
+    facts before anything is loaded, and may raise. What one rank raises all get: ForeignFileError
+    if others may have written a file, else the checkpoint is damaged.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Reader(filesystem.FileSystemReader):
             parts = state["storage_data"].items()
             metadata.storage_data = dict(_part(index, part, sizes) for index, part in parts)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"{METADATA}: {error}") from None
+            raise ValueError(f"{METADATA}: {reason_of(error)}") from None
         super().set_up_storage_reader(metadata, *args, **options)
 
     def _check(self) -> dict[str, int]:
@@ -164,7 +165,7 @@ def _json(path: Path) -> Facts:
     try:
         return dict(json.loads(_content(path)))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path.name}: {error}") from None
+        raise ValueError(f"{path.name}: {reason_of(error)}") from None
 
 
 def _content(path: Path) -> bytes:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ringray.base.errors import reason_of
+
 # All that torch's checkpoints, and tensors in them, are made of.
 _NAMES = re.compile(
     r"torch(\.distributed\.checkpoint\.(metadata|filesystem))?\.\w+|torch\._utils\._rebuild_\w+|"
@@ -42,7 +44,7 @@ def read(data: bytes) -> Any:
     try:
         return _run(data)
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
-        raise ValueError(f"a damaged pickle ({error})") from None
+        raise ValueError(f"a damaged pickle ({reason_of(error)})") from None
 
 
 def _run(data: bytes) -> Any:

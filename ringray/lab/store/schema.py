@@ -255,7 +255,7 @@ def prepare(path: Path, create: bool, writes: bool = True) -> None:
             if writes:
                 private_files.database(path)
             else:
-                private_files.check_owner("the store", path)
+                private_files.refuse_foreign(path.resolve())
             if not create and path.stat().st_size == 0:
                 raise damaged(path, "the file is empty")
             return

@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (Path.touch, "the file is empty"),
     "nothing-in-it": (lambda path: sqlite3.connect(path).execute("VACUUM"), "the file is empty"),
     "text": (lambda path: path.write_text("no store " * 99), "is not a database"),
-    "open": (_open_to_others, r"can be written by others \(mode 660; chmod go-w\).*copy it"),
+    "open": (_open_to_others, "other users may write to .*chmod -R go-w"),
     "strangers": (_strangers, "belongs to user 4321.*copy it"),
 }
 
