@@ -227,11 +227,13 @@ class Jobs:
                         f"no answer from {self.url} for {LOST_S:.0f} s, where job {job.id} may "
                         f"still run: {error}"
                     ) from error
+                state = "whose log cannot be read"  # and what is known of the job may be old
             else:
                 log.heard = time.monotonic()
                 if job.ended:
                     return job
-            reminder(f"job {job.id} at {self.url}, which is {job.status}")
+                state = f"which is {job.status}"
+            reminder(f"job {job.id} at {self.url}, {state}")
             time.sleep(POLL_S)
 
 

@@ -286,6 +286,21 @@ def test_a_connection_that_breaks_after_a_long_silence_is_made_again(
     assert written == ["a\n"]
 
 
+def test_a_status_is_said_only_if_it_is_that_of_now(
+    server: Server,
+    here: Jobs,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job, _ = submit(here)
+    monkeypatch.setattr(deadline, "SAY_S", 0.0)
+    server.logs = [[OSError("no route")], ["a\n"], ["a\n", ends(server)]]
+    here.follow(job, lambda text: None)
+    broken, closed = capsys.readouterr().err.splitlines()
+    assert f"job {job.id} at {URL}, whose log cannot be read" in broken
+    assert f"job {job.id} at {URL}, which is PENDING" in closed
+
+
 def test_a_job_that_says_nothing_is_asked_for_and_said(
     server: Server,
     here: Jobs,
