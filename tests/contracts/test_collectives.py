@@ -295,9 +295,7 @@ def steps(folder: Path) -> Collective:
         made.step()
         checkpoints.save(1, made.model, made.optimizer, {})
         checkpoints.wait()
-        while_broken(
-            checkpoint.json, "loads", partial(checkpoints.load, made.model, made.optimizer)
-        )
+        while_broken(checkpoint, "complete", partial(checkpoints.load, made.model, made.optimizer))
 
     wrong: Calls = {
         "rank is broken": partial(while_broken, made, "_read", made.step),
