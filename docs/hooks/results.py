@@ -22,13 +22,16 @@ def page() -> str:
     """Writes a table for each file of records, under its hardware."""
     found: dict[str, list[str]] = {}
     for path in sorted(_FOLDER.glob("*.jsonl")):
+        if path.name.startswith("gpu-"):  # of kernels alone
+            continue
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         found.setdefault(_hardware(records[0]), []).append(_sweep(path, records))
     parts = ["# Results by hardware", _SAID]
     for hardware, sweeps in found.items():
         parts += [f"## {hardware}", *sweeps]
     if len(found) == 1:
-        parts.append("No GPU is among them yet.")
+        kernels = "[kernels are measured on one](../kernels.md#measured-on-an-h100)"
+        parts.append(f"No sweep on a GPU is among them yet; {kernels}.")
     return "\n\n".join(parts) + "\n"
 
 
