@@ -12,6 +12,8 @@ import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ringray.lab.tracking.location import MODE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -77,7 +79,7 @@ class Views:
 
     def parent(self) -> None:
         """The parent run: its summary and its figures."""
-        self._go(f"{self._runs}/{self._run_id}")
+        self._go(f"{self._runs}/{self._run_id}?{MODE}")
         self.page.get_by_text("trials ended").first.wait_for()
         self.page.get_by_label("Expand description").click()
         self.page.wait_for_function(
@@ -87,7 +89,7 @@ class Views:
 
     def figure(self, name: str) -> None:
         """One figure among the parent run's artifacts."""
-        self._go(f"{self._runs}/{self._run_id}/artifacts/figures/{name}.png")
+        self._go(f"{self._runs}/{self._run_id}/artifacts/figures/{name}.png?{MODE}")
         self.page.locator("img[src^=blob], img[src*=get-artifact], img[src^=data]").first.wait_for()
         self.page.wait_for_timeout(1000)  # the list of files beside it comes later
 
@@ -118,9 +120,8 @@ class Views:
         self.page.goto("about:blank")  # another fragment alone would not load the page anew
         self.page.goto(address)
         self.page.get_by_role("link", name="Settings").first.wait_for()
-        if not self._tidied:  # MLflow keeps both choices
+        if not self._tidied:  # MLflow keeps the choice
             self._tidied = True
-            self.page.get_by_text("Model training", exact=True).first.click()
             close = self.page.locator("[data-assistant-ui] button[aria-label=Close]")
             if close.count():
                 close.first.click()

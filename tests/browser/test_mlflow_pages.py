@@ -68,9 +68,13 @@ def test_the_parent_run_shows_what_is_fastest_and_the_figures(views: pages.Views
     views.parent()
     page = views.page
     assert page.get_by_text("16 of 16 trials ended: 16 ok").first.is_visible()
-    cells = [text.strip() for text in page.locator("table td").all_text_contents()]
-    assert "2,048 tokens forward" in cells
-    assert "contiguous ring" in cells
+    answer = page.get_by_text("2,048 tokens forward: contiguous ring is the fastest").first
+    assert answer.is_visible()
+    counts = page.get_by_text("16 of 16 trials ended: 16 ok").first
+    above, below = answer.bounding_box(), counts.bounding_box()
+    assert above
+    assert below
+    assert above["y"] < below["y"]
     images = page.locator("img[src*=get-artifact]")
     assert images.count() == 5
     for at in range(5):

@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
-from ringray.base import units
+from ringray.lab.kinds import KINDS
+from ringray.lab.report import verdict
 from ringray.lab.report.figures import TITLES
-from ringray.lab.report.verdict import TOLD, contests
+from ringray.lab.tracking.location import MODE
 from ringray.lab.tracking.mlflow_record import TABLE, run_names
 from ringray.lab.trial.metrics import columns as metric_columns
 from ringray.lab.trial.outcome import STATUSES, SweepRow, Tracked, TrialRow
@@ -34,7 +35,7 @@ def note(
     children: Mapping[str, str],
     figures: Sequence[str],
 ) -> str:
-    """Returns a summary, links, the fastest of each problem, figures and a table of trials.
+    """Returns the answer, counts, links, figures and a table of trials.
 
     ``children``: run ids by trial key; ``figures``: names of those among the run's artifacts.
     """
@@ -42,12 +43,12 @@ def note(
     counts = [(status, sum(trial.status == status for trial in ended)) for status in STATUSES]
     said = ", ".join(f"{count} {status}" for status, count in counts if count) or "none yet"
     title = f"**{_said(sweep.name)}** ({_said(sweep.kind)})"
-    lines = [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
+    lines = _answer(sweep, ended)
+    lines += [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
     if ended:
         lines += ["", _links(ended, place, children, bool(figures))]
     if bare := sum(trial.status == "pruned" and trial.key not in children for trial in ended):
         lines += ["", f"{bare} of the pruned points have no run of their own; `{TABLE}` says why"]
-    lines += _winners(ended)
     if figures:
         lines += ["", *(_image(place.run_id, name) for name in figures)]
     return "\n".join(lines + _table(sweep, trials, ended, len("\n".join(lines))))
@@ -63,7 +64,7 @@ def _links(
     # Sorted by date, MLflow would fold the trials into their parent.
     best = next((name for name in _BEST if any(name in trial.metrics for trial in ended)), "")
     order = quote(f"metrics.`{best}`" if best else "attributes.`run_name`")
-    view = f"searchFilter={only}&orderByKey={order}&orderByAsc=true&workflowType=machine_learning"
+    view = f"searchFilter={only}&orderByKey={order}&orderByAsc=true&{MODE}"
     found = [
         f"[table]({runs}?{view}&compareRunsMode=TABLE)",
         f"[charts]({runs}?{view}&compareRunsMode=CHART)",
@@ -80,30 +81,17 @@ def _links(
             f"[compare {every}](#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)})"
         )
     if report:
-        found.append(f"[report]({runs}/{place.run_id}/artifacts/{REPORT})")
+        found.append(f"[report]({runs}/{place.run_id}/artifacts/{REPORT}?{MODE})")
     return "Trials: " + " · ".join(found) + f"; files: `results.csv`, `{TABLE}`, `plan.json`"
 
 
-def _winners(ended: Sequence[TrialRow]) -> list[str]:
-    """Returns, for each problem that was solved in several ways, the fastest and its lead."""
-    found = contests(ended)
-    compared = any("ratio" in point.metrics for one in found for point in one.points)
-    heads = ["problem", "fastest", "ms", "next", "behind by", *(["ratio"] if compared else [])]
-    lines = []
-    for one in found:
-        if one.second is None:
-            continue
-        metrics, problem = one.first.metrics, _said(one.problem) or "all"
-        fastest, following = (_said(one.names[row.key]) for row in one.points[:2])
-        ms = units.digits(metrics["median_ms"])
-        cells = [problem, f"**{fastest}**", ms, following, one.lead()]
-        if not one.ranking.winner:
-            cells = [problem, "not decided", ms, "", _said(one.ranking.why(one.names))]
-        lines.append(_wide([*cells, *([units.ratio(metrics.get("ratio"))] * compared)]))
-    if not lines:
+def _answer(sweep: SweepRow, ended: Sequence[TrialRow]) -> list[str]:
+    """Returns the answer in words, one line for each problem; MLflow folds what is below them."""
+    if sweep.kind in KINDS and KINDS[sweep.kind].reaches:  # the longest are no fastest
         return []
-    more = [f"\nand {len(lines) - TOLD} more problems"] if len(lines) > TOLD else []
-    return ["", _wide(heads), _row(["---"] * len(heads)), *lines[:TOLD], *more]
+    lines = [_said(line) for line in verdict.lines(ended)]
+    mark = "- " if len(lines) > 1 else ""
+    return [*(mark + line for line in lines), ""] if lines else []
 
 
 def _image(run_id: str, name: str) -> str:
@@ -147,8 +135,3 @@ def _said(text: str) -> str:
 
 def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _wide(cells: Iterable[str]) -> str:
-    """Returns a row with space to the right of its cells; MLflow's style has none."""
-    return _row(f"{cell}&emsp;" for cell in cells)

@@ -19,6 +19,7 @@ from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import has_password, without_credentials
 from ringray.lab.cluster.job_folder import check_lasting
 
+MODE = "workflowType=machine_learning"  # of MLflow's pages; its other mode hides the description
 PROBE_S = 3.0  # seconds; for a server or a locked database to answer
 _DATABASES = ("postgresql", "mysql", "mssql")
 # Variables that MLflow or a database client sends to any server, by scheme.
@@ -165,7 +166,7 @@ def _check_kind(uri: str) -> None:
 def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
     """Returns the address of the sweep's page on the server; of a database the shell command that
     shows it, and in a second line the page to open."""
-    page = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
+    page = f"/#/experiments/{experiment_id}/runs/{run_id}?{MODE}" if run_id else ""
     if is_server(uri):
         return without_credentials(uri).rstrip("/").replace("***@", "", 1) + page
     # A command with *** in it would not work, and a password does not belong on a screen.

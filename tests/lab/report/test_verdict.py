@@ -80,7 +80,7 @@ def test_the_winner_is_the_same_in_text_table_mlflow_and_figures() -> None:
     for one, line in zip(best, text, strict=True):
         name = data.strategy(one, fields)
         assert f"{name} is the fastest" in line
-        assert f"**{name}**" in note
+        assert f"- {line}" in note
     table = tables.results_table(rows, ("partition",), best)
     (column,) = [column for column in table.columns if column.header == "median ms"]
     bold = [str(cell) for cell in column._cells if str(cell.style) == "bold green"]

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from ringray.base.errors import PlaceError
+from ringray.lab.report import verdict
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import description
 from ringray.lab.tracking import location as place
@@ -101,7 +102,7 @@ def test_the_note_fits_one_tag_and_counts_everything(sweep_row: Any) -> None:
     rows = [row(index) for index in range(500)] + [row(500, "oom")]
     note = note_of(sweep_row, rows)
     assert len(note) <= 8000
-    assert note.startswith("**quick** (latency): 501 of 501 trials ended: 500 ok, 1 oom")
+    assert "**quick** (latency): 501 of 501 trials ended: 500 ok, 1 oom" in note.splitlines()
     assert "| contiguous 1024 | ok | 1 | 0.9 | 0.5 |" in note
     assert "more: see `results.csv`" in note
     assert show.summary_metrics(rows)["best_ratio"] == 0.9
@@ -109,26 +110,27 @@ def test_the_note_fits_one_tag_and_counts_everything(sweep_row: Any) -> None:
     assert "none yet" in note_of(sweep_row, [])
 
 
-def test_the_note_names_the_fastest_and_how_sure_that_is(sweep_row: Any) -> None:
-    rows = strategies()  # 2 directions, 2 lengths, 4 strategies
-    lines = note_of(sweep_row, rows).splitlines()
-    lines = [line.replace("&emsp;", "") for line in lines]
-    at = lines.index("| problem | fastest | ms | next | behind by | ratio |")
-    contests = [line for line in lines[at + 2 :] if line.startswith("|")][:4]
-    assert contests[0].startswith(
-        "| 2,048 tokens forward | **contiguous ring** | 10.0 | zigzag ring | 30.0% |"
-    )
-    for line in contests:
-        _, _, fastest, ms, second, behind, ratio, _ = (cell.strip() for cell in line.split("|"))
-        assert fastest.strip("*") != second
-        assert float(ratio) == pytest.approx(float(ms) / 100, abs=0.006)
-        assert behind.endswith("%")
+def test_the_note_begins_with_the_answer_in_the_words_of_the_terminal(sweep_row: Any) -> None:
     near = [drawn_row(0, timed(10.0)), drawn_row(1, timed(10.1), partition="zigzag")]
-    note = note_of(sweep_row, near).replace("&emsp;", "")
-    doubt = "not decided: contiguous and zigzag are within their noise"
-    assert f"| all | not decided | 10.0 |  | {doubt} | 0.10 |" in note
-    alone = note_of(sweep_row, near[:1])
-    assert "fastest" not in alone
+    many = [drawn_row(n, timed(9.0 + n % 2), seq_len=1024 * (1 + n // 2), partition=name)
+            for n, name in enumerate(["contiguous", "zigzag"] * 14)]  # fmt: skip
+    failed = [row(0, "failed"), row(1, "failed")]
+    for rows, begins in (
+        (strategies(), "- 2,048 tokens forward: contiguous ring is the fastest, 10.0 ms"),
+        (many, "- 1,024 tokens: contiguous is the fastest"),
+        (near, "not decided: contiguous and zigzag are within their noise; contiguous takes"),
+        (near[:1], "takes 10.0 ms"),
+        (failed, "none, because no trial ended well"),
+    ):
+        note = note_of(sweep_row, rows)
+        above, title, _ = note.partition(f"**{sweep_row.name}** (")
+        assert above.startswith(begins) or begins in above
+        assert title
+        lines = [line.removeprefix("- ") for line in above.strip().splitlines()]
+        assert lines == verdict.lines(rows)
+    assert note_of(sweep_row, [replace(row(0), status=None)]).startswith("**quick**")
+    longest = replace(sweep_row, kind="max-context")
+    assert note_of(longest, strategies()).startswith("**quick**")
 
 
 def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> None:
@@ -138,7 +140,7 @@ def test_the_note_leads_to_the_trials_and_shows_the_figures(sweep_row: Any) -> N
     assert len(note) <= 8000
     links = dict(re.findall(r"(?<!!)\[([^]]+)\]\((\S+)\)", note))
     assert set(links) == {"table", "charts", "compare all", "report"}
-    assert links["report"] == f"#/experiments/7/runs/{'cd' * 16}/artifacts/report.html"
+    assert links["report"] == f"#/experiments/7/runs/{'cd' * 16}/artifacts/report.html?{place.MODE}"
     page, _, query = links["charts"].partition("?")
     assert page == "#/experiments/7/runs"
     asked = parse_qs(query)
@@ -203,12 +205,12 @@ def test_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A database alone has no place for files, and the working directory is nobody's choice.
     assert place.artifact_root("postgresql://db/mlflow") == f"{tmp_path}/artifacts"
     assert place.ui_command("http://u:p@host:5000/", "1", "r") == (
-        "http://host:5000/#/experiments/1/runs/r"
+        "http://host:5000/#/experiments/1/runs/r?workflowType=machine_learning"
     )
     command = place.ui_command("sqlite:////a b/m.db")
     assert command.endswith("ui --backend-store-uri 'sqlite:////a b/m.db' --host 127.0.0.1")
     assert place.ui_command("sqlite:////m.db", "1", "r").endswith(
-        "--host 127.0.0.1\nthen open http://127.0.0.1:5000/#/experiments/1/runs/r"
+        f"--host 127.0.0.1\nthen open http://127.0.0.1:5000/#/experiments/1/runs/r?{place.MODE}"
     )
     assert "secret" not in place.ui_command("postgresql://me:secret@db/mlflow")
 

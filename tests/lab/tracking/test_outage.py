@@ -183,6 +183,7 @@ def test_a_server_that_goes_away_and_comes_back(
     tracker.wait_ready()
     assert tracker.ui_command == (
         f"{server.uri}/#/experiments/{tracker.place.experiment_id}/runs/{tracker.place.run_id}"
+        "?workflowType=machine_learning"
     )
     for index, trial in enumerate(planned[:20]):
         store.record(DIGEST, trial.key, outcome(index))
