@@ -141,10 +141,53 @@ def test_light_and_dark_differ_and_print_is_light(page: Page) -> None:
     assert found == [light, ["rgb(21, 24, 29)", "rgb(168, 176, 186)"], light]
 
 
-def test_on_a_narrow_screen_only_tables_scroll(page: Page) -> None:
-    page.set_viewport_size({"width": 390, "height": 800})
+MEASURES = """() => ({
+  page: document.documentElement.scrollWidth,
+  texts: [...document.querySelectorAll("figure svg")].map((svg) => Math.min(
+    ...[...svg.querySelectorAll("text")].map((one) => parseFloat(getComputedStyle(one).fontSize)
+      * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))),
+  figures: [...document.querySelectorAll(".chart")].map((one) => one.scrollWidth - one.clientWidth),
+  boxes: [...document.querySelectorAll(".wide")].map((box) => {
+    const row = box.querySelector("tbody tr");
+    const [first, last] = [row.cells[0], row.cells[row.cells.length - 1]];
+    const frame = box.getBoundingClientRect();
+    box.scrollLeft = 1e6;
+    const ends = last.getBoundingClientRect().right - frame.left - box.clientWidth;
+    const [starts, ink] = [first.getBoundingClientRect().left - frame.left,
+                           getComputedStyle(first).backgroundColor];
+    const share = first.offsetWidth / box.clientWidth;
+    const scrolls = box.scrollLeft;
+    box.scrollLeft = 0;
+    const cells = [...box.querySelectorAll("th, td")];
+    const cut = cells.filter((one) => one.scrollWidth > one.offsetWidth);
+    return { ends, starts, ink, share, scrolls, cut: cut.map((one) => one.textContent) };
+  }),
+})"""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_cut_or_too_small_at_any_width(page: Page, address: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 860})
+    page.goto(address)
     drawn(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    # Charts that the first drawing shows to be too wide are drawn again.
+    page.wait_for_function(
+        "[...document.querySelectorAll('.chart')].slice(0, -1)"
+        ".every((one) => one.scrollWidth <= one.clientWidth)"
+    )
+    found = page.evaluate(MEASURES)
+    assert found["page"] <= width
+    assert min(found["texts"]) >= 10.5
+    if width == 1280:
+        assert not any(found["figures"])
+        assert not any(box["scrolls"] for box in found["boxes"])
+    assert len(found["boxes"]) == 2
+    for box in found["boxes"]:
+        assert abs(box["starts"]) <= 1, "the first column stays"
+        assert box["ends"] <= 1, "the last column can be reached"
+        assert box["ink"] == "rgb(255, 255, 255)", "others pass below it"
+        assert box["share"] < 0.5
+        assert box["cut"] == []
     page.set_viewport_size({"width": 1280, "height": 860})
 
 

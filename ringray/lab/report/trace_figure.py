@@ -126,13 +126,14 @@ def chart(bars: Sequence[Bar], caption: str = "") -> style.Chart:
         tooltip=alt.Tooltip("title:N", title=" "),
     )  # fmt: skip
     ink = alt.condition("datum.pale", alt.value(style.INK), alt.value(colour("paper")))
-    texts = alt.Chart().transform_filter("datum.label").mark_text(fontSize=10, aria=False)
+    texts = alt.Chart().transform_filter("datum.label").mark_text(fontSize=11, aria=False)
     texts = texts.encode(x="middle:Q", y="centre:Q", text="label:N", color=ink)
     panel = style.panel(records, rectangles, texts)
     lines = textwrap.wrap(caption, round(_WIDTH / 5.5))
     below = alt.TitleParams(lines, orient="bottom", fontSize=12, fontWeight="normal",
                             color=style.PALE)  # fmt: skip
-    return style.figure([panel.properties(width=_WIDTH, height=bottom)], below)
+    drawn = style.figure([panel.properties(width=_WIDTH, height=bottom)], below)
+    return drawn.properties(usermeta={"fixed": True})  # its labels fit this width
 
 
 def _record(bar: Bar, top: float, room: float) -> dict[str, Any]:

@@ -58,7 +58,7 @@ _CONFIG: dict[str, Any] = {
         "symbolOpacity": 1,
         "columnPadding": 18,
     },
-    "text": {"color": INK, "fontSize": 10},
+    "text": {"color": INK, "fontSize": _TEXT},
     "concat": {"spacing": 28},
 }  # fmt: skip
 
@@ -191,7 +191,7 @@ def heat(
     base = alt.Chart().encode(x=x, y=y)
     cells = base.mark_rect(stroke=colour("paper")).encode(color=shade, tooltip=tooltip)
     ink = alt.condition("datum.dark", alt.value("#ffffff"), alt.value("#1a1a1a"))
-    texts = base.mark_text(fontSize=9, lineBreak="\n")
+    texts = base.mark_text(lineBreak="\n")
     return panel(records, cells, texts.encode(text="text:N", color=ink), title=title)
 
 
