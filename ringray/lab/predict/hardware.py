@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from ringray.base.errors import UserError, reason_of, unknown
 from ringray_kernels.dtypes import DTYPES
@@ -213,12 +214,56 @@ def table() -> dict[str, Hardware]:
 def read_entries(path: Path) -> dict[str, Hardware]:
     """Reads a file of entries; raises UserError that names the field that is wrong."""
     try:
-        read = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError) as error:
+        text = path.read_bytes()
+        read = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"hardware: {path} cannot be read: {reason_of(error)}") from error
     if not isinstance(read, dict) or not read:
         raise UserError(f"hardware: {path} holds no entries, expected NAME: {{title: ...}}")
-    return {str(name): entry(fields, f"{path}: {name}") for name, fields in read.items()}
+    entries = {}
+    for name, fields in read.items():
+        try:
+            entries[str(name)] = Hardware.model_validate(fields)
+        except ValidationError as error:
+            document = yaml.compose(text, yaml.SafeLoader)
+            lines = (
+                f"{path}:{_line(document, (name, *one['loc']))}: "
+                f"{'.'.join(map(str, (name, *one['loc'])))}: {_explained(one)}"
+                for one in error.errors()
+            )
+            raise UserError("\n".join(lines)) from None
+    return entries
+
+
+def _line(node: yaml.Node | None, where: tuple[Any, ...]) -> int:
+    """Returns the line of a field, or of the innermost one around it that is written."""
+    line = node.start_mark.line if node else 0
+    for part in where:
+        if isinstance(node, yaml.MappingNode):
+            pairs = ((key, value) for key, value in node.value if key.value == str(part))
+            key, node = next(pairs, (None, node))
+            if key is None:
+                break
+            line = key.start_mark.line
+        elif isinstance(node, yaml.SequenceNode):
+            node = node.value[part]
+            line = node.start_mark.line
+    return line + 1
+
+
+def _explained(error: ErrorDetails) -> str:
+    """Returns what was read, what is expected, and the nearest name."""
+    *around, last = error["loc"] or ("",)
+    if error["type"] in ("extra_forbidden", "string_pattern_mismatch"):
+        sections: dict[Any, type[BaseModel]] = {"inner": Link, "outer": Link, "attention": Curve}
+        section = sections.get((*around, "")[0], Hardware)
+        dtype = error["type"] == "string_pattern_mismatch"
+        names = [*DTYPES, "float8"] if dtype else [*section.model_fields]
+        return unknown("dtype" if dtype else "field", error["input"] if dtype else last, names)
+    if error["type"] == "missing":
+        return "missing, expected a value"
+    expected = error["msg"].replace("Input should be", "expected").removeprefix("Value error, ")
+    return expected if error["type"] == "value_error" else f"got {error['input']!r:.60}, {expected}"
 
 
 def entry(fields: Any, where: str) -> Hardware:
@@ -231,7 +276,7 @@ def entry(fields: Any, where: str) -> Hardware:
         return Hardware.model_validate(fields)
     except ValidationError as error:
         wrong = (
-            f"{where}: {'.'.join(map(str, one['loc']))}: got {one['input']!r:.60}, {one['msg']}"
+            f"{where}: {'.'.join(map(str, one['loc']))}: {_explained(one)}"
             for one in error.errors()
         )
         raise UserError("\n".join(wrong)) from None

@@ -2,9 +2,11 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 
+from ringray.base.errors import UserError
 from ringray.lab.predict import hardware
 
 DEVICES = ("a100", "h100", "h800", "h200", "b200", "mi300x", "l40s", "tpu-v3", "tpu-v4", "tpu-v5e")
@@ -62,3 +64,57 @@ def test_a_link_counts_one_way() -> None:
     one_way = {"a100": 300e9, "h100": 450e9, "h800": 200e9, "h200": 450e9, "b200": 900e9}
     for name, nominal in one_way.items():
         assert 0.7 * nominal <= hardware.table()[name].inner.bandwidth <= nominal
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("title: mine", "titel: mine", 2, "mine.titel: field: got 'titel', expected one of title,"),
+        ("title: mine", "titel: mine", 2, "did you mean 'title'?"),
+        ("title: mine", "titel: mine", 1, "mine.title: missing, expected a value"),
+        (
+            "memory: 8.0e+10",
+            "memory: 80 GB",
+            3,
+            "mine.memory: got '80 GB', expected a valid number",
+        ),
+        ("memory: 8.0e+10", "memory: -1", 3, "mine.memory: got -1, expected greater than 0"),
+        ("peak: {float32: 1.0e+14}", "peak: {float23: 1.0e+14}", 5, "did you mean 'float32'?"),
+        ("    bandwidth: 1.0e+11", "    bandwith: 1.0e+11", 8, "did you mean 'bandwidth'?"),
+        ("head_dim: 64", "head_dim: many", 15, "mine.attention.0.head_dim: got 'many', expected"),
+        ("head_dim: 64", "headdim: 64", 15, "did you mean 'head_dim'?"),
+        ("{1024: 1.0e+13}", "{1024: 1.0e+30}", 1, "far beyond the peak; both are FLOP/s"),
+    ],
+)
+def test_a_wrong_file_is_told_by_line_and_field(
+    tmp_path: Path, old: str, new: str, line: int, message: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINE)
+    assert hardware.read_entries(path)["mine"].ranks_per_node == 8
+    assert MINE.count(old) == 1
+    path.write_text(MINE.replace(old, new))
+    with pytest.raises(UserError) as caught:
+        hardware.parse_fleet(f"{path}:2x4")
+    lines = [one for one in str(caught.value).splitlines() if one.startswith(f"{path}:{line}: ")]
+    assert any(message in one for one in lines), str(caught.value)
+
+
+MINE = """mine:
+  title: mine
+  memory: 8.0e+10
+  memory_bandwidth: 1.0e+12
+  peak: {float32: 1.0e+14}
+  ranks_per_node: 8
+  inner:
+    bandwidth: 1.0e+11
+    latency: 1.0e-6
+  outer: {bandwidth: 1.0e+10, latency: 1.0e-5}
+  products: 0.7
+  attention:
+  - dtype: float32
+    causal: false
+    head_dim: 64
+    direction: forward
+    rates: {1024: 1.0e+13}
+"""
