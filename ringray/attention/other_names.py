@@ -28,6 +28,7 @@ _OTHER_NAMES = {
     "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
     "attn_mask": "causal, window, chunk, prefix, global_tokens, cu_seqlens or seq_len: there are "
     "no other masks", "global_attention_mask": "global_tokens (the first positions)",
+    "token_type_ids": "prefix (the length of what all tokens see)",
     "enable_gqa": "nothing: K/V heads are shared wherever there are fewer; leave it out",
     "dropout": "dropout_p", "dropout_rate": "dropout_p", "attention_dropout": "dropout_p",
     "deterministic": "nothing: results are always bitwise repeatable; leave it out",
