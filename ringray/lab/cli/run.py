@@ -24,7 +24,7 @@ from ringray.lab.cli.results import print_answer, print_page, print_trials, say,
 from ringray.lab.cli.store import open_store
 from ringray.lab.driver import schedule
 from ringray.lab.driver.observer import Summary
-from ringray.lab.driver.studies import entries, results
+from ringray.lab.driver.studies import entries, load_of, results
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.report import studies, tables, words
@@ -33,6 +33,7 @@ from ringray.lab.search import METHODS
 from ringray.lab.spec import model as specs
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location, tracker
+from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import UNKNOWN, SweepRow, TrialRow
 from ringray.tuning import table as tuned
@@ -113,16 +114,25 @@ def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     if code == 130:
         return code
     trials = store.trials(plan.digest)
-    found = entries(plan, trials)
-    screen = _screen(arguments)
-    if not found and any(study.default for study in results(plan, trials)):
-        print("tuned:  nothing, because no point beats the default beyond the spread", file=screen)
-        return code
-    if not found:
-        print("tuned:  nothing, because no point could be measured", file=screen)
-        return code or 1
-    path = tuned.add(found)
-    print(f"tuned:  {units.plural(len(found), 'choice')} in {path}", file=screen)
+    cores = provenance.hardware()["cores"]
+    choices, compared = entries(plan, trials, cores), results(plan, trials)
+    by_key = {row.key: row for row in trials}
+    loads = [load_of(plan, study, by_key, cores) or 0 for study in compared if study.better]
+    lines = []
+    if choices:
+        lines.append(f"{units.plural(len(choices), 'choice')} in {tuned.add(choices)}")
+    if busy := [load for load in loads if load > BUSY]:
+        lines.append(
+            f"nothing for {units.plural(len(busy), 'problem')}, because other processes used "
+            f"{max(busy):.0%} of {units.plural(cores, 'core')} while it was measured: measure "
+            "again when the machine is idle"
+        )
+    elif not choices and any(study.default for study in compared):
+        lines.append("nothing, because no point beats the default beyond the spread")
+    elif not choices:
+        lines.append("nothing, because no point could be measured")
+        code = code or 1
+    print(*(f"tuned:  {line}" for line in lines), sep="\n", file=_screen(arguments))
     return code
 
 

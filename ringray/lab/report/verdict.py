@@ -15,14 +15,13 @@ from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
 from ringray.lab.report.figures import data
 from ringray.lab.report.replicas import by_problem, groups
+from ringray.lab.trial.machine_load import BUSY, foreign_share
 from ringray.lab.trial.metrics import prediction_errors
 from ringray.lab.trial.outcome import TrialRow
 from ringray.lab.trial.ranking import WRONG, RankedPoint, Ranking, rank
 
 TOLD = 12  # problems that are told one by one
 _DRIFT = 1.25  # times the shortest time of the baseline, from which its drift is told
-_BUSY = 0.15  # share of a host's cores that other processes may use
-_LONG_S = 0.5  # time of a trial whose load can be told: hosts count their time in steps of 10 ms
 
 
 class Contest(NamedTuple):
@@ -132,19 +131,17 @@ def _line(found: Contest) -> str:
 def busy(rows: Iterable[TrialRow], cores: int) -> str | None:
     """Writes how much other processes disturbed the trials, which ran on hosts of ``cores``; None
     if they hardly did, or if that is not known."""
-    shares = []
-    for row in rows:
-        host, own = (row.metrics.get(name) for name in ("host_cpu_percent", "cpu_percent"))
-        took = (row.ended or 0) - (row.started or 0)
-        if cores and host is not None and own is not None and took >= _LONG_S:
-            shares.append((host - own * row.config["ring_size"] / cores) / 100)
-    disturbed = [share for share in shares if share > _BUSY]
+    loads = [(foreign_share([row], row.config["ring_size"], cores), row) for row in rows]
+    shares = [share for share, _ in loads if share is not None]
+    disturbed = [share for share in shares if share > BUSY]
     if not disturbed:
         return None
     trials = f"{len(disturbed):,} of {units.plural(len(shares), 'trial')}"
+    nice = max(row.metrics.get("niceness", 0.0) for _, row in loads)
+    behind = f"ranks run at nice {nice:.0f}, so load at nice 0 takes precedence; " * (nice > 0)
     return (
         f"other processes used {median(disturbed):.0%} of {units.plural(cores, 'core')} in {trials}"
-        f" (at most {max(disturbed):.0%}): measure again when the machine is idle"
+        f" (at most {max(disturbed):.0%}): {behind}measure again when the machine is idle"
     )
 
 

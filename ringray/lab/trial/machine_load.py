@@ -12,12 +12,19 @@ their metrics are left out.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ringray.lab.trial.outcome import TrialRow
+
+BUSY = 0.15  # share of a host's cores that other processes may use
+_LONG_S = 0.5  # time of trials whose load can be told: hosts count their time in steps of 10 ms
 
 
 class Load(NamedTuple):
@@ -33,6 +40,7 @@ LOADS: dict[str, Load] = {
     "cpu_percent": Load("%", mean),  # of one core, by the rank
     "host_cpu_percent": Load("%", max),  # of all cores, by every process on the host
     "rss_bytes": Load("bytes", max),  # resident memory of the rank's process
+    "niceness": Load("", max),  # of the rank; Ray starts its workers with 15
     # Share of the last moments in which a kernel ran.
     "gpu_percent": Load("%", mean, lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
     "gpu_power_watts": Load("W", mean),  # mean over the trial
@@ -79,6 +87,7 @@ class Watch:
             "cpu_percent": (time.process_time() - self._cpu) / wall * 100,
             "host_cpu_percent": psutil.cpu_percent(),
             "rss_bytes": float(self._process.memory_info().rss),
+            "niceness": float(os.nice(0)),
         }
         if self._gpu is not None:
             energy = self._gpu.millijoules()
@@ -86,6 +95,19 @@ class Watch:
                 found["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
             found |= self._gpu.now()
         return found
+
+
+def foreign_share(rows: Iterable[TrialRow], ranks: int, cores: int) -> float | None:
+    """Returns the share of a host's ``cores`` that processes other than the ``ranks`` used while
+    the trials ran; None if these were short, or their load is not known."""
+    used = seconds = 0.0
+    for row in rows:
+        host, own = (row.metrics.get(name) for name in ("host_cpu_percent", "cpu_percent"))
+        if cores and host is not None and own is not None:
+            took = (row.ended or 0) - (row.started or 0)
+            used += (host - own * ranks / cores) / 100 * took
+            seconds += took
+    return used / seconds if seconds >= _LONG_S else None
 
 
 class _Gpu:

@@ -153,8 +153,8 @@ def rank(points: Iterable[RankedPoint], metric: str = "median_ms") -> Ranking:
     paired = len(set(bases.values())) == 1 and all(
         one.metrics.get("ratio", 0) > 0 for point in among for one in point.replicas
     )
-    paired &= _timed(metric) and None not in bases.values()
-    slowed = _slowed(among, bases) if _timed(metric) else {}
+    paired &= timed(metric) and None not in bases.values()
+    slowed = _slowed(among, bases) if timed(metric) else {}
     decisive = METRICS["ratio" if paired else metric]
     between, reaction = _between(among, decisive), REACTION if paired else 1.0
     values = {
@@ -176,7 +176,8 @@ def rank(points: Iterable[RankedPoint], metric: str = "median_ms") -> Ranking:
     return Ranking(keys, values, paired, drift, rivals, undecided)
 
 
-def _timed(metric: str) -> bool:
+def timed(metric: str) -> bool:
+    """Tells whether a metric depends on the load of the machine."""
     return METRICS[metric].predicted == "time_ms" or metric == "ratio"
 
 

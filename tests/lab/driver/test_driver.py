@@ -34,6 +34,7 @@ TIMED = {
     "cpu_percent",
     "host_cpu_percent",
     "rss_bytes",
+    "niceness",
 }
 COMPARED = {"prediction_ratio", "prediction_memory_ratio"}  # fmt: skip
 

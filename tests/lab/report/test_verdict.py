@@ -118,6 +118,8 @@ def test_a_busy_host_is_told(host: float, said: str | None) -> None:
     metrics = timed(9.0) | {"host_cpu_percent": host, "cpu_percent": 150.0}
     one = row(0, metrics, ring_size=2)
     assert str(verdict.busy([one], 4)).startswith(str(said))
+    nice = verdict.busy([replace(one, metrics=metrics | {"niceness": 15.0})], 4) or ""
+    assert ("so load at nice 0 takes precedence" in nice) == (said is not None)
     short = replace(one, started=1.0, ended=1.1)
     assert verdict.busy([short], 4) is None
     assert verdict.busy([one], 0) is None

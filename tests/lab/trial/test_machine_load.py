@@ -48,7 +48,7 @@ def test_cpu_time_is_told_from_waiting(clock: list[float]) -> None:
 
 def test_a_short_trial_has_the_same_metrics_as_a_long_one() -> None:
     found = Watch().stop()
-    assert set(found) == {"cpu_percent", "host_cpu_percent", "rss_bytes"}
+    assert set(found) == {"cpu_percent", "host_cpu_percent", "rss_bytes", "niceness"}
     assert 0 <= found["host_cpu_percent"] <= 100
 
 
@@ -111,7 +111,7 @@ def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch, clock: list
 def test_without_nvml_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(machine_load, "_gpu", cache(machine_load._gpu.__wrapped__))
-    assert set(Watch("GPU-1").stop()) == {"cpu_percent", "host_cpu_percent", "rss_bytes"}
+    assert not [name for name in Watch("GPU-1").stop() if name.startswith("gpu")]
 
 
 def test_ranks_become_one() -> None:
