@@ -37,7 +37,7 @@ def _limits(controller: str, count: int, v2: str, *v1: str) -> Iterator[list[flo
         for root in (ROOT / controllers, ROOT / (controller if controllers else "unified")):
             # A container may see its own group as the root, under a path that is the host's.
             inner = root / path.lstrip("/")
-            for group in (one for one in (inner, *inner.parents) if one.is_relative_to(root)):
+            for group in (x for x in (inner, *inner.parents) if x.is_relative_to(root)):
                 with suppress(OSError, ValueError):
                     words = [word for name in names for word in (group / name).read_text().split()]
                     numbers = [math.inf if word == "max" else float(word) for word in words]

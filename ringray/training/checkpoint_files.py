@@ -49,7 +49,7 @@ class Writer(filesystem.FileSystemWriter):
     ) -> Future[list[WriteResult]]:
         """Writes the files of this rank."""
         results = _Written(super().write_data(plan, planner).wait())
-        names = {one.storage_data.relative_path for one in results}
+        names = {written.storage_data.relative_path for written in results}
         results.files = {name: _digest(Path(self.path) / name) for name in names}
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -201,8 +201,8 @@ def _part(
         raise ValueError("it names a file that is not of this checkpoint")
     if not 0 <= start <= start + length <= sizes[file]:
         raise ValueError(f"{file} ends before {name}")
-    at = stored.MetadataIndex(name, offset and _size(offset))
-    return at, filesystem._StorageInfo(file, start, length)
+    place = stored.MetadataIndex(name, offset and _size(offset))
+    return place, filesystem._StorageInfo(file, start, length)
 
 
 def _refuse_unsafe(data: bytes) -> None:

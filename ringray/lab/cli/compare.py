@@ -48,7 +48,7 @@ def compare(arguments: argparse.Namespace) -> int:
         raise UserError(f"--json and --html are both {arguments.json}; name two files")
     a, b = (side(given, arguments.store) for given in (arguments.a, arguments.b))
     found = compared(a, b, arguments.metric, above or MARGIN)
-    failure = "" if above is None else views.failure(found, above)
+    failure = views.failure(found, above)
     for option, name in outputs.items():
         page = option == "--html"
         text = views.html(found, above) if page else json.dumps(views.record(found, above)) + "\n"
@@ -66,7 +66,7 @@ def compare(arguments: argparse.Namespace) -> int:
         say(console, views.LEGEND, "", *(f"answer: {line}" for line in views.answer(found)))
         if failure:
             say(console, f"regression: {failure}")
-        if above is not None and (doubt := views.doubt(found, above)):
+        if doubt := views.doubt(found, above):
             say(console, doubt)
     return 1 if failure else 0
 

@@ -23,15 +23,15 @@ _WAY_OUT = "name another file"
 
 def check_outputs(options: Sequence[Option], arguments: argparse.Namespace) -> None:
     """Checks all outputs of a command before it starts; raises UserError."""
-    outputs = [one for one in options if isinstance(one, Output)]
-    arguments.outputs = [one.dest for one in outputs]
-    for one in outputs:
-        if (given := getattr(arguments, one.dest)) is not None:
-            check_file(one.names[0], given, arguments, folder=one.folder, new=one.new)
+    outputs = [option for option in options if isinstance(option, Output)]
+    arguments.outputs = [output.dest for output in outputs]
+    for output in outputs:
+        if (name := getattr(arguments, output.dest)) is not None:
+            check_file(output.names[0], name, arguments, folder=output.folder, new=output.new)
 
 
 def check_file(
-    option: str, given: str, arguments: argparse.Namespace, *inputs: Path | None,
+    option: str, name: str, arguments: argparse.Namespace, *inputs: Path | None,
     folder: bool = False, new: bool = False, binary: bool = False,
 ) -> None:  # fmt: skip
     """Checks a file for output before anything is written to it; "-" is stdout.
@@ -44,10 +44,12 @@ def check_file(
         UserError: it is a link, an input or beside one, a file that ringray keeps, no file, holds
             something binary, or would not outlast the job that this process is.
     """
-    if given != "-" and (wrong := _wrong(Path(given), arguments, inputs, folder, new, binary)):
-        raise UserError(f"{option} {given}: {wrong}")
-    if given != "-" and not deadline.is_stream(Path(given)):
-        check_lasting(option, Path(given))
+    if name == "-":
+        return
+    if wrong := _wrong(Path(name), arguments, inputs, folder, new, binary):
+        raise UserError(f"{option} {name}: {wrong}")
+    if not deadline.is_stream(Path(name)):
+        check_lasting(option, Path(name))
 
 
 def _wrong(
@@ -64,8 +66,8 @@ def _wrong(
     if deadline.is_stream(path):
         return None
     place, home = path.resolve(), private_files.home().resolve()
-    for one in (*inputs, *_inputs(arguments), home / "store.db", home / "mlflow.db"):
-        if one is not None and _is_of(place, one.resolve()):
+    for source in (*inputs, *_inputs(arguments), home / "store.db", home / "mlflow.db"):
+        if source is not None and _is_of(place, source.resolve()):
             return f"would replace {place}, which is an input or beside one; {_WAY_OUT}"
     if any(place.is_relative_to(home / name) for name in _FOLDERS):
         return f"lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
@@ -84,10 +86,10 @@ def _wrong(
 
 def _is_of(path: Path, database: Path) -> bool:
     """Tells whether a file is another one, perhaps a database, or one of its companions."""
-    known = [database.with_name(database.name + ending) for ending in _ENDINGS]
-    same = path.exists() and any(one.exists() and path.samefile(one) for one in known)
+    files = [database.with_name(database.name + ending) for ending in _ENDINGS]
+    same = path.exists() and any(file.exists() and path.samefile(file) for file in files)
     near = path.parent == database.parent and path.name.startswith(f".{database.name}.")
-    return same or near or path in known
+    return same or near or path in files
 
 
 def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
@@ -96,7 +98,7 @@ def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
         if name in (*getattr(arguments, "outputs", ()), "sweep", "sweeps"):
             continue
         texts = value if isinstance(value, list) else [value]
-        yield from (one for text in texts if isinstance(text, str) for one in named_files(text))
+        yield from (file for text in texts if isinstance(text, str) for file in named_files(text))
         if name == "spec" and os.path.isfile(value):  # noqa: PTH113  it never raises
             yield from named_files(Path(value).read_text(encoding="utf-8", errors="replace"))
 
@@ -106,6 +108,6 @@ def named_files(text: str) -> Iterator[Path]:
     bare = re.sub(r"(?m)(^|\s)#.*", "", text)  # no comments
     for word in (text, *re.findall(r"'[^']*'|\"[^\"]*\"|[^\s,'\"[\]{}]+", bare)):
         word = word.strip("'\"")
-        for one in {word, word.rpartition(":")[0], *re.split("[:=]", word)}:
-            if one and os.path.isfile(one):  # noqa: PTH113  it never raises
-                yield Path(one)
+        for name in {word, word.rpartition(":")[0], *re.split("[:=]", word)}:
+            if name and os.path.isfile(name):  # noqa: PTH113  it never raises
+                yield Path(name)

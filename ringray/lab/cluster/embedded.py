@@ -205,15 +205,15 @@ class Servers:
         with contextlib.suppress(OSError, shutil.Error, PlaceError):
             home = private_files.folder(private_files.create_home() / "logs")
             for log in self._logs():
-                kept = home / time.strftime(f"ray-%Y%m%d-%H%M%S-{os.getpid()}")
-                shutil.copytree(log, kept, symlinks=True, dirs_exist_ok=True)
+                copy = home / time.strftime(f"ray-%Y%m%d-%H%M%S-{os.getpid()}")
+                shutil.copytree(log, copy, symlinks=True, dirs_exist_ok=True)
                 for old in sorted(home.glob("ray-*"))[:-LOGS]:
                     shutil.rmtree(old, ignore_errors=True)
-                return f"; Ray's logs are in {kept}"
+                return f"; Ray's logs are in {copy}"
         return ""
 
     def _logs(self) -> list[Path]:
-        return [one / "logs" for one in self._sessions() if one not in self._earlier]
+        return [place / "logs" for place in self._sessions() if place not in self._earlier]
 
     def _sessions(self) -> list[Path]:
         return sorted(self.root.glob(f"session_*_{os.getpid()}"))

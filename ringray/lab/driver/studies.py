@@ -160,7 +160,7 @@ def load_of(
     ended = {key: rows[key] for key in points if key in rows and rows[key].status == "ok"}
     loads = [foreign_share(ended.values(), ranks, cores)]
     for chosen in (study.best, study.default):
-        replicas = [row for key, row in ended.items() if chosen and points[key] == points[chosen]]
+        replicas = [row for key, row in ended.items() if points[key] == points.get(chosen or "")]
         loads.append(foreign_share(replicas, ranks, cores))
     return max((load for load in loads if load is not None), default=None)
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Verdict = Literal[
     "faster", "slower", "better", "worse", "equal", "not decided", "lost", "gained", "absent"
 ]
-WORSE: tuple[Verdict, ...] = ("slower", "worse")
 MARGIN = 0.05  # changes up to this share are equal, unless another limit is asked for
 # Fields of a config that say how it is measured.
 _MEASURING = ("warmup", "repeats", "seed", "budget", "checkpoints", "save_every")
@@ -93,8 +92,8 @@ class Comparison:
         """Returns the points that are worse by more than the share ``above`` whatever the noise, or
         that have no value any more."""
         return [
-            one for one in self.points
-            if one.verdict == "lost" or (one.surely and self._worse(one.surely)[0] > above)
+            point for point in self.points
+            if point.verdict == "lost" or (point.surely and self._worse(point.surely)[0] > above)
         ]  # fmt: skip
 
     def regressed(self, above: float) -> bool:
@@ -103,8 +102,8 @@ class Comparison:
 
     def doubtful(self, above: float) -> list[PointChange]:
         """Returns the points whose intervals hold both sides of ``above``."""
-        found = [(one, self._worse(one.surely)) for one in self.points if one.surely]
-        return [one for one, (low, high) in found if low <= above < high]
+        ends = [(point, self._worse(point.surely)) for point in self.points if point.surely]
+        return [point for point, (low, high) in ends if low <= above < high]
 
     def _worse(self, change: Interval) -> tuple[float, float]:
         ends = [worsening(end, self.metric) for end in (change.low, change.high)]
@@ -149,8 +148,8 @@ def compare(
     ]
     overall = noise.overall()
     only: list[list[Mapping[str, Any]]] = [
-        [one[0].config for key, one in ours.items()
-         if key not in theirs and any(row.status == "ok" for row in one)]
+        [same_point[0].config for key, same_point in ours.items()
+         if key not in theirs and any(row.status == "ok" for row in same_point)]
         for ours, theirs in (sides, sides[::-1])
     ]  # fmt: skip
     same = len(set(map(_measurement, a.rows)) & set(map(_measurement, b.rows)))

@@ -37,9 +37,9 @@ def answer(found: Comparison) -> list[str]:
     said = [f"{lead}: {change}, the median change of {plural(compared, 'point')}"]
     counts = [(one, sum(point.verdict == one for point in found.points)) for one in _STYLES]
     said.append("points: " + " · ".join(f"{count:,} {one}" for one, count in counts if count))
-    for side, more in zip("AB", found.only, strict=True):
-        if more:
-            said.append(f"{plural(len(more), 'point')} in {side} only: {_names(found, more)}")
+    for side, only in zip("AB", found.only, strict=True):
+        if only:
+            said.append(f"{plural(len(only), 'point')} in {side} only: {_names(found, only)}")
     if found.same:
         which = "all measurements of A" if found.same == len(found.a.rows) else (
             f"{found.same:,} of {plural(len(found.a.rows), 'measurement')} of A"
@@ -54,38 +54,39 @@ def answer(found: Comparison) -> list[str]:
     return said
 
 
-def failure(found: Comparison, above: float) -> str:
+def failure(found: Comparison, above: float | None) -> str:
     """Writes which regressions are beyond the share ``above`` whatever the noise, and which points
-    B lacks; "" if there is none."""
-    worse = found.regressions(above)
-    lost = sum(one.verdict == "lost" for one in worse)
-    said = [f"B as a whole is {found.verdict} by more than {above * 100:g}%"] * found.regressed(
-        above
-    )
+    B lacks; "" if there is none, or no limit."""
+    if above is None:
+        return ""
+    beyond, worse, phrases = f"by more than {above * 100:g}%", found.regressions(above), []
+    if found.regressed(above):
+        phrases.append(f"B as a whole is {found.verdict} {beyond}")
+    lost = sum(point.verdict == "lost" for point in worse)
     if len(worse) > lost:
-        beyond = f"worse by more than {above * 100:g}% and the noise"
-        said.append(f"{plural(len(worse) - lost, 'point')} {beyond}")
+        phrases.append(f"{plural(len(worse) - lost, 'point')} worse {beyond} and the noise")
     if lost:
-        said.append(f"{plural(lost, 'point')} without a result in B")
+        phrases.append(f"{plural(lost, 'point')} without a result in B")
     if missing := found.only[0]:
-        said.append(f"{plural(len(missing), 'point')} of A that B lacks: {_names(found, missing)}")
-    return "; ".join(said)
+        lacks = f"{plural(len(missing), 'point')} of A that B lacks"
+        phrases.append(f"{lacks}: {_names(found, missing)}")
+    return "; ".join(phrases)
 
 
-def doubt(found: Comparison, above: float) -> str:
+def doubt(found: Comparison, above: float | None) -> str:
     """Writes how many points may be worse by more than ``above``, or not; "" if none."""
-    if not (points := found.doubtful(above)):
+    if above is None or not (points := found.doubtful(above)):
         return ""
     many = f"{plural(len(points), 'point')} may be worse by more than {above * 100:g}%"
-    return f"not decided: {many}, or not: {_names(found, [one.config for one in points])}"
+    return f"not decided: {many}, or not: {_names(found, [point.config for point in points])}"
 
 
 def _names(found: Comparison, configs: Sequence[Mapping[str, Any]]) -> str:
     """Writes the first points by the fields in which points differ."""
-    every = [*(one.config for one in found.points), *found.only[0], *found.only[1]]
+    every = [*(point.config for point in found.points), *found.only[0], *found.only[1]]
     fields = words.varying(every)
-    said = [words.label(one, fields) or "the only point" for one in configs[:_NAMED]]
-    return ", ".join(said) + (f" and {len(configs) - _NAMED} more" * (len(configs) > _NAMED))
+    names = [words.label(config, fields) or "the only point" for config in configs[:_NAMED]]
+    return ", ".join(names) + (f" and {len(configs) - _NAMED} more" * (len(configs) > _NAMED))
 
 
 def origin(side: ComparedSide) -> str:
@@ -163,12 +164,12 @@ def record(found: Comparison, above: float | None) -> dict[str, Any]:
         "overall": change(found.overall),
         "same": found.same,
         "fail_above": above,
-        "failure": (failure(found, above) or None) if above is not None else None,
+        "failure": failure(found, above) or None,
         "noise_assumed": found.assumed,
         "changes": [one._asdict() for one in found.changes],
         "only": dict(zip("ab", map(len, found.only), strict=True)),
         "missing": found.only[0],
-        "doubt": (doubt(found, above) or None) if above is not None else None,
+        "doubt": doubt(found, above) or None,
         "points": [
             {
                 "config": one.config, "a": one.a, "b": one.b, "replicas": one.replicas,
@@ -181,10 +182,9 @@ def record(found: Comparison, above: float | None) -> dict[str, Any]:
 
 def html(found: Comparison, above: float | None) -> str:
     """Returns the page of ``--html``."""
-    said, failed = answer(found), "" if above is None else failure(found, above)
+    said, failed, doubtful = answer(found), failure(found, above), doubt(found, above)
     blocks: list[Any] = [page.Text(said[0], _TONES.get(_STYLES[found.verdict], ""))]
     blocks += [page.Text(f"regression: {failed}", "bad")] if failed else []
-    doubtful = "" if above is None else doubt(found, above)
     blocks += [page.Text(doubtful)] if doubtful else []
     blocks.append(page.Listing(said[1:]))
     points = worst(found.points, found.metric.less_is_better)

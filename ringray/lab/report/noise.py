@@ -124,13 +124,13 @@ class SweepNoise:
 
     def _turns(self, rest: Sequence[Sequence[Array]]) -> list[Array]:
         """Returns how far each turn of a side moved its points, with as many as the longest has."""
-        found = []
+        turns = []
         for side in zip(*rest, strict=True):
             longest = max(map(len, side))
             medians = [float(np.median([one[at] for one in side if at < len(one)]))
                        for at in range(longest)]  # fmt: skip
-            found.append(np.array(medians) - statistics.fmean(medians))
-        return found
+            turns.append(np.array(medians) - statistics.fmean(medians))
+        return turns
 
     def _of_turns(self, turns: Sequence[Array]) -> list[Part]:
         """Returns the variances of a change that the state of the machine makes."""
@@ -138,16 +138,16 @@ class SweepNoise:
             return [(2 * UNKNOWN**2, _GUESSED)]
         freedom = sum(len(one) - 1 for one in turns)
         squares = sum(float(one @ one) for one in turns)
-        found: list[Part] = []
+        parts: list[Part] = []
         if self._count >= _ALIKE and freedom:
             share = float(np.median(self._share))
-            found.append((share * squares / freedom, float(freedom)))
+            parts.append((share * squares / freedom, float(freedom)))
         if not self._paired and min(map(len, turns)) >= _ALIKE:
-            places = [np.arange(len(one)) - (len(one) - 1) / 2 for one in turns]
-            moved = sum(float(at @ one) for at, one in zip(places, turns, strict=True))
-            trend = moved / sum(float(at @ at) for at in places)
-            found.append(((trend * sum(map(len, turns)) / 2) ** 2, float(freedom)))
-        return found
+            places = [np.arange(len(turn)) - (len(turn) - 1) / 2 for turn in turns]
+            moved = sum(float(x @ y) for x, y in zip(places, turns, strict=True))
+            trend = moved / sum(float(x @ x) for x in places)
+            parts.append(((trend * sum(map(len, turns)) / 2) ** 2, float(freedom)))
+        return parts
 
     def _beyond(self) -> float:
         """Returns by how much the squares of changes are beyond what the noise explains."""
@@ -162,18 +162,18 @@ class SweepNoise:
         """Returns the change of each point."""
         part = 1 if self._count == 1 else 2
         level = WRONG / part / self._count
-        found = []
+        effects = []
         own = self._share * self._variance
-        for at, (change, replicas) in enumerate(zip(self._changes, self._replicas, strict=True)):
-            parts, least = [(own[at], self._freedom[at]), *self._machine], 0.0
+        for index, (change, replicas) in enumerate(zip(self._changes, self._replicas, strict=True)):
+            parts, least = [(own[index], self._freedom[index]), *self._machine], 0.0
             doubtful = replicas <= _AGREE or self._moved_within_turns
             if doubtful and self._count >= _ALIKE:
-                least = _BEYOND * float(np.delete(self._ranges, at).max())
+                least = _BEYOND * float(np.delete(self._ranges, index).max())
             elif replicas < _AGREE:
-                parts.append((self._share[at] * UNKNOWN**2, _GUESSED))
+                parts.append((self._share[index] * UNKNOWN**2, _GUESSED))
             least = math.inf if replicas < 2 else least
-            found.append(self._effect(float(change), parts, level, least))
-        return found
+            effects.append(self._effect(float(change), parts, level, least))
+        return effects
 
     def overall(self) -> Effect:
         """Returns the change of the sweep as a whole."""
@@ -194,7 +194,7 @@ class SweepNoise:
     def _effect(self, change: float, parts: Sequence[Part], level: float, least: float) -> Effect:
         """Returns a change of that noise, which may be none up to ``least``."""
         deviation, freedom = welch([(0.0, 1.0)] if self._exact else parts)
-        size, wide = (deviation * float(stdtrit(freedom, 1 - one / 2)) for one in (0.05, level))
+        size, wide = (deviation * float(stdtrit(freedom, 1 - p / 2)) for p in (0.05, level))
         none = abs(change) if abs(change) <= least and not self._exact else 0.0
         return Effect(_interval(change, size), _interval(change, max(size, wide, none * 1.001)))
 
@@ -202,12 +202,12 @@ class SweepNoise:
 def _moderated(own: Array, freedom: Array) -> tuple[Array, Array]:
     """Returns variances that each take a part of what all points show, and their degrees of
     freedom."""
-    known = freedom > 0
-    count = int(known.sum())
+    varied = freedom > 0
+    count = int(varied.sum())
     if count < _ALIKE:
         return own, np.maximum(freedom, 1e-3)
-    half = freedom[known] / 2
-    logs = np.log(own[known]) - digamma(half) + np.log(half)
+    half = freedom[varied] / 2
+    logs = np.log(own[varied]) - digamma(half) + np.log(half)
     chance = float(np.mean(polygamma(1, half)))
     seen = float(np.var(logs, ddof=1))
     # One standard deviation more than was seen: points that seem alike by chance are not pooled.

@@ -84,12 +84,12 @@ def _generation(path: Path) -> _State:
 
 
 def _state(path: Path) -> _State:
-    found = []
+    states = []
     for ending in ("", *_LOGS):
         with suppress(FileNotFoundError):
             now = Path(f"{path}{ending}").stat()
-            found.append((ending, now.st_size, now.st_ino, now.st_mtime_ns))
-    return tuple(found)
+            states.append((ending, now.st_size, now.st_ino, now.st_mtime_ns))
+    return tuple(states)
 
 
 def _load(path: Path, db: sqlite3.Connection) -> None:

@@ -145,13 +145,13 @@ def rank(points: Iterable[RankedPoint], metric: str = "median_ms") -> Ranking:
         point
         for point in points
         if point.replicas
-        and all(math.isfinite(one.metrics.get(metric, math.nan)) for one in point.replicas)
+        and all(math.isfinite(row.metrics.get(metric, math.nan)) for row in point.replicas)
     ]
     enough = measured_enough({one.key: sum(map(runs_of, one.replicas)) for one in having})
     among = [point for point in having if point.key in enough]
     bases = {point.key: _baseline(point.config) for point in among}
     paired = len(set(bases.values())) == 1 and all(
-        one.metrics.get("ratio", 0) > 0 for point in among for one in point.replicas
+        row.metrics.get("ratio", 0) > 0 for point in among for row in point.replicas
     )
     paired &= timed(metric) and None not in bases.values()
     slowed = _slowed(among, bases) if timed(metric) else {}
@@ -164,12 +164,12 @@ def rank(points: Iterable[RankedPoint], metric: str = "median_ms") -> Ranking:
     keys = tuple(sorted(values, key=lambda key: values[key].value))
     level = WRONG / max(1, len(keys) - 1)
 
-    def not_told(found: Mapping[str, Estimate]) -> tuple[str, ...]:
-        return tuple(key for key in keys[1:] if found[keys[0]].chance(found[key]) >= level)
+    def not_told(estimates: Mapping[str, Estimate]) -> tuple[str, ...]:
+        return tuple(key for key in keys[1:] if estimates[keys[0]].chance(estimates[key]) >= level)
 
     undecided: Undecided = ""
     if rivals := not_told(values):
-        steady = {key: Estimate(one.value, one.parts[:-1]) for key, one in values.items()}
+        steady = {key: Estimate(x.value, x.parts[:-1]) for key, x in values.items()}
         few = any(welch(values[key].parts)[0] == math.inf for key in (keys[0], *rivals))
         undecided = "runs" if few else "noise" if not_told(steady) else "drift"
     drift = math.exp(max(slowed.values(), default=0.0))
@@ -199,7 +199,7 @@ def _slowed(
     logs = {
         point.key: statistics.fmean(map(math.log, times))
         for point in points
-        if (times := [x for one in point.replicas if (x := one.metrics.get("baseline_ms", 0)) > 0])
+        if (times := [x for row in point.replicas if (x := row.metrics.get("baseline_ms", 0)) > 0])
     }
     least: dict[object, float] = {}
     for key, log in logs.items():
@@ -209,14 +209,14 @@ def _slowed(
 
 def _logs(point: RankedPoint, metric: Metric) -> list[float]:
     sign = 1 if metric.less_is_better else -1
-    return [sign * math.log(max(one.metrics[metric.name], 1e-300)) for one in point.replicas]
+    return [sign * math.log(max(row.metrics[metric.name], 1e-300)) for row in point.replicas]
 
 
 def _between(points: Sequence[RankedPoint], metric: Metric) -> Part:
     """Returns the variance between replicas of all points together."""
     several = [_logs(point, metric) for point in points if len(point.replicas) > 1]
-    freedom = sum(len(one) - 1 for one in several)
-    squares = sum((len(one) - 1) * statistics.variance(one) for one in several)
+    freedom = sum(len(logs) - 1 for logs in several)
+    squares = sum((len(logs) - 1) * statistics.variance(logs) for logs in several)
     return squares / max(1, freedom), float(freedom)
 
 
@@ -226,7 +226,7 @@ def _estimate(point: RankedPoint, metric: Metric, between: Part, drift: float) -
     centre = statistics.median(logs)
     if metric.exact:
         return Estimate(centre, ((0.0, 1.0),))
-    within = [_within(one, metric.median_of) for one in point.replicas]
+    within = [_within(row, metric.median_of) for row in point.replicas]
     share = statistics.fmean(variance for variance, _ in within) / count
     part = (share, float(sum(freedom for _, freedom in within)))
     alone: Part = (ALONE**2, math.inf)
