@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringray.lab.report.comparison import WORSE, ComparedSide, Comparison, compare
+from ringray.lab.report.comparison import ComparedSide, Comparison, compare
 from ringray.lab.store import jsonl
 from ringray.lab.trial.outcome import TrialRow
 
 TIMES = {"ms", "median_ms", "ratio"}
+WORSE = {"slower", "worse"}
 
 
 def slower(row: TrialRow, factor: float) -> TrialRow:
@@ -71,7 +72,7 @@ def found(result: Comparison) -> tuple[bool, bool, bool]:
     points = {one.verdict for one in result.points}
     return (
         result.verdict in WORSE,
-        bool(points & set(WORSE)),
+        bool(points & WORSE),
         not {result.verdict, *points} <= {"equal", "not decided"},
     )
 
