@@ -224,6 +224,21 @@ def test_what_models_ask_for_compiles_without_spills_in_loops(tmp_path: Path) ->
         assert line[-1] <= (0 if line[-2] == "None" else 80), line
 
 
+SLOPES = """
+import json
+from ringray_kernels.inspect.compiled import Case, compile_case
+for kernel in ("forward", "dkv"):
+    made = compile_case(Case("sm_90", kernel, 64, biased=True))
+    with path.open("a") as file:
+        file.write(json.dumps(made.registers) + "\\n")
+"""
+
+
+def test_slopes_compile(tmp_path: Path) -> None:
+    """Triton before 3.8 cannot compare a tuple that holds None with None."""
+    assert len(compiled(tmp_path, SLOPES)) == 2
+
+
 DROPPING = """
 import json
 from ringray_kernels.inspect.report import record

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from ringray_kernels.config import (
+    KERNELS,
     TARGETS,
     BlockConfig,
     Blocks,
+    Kernel,
     Problem,
     head_dim_parts,
     supports,
@@ -134,3 +136,26 @@ def test_targets() -> None:
     for name in ("sm_70", "gfx1100", "tpu"):
         with pytest.raises(ValueError, match="expected one of sm_80"):
             target_named(name)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_hopper_takes_a_specialised_kernel_where_it_computes_the_problem(kernel: Kernel) -> None:
+    hopper, plain = TARGETS["sm_90"], Problem(kernel, 128, 2)
+    assert default(plain, hopper).path == "specialised"
+    assert default(plain, TARGETS["sm_100"]).path == "descriptors"
+    others = [
+        {"extended": True}, {"aligned": False}, {"itemsize": 4}, {"head_dim": 80}, {"value_dim": 64}
+    ]  # fmt: skip
+    if kernel == "dkv":
+        others.append({"adds_dq": True})
+    for other in others:
+        assert default(replace(plain, **other), hopper).path != "specialised", other  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_adds_dq_takes_more_shared_memory() -> None:
+    config = BlockConfig.parse("32x128/8/2/descriptors/split")
+    problem = Problem("dkv", 256, 2)
+    assert supports(config, problem, TARGETS["sm_90"]) is None
+    reason = supports(config, replace(problem, adds_dq=True), TARGETS["sm_90"])
+    assert reason is not None
+    assert "shared memory" in reason
