@@ -85,5 +85,5 @@ def test_a_wrong_or_interrupted_entry_leaves_nothing(
 def test_a_damaged_file_is_named(fields: dict[str, Any]) -> None:
     place = calibration.write(fields, "cpu")
     place.write_text(json.dumps({"local": {"title": 1}}))
-    with pytest.raises(UserError, match=f"{place.name}: local"):
+    with pytest.raises(UserError, match=f"{place.name}:1: local.title: got 1"):
         calibration.find("cpu")
