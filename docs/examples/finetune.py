@@ -146,12 +146,19 @@ def export(
             for name, weight in weights.items()
         }
         model.save_pretrained(folder, state_dict=weights)
-        for config in (model.config, model.config.get_text_config()):
-            config.dtype = dtype  # not that of the weights in training
-        model.config.save_pretrained(folder)
+        describe(model, dtype, folder)
         if tokenizer:
             AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
     dist.barrier()
+
+
+# Apart from torch.distributed: Ray pickles, with a function, modules of the packages that it names
+# that are called as its attributes are, and torch.distributed.config cannot be pickled.
+def describe(model: PreTrainedModel, dtype: torch.dtype, folder: str) -> None:
+    """Writes the config with the dtype of the weights in the folder, not of those in training."""
+    for config in (model.config, model.config.get_text_config()):
+        config.dtype = dtype
+    model.config.save_pretrained(folder)
 
 
 def train(given: argparse.Namespace) -> None:
