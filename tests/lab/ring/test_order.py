@@ -124,7 +124,7 @@ def test_labels_that_contradict_are_told() -> None:
 
 @pytest.mark.slow
 def test_ranks_follow_the_nodes_of_a_real_cluster(place: Place) -> None:
-    """Ray deals the ranks of this placement in turns, on a busy machine now and then in pairs."""
+    """Ray deals the ranks of this placement in turns; once it was seen to deal them in pairs."""
     text = tiny("order", size=4, repeats=2)
     text = text.replace("threads: 1", "threads: 1, placement: spread, order: [given, topology]")
     with ray_heads.cluster(place, NODE, NODE) as head:
