@@ -131,17 +131,21 @@ def drawn(page: Page) -> None:
 
 
 def report(home: Path, name: str, folder: Path) -> None:
-    """Pictures of a sweep's report, and of the comparison of two others."""
+    """Pictures of a sweep's report on a desk and on a phone, and of the comparison of two others."""
     ringray(home, "report", name, "-o", "report.html")
     for store in ("before.db", "after.db") * 4:  # in turns
         spec = str(ROOT / "experiments" / "compare.yaml")
         ringray(home, "run", spec, "--store", store, "--again")
     ringray(home, "compare", "before.db", "after.db", "--html", "compare.html")
-    for file, height in (("report", 1500), ("compare", 900)):
-        with pages.opened(1040, height) as page:
+    for file, picture, width, height in (
+        ("report", "report", 1280, 1500),
+        ("report", "report-narrow", 400, 1500),
+        ("compare", "compare", 1040, 900),
+    ):
+        with pages.opened(width, height) as page:
             page.goto((home / f"{file}.html").as_uri())
             drawn(page)
-            save(page, folder / f"{file}.png")
+            save(page, folder / f"{picture}.png")
 
 
 def site(home: Path, folder: Path) -> None:

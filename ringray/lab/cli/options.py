@@ -57,6 +57,7 @@ MEASURING = (
     FORCE,
     Option("--no-tracking", action="store_true", help="write to the store only, no MLflow"),
 )
+AGAIN = Option("--again", action="store_true", help="measure every trial once more")
 ALL = Option("--all", action="store_true", help="show every trial")
 
 

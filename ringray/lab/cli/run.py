@@ -18,7 +18,7 @@ from ringray.base import deadline, provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli import past
-from ringray.lab.cli.options import MEASURING, SET, SPEC, SWEEP, Option, options, writing
+from ringray.lab.cli.options import AGAIN, MEASURING, SET, SPEC, SWEEP, Option, options, writing
 from ringray.lab.cli.outputs import check_file, named_files
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
 from ringray.lab.cli.store import open_store
@@ -39,10 +39,7 @@ from ringray.lab.trial.outcome import UNKNOWN, SweepRow, TrialRow
 from ringray.tuning import table as tuned
 
 
-@options(
-    SPEC, SET, *MEASURING,
-    Option("--again", action="store_true", help="measure every trial once more"),
-)  # fmt: skip
+@options(SPEC, SET, *MEASURING, AGAIN)
 def run(arguments: argparse.Namespace) -> int:
     """Measures the trials of a spec that have no result in the store."""
     plan = planned(specs.load(arguments.spec, arguments.set), arguments)
@@ -124,8 +121,8 @@ def search(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     if busy := [load for load in loads if load > BUSY]:
         lines.append(
             f"nothing for {units.plural(len(busy), 'problem')}, because other processes used "
-            f"{max(busy):.0%} of {units.plural(cores, 'core')} while it was measured: measure "
-            "again when the machine is idle"
+            f"{max(busy):.0%} of {units.plural(cores, 'core')} while it was measured: when the "
+            "machine is idle, `ringray tune SPEC --again` measures it once more"
         )
     elif not choices and any(study.default for study in compared):
         lines.append("nothing, because no point beats the default beyond the spread")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringray.base import units
 from ringray.base.errors import UserError
-from ringray.lab.cli.options import MEASURING, SET, SPEC, Option, Output, options, write
+from ringray.lab.cli.options import AGAIN, MEASURING, SET, SPEC, Option, Output, options, write
 from ringray.lab.cli.run import planned, search
 from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
@@ -18,7 +18,7 @@ from ringray.tuning import table as tuned
 from ringray.tuning.table import Entry
 
 
-@options(SPEC, SET, *MEASURING)
+@options(SPEC, SET, *MEASURING, AGAIN)
 def tune(arguments: argparse.Namespace) -> int:
     """Runs a tuning spec, and keeps the best point of each problem for later calls."""
     plan = planned(specs.load(arguments.spec, arguments.set), arguments)

@@ -105,6 +105,11 @@ def test_tuned_and_taken(place: Place) -> None:
     assert place.run("tuned", "--import", "ours.json").code == 0
     assert len(tuned.read(place.home / "tuned" / "local.json")) == 1
 
+    anew = place.run("tune", spec, "--again", "--no-tracking", "--json", "anew.jsonl")
+    assert anew.code == 0, anew.err
+    assert "ok" in {line["status"] for line in lines(place.home / "anew.jsonl")}
+    assert "connecting" in anew.out
+
 
 @pytest.mark.slow
 def test_ranks_measure_cuts_side_by_side_and_rings_take_the_best(place: Place) -> None:
