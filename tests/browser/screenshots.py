@@ -131,7 +131,7 @@ def drawn(page: Page) -> None:
 
 
 def report(home: Path, name: str, folder: Path) -> None:
-    """Pictures of a sweep's report on a desk and on a phone, and of the comparison of two others."""
+    """Pictures of a sweep's report at two widths, and of the comparison of two others."""
     ringray(home, "report", name, "-o", "report.html")
     for store in ("before.db", "after.db") * 4:  # in turns
         spec = str(ROOT / "experiments" / "compare.yaml")
