@@ -61,9 +61,16 @@ def stored(store: Store, digest: str, outcomes: list[Outcome]) -> list[TrialRow]
 
 
 def side(
-    shape: str, seed: int, began: float, points: int = 12, replicas: int = 2, slower: Any = ()
+    shape: str,
+    seed: int,
+    began: float,
+    points: int = 12,
+    replicas: int = 2,
+    slower: Any = (),
+    factor: float = 1.1,
 ) -> list[TrialRow]:
-    """Replicas of points, measured in turns; ``slower``: points that take 10% longer."""
+    """Replicas of points, measured in turns; ``slower``: points that take ``factor`` times as
+    long."""
     draw = random.Random(seed)
     repeats = int(shape[0]) if shape.endswith("repeats") else 5
     step, alike, rows = draw.random(), 0.0, []
@@ -84,7 +91,7 @@ def side(
             level += alike
         outlier = shape == "outliers"
         times = [
-            (5 + point) * (1.1 if point in slower else 1)
+            (5 + point) * (factor if point in slower else 1)
             * math.exp(level + draw.gauss(0, 0.01)) * (3 if outlier and draw.random() < 0.05 else 1)
             for _ in range(repeats)
         ]  # fmt: skip

@@ -59,6 +59,29 @@ def test_a_triangle_and_a_backward_pass_are_no_faster_per_flop(name: str) -> Non
                 assert one.rates[rows] <= 1.01 * forward.rates[rows]
 
 
+def test_the_page_has_the_figures_of_the_table() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "hardware.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .+? \| (.+) \|$", page, re.MULTILINE)
+    assert {name for name, _ in rows} == {one for one in (*DEVICES, "cpu") if "-" not in one}
+    for name, row in rows:
+        entry, cells = hardware.table()[name], row.split(" | ")
+        long = {one.direction: one for one in entry.attention if one.dtype == "bfloat16"}
+        if name != "cpu":  # which has no curves of causal calls
+            long = {
+                one.direction: one for one in entry.attention if one.head_dim == 128 and one.causal
+            }
+        rates = [one.rates[max(n for n in one.rates if n <= 16384)] for one in long.values()]
+        figures = [float(one) for one in re.findall(r"[\d.]+", cells[1])][:2]
+        if cells[1] == "as `h100`":
+            assert entry.attention == hardware.table()["h100"].attention
+        else:
+            assert figures == pytest.approx([rate / 1e12 for rate in rates]), name
+        assert float(cells[0]) == pytest.approx(entry.peak["bfloat16"] / 1e12, rel=0.01)
+        assert cells[2] == (f"{entry.memory / 1e9:g}" if entry.memory else "–"), name
+        for cell, link in zip(cells[3:], (entry.inner, entry.outer), strict=True):
+            assert float(cell.split()[0]) == link.bandwidth / 1e9, (name, cell)
+
+
 def test_a_link_counts_one_way() -> None:
     """Data sheets of NVLink print both ways together."""
     one_way = {"a100": 300e9, "h100": 450e9, "h800": 200e9, "h200": 450e9, "b200": 900e9}

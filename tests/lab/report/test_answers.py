@@ -1,4 +1,7 @@
-"""How often answers are wrong: of simulated sweeps on drifting machines, and of A against A."""
+"""How often answers are wrong: of simulated sweeps on drifting machines, and of A against A.
+
+``python -m tests.lab.report.test_answers`` prints the rates of docs/compare.md.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,15 @@ def test_the_fastest_is_right_or_not_decided_on_a_drifting_machine(
         assert named >= least * count, f"gap {gap}: {named} of {count} decided"
 
 
-def compared(shape: str, seed: int, replicas: int, slower: tuple[int, ...] = ()) -> Comparison:
+def compared(
+    shape: str, seed: int, replicas: int, slower: tuple[int, ...] = (), factor: float = 1.1
+) -> Comparison:
     metric = "ratio" if shape == "noisy baseline" else "median_ms"
     a, b = (
         ComparedSide(name, name, name * 64, "latency", {}, rows)
         for name, rows in (
             ("a", side(shape, 2 * seed, 0.0, replicas=replicas)),
-            ("b", side(shape, 2 * seed + 1, 1000.0, replicas=replicas, slower=slower)),
+            ("b", side(shape, 2 * seed + 1, 1000.0, 12, replicas, slower, factor)),
         )
     )
     return compare(a, b, metric)
@@ -79,3 +84,18 @@ def test_ten_percent_at_a_noise_of_one_are_found(count: int, replicas: int) -> N
         found = compared("1%", seed, replicas, slower=tuple(range(12)))
         every += found.verdict == "slower" and found.regressed(0.05)
     assert min(one, every) >= 0.95 * count, (one, every)
+
+
+def main() -> None:
+    for replicas in (1, 2, 3, 5):
+        alarms = [sum(alarm(compared(shape, n, replicas)) for n in range(400)) for shape in SHAPES]
+        print(f"A against A, {replicas} replicas: alarms {max(alarms) / 400:.1%} at most")
+    for shape, factor in (("1%", 1.05), ("half 12%", 1.1)):
+        for replicas in (2, 3, 5):
+            everywhere = [compared(shape, n, replicas, tuple(range(12)), factor) for n in range(60)]
+            rate = sum(found.verdict == "slower" for found in everywhere) / 60
+            print(f"{shape}, {factor} times as long, {replicas} replicas: slower in {rate:.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""Pages say what the code says: times, bytes and sizes in sentences; names of options, fields,
+metrics, variables and files."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+import ringray
+from ringray import transport
+from ringray.attention import arguments
+from ringray.base import deadline
+from ringray.lab import cli
+from ringray.lab.cluster import (
+    access,
+    connect,
+    embedded,
+    job_package,
+    job_server,
+    jobs,
+    placement_wait,
+    watch,
+)
+from ringray.lab.plan import limits, plan
+from ringray.lab.predict import advise, fitting
+from ringray.lab.ring import group, links, monitor
+from ringray.lab.ring.quarantine import Quarantine
+from ringray.lab.spec import yaml_source
+from ringray.lab.spec.fields import Fields
+from ringray.lab.spec.model import Spec
+from ringray.lab.store import feed
+from ringray.lab.tracking import location, process, tracker
+from ringray.lab.trial.metrics import METRICS, of_group
+from ringray.traffic import occupancy, walk
+from ringray.traffic.geometry import Layout
+from ringray.traffic.mask import Mask
+from ringray.traffic.walk import Walks
+from ringray_kernels.bench.__main__ import parser as bench_parser
+from tests.support.docs_blocks import PAGES, REPOSITORY, spans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringray.traffic.walk import Costs
+
+GIB = 1 << 30
+BF16 = walk.costs(2, 1, 32, 8, 128)
+# Options that pages name of programs of others.
+FOREIGN = {
+    "--app-name",
+    "--allowed-hosts",
+    "--build-arg",
+    "--dashboard-host",
+    "--num-cpus",
+    "--temp-dir",
+    "--time",
+}
+
+
+def text(name: str) -> str:
+    return " ".join((REPOSITORY / name).read_text(encoding="utf-8").split())
+
+
+# What strategies send and hold
+
+
+def walks(partition: str, mask: Mask, ranks: int, name: str = "ring", costs: Costs = BF16) -> Walks:
+    exchange = transport.plan(name, ranks, 32, 8)
+    return walk.choose(
+        Layout(partition, mask.seq_len, ranks), mask, exchange.routes, "planned", costs
+    )
+
+
+def rows(partition: str, window: int | None = None) -> int:
+    sent = walks(partition, Mask(64, window=window), 4).forward.sent("forward")
+    return int(sent.chunk_rows)
+
+
+def gigabytes(partition: str, name: str, global_tokens: int | None = 4) -> str:
+    mask = Mask(1 << 20, window=4096, global_tokens=global_tokens)
+    found = walks(partition, mask, 8, name)
+    sent = found.forward.sent("forward").bytes(BF16.forward)
+    return f"{(sent + found.backward.sent('backward').bytes(found.backward_weights)) / GIB:.1f}"
+
+
+def chunks(name: str, *, causal: bool = False) -> float:
+    layout = Layout("zigzag", 1 << 12, 8)
+    moved = walks("zigzag", Mask(1 << 12, causal=causal), 8, name).forward
+    return float(occupancy.walked(moved, layout.rows, backward=False).chunks.max()) / layout.rows
+
+
+def sent_of_global_tokens() -> list[str]:
+    order = ("contiguous", "ring"), ("zigzag", "ring"), ("zigzag", "allgather")
+    assert gigabytes("contiguous", "allgather") == gigabytes("contiguous", "ring")
+    return [*(gigabytes(*one) for one in order), gigabytes("zigzag", "ring", None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("ring", 2), ("bidirectional", 4), ("double-ring:2", 3), ("staged", 2)]
+)
+def test_a_transport_holds_as_many_chunks_as_its_page_says(name: str, number: int) -> None:
+    assert chunks(name) == number
+    word = {2: "two", 3: "three", 4: "four"}[number]
+    page = (REPOSITORY / "docs" / "transports.md").read_text(encoding="utf-8")
+    row = rf"^\| `{name.partition(':')[0]}(:N)?`.*\| {word} chunks \|$"
+    assert re.search(row, page, re.MULTILINE)
+
+
+def test_a_causal_ring_holds_half_a_chunk_more() -> None:
+    assert chunks("ring", causal=True) == 2.5
+    assert "half a chunk more in a causal zigzag ring" in text("docs/transports.md")
+
+
+def test_bytes_of_a_position_are_those_of_the_page() -> None:
+    page = text("docs/transports.md")
+    for itemsize, heads, kv_heads, dim in ((2, 8, 2, 64), (4, 8, 8, 128)):
+        costs = walk.costs(itemsize, 1, heads, kv_heads, dim)
+        there, back = costs.planned, costs.query_side
+        assert there.chunk + there.sums == 2 * kv_heads * dim * (itemsize + 4)
+        assert back.chunk + back.sums == heads * (dim * (2 * itemsize + 4) + 8)
+    assert "| 2·Hkv·D·(itemsize + 4) bytes |" in page
+    assert "| Hq·(D·(2·itemsize + 4) + 8) bytes |" in page
+    eight = walk.costs(2, 1, 8, 1, 64, 32, quantized=True).forward.chunk
+    assert eight == 64 + 32 + 8
+    assert "a row of K and V takes D + Dv + 8 bytes per head" in text("docs/models.md")
+
+
+def test_causal_shares_are_those_of_the_table() -> None:
+    whole = 4 * 3 * 16
+    assert (rows("contiguous"), rows("zigzag")) == (whole / 2, whole * 3 / 4)
+    page = text("README.md")
+    assert "| one block per rank | grows with the rank; sends half the rows |" in page
+    assert "even; sends a quarter less |" in page
+
+
+# Numbers in sentences
+
+WORDS = {0.5: "half a second", 2.0: "twice", 4: "four"}
+
+
+def size_of_a_job() -> list[str]:
+    with job_package.packed() as shipment:
+        return [f"{shipment.size / 1e6:.0f}"]
+
+
+def deadlines() -> list[object]:
+    assert plan.TIMEOUT_S == 120
+    assert plan.DEADLINE_FLOOR_S == 60
+    return [plan._TIMEOUT_FACTOR, plan._DEADLINE_FACTOR]
+
+
+STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
+    (
+        "docs/design.md",
+        """a full rotation is 192 rows; the ring sends {} for contiguous causal (no wrap-around),
+        {} for zigzag causal walked toward lower ranks, and {} for contiguous with a window of 7""",
+        lambda: [rows("contiguous"), rows("zigzag"), rows("contiguous", 7)],
+    ),
+    (
+        "docs/design.md",
+        """contiguous {} GiB by `ring` and by `allgather`, zigzag {} and {}. Other masks send one
+        hull per chunk: that window alone takes {} GiB in zigzag by `ring`""",
+        sent_of_global_tokens,
+    ),
+    (
+        "docs/design.md",
+        "At most {} problems are kept, of {} million positions together",
+        lambda: [arguments.MOST_PROBLEMS, arguments.MOST_POSITIONS >> 20],
+    ),
+    (
+        "docs/jobs.md",
+        "Both packages and the spec are sent, about {} MB that Ray does not compress,",
+        size_of_a_job,
+    ),
+    ("docs/jobs.md", "It has {} s for that.", lambda: [jobs.STOP_WAIT_S]),
+    ("docs/jobs.md", "`no answer from URL for {} s`", lambda: [jobs.LOST_S]),
+    (
+        "docs/faults.md",
+        """asks every {} s, so shorter trials are not asked at all. {} s without an answer is a
+        stall""",
+        lambda: [monitor.PULSE_S, monitor.STALL_S],
+    ),
+    (
+        "docs/faults.md",
+        """{} times the predicted time of the longest trial, baseline included, and at least 2
+        minutes; but {} times the predicted time of all runs of the trial itself, baseline and
+        oracle included, if that is less, and at least a minute""",
+        deadlines,
+    ),
+    (
+        "docs/faults.md",
+        """This takes at most {} s; a rank that does not answer is stalled. Process groups time out
+        {} s later than the driver""",
+        lambda: [monitor.STACKS_S, group.LATER_S],
+    ),
+    (
+        "docs/faults.md",
+        "after {} faults of the infrastructure with fewer than {} good trials between them",
+        lambda: [Quarantine.STRIKES, Quarantine.CLEARS],
+    ),
+    (
+        "docs/faults.md",
+        "| {} for its `/health`, {} for the sweep's run, with the import of MLflow |",
+        lambda: [location.PROBE_S, tracker.READY_S],
+    ),
+    (
+        "docs/faults.md",
+        "| {}, and {} per trial; {} with failures only |",
+        lambda: [tracker.FINISH_S, tracker.PER_TRIAL_S, tracker.PATIENCE_S],
+    ),
+    ("docs/faults.md", "| `ringray sync` | {} per answer", lambda: [tracker.UNHURRIED_S]),
+    (
+        "docs/faults.md",
+        "| {} for the first answer, {} for each |",
+        lambda: [job_server.PROBE_S, job_server.CALL_S],
+    ),
+    (
+        "docs/faults.md",
+        "| {} to connect, {} for its first answer, {} to join it |",
+        lambda: [connect.PROBE_S, access.CALL_S, connect.START_S],
+    ),
+    (
+        "docs/faults.md",
+        "| {} to start, in up to {} tries",
+        lambda: [embedded.START_S, embedded.TRIES],
+    ),
+    (
+        "docs/faults.md",
+        "| {} (embedded) or {}, and {} to end in order |",
+        lambda: [watch.LOOK_S, watch.LOST_S, watch.END_S],
+    ),
+    (
+        "docs/faults.md",
+        "| {} for one to come, {} for one that does not read |",
+        lambda: [deadline.READER_S, deadline.WRITE_S],
+    ),
+    ("docs/faults.md", "of which the last {} stay", lambda: [embedded.LOGS]),
+    (
+        "docs/cluster.md",
+        "no nodes for the group for {} s",
+        lambda: [placement_wait.NEVER_S],
+    ),
+    (
+        "docs/cluster.md",
+        "messages grow until their bytes take {} ms",
+        lambda: [links.PAIR_S / 16 * 1000],
+    ),
+    ("docs/cluster.md", "passes no messages for {} s", lambda: [links.PATIENCE_S]),
+    (
+        "docs/mlflow.md",
+        "gives up after {} s in which every call fails, or after {} s plus {} per trial",
+        lambda: [tracker.PATIENCE_S, tracker.FINISH_S, WORDS[tracker.PER_TRIAL_S]],
+    ),
+    ("docs/mlflow.md", "no answer within {} s", lambda: [tracker.REQUEST_S]),
+    (
+        "docs/prediction.md",
+        "the newest {} trials of the store",
+        lambda: [fitting.NEWEST],
+    ),
+    ("docs/prediction.md", "With fewer than {} such trials", lambda: [fitting.LEAST]),
+    (
+        "docs/advise.md",
+        "{}% of a device's memory can be used",
+        lambda: [100 * advise.USABLE],
+    ),
+    ("docs/advise.md", "A ring has at most {:,} ranks", lambda: [advise.LARGEST]),
+    (
+        "docs/security.md",
+        "no tags, anchors or aliases; {} levels, {} MiB",
+        lambda: [yaml_source.MAX_DEPTH, yaml_source.MAX_BYTES >> 20],
+    ),
+    ("docs/security.md", "at most {:,} points per plan", lambda: [limits.MOST_POINTS]),
+    ("docs/watch.md", "looked at {} a second", lambda: [WORDS[1 / feed.POLL_S]]),
+    (
+        "docs/mlflow.md",
+        "Up to {} trials are written to a server at a time",
+        lambda: [WORDS[process.WRITERS]],
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "sentence", "numbers"), STATEMENTS)
+def test_a_sentence_has_the_numbers_of_the_code(
+    name: str, sentence: str, numbers: Callable[[], list[object]]
+) -> None:
+    shown = [f"{one:g}" if isinstance(one, float) else one for one in numbers()]
+    assert " ".join(sentence.split()).format(*shown) in text(name)
+
+
+# Names
+
+
+@cache
+def options() -> set[str]:
+    """Every option of ringray's commands, of its benchmark, and of the scripts beside it."""
+    parsers = [bench_parser(), *(cli._command(name)[1] for name in cli.COMMANDS)]
+    actions = [action for one in parsers for action in one._actions]
+    known = {option for action in actions for option in action.option_strings}
+    for folder in ("cluster", "experiments", "docs/examples", "tests"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            known |= set(re.findall(r'"(--[a-z][\w-]*)"', path.read_text(encoding="utf-8")))
+    return known
+
+
+@cache
+def source() -> str:
+    paths = [
+        path for top in ("ringray", "kernels", "tests") for path in (REPOSITORY / top).rglob("*.py")
+    ]
+    paths += (REPOSITORY / "cluster").glob("*.sh")
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths if path != Path(__file__))
+
+
+def sections() -> dict[str, type[Fields]]:
+    found = {name: field.annotation for name, field in Spec.model_fields.items()}
+    return {
+        name: one
+        for name, one in found.items()
+        if isinstance(one, type) and issubclass(one, Fields)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_names_in_prose_exist(page: Path) -> None:
+    known, fields = options() | FOREIGN, sections()
+    for span in spans(page):
+        if span.startswith("--"):
+            assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", span)) <= known, span
+        if match := re.match(rf"({'|'.join(fields)})\.(\w+)", span):
+            assert match[2] in fields[match[1]].model_fields, span
+        for variable in re.findall(r"RINGRAY_\w+", span):
+            assert re.search(rf"\b{variable}\b", source()), span
+
+
+TOPS = "cluster|docs|experiments|kernels|ringray|tests"
+FILE = re.compile(rf"(?<![\w./-])(?:{TOPS})/[\w./-]+\.(?:py|ya?ml|md|jsonl?|sh|ipynb)\b")
+# Names that stand for several, what the site generates, and files of others.
+ELSEWHERE = re.compile(r"HARDWARE|^docs/(reference|source)/")
+
+
+@pytest.mark.parametrize("top", ["README.md", "CONTRIBUTING.md", "cluster", "docs", "experiments"])
+def test_files_that_pages_and_comments_name_exist(top: str) -> None:
+    place = REPOSITORY / top
+    for path in [place] if place.is_file() else place.rglob("*"):
+        if path.suffix in (".md", ".yaml", ".yml", ".sh", ".py") or path.name == "Dockerfile":
+            for name in FILE.findall(path.read_text(encoding="utf-8")):
+                assert ELSEWHERE.search(name) or (REPOSITORY / name).exists(), (path, name)
+
+
+def test_readme_names_every_option_of_the_op() -> None:
+    page = text("README.md").partition("Options of `ring_attention`:")[2].partition("`return_lse`")
+    named = set(re.findall(r"`(\w+)`", page[0] + page[1]))
+    taken = set(inspect.signature(ringray.ring_attention).parameters)
+    assert named == taken - {"q", "k", "v", "group", "causal", "dropout_seed"}
+
+
+def test_metrics_in_mlflow_are_those_of_the_table() -> None:
+    page = (REPOSITORY / "docs" / "mlflow.md").read_text(encoding="utf-8")
+    section = page.partition("**Metrics** of a child")[2].partition("Machine metrics are")[0]
+    named = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`([\w/]+)`", row)
+    }
+    loads = of_group("load")
+    assert named == {f"system/{name}" if name in loads else name for name in METRICS}
+
+
+def test_prometheus_reads_the_file_that_its_page_names() -> None:
+    file = "/tmp/ray/prom_metrics_service_discovery.json"  # of Ray: tests/chaos/test_metrics.py
+    given = yaml.safe_load((REPOSITORY / "cluster" / "prometheus.yaml").read_text())
+    (config,) = given["scrape_configs"]
+    assert config["file_sd_configs"][0]["files"] == [file]
+    assert f"`{file}`" in text("docs/metrics.md")
