@@ -222,6 +222,17 @@ def pairs() -> list[str]:
     return [every, *(number for counts in order for number in counts)]
 
 
+def alarms() -> list[str]:
+    """Returns the largest share of comparisons of A with A that show a change, in percent."""
+    shares = [re.search(r"alarms ([\d.]+)%", line) for line in rows("compare.answers.json")]
+    return [f"{max(float(share[1]) for share in shares if share)}"]
+
+
+def slower_sweeps(noise: str) -> list[str]:
+    lines = [line for line in rows("compare.answers.json") if line.startswith(f"{noise}, ")]
+    return [line.rpartition(" ")[2] for line in lines]
+
+
 def few_trajectories() -> list[str]:
     scores = [100 * row["score"] for row in rows(f"{CPU}.table5_few.json")]
     return [", ".join(f"{score:.0f}" for score in scores), f"{statistics.mean(scores):.1f}"]
@@ -376,6 +387,13 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         """of {} pairs of rivals whose published figures differ by more than 3%, it has {} in
         order, {} as equal and {} reversed; the null model has {}, {} and {}.""",
         pairs,
+    ),
+    ("docs/compare.md", "slower or faster, in at most {}%.", alarms),
+    ("docs/compare.md", "| 1% | 5% | {} | {} | {} |", lambda: slower_sweeps("1%")),
+    (
+        "docs/compare.md",
+        "| half of the points 12%, half 1% | 10% | {} | {} | {} |",
+        lambda: slower_sweeps("half 12%"),
     ),
     (
         "docs/hardware.md",
