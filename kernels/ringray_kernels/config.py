@@ -15,6 +15,7 @@ KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 Path = Literal["pointers", "descriptors", "specialised"]
 
 _FLAGS = ("atomic_dq", "ordered_dq")  # of Blocks
+_REMOVED = re.compile("/(pingpong|persistent)")  # options of kernels that older records name
 _KIB = 1024
 _FP8_DEPTH = 32  # elements: the least over which a product in e4m3 sums
 
@@ -82,11 +83,9 @@ class BlockConfig:
     A tile has ``block_m`` query rows by ``block_n`` key rows; a program has ``warps`` and keeps
     ``stages`` of tiles in flight. ``path``: the way of tiles to shared memory, by ``pointers``
     (everywhere), by tensor ``descriptors`` (bulk copies; Hopper and later, aligned tensors), or
-    ``specialised``: by a separate warp beside two groups of four that compute (Hopper). Such a
-    forward has two options: ``pingpong``, the groups issue their products in turns; ``persistent``,
-    a program per multiprocessor takes one block after another. ``pack``: query heads of one
-    key/value head that share a block of query rows. ``split``: dK and dV in sequence, each with the
-    registers of both, for large head dims (the dkv kernel only).
+    ``specialised``: by a separate warp beside two groups of four that compute (Hopper). ``pack``:
+    query heads of one key/value head that share a block of query rows. ``split``: dK and dV in
+    sequence, each with the registers of both, for large head dims (the dkv kernel only).
     """
 
     block_m: int
@@ -96,12 +95,9 @@ class BlockConfig:
     path: Path = "pointers"
     pack: int = 1
     split: bool = False
-    pingpong: bool = False
-    persistent: bool = False
 
     _TEXT = re.compile(
-        r"(\d+)x(\d+)/(\d+)/(\d+)(?:/(descriptors|specialised))?(/pingpong)?(/persistent)?"
-        r"(?:/pack(\d+))?(/split)?"
+        r"(\d+)x(\d+)/(\d+)/(\d+)(?:/(descriptors|specialised))?(?:/pack(\d+))?(/split)?"
     )
 
     @classmethod
@@ -115,19 +111,16 @@ class BlockConfig:
         if not match:
             raise ValueError(
                 f"block config: got {text!r}, expected block_m x block_n / warps / stages, "
-                "optionally followed by /descriptors or /specialised, /pingpong, /persistent, "
-                "/packN, /split in this order, as in 128x64/8/2/descriptors"
+                "optionally followed by /descriptors or /specialised, /packN, /split in this "
+                "order, as in 128x64/8/2/descriptors"
             )
         block_m, block_n, warps, stages = (int(match[i]) for i in range(1, 5))
         path = cast("Path", match[5] or "pointers")
-        turns, persistent, split = (bool(match[i]) for i in (6, 7, 9))
-        pack = int(match[8] or 1)
-        return cls(block_m, block_n, warps, stages, path, pack, split, turns, persistent)
+        return cls(block_m, block_n, warps, stages, path, int(match[6] or 1), bool(match[7]))
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}/{self.warps}/{self.stages}"
         text += f"/{self.path}" if self.path != "pointers" else ""
-        text += "/pingpong" * self.pingpong + "/persistent" * self.persistent
         text += f"/pack{self.pack}" if self.pack != 1 else ""
         return text + ("/split" if self.split else "")
 
@@ -174,6 +167,11 @@ class Blocks:
                     "each, or atomic_dq or ordered_dq, separated by commas"
                 )
         return cls(**given, **flags)  # type: ignore[arg-type]
+
+    @classmethod
+    def recorded(cls, text: str) -> Blocks:
+        """Reads what any version has recorded, without the options that no kernel has any more."""
+        return cls.parse(_REMOVED.sub("", text))
 
     @property
     def adds_dq(self) -> str:
@@ -256,9 +254,6 @@ def supports(config: BlockConfig, problem: Problem, target: Target) -> str | Non
         return f"e4m3 takes sm_89 or later and block_n of at least {_FP8_DEPTH}, got {target.name}"
     if config.split and problem.kernel != "dkv":
         return f"split: the {problem.kernel} kernel has one result, expected the dkv kernel"
-    for name in ("pingpong", "persistent"):
-        if getattr(config, name) and (config.path != "specialised" or problem.kernel != "forward"):
-            return f"{name}: an option of the specialised forward kernel"
     if config.pack > 1 and problem.kernel == "dkv":
         return "pack: the dkv kernel walks the query heads one by one, expected 1"
     if config.block_m < 16 * config.pack:

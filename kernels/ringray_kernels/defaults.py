@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from ringray_kernels.config import BlockConfig, Blocks, Kernel, Problem, Target, supports
+from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem, Target, supports
 
 # By family and kernel: (largest head dim, configuration), in the order of trial.
 _HOPPER: dict[Kernel, list[tuple[int, str]]] = {
@@ -115,31 +115,13 @@ SPECIALISED = {
     256: Blocks.parse("forward=128x64/8/2/specialised"),
 }
 
-# What is the default where those do not compute the problem.
-PORTABLE = {
-    64: Blocks.parse(
-        "forward=128x128/8/3/descriptors,dq=128x64/8/3/descriptors,dkv=64x128/8/2/descriptors"
-    ),
-    128: Blocks.parse(
-        "forward=128x128/8/2/descriptors,dq=128x64/8/2/descriptors,dkv=64x128/8/2/descriptors"
-    ),
-    256: Blocks.parse("forward=128x64/8/2/descriptors"),
-}
-
 # On Hopper, 16 bits, by head dim: other candidates for the fastest configuration of one kernel, in
 # the order of expectation.
 CANDIDATES = {
     128: [
-        Blocks.parse("forward=128x128/8/2/specialised/pingpong"),
-        Blocks.parse("forward=128x128/8/2/specialised/persistent"),
         Blocks.parse("forward=128x128/8/3/descriptors"),
         Blocks.parse("dkv=64x64/4/2/descriptors"),
     ],
-    64: [
-        Blocks.parse("forward=128x128/8/3/specialised/pingpong"),
-        Blocks.parse("forward=128x128/8/3/specialised/persistent"),
-    ],
-    256: [Blocks.parse("forward=128x64/8/2/specialised/persistent")],
 }
 
 
@@ -181,3 +163,13 @@ def default(problem: Problem, target: Target) -> BlockConfig:
         f"no {problem.kernel} configuration for head dim {max(problem.head_dims)}, "
         f"{problem.itemsize}-byte elements, on {target.name}: {reason}"
     )
+
+
+# The defaults on Hopper where the specialised kernels do not compute a problem: those of Blackwell,
+# which has the same table and no specialised kernels.
+PORTABLE = {
+    head_dim: Blocks(
+        **{k: default(Problem(k, head_dim, 2), TARGETS["sm_100"]) for k in blocks.given}  # type: ignore[arg-type]
+    )
+    for head_dim, blocks in SPECIALISED.items()
+}

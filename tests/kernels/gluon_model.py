@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE_S = 300.0
-LOG: list[int] = []  # for source text that tests put into kernels
 FLOOR, LOG2_E, LN_2 = -1.0e30, 1.4426950408889634, 0.6931471805599453
 
 
@@ -238,7 +237,7 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
         text = text.replace(old, new)
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    grid = SimpleNamespace(at=(), of=())
+    grid = SimpleNamespace(at=())
 
     def jit(function: Any = None, **options: Any) -> Any:
         return function if callable(function) else (lambda f: f)
@@ -255,7 +254,6 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
         convert_layout=lambda x, layout: x, load=_load, store=_store, static_range=range,
         allocate_shared_memory=_allocate, warp_specialize=_specialise, float32="float",
         int64="barrier", program_id=lambda axis: grid.at[axis],
-        num_programs=lambda axis: grid.of[axis],
         **dict.fromkeys(
             (
                 "NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout",
@@ -297,12 +295,10 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
 def run_forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, start: np.ndarray, end: np.ndarray, scale: float,
     state: tuple[np.ndarray, np.ndarray] | None, block_n: int, stages: int,
-    replace: dict[str, str] | None = None, last: bool = False, pingpong: bool = False,
-    programs: int | None = None,
+    replace: dict[str, str] | None = None, last: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(out, lse) of the kernel; q, k, v (B, H, S, D) fp16, the state as in the public function;
-    ``last``: it is read and not written, as where the input's dtype is asked for; ``programs``:
-    that many take all blocks, else one takes each."""
+    ``last``: it is read and not written, as where the input's dtype is asked for."""
     names = load_kernels(replace)
     batch, heads, rows, width = q.shape
     in_place = state is not None and not last
@@ -311,12 +307,12 @@ def run_forward(
     earlier = state or (out, lse)
     plan, blocks = _planned(start, end, block_n)
     copies = heads * batch // start.shape[0]
-    for _ in _programs(names, programs or blocks * copies):
+    for _ in _programs(names, blocks * copies):
         names["hopper_forward_kernel"](
             Descriptor(q, 64), Descriptor(k, block_n), Descriptor(v, block_n), Pointer(plan),
             Pointer(start), Pointer(end), Pointer(out), Pointer(lse), *map(Pointer, earlier),
             np.float32(scale * LOG2_E), copies, heads, rows, heads // k.shape[1], width, block_n,
-            stages, state is not None, in_place, pingpong,
+            stages, state is not None, in_place,
         )  # fmt: skip
     return out, lse
 
@@ -331,7 +327,6 @@ def _programs(names: dict[str, Any], programs: int) -> Iterator[None]:
     """Each program of the grid in turn."""
     for at in range(programs):
         names["grid"].at = (Number(at),)
-        names["grid"].of = (Number(programs),)
         yield
 
 

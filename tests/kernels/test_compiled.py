@@ -164,7 +164,7 @@ from ringray_kernels.inspect.report import record
 from tests.kernels.hazards import hazards
 from ringray_kernels.inspect.compiled import Case, compile_case
 from ringray_kernels.defaults import CANDIDATES, SPECIALISED
-every = [(d, one) for d in sorted(SPECIALISED) for one in (SPECIALISED[d], *CANDIDATES[d])]
+every = [(d, one) for d in SPECIALISED for one in (SPECIALISED[d], *CANDIDATES.get(d, ()))]
 chosen = {(kernel, d, config) for d, one in every for kernel, config in one.given.items()}
 for kernel, head_dim, config in sorted(chosen, key=str):
     if config.path != "specialised":

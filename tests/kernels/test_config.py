@@ -22,7 +22,7 @@ from ringray_kernels.defaults import default
 
 TEXTS = [
     "128x64/8/2", "128x64/8/2/descriptors", "64x64/4/3/descriptors/pack4", "16x32/8/1/split",
-    "128x128/8/2/specialised/persistent", "128x128/8/2/specialised/pingpong/persistent",
+    "128x128/8/2/specialised",
 ]  # fmt: skip
 
 
@@ -37,8 +37,11 @@ def test_the_text_of_a_config_is_read_back(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "128", "128x64", "128x64/8", "128x64/8/2/fast", "128x64/8/2/split/pack4", "axb/8/2"],
-)
+    [
+        "", "128", "128x64", "128x64/8", "128x64/8/2/fast", "128x64/8/2/split/pack4", "axb/8/2",
+        "128x128/8/2/specialised/pingpong", "128x128/8/2/specialised/persistent",
+    ],
+)  # fmt: skip
 def test_a_text_that_is_no_config(text: str) -> None:
     with pytest.raises(ValueError, match="block config: got"):
         BlockConfig.parse(text)
@@ -59,6 +62,12 @@ def test_a_text_that_is_no_config(text: str) -> None:
 def test_a_text_that_is_no_blocks(text: str) -> None:
     with pytest.raises(ValueError, match="got"):
         Blocks.parse(text)
+
+
+@pytest.mark.parametrize("options", ["", "/pingpong", "/persistent", "/pingpong/persistent"])
+def test_records_of_older_versions_are_read(options: str) -> None:
+    text = "forward=128x128/8/2/specialised{},dq=128x64/8/4/specialised,atomic_dq"
+    assert str(Blocks.recorded(text.format(options))) == text.format("")
 
 
 @pytest.mark.parametrize("head_dim", range(1, 257))
@@ -99,10 +108,6 @@ REFUSED = {
     "path: specialised is for 16-bit": ("128x64/8/2/specialised", Problem("dq", 64, 4), "sm_90"),
     "path: specialised dq frees a tile late": (
         "128x64/8/2/specialised", Problem("dq", 128, 2), "sm_90",
-    ),
-    "pingpong: an option": ("128x64/8/2/descriptors/pingpong", FORWARD, "sm_90"),
-    "persistent: an option": (
-        "128x64/8/3/specialised/persistent", Problem("dq", 128, 2), "sm_90",
     ),
     "path: specialised takes 128 rows": ("64x64/8/2/specialised", FORWARD, "sm_90"),
     "accumulators take": ("256x128/4/2", FORWARD, "sm_90"),

@@ -282,6 +282,16 @@ def test_a_file_keeps_what_an_entry_says(tmp_path: Path) -> None:
     assert (read.place.device, read.metrics, read.sweep) == ("cuda", {}, "a\ufffd[1m")
 
 
+@pytest.mark.parametrize("option", ["/pingpong", "/persistent", "/pingpong/persistent"])
+def test_a_table_of_an_older_version_is_read(option: str, tmp_path: Path) -> None:
+    """Its entries hold for other kernels, and do not hide those of the present ones."""
+    path = tmp_path / "t.json"
+    text = "forward=128x128/8/2/specialised"
+    older = entry(choice={**CHOICE, "blocks": text + option}, place=replace(PLACE, kernels="older"))
+    tuned.write([older, entry()], path)
+    assert [one.choice["blocks"] for one in tuned.read(path)] == [text, CHOICE["blocks"]]
+
+
 def test_the_op_needs_no_pydantic_until_a_table_exists() -> None:
     code = (
         "import sys; sys.modules['pydantic'] = None\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from ringray_kernels.backends import BLOCKS, on_device
@@ -66,9 +65,4 @@ def _combinations(problem: Problem) -> Iterator[BlockConfig]:
     paths = ("pointers", "descriptors", "specialised")
     every = itertools.product(paths, packs, splits, _TILES, _TILES, _WARPS, _STAGES)
     for path, pack, split, m, n, warps, stages in every:
-        plain = BlockConfig(m, n, warps, stages, path, pack, split)  # type: ignore[arg-type]
-        if path == "specialised" and problem.kernel == "forward":  # the best first
-            for pingpong, persistent in itertools.product((True, False), repeat=2):
-                yield replace(plain, pingpong=pingpong, persistent=persistent)
-        else:
-            yield plain
+        yield BlockConfig(m, n, warps, stages, path, pack, split)  # type: ignore[arg-type]

@@ -167,6 +167,14 @@ def test_tiles_are_query_rows_by_key_rows_of_each_kernel() -> None:
     assert forward.cells[32, 64] == blocks.Cell(5.0, "4/2")
 
 
+def test_tiles_of_an_older_version_are_shown() -> None:
+    texts = [f"forward=128x{n}/8/2/specialised/pingpong/persistent" for n in (64, 128)]
+    rows = [row(i, timed(5.0 + i), blocks=text) for i, text in enumerate(texts)]
+    (forward,), _ = blocks.maps(data.points(rows))
+    details = {place: cell.detail for place, cell in forward.cells.items()}
+    assert details == dict.fromkeys([(64, 128), (128, 128)], "8/2/specialised")
+
+
 def test_what_aten_cuts_is_shown_by_threads() -> None:
     (found,), _ = blocks.maps(data.points(cuts()))
     assert (found.x, found.y) == ("query rows per call", "threads per rank")

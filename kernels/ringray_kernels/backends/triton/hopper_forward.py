@@ -3,14 +3,11 @@
 In Gluon, Triton's low-level dialect, because the portable kernel waits for every product: its
 softmax never overlaps the tensor cores. Here each group issues the product of the next scores and
 that of the last values together, and computes exponentials during the second (FlashAttention-3;
-Shah et al., 2024). With PINGPONG the groups issue their products in turns, so that one computes
-exponentials while the tensor cores work for the other.
+Shah et al., 2024).
 
-A program computes the blocks that a plan names (see ``plan.py``), the heaviest first: one block, or
-with a smaller grid every so-many-th. Tile n of a program, counted over its blocks, uses slot
-``n % STAGES`` and its barriers: the copying warp waits until both groups have freed the slot, fills
-it, and its bytes complete ``full``. So the tiles of the next block arrive during the results of
-this one.
+A program computes one of the blocks that a plan names (see ``plan.py``), the heaviest first. Tile n
+uses slot ``n % STAGES`` and its barriers: the copying warp waits until both groups have freed the
+slot, fills it, and its bytes complete ``full``.
 
 Edge tiles come first, without overlap; whole tiles follow, overlapped. Both groups visit the tiles
 of all 128 rows, so that each tile is loaded once.
@@ -58,47 +55,41 @@ _PARTS = gl.constexpr(
 
 @gluon.jit
 def _copy(
-    plan, turns, copies, heads, group, q_tiles, k_tiles, v_tiles, q_slots, k_slots, v_slots,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    plan, copies, heads, group, q_tiles, k_tiles, v_tiles, q_slots, k_slots, v_slots,
+    q_full, k_full, k_empty, v_full, v_empty,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fills the slots in the order of use: keys one tile ahead of values."""
     BYTES: gl.constexpr = BLOCK_N * D * 2
-    done = 0
-    visits = 0
-    for turn in range(gl.program_id(0), turns, gl.num_programs(0)):
-        batch, head, _, block, low, _, leading, whole, count, _ = _work(turn, plan, copies, heads)
-        kv_head = head // group
-        edges = count - whole
-        mbarrier.wait(q_empty, (visits & 1) ^ 1)
-        mbarrier.expect(q_full, _GROUPS * _ROWS * D * 2)
-        for member in gl.static_range(_GROUPS):
-            begin = (block * _GROUPS + member) * _ROWS
-            _load(q_tiles, [batch, head, begin, 0], q_full, q_slots.index(member))
-        for n in range(count + 1):
-            wanted = n < count
-            at = done + n
-            slot = at % STAGES
-            begin = low + _tile(n, leading, whole, edges) * BLOCK_N
-            mbarrier.wait(k_empty.index(slot), ((at // STAGES) & 1) ^ 1, pred=wanted)
-            mbarrier.expect(k_full.index(slot), BYTES, pred=wanted)
-            _load(
-                k_tiles, [batch, kv_head, begin, 0], k_full.index(slot), k_slots.index(slot),
-                pred=wanted,
-            )  # fmt: skip
-            before = gl.maximum(n - 1, 0)
-            wanted = n > 0
-            at = done + before
-            slot = at % STAGES
-            begin = low + _tile(before, leading, whole, edges) * BLOCK_N
-            mbarrier.wait(v_empty.index(slot), ((at // STAGES) & 1) ^ 1, pred=wanted)
-            mbarrier.expect(v_full.index(slot), BYTES, pred=wanted)
-            _load(
-                v_tiles, [batch, kv_head, begin, 0], v_full.index(slot), v_slots.index(slot),
-                pred=wanted,
-            )  # fmt: skip
-        done += count
-        visits += 1  # noqa: SIM113
+    batch, head, _, block, low, _, leading, whole, count, _ = _work(
+        gl.program_id(0), plan, copies, heads
+    )
+    kv_head = head // group
+    edges = count - whole
+    mbarrier.expect(q_full, _GROUPS * _ROWS * D * 2)
+    for member in gl.static_range(_GROUPS):
+        begin = (block * _GROUPS + member) * _ROWS
+        _load(q_tiles, [batch, head, begin, 0], q_full, q_slots.index(member))
+    for n in range(count + 1):
+        wanted = n < count
+        slot = n % STAGES
+        begin = low + _tile(n, leading, whole, edges) * BLOCK_N
+        mbarrier.wait(k_empty.index(slot), ((n // STAGES) & 1) ^ 1, pred=wanted)
+        mbarrier.expect(k_full.index(slot), BYTES, pred=wanted)
+        _load(
+            k_tiles, [batch, kv_head, begin, 0], k_full.index(slot), k_slots.index(slot),
+            pred=wanted,
+        )  # fmt: skip
+        before = gl.maximum(n - 1, 0)
+        wanted = n > 0
+        slot = before % STAGES
+        begin = low + _tile(before, leading, whole, edges) * BLOCK_N
+        mbarrier.wait(v_empty.index(slot), ((before // STAGES) & 1) ^ 1, pred=wanted)
+        mbarrier.expect(v_full.index(slot), BYTES, pred=wanted)
+        _load(
+            v_tiles, [batch, kv_head, begin, 0], v_full.index(slot), v_slots.index(slot),
+            pred=wanted,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -115,125 +106,110 @@ def _softmax(s, top, total, scale):
 
 @gluon.jit
 def _compute(
-    GROUP: gl.constexpr, plan, turns, copies, heads, issue, q_slots, k_slots, v_slots,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    GROUP: gl.constexpr, plan, copies, heads, q_slots, k_slots, v_slots,
+    q_full, k_full, k_empty, v_full, v_empty,
     start, end, out, lse, state_out, state_lse, scale, query_rows,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
-    HAS_STATE: gl.constexpr, PINGPONG: gl.constexpr,
+    HAS_STATE: gl.constexpr,
 ):  # fmt: skip
-    """Runs one warp group: 64 query rows of each block against every tile, then their ``out`` and
-    ``lse``."""
+    """Runs one warp group: 64 query rows against every tile, then their ``out`` and ``lse``."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_row: gl.constexpr = gl.SliceLayout(1, scores)
-    done = 0
-    visits = 0
-    mine = 1 - GROUP  # the phase of this group's turn; the first is group 0's
-    for turn in range(gl.program_id(0), turns, gl.num_programs(0)):
-        batch, head, bounds, block, low, high, leading, whole, count, gaps = _work(
-            turn, plan, copies, heads
-        )
-        base = block * _GROUPS * _ROWS
-        row = base + GROUP * _ROWS + gl.arange(0, _ROWS, by_row)
-        inside = row < query_rows
-        row = gl.minimum(row, query_rows - 1)
-        edges = count - whole
-        stop = done + count
-        starts = start + bounds.to(gl.int64) * query_rows
-        ends = end + bounds.to(gl.int64) * query_rows
-        first = gl.load(starts + row)
-        last = gl.load(ends + row)
+    batch, head, bounds, block, low, high, leading, whole, count, gaps = _work(
+        gl.program_id(0), plan, copies, heads
+    )
+    base = block * _GROUPS * _ROWS
+    row = base + GROUP * _ROWS + gl.arange(0, _ROWS, by_row)
+    inside = row < query_rows
+    row = gl.minimum(row, query_rows - 1)
+    edges = count - whole
+    starts = start + bounds.to(gl.int64) * query_rows
+    ends = end + bounds.to(gl.int64) * query_rows
+    first = gl.load(starts + row)
+    last = gl.load(ends + row)
 
-        top = gl.full([_ROWS], _FLOOR, gl.float32, by_row)
-        total = gl.zeros([_ROWS, 8], gl.float32, _PARTS)
-        acc = gl.zeros([_ROWS, D], gl.float32, values)
-        mbarrier.wait(q_full, visits & 1)
-        q = q_slots.index(GROUP).reshape([_ROWS, D])
-        for index in range(edges):
-            n = done + index
-            slot = n % STAGES
-            phase = (n // STAGES) & 1
-            begin = low + _tile(index, leading, whole, edges) * BLOCK_N
-            mbarrier.wait(k_full.index(slot), phase)
-            s = warpgroup_mma_wait(0, deps=[_scores(q, k_slots, slot, BLOCK_N, D, scores)])
-            mbarrier.arrive(k_empty.index(slot), count=1)
-            trailing = (index >= leading) | (whole == 0)
-            s = _masked(s, begin, first, last, index < leading, trailing, scores)
-            p, decay, top, total = _softmax(s, top, total, scale)
-            acc = acc * _per_row(decay, values)
-            mbarrier.wait(v_full.index(slot), phase)
-            v = v_slots.index(slot).reshape([BLOCK_N, D])
-            if (begin + BLOCK_N > high) | (gaps != 0):
-                _clean(v, begin, high, gaps, starts, ends, base, query_rows, BLOCK_N, D)
-                fence_async_shared()
-            acc = warpgroup_mma(_as_operand(p, DTYPE, values), v, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(v_empty.index(slot), count=1)
+    top = gl.full([_ROWS], _FLOOR, gl.float32, by_row)
+    total = gl.zeros([_ROWS, 8], gl.float32, _PARTS)
+    acc = gl.zeros([_ROWS, D], gl.float32, values)
+    mbarrier.wait(q_full, 0)
+    q = q_slots.index(GROUP).reshape([_ROWS, D])
+    for n in range(edges):
+        slot = n % STAGES
+        phase = (n // STAGES) & 1
+        begin = low + _tile(n, leading, whole, edges) * BLOCK_N
+        mbarrier.wait(k_full.index(slot), phase)
+        s = warpgroup_mma_wait(0, deps=[_scores(q, k_slots, slot, BLOCK_N, D, scores)])
+        mbarrier.arrive(k_empty.index(slot), count=1)
+        trailing = (n >= leading) | (whole == 0)
+        s = _masked(s, begin, first, last, n < leading, trailing, scores)
+        p, decay, top, total = _softmax(s, top, total, scale)
+        acc = acc * _per_row(decay, values)
+        mbarrier.wait(v_full.index(slot), phase)
+        v = v_slots.index(slot).reshape([BLOCK_N, D])
+        if (begin + BLOCK_N > high) | (gaps != 0):
+            _clean(v, begin, high, gaps, starts, ends, base, query_rows, BLOCK_N, D)
+            fence_async_shared()
+        acc = warpgroup_mma(_as_operand(p, DTYPE, values), v, acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(v_empty.index(slot), count=1)
 
-        if whole > 0:
-            before = (done + edges) % STAGES
-            phase = ((done + edges) // STAGES) & 1
-            mbarrier.wait(k_full.index(before), phase)
-            s = warpgroup_mma_wait(0, deps=[_scores(q, k_slots, before, BLOCK_N, D, scores)])
-            mbarrier.arrive(k_empty.index(before), count=1)
-            p, decay, top, total = _softmax(s, top, total, scale)
-            acc = acc * _per_row(decay, values)
-            weights = _as_operand(p, DTYPE, values)
-            slot, slot_phase = _next(before, phase, STAGES)
-            mbarrier.wait(k_full.index(slot), slot_phase, pred=whole > 1)
-            for n in range(done + edges + 1, stop):
-                if PINGPONG:
-                    mbarrier.wait(issue.index(GROUP), mine)
-                    mine ^= 1
-                s_next = _scores(q, k_slots, slot, BLOCK_N, D, scores)
-                mbarrier.wait(v_full.index(before), phase)
-                v = v_slots.index(before).reshape([BLOCK_N, D])
-                acc_next = warpgroup_mma(weights, v, acc, is_async=True)
-                if PINGPONG:
-                    mbarrier.arrive(issue.index(1 - GROUP), count=1)
-                s = warpgroup_mma_wait(1, deps=[s_next])
-                mbarrier.arrive(k_empty.index(slot), count=1)
-                p, decay, top, total = _softmax(s, top, total, scale)
-                # The wait for the next keys stands between softmax and the wait for the values:
-                # otherwise the assembler moves the latter up, and nothing overlaps.
-                after, after_phase = _next(slot, slot_phase, STAGES)
-                mbarrier.wait(k_full.index(after), after_phase, pred=n + 1 < stop)
-                acc = warpgroup_mma_wait(0, deps=[acc_next])
-                mbarrier.arrive(v_empty.index(before), count=1)
-                acc = acc * _per_row(decay, values)
-                weights = _as_operand(p, DTYPE, values)
-                before, phase = slot, slot_phase
-                slot, slot_phase = after, after_phase
+    if whole > 0:
+        before = edges % STAGES
+        phase = (edges // STAGES) & 1
+        mbarrier.wait(k_full.index(before), phase)
+        s = warpgroup_mma_wait(0, deps=[_scores(q, k_slots, before, BLOCK_N, D, scores)])
+        mbarrier.arrive(k_empty.index(before), count=1)
+        p, decay, top, total = _softmax(s, top, total, scale)
+        acc = acc * _per_row(decay, values)
+        weights = _as_operand(p, DTYPE, values)
+        slot, slot_phase = _next(before, phase, STAGES)
+        mbarrier.wait(k_full.index(slot), slot_phase, pred=whole > 1)
+        for n in range(edges + 1, count):
+            s_next = _scores(q, k_slots, slot, BLOCK_N, D, scores)
             mbarrier.wait(v_full.index(before), phase)
             v = v_slots.index(before).reshape([BLOCK_N, D])
-            acc = warpgroup_mma(weights, v, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            acc_next = warpgroup_mma(weights, v, acc, is_async=True)
+            s = warpgroup_mma_wait(1, deps=[s_next])
+            mbarrier.arrive(k_empty.index(slot), count=1)
+            p, decay, top, total = _softmax(s, top, total, scale)
+            # The wait for the next keys stands between softmax and the wait for the values:
+            # otherwise the assembler moves the latter up, and nothing overlaps.
+            after, after_phase = _next(slot, slot_phase, STAGES)
+            mbarrier.wait(k_full.index(after), after_phase, pred=n + 1 < count)
+            acc = warpgroup_mma_wait(0, deps=[acc_next])
             mbarrier.arrive(v_empty.index(before), count=1)
-        mbarrier.arrive(q_empty, count=1)
-        done = stop
-        visits += 1  # noqa: SIM113
+            acc = acc * _per_row(decay, values)
+            weights = _as_operand(p, DTYPE, values)
+            before, phase = slot, slot_phase
+            slot, slot_phase = after, after_phase
+        mbarrier.wait(v_full.index(before), phase)
+        v = v_slots.index(before).reshape([BLOCK_N, D])
+        acc = warpgroup_mma(weights, v, acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(v_empty.index(before), count=1)
 
-        sums = gl.convert_layout(gl.sum(total, 1), by_row)
-        at = (batch.to(gl.int64) * heads + head) * query_rows + row
-        column = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, values)), 0)
-        places = gl.expand_dims(gl.convert_layout(at, gl.SliceLayout(1, values)), 1) * D + column
-        stored = gl.expand_dims(gl.convert_layout(inside, gl.SliceLayout(1, values)), 1)
-        if HAS_STATE:
-            state_top = gl.load(state_lse + at) * _LOG2_E
-            new_top = gl.maximum(top, state_top)
-            decay = gl.exp2(top - new_top)
-            share = gl.exp2(state_top - new_top)
-            sums = sums * decay + share
-            top = new_top
-            earlier = gl.load(state_out + places)
-            acc = acc * _per_row(decay, values) + earlier * _per_row(share, values)
-        blind = sums == 0.0
-        sums = gl.where(blind, 1.0, sums)
-        found = gl.where(blind, float("-inf"), (top + gl.log2(sums)) * _LN_2)
-        gl.store(lse + at, found, mask=inside)
-        acc = acc * _per_row(1.0 / sums, values)
-        hidden = gl.expand_dims(gl.convert_layout(blind, gl.SliceLayout(1, values)), 1)
-        gl.store(out + places, gl.where(hidden, 0.0, acc).to(out.dtype.element_ty), mask=stored)
+    sums = gl.convert_layout(gl.sum(total, 1), by_row)
+    at = (batch.to(gl.int64) * heads + head) * query_rows + row
+    column = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, values)), 0)
+    places = gl.expand_dims(gl.convert_layout(at, gl.SliceLayout(1, values)), 1) * D + column
+    stored = gl.expand_dims(gl.convert_layout(inside, gl.SliceLayout(1, values)), 1)
+    if HAS_STATE:
+        state_top = gl.load(state_lse + at) * _LOG2_E
+        new_top = gl.maximum(top, state_top)
+        decay = gl.exp2(top - new_top)
+        share = gl.exp2(state_top - new_top)
+        sums = sums * decay + share
+        top = new_top
+        earlier = gl.load(state_out + places)
+        acc = acc * _per_row(decay, values) + earlier * _per_row(share, values)
+    blind = sums == 0.0
+    sums = gl.where(blind, 1.0, sums)
+    found = gl.where(blind, float("-inf"), (top + gl.log2(sums)) * _LN_2)
+    gl.store(lse + at, found, mask=inside)
+    acc = acc * _per_row(1.0 / sums, values)
+    hidden = gl.expand_dims(gl.convert_layout(blind, gl.SliceLayout(1, values)), 1)
+    gl.store(out + places, gl.where(hidden, 0.0, acc).to(out.dtype.element_ty), mask=stored)
 
 
 @gluon.jit(do_not_specialize=["copies", "heads", "query_rows", "group"])
@@ -241,9 +217,9 @@ def hopper_forward_kernel(
     q_tiles, k_tiles, v_tiles, plan, start, end, out, lse, state_out, state_lse, scale,
     copies, heads, query_rows, group,
     D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    HAS_STATE: gl.constexpr, IN_PLACE: gl.constexpr, PINGPONG: gl.constexpr,
+    HAS_STATE: gl.constexpr, IN_PLACE: gl.constexpr,
 ):  # fmt: skip
-    """Computes the blocks of 128 query rows that ``plan`` names, of all heads; see
+    """Program n computes the n-th block of 128 query rows in the order of ``plan``; see
     ``forward_kernel``.
 
     ``q_tiles`` describes q in (1, 1, 64, D) blocks, ``k_tiles`` and ``v_tiles`` K and V in
@@ -252,22 +228,18 @@ def hopper_forward_kernel(
     """
     DTYPE: gl.constexpr = q_tiles.dtype
     # Blocks that see nothing come last, and are left as they are if in place.
-    turns = gl.load(plan + (0 if IN_PLACE else 1)) * copies
+    if IN_PLACE and gl.program_id(0) >= gl.load(plan) * copies:
+        return
     q_slots = gl.allocate_shared_memory(DTYPE, [_GROUPS, 1, 1, _ROWS, D], q_tiles.layout)
     k_slots = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, D], k_tiles.layout)
     v_slots = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, D], v_tiles.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [1], barrier)
-    q_empty = gl.allocate_shared_memory(gl.int64, [1], barrier)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    issue = gl.allocate_shared_memory(gl.int64, [_GROUPS, 1], barrier)
     mbarrier.init(q_full, count=1)
-    mbarrier.init(q_empty, count=_GROUPS)
-    for member in gl.static_range(_GROUPS):
-        mbarrier.init(issue.index(member), count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(k_full.index(slot), count=1)
         mbarrier.init(k_empty.index(slot), count=_GROUPS)
@@ -276,20 +248,20 @@ def hopper_forward_kernel(
     gl.warp_specialize(
         [
             (_compute, (
-                0, plan, turns, copies, heads, issue, q_slots, k_slots, v_slots,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                0, plan, copies, heads, q_slots, k_slots, v_slots,
+                q_full, k_full, k_empty, v_full, v_empty,
                 start, end, out, lse, state_out, state_lse, scale, query_rows,
-                BLOCK_N, D, STAGES, DTYPE, HAS_STATE, PINGPONG,
+                BLOCK_N, D, STAGES, DTYPE, HAS_STATE,
             )),
             (_compute, (
-                1, plan, turns, copies, heads, issue, q_slots, k_slots, v_slots,
-                q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                1, plan, copies, heads, q_slots, k_slots, v_slots,
+                q_full, k_full, k_empty, v_full, v_empty,
                 start, end, out, lse, state_out, state_lse, scale, query_rows,
-                BLOCK_N, D, STAGES, DTYPE, HAS_STATE, PINGPONG,
+                BLOCK_N, D, STAGES, DTYPE, HAS_STATE,
             )),
             (_copy, (
-                plan, turns, copies, heads, group, q_tiles, k_tiles, v_tiles,
-                q_slots, k_slots, v_slots, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                plan, copies, heads, group, q_tiles, k_tiles, v_tiles,
+                q_slots, k_slots, v_slots, q_full, k_full, k_empty, v_full, v_empty,
                 BLOCK_N, D, STAGES,
             )),
         ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -24,8 +23,6 @@ from ringray_kernels.backends.triton.hopper_forward import hopper_forward_kernel
 from ringray_kernels.backends.triton.plan import tile_plan
 from ringray_kernels.config import BlockConfig
 
-_MULTIPROCESSORS = 132  # of an H200, for a launch that is compiled without a GPU
-
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """Describes ``x`` (B, H, S, D), 16-bit elements, in blocks of ``rows`` rows of one head."""
@@ -34,21 +31,13 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), legal_strides(x), block, layout)
 
 
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _blocks(
-    start: Tensor, end: Tensor, rows: int, tile: int, batch: int, heads: int, programs: int | None
+    start: Tensor, end: Tensor, rows: int, tile: int, batch: int, heads: int
 ) -> tuple[tuple[int, int, int], Tensor, int]:
-    """Returns the grid, the plan, and the heads that each of its blocks stands for; at most
-    ``programs``."""
+    """Returns the grid, the plan, and the heads that each of its blocks stands for."""
     plan = tile_plan(start, end, rows, tile)
     copies = heads * batch // start.shape[0]
-    blocks = (plan.shape[0] - 1) * copies
-    return (min(blocks, programs or blocks), 1, 1), plan, copies
+    return ((plan.shape[0] - 1) * copies, 1, 1), plan, copies
 
 
 def _options(config: BlockConfig) -> dict[str, Any]:
@@ -65,8 +54,7 @@ def forward(operands: Operands, result: State, state: State | None, config: Bloc
     if scale < 0:
         q, scale = -q, -scale
     batch, heads, rows, head_dim = q.shape
-    programs = _multiprocessors(q.device) if config.persistent else None
-    grid, plan, copies = _blocks(start, end, config.block_m, config.block_n, batch, heads, programs)
+    grid, plan, copies = _blocks(start, end, config.block_m, config.block_n, batch, heads)
     return Launch(
         hopper_forward_kernel,
         grid,
@@ -83,7 +71,6 @@ def forward(operands: Operands, result: State, state: State | None, config: Bloc
             "BLOCK_N": config.block_n,
             "HAS_STATE": state is not None,
             "IN_PLACE": state is not None and state.out is result.out,
-            "PINGPONG": config.pingpong,
             **_options(config),
         },
     )  # fmt: skip
@@ -97,7 +84,7 @@ def dkv(
     q, k, v, _, _, scale, *_ = operands
     dout, _, lse, delta, _, dk, dv = given
     batch, kv_heads, keys, head_dim = k.shape
-    grid, plan, copies = _blocks(first, stop, config.block_n, config.block_m, batch, kv_heads, None)
+    grid, plan, copies = _blocks(first, stop, config.block_n, config.block_m, batch, kv_heads)
     return Launch(
         hopper_dkv_kernel,
         grid,
@@ -119,7 +106,7 @@ def dq(operands: Operands, given: BackwardOperands, config: BlockConfig) -> Laun
     q, k, v, start, end, scale, *_ = operands
     dout, _, lse, delta, dq, _, _ = given
     batch, heads, rows, head_dim = q.shape
-    grid, plan, copies = _blocks(start, end, config.block_m, config.block_n, batch, heads, None)
+    grid, plan, copies = _blocks(start, end, config.block_m, config.block_n, batch, heads)
     return Launch(
         hopper_dq_kernel,
         grid,

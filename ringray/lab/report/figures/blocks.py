@@ -69,7 +69,7 @@ def _cuts(
     if isinstance(blocks, int):
         yield "", (blocks, config["threads"]), ""
     elif blocks is not None:
-        for kernel, one in Blocks.parse(blocks).given.items():
+        for kernel, one in Blocks.recorded(blocks).given.items():
             yield kernel, (one.block_n, one.block_m), str(one).partition("/")[2]
 
 
