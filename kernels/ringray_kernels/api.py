@@ -80,14 +80,6 @@ class Features(NamedTuple):
 PLAIN = Features()
 
 
-def features(
-    v: Tensor, softcap: float | None = None, *, biased: bool = False, dropout: bool = False,
-    quantized: bool = False,
-) -> Features:  # fmt: skip
-    """Returns what a problem with values ``v`` asks of a backend."""
-    return Features(v.shape[-1], softcap, biased, dropout, quantized)
-
-
 class BackwardOperands(NamedTuple):
     """The further arguments of a backward pass, checked; see ``backward``."""
 
@@ -205,10 +197,7 @@ def _checked(operands: Operands, backend: str) -> Backend:
         expect("bias.values", bias.values, shape, torch.float32, q.device)
         for grad in bias.grads:
             expect("bias.grads", grad, shape[1:], torch.float32, q.device)
-    asked = features(
-        v, softcap, biased=bias is not None, dropout=dropout is not None,
-        quantized=scales is not None,
-    )  # fmt: skip
+    asked = Features(v.shape[3], softcap, bias is not None, dropout is not None, scales is not None)
     backend = resolve_backend(backend, q, asked)
     check_blocks(blocks, backend)
     return load_backend(backend)

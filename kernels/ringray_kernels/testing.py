@@ -156,30 +156,14 @@ def oracle(
 
 
 def yardstick(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor | None,
-    seen: Tensor,
-    *,
-    scale: float,
-    causal: bool,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-    factors: Tensor | None = None,
-    table: Tensor | None = None,
-    fp8: bool = False,
-) -> Gradients:
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
+    causal: bool, fp8: bool = False, **scoring: Any,
+) -> Gradients:  # fmt: skip
     """Computes single-process *flash* SDPA on the same inputs in the same dtype, never its math
     path; and what that does not compute by the same arithmetic, see ``_like_flash``. ``fp8``:
-    weights are e4m3."""
-    more: dict[str, Any] = {
-        "softcap": softcap, "sinks": sinks, "slopes": slopes, "factors": factors,
-        "table": table,
-    }  # fmt: skip
-    if q.shape[-1] != v.shape[-1] or fp8 or any(x is not None for x in more.values()):
-        return _like_flash(q, k, v, dout, seen, scale=scale, fp8=fp8, **more)
+    weights are e4m3; ``scoring``: softcap to table, as for ``oracle``."""
+    if q.shape[-1] != v.shape[-1] or fp8 or any(x is not None for x in scoring.values()):
+        return _like_flash(q, k, v, dout, seen, scale=scale, fp8=fp8, **scoring)
     leaves = [
         x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(dout is not None)
         for x in (q, k, v)
@@ -203,8 +187,8 @@ def yardstick(
 
 def _like_flash(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
-    softcap: float | None, sinks: Tensor | None, slopes: Tensor | None, factors: Tensor | None,
-    table: Tensor | None, fp8: bool,
+    fp8: bool, softcap: float | None = None, sinks: Tensor | None = None,
+    slopes: Tensor | None = None, factors: Tensor | None = None, table: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
     """Computes attention with the roundings of a flash kernel: scores and sums in fp32, operands of
     products and results in the dtype of the inputs."""

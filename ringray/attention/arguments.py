@@ -33,7 +33,7 @@ from ringray.comm.ring import Comm
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
-from ringray_kernels.api import Features, check_blocks, features, resolve_backend
+from ringray_kernels.api import Features, check_blocks, resolve_backend
 from ringray_kernels.checks import check_qkv, unusable_scale, unusable_softcap
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import POSITIONS, SEEDS, unusable_dropout
@@ -148,9 +148,7 @@ def prepare(
                 "a call under torch.no_grad(): backward passes have 16 or 32 bits"
             )
         biased = slopes is not None or besides.distance_bias is not None
-        asked = features(
-            v, options.softcap, biased=biased, dropout=options.dropout_p > 0, quantized=quantized
-        )
+        asked = Features(v.shape[3], options.softcap, biased, options.dropout_p > 0, quantized)
         options = filled(q, k, asked, documents, options, comm, needs_grad=needs_grad)
         problem = _describe(q, k, v, asked, documents, slopes, options, comm)
         call = _call(problem, q, k, v, besides, slopes, options.transport, needs_grad)

@@ -32,7 +32,7 @@ from ringray.comm.ring import connect
 from ringray.traffic.mask import Mask
 from ringray.traffic.tree import meetings
 from ringray_kernels import State
-from ringray_kernels.api import features, resolve_backend
+from ringray_kernels.api import Features, resolve_backend
 from ringray_kernels.checks import check_qkv, unusable_scale, unusable_softcap
 from ringray_kernels.merge import merge_, merge_sinks_, merged
 from ringray_kernels.modes import autocast
@@ -188,7 +188,7 @@ def _problem(
     if wrong := unusable_scale(factor) or unusable_softcap(softcap):
         raise ValueError(wrong)
     cap = None if softcap is None else float(softcap)
-    backend = resolve_backend(backend, q, features(cache.v, cap))
+    backend = resolve_backend(backend, q, Features(cache.v.shape[3], cap))
     return _Problem(float(factor), cap, sinks is not None, window, global_tokens, backend)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
-from ringray_kernels.api import features, resolve_backend
+from ringray_kernels.api import Features, resolve_backend
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def filled(
     options = options._replace(
         partition=found.partition, transport=found.transport, backward=found.backward
     )
-    if options.blocks is not None or asked != features(q):
+    if options.blocks is not None or asked != Features(q.shape[3]):
         return options  # choices are tuned for plain attention
     try:
         backend = resolve_backend(found.backend, q, asked)

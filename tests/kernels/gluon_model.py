@@ -281,14 +281,10 @@ def load_kernels(replace: dict[str, str] | None = None) -> dict[str, Any]:
         "warpgroup_mma_wait": _wait,
         "warpgroup_mma_init": lambda x: x,
         "COLUMNS": COLUMNS,
-        "tiles": SimpleNamespace(
-            FLOOR=SimpleNamespace(value=FLOOR),
-            LOG2_E=SimpleNamespace(value=LOG2_E),
-            LN_2=SimpleNamespace(value=LN_2),
-        ),
+        "tiles": SimpleNamespace(FLOOR=FLOOR, LOG2_E=LOG2_E, LN_2=LN_2),
     }
     exec(compile(tree, "hopper", "exec"), names)
-    names["grid"] = grid
+    names |= {"grid": grid, "hopper": SimpleNamespace(**names)}  # all files share their names
     return names
 
 

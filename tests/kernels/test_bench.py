@@ -172,8 +172,7 @@ def test_contenders_take_turns_with_fixed_counts() -> None:
     found = timing.interleaved(calls, CPU, timing.Effort(rounds=6, sample_ms=0.0))
     assert all(isinstance(one, timing.Timing) and one.calls == 1 for one in found.values())
     assert "".join(log[-18:]) == "abcbcacababcbcacab"
-    assert timing.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert timing.percentile([0.0, 10.0], 0.2) == 2.0
+    assert timing.Timing.of([10.0, 0.0], 3) == timing.Timing(5.0, 2.0, 8.0, 3)
 
 
 @pytest.mark.parametrize("partition", problems.PARTITIONS)

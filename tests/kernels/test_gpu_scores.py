@@ -13,7 +13,7 @@ import torch
 
 import ringray
 from ringray_kernels import testing
-from ringray_kernels.api import features, load_backend
+from ringray_kernels.api import Features, load_backend
 from ringray_kernels.backends import BACKENDS
 from tests.support.backend_problems import DROPOUT_SEED, Problem, Result, check
 
@@ -46,8 +46,8 @@ def test_scores(device: str, backend: str, name: str) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         problem = Problem(dtype=dtype, **SHARED, **PROBLEMS[name])
         q, k, v, dout = (x.to(device) for x in problem.inputs)
-        asked = features(
-            v, problem.softcap, dropout=problem.dropout_p > 0,
+        asked = Features(
+            v.shape[3], problem.softcap, dropout=problem.dropout_p > 0,
             biased=problem.slopes is not None or problem.table is not None,
         )  # fmt: skip
         if load_backend(backend).unsupported(q, asked) is not None:
@@ -73,7 +73,7 @@ def test_scores(device: str, backend: str, name: str) -> None:
 def test_8_bits(device: str, backend: str) -> None:
     problem = Problem(dtype=torch.bfloat16, **SHARED)
     q, k, v, _ = problem.inputs
-    asked = features(v, None, biased=False, dropout=False, quantized=True)
+    asked = Features(v.shape[3], quantized=True)
     if reason := load_backend(backend).unsupported(q.to(device), asked):
         pytest.skip(reason)
     with torch.no_grad():

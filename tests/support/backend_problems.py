@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ringray_kernels import Blocks, State, testing
-from ringray_kernels.api import backward, features, forward, load_backend
+from ringray_kernels.api import Features, backward, forward, load_backend
 from ringray_kernels.bias import Bias
 from ringray_kernels.dropout import Dropout
 from ringray_kernels.intervals import Positions, intervals, visible_ranges
@@ -230,7 +230,7 @@ def able(backend: str, problem: Problem) -> bool:
     everyone = torch.arange(problem.rows)
     bias = problem.bias(everyone)
     dropout = Dropout(problem.dropout_p, DROPOUT_SEED) if problem.dropout_p else None
-    asked = features(v, problem.softcap, biased=bias is not None, dropout=dropout is not None)
+    asked = Features(v.shape[3], problem.softcap, bias is not None, dropout is not None)
     if load_backend(backend).unsupported(q, asked) is None:
         return True
     start, end = problem.intervals(everyone)

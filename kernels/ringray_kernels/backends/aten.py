@@ -101,8 +101,11 @@ def _positive(operands: Operands) -> Operands:
 
 
 def _one_width(*tensors: Tensor) -> list[Tensor]:
-    """Pads head dims with zeros to the largest of them; zeros change no product."""
+    """Pads head dims with zeros to the largest of them, on a GPU to a size that its kernels take;
+    zeros change no product."""
     width = max(x.shape[-1] for x in tensors)
+    if not fused.on_cpu(tensors[0]):
+        width += -width % fused.HEAD_DIM_ALIGNMENT
     return [x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in tensors]
 
 

@@ -1,7 +1,7 @@
 """PyTorch's fused attention calls that return lse, behind one pair of functions.
 
-Shapes as in SDPA, equal head counts (shared heads by stride 0) and head dims, ``mask`` additive
-(Sq, Sk) or None.
+Shapes as in SDPA, equal head counts (shared heads by stride 0) and head dims, which on CUDA are
+multiples of ``HEAD_DIM_ALIGNMENT``, ``mask`` additive (Sq, Sk) or None.
 On CPU the flash kernel computes everything; on CUDA it computes bf16 and fp16 without a mask, and
 the memory-efficient kernel the rest.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 _ops = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
 _MASK_ALIGNMENT = 16  # elements: the memory-efficient kernel needs aligned rows of its bias
-_HEAD_DIM_ALIGNMENT = 8  # elements: CUDA's fused kernels take no other head dims
+HEAD_DIM_ALIGNMENT = 8  # elements: CUDA's fused kernels take no other head dims
 _FLASH_HEAD_DIM = 256  # elements: the most that CUDA's flash kernel takes
 # Rows to which NVIDIA's memory-efficient kernel pads lse; AMD's does not.
 _LSE_ALIGNMENT = 1 if torch.version.hip else 32
@@ -37,14 +37,6 @@ def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     return rows.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
-def _wide_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Pads head dims with zeros to a size that CUDA's kernels take; zeros change no product."""
-    padding = -tensors[0].shape[-1] % _HEAD_DIM_ALIGNMENT
-    if not padding:
-        return tensors
-    return tuple(torch.nn.functional.pad(x, (0, padding)) for x in tensors)
-
-
 def forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -54,8 +46,6 @@ def forward(
             q, k, v, 0.0, causal, attn_mask=mask, scale=scale
         )
         return out, lse
-    head_dim, rows = q.shape[-1], q.shape[2]
-    q, k, v = _wide_heads(q, k, v)
     if _flash(q, mask):
         out, lse, *_ = _ops._scaled_dot_product_flash_attention(
             q, k, v, 0.0, causal, False, scale=scale
@@ -64,7 +54,7 @@ def forward(
         out, lse, *_ = _ops._scaled_dot_product_efficient_attention(
             q, k, v, _aligned(mask, q, k), True, 0.0, causal, scale=scale
         )
-    return out[..., :head_dim], lse[:, :, :rows]
+    return out, lse[:, :, : q.shape[2]]
 
 
 def backward(
@@ -86,8 +76,7 @@ def backward(
             dout, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
         )
         return grads
-    head_dim, rows = q.shape[-1], q.shape[2]
-    dout, q, k, v, out = _wide_heads(dout, q, k, v, out)
+    rows = q.shape[2]
     no_seed = torch.zeros((), dtype=torch.uint64, device=q.device)  # dropout is 0: unused
     if _flash(q, mask):
         query_lengths = key_lengths = None  # undefined tensors: others ask for packed sequences
@@ -95,15 +84,13 @@ def backward(
             dout, q, k, v, out, lse.contiguous(), query_lengths, key_lengths, rows, k.shape[2], 0.0,
             causal, no_seed, no_seed, scale=scale,
         )  # fmt: skip
-    else:
-        # In 16 bits the kernel computes delta from rows of ``out`` that are H * D elements apart,
-        # whatever its strides.
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        lse = torch.nn.functional.pad(lse, (0, -rows % _LSE_ALIGNMENT), value=torch.inf)
-        *grads_, _ = _ops._scaled_dot_product_efficient_attention_backward(
-            dout, q, k, v, _aligned(mask, q, k), out, lse, no_seed, no_seed, 0.0,
-            [True, True, True, False], causal, scale=scale,
-        )  # fmt: skip
-        grads = tuple(grads_)
-    dq, dk, dv = (grad[..., :head_dim] for grad in grads)
+        return grads
+    # In 16 bits the kernel computes delta from rows of ``out`` that are H * D elements apart,
+    # whatever its strides.
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    lse = torch.nn.functional.pad(lse, (0, -rows % _LSE_ALIGNMENT), value=torch.inf)
+    dq, dk, dv, _ = _ops._scaled_dot_product_efficient_attention_backward(
+        dout, q, k, v, _aligned(mask, q, k), out, lse, no_seed, no_seed, 0.0,
+        [True, True, True, False], causal, scale=scale,
+    )  # fmt: skip
     return dq, dk, dv

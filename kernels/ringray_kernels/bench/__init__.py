@@ -11,7 +11,6 @@ virtual     hops of a ring on one device
 targets     figures to reach on an H200
 report      printed tables
 watchdog    end of a run that hangs
-smoke       tiny problems with every kind of call
 session     a whole run in one process
 stages      parts of a run in processes of their own
 first_light their order and limits

@@ -163,13 +163,14 @@ def _list(args: argparse.Namespace) -> int:
     from ringray_kernels.bench import problems
     from ringray_kernels.bench.contenders import CONTENDERS
 
+    def names(which: problems.Which) -> list[str]:
+        device = args.device or "cuda"
+        cases = [*problems.points(which, device), *problems.virtual_points(which, device)]
+        return [case.names[0] for case in cases]
+
     print("contenders:", ", ".join(CONTENDERS))
-    device = args.device or "cuda"
-    quick = {point.name for point in problems.points("quick", device)}
-    quick |= {ring.name("forward") for ring in problems.virtual_points("quick", device)}
-    every = [point.name for point in problems.points("all", device)]
-    every += [ring.name("forward") for ring in problems.virtual_points("all", device)]
-    for name in every:
+    quick = names("quick")
+    for name in names("all"):
         print(f"{name}{'  (quick too)' if name in quick else ''}")
     return EXIT_OK
 

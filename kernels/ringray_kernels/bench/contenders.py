@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import ringray_kernels
-from ringray_kernels.api import State, features, load_backend
+from ringray_kernels.api import Features, State, load_backend
 from ringray_kernels.backends import BLOCKS, on_device
 from ringray_kernels.bench.flex import flex
 from ringray_kernels.bench.problems import Inputs, Point
@@ -94,7 +94,7 @@ class Ringray:
             return None
         module = load_backend(self.backend_on(device))
         like = torch.empty(1, 1, 0, point.head_dim, dtype=point.torch_dtype, device=device)
-        return module.unsupported(like, features(like, quantized=True))
+        return module.unsupported(like, Features(point.head_dim, quantized=True))
 
     def prepare(self, point: Point, inputs: Inputs) -> Callable[[], Results]:
         device = inputs.q.device
@@ -336,16 +336,15 @@ def _rated_on_gpu(point: Point, device: torch.device) -> str | None:
     return _gpu_only(point, device) if rated(point) else "tuned where a rate is a target"
 
 
-_CANDIDATES: dict[str, dict[int, Blocks]] = {}  # by name and head dim, in order of expected rank
-for _head_dim, _every in CANDIDATES.items():
-    for _blocks in _every:
-        _CANDIDATES.setdefault(f"ringray-{_blocks}".replace(",", "+"), {})[_head_dim] = _blocks
-
 # Ours first: a run that is cut short has measured them.
 CONTENDERS: dict[str, Contender] = {
     "ringray": Ringray(),
     "ringray-portable": HopperBlocks(by_head_dim=PORTABLE),
-    **{name: HopperBlocks(by_head_dim=found) for name, found in _CANDIDATES.items()},
+    **{
+        f"ringray-{blocks}".replace(",", "+"): HopperBlocks(by_head_dim={head_dim: blocks})
+        for head_dim, every in CANDIDATES.items()
+        for blocks in every
+    },
     "ringray-ordered": Ringray(Blocks(ordered_dq=True)),
     "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
     "ringray-fp8": Ringray(quantized=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -58,8 +57,6 @@ def memory_bytes(device: torch.device) -> int:
 
 def _ask(command: list[str], cwd: Path | None = None) -> str | None:
     """Returns the first line that a command prints, or None."""
-    if not shutil.which(command[0]):
-        return None
     try:
         done = subprocess.run(
             command, cwd=cwd, capture_output=True, text=True, timeout=5, check=True

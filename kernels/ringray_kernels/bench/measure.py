@@ -59,19 +59,9 @@ class Record:
     def json(self, environment: dict[str, Any], clocks: dict[str, str] | None) -> str:
         """Returns one JSON line; NaN and infinity become text, since JSON lacks them."""
         content = asdict(self)
-        line = {**content, **content.pop("more"), "clocks": clocks, "environment": environment}
-        line.pop("more", None)
-        return json.dumps(_finite(line), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        more = content.pop("more")
+        line = json.dumps({**content, **more, "clocks": clocks, "environment": environment})
+        return json.dumps(json.loads(line, parse_constant=lambda name: str(float(name))))
 
 
 def earlier(path: Path, here: dict[str, Any]) -> list[Record]:

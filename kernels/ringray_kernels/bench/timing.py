@@ -46,10 +46,10 @@ class Timing:
     p80_ms: float
     calls: int
 
-
-def percentile(samples: Sequence[float], share: float) -> float:
-    """Returns the quantile ``share`` of the samples, with linear interpolation."""
-    return float(np.quantile(samples, share))
+    @classmethod
+    def of(cls, samples: Sequence[float], calls: int = 1) -> Timing:
+        """Returns the quantiles of the samples, with linear interpolation."""
+        return cls(*np.quantile(samples, (0.5, 0.2, 0.8)).tolist(), calls)
 
 
 def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
@@ -103,9 +103,7 @@ def interleaved(
             else:
                 samples[name].append(one)
     timings: dict[str, Timing | Exception] = {
-        name: Timing(
-            percentile(found, 0.5), percentile(found, 0.2), percentile(found, 0.8), counts[name]
-        )
+        name: Timing.of(found, counts[name])
         for name, found in samples.items()
         if name not in failed
     }

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,25 +44,26 @@ class _Hop(NamedTuple):
 
 @dataclass
 class _Rank:
-    """A rank's positions in the sequence, its shard, and its hops in each pass."""
+    """A rank's positions in the sequence, its shard, its hops in each pass, and its results so far.
+    ``grads``: of its shard's q, k and v, fp32."""
 
     positions: Tensor
     shard: Inputs
     forward: list[_Hop]
     backward: list[_Hop]
+    state: State = field(init=False)
+    delta: Tensor = field(init=False)
+    grads: list[Tensor] = field(init=False)
 
 
 class VirtualRing:
-    """All ranks of one virtual ring, and their results so far."""
+    """All ranks of one virtual ring."""
 
     def __init__(self, point: VirtualPoint, inputs: Inputs, backend: str) -> None:
         self.inputs = inputs
         self.device = inputs.q.device
         self.more: dict[str, Any] = {"scale": point.whole.scale, "backend": backend}
         self.ranks = [self._rank(point, rank, backend) for rank in range(point.world_size)]
-        self.states: list[State] = []
-        self.deltas: list[Tensor] = []
-        self.grads: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def _rank(self, point: VirtualPoint, rank: int, backend: str) -> _Rank:
         hops = pkgutil.resolve_name(HOPS)
@@ -75,7 +77,6 @@ class VirtualRing:
 
     def forward(self, clock: Clock) -> None:
         """Runs the forward hops of all ranks and times each call."""
-        self.states = []
         for rank in self.ranks:
             clock.head_start()
             state: State | None = None
@@ -88,35 +89,32 @@ class VirtualRing:
                     out_dtype=out_dtype, **self.more,
                 )  # fmt: skip
             assert state is not None
-            self.states.append(state)
+            rank.state = state
 
     def prepare_backward(self) -> None:
         """Computes delta and zeroes the gradients, after the last forward."""
-        self.deltas, self.grads = [], []
-        for rank, state in zip(self.ranks, self.states, strict=True):
-            shard = rank.shard
-            backend = self.more["backend"]
-            self.deltas.append(ringray_kernels.delta(shard.dout, *state, backend=backend))
-            dq, dk, dv = (
-                torch.zeros(x.shape, dtype=torch.float32, device=self.device) for x in shard[:3]
-            )
-            self.grads.append((dq, dk, dv))
+        backend = self.more["backend"]
+        for rank in self.ranks:
+            rank.delta = ringray_kernels.delta(rank.shard.dout, *rank.state, backend=backend)
+            rank.grads = [
+                torch.zeros(x.shape, dtype=torch.float32, device=self.device)
+                for x in rank.shard[:3]
+            ]
 
     def backward(self, clock: Clock) -> None:
         """Runs the backward hops of all ranks and times each call.
 
         Ranks add dK and dV to their owner's; a real ring sends the sums.
         """
-        for rank, state, delta, grads in zip(
-            self.ranks, self.states, self.deltas, self.grads, strict=True
-        ):
+        for rank in self.ranks:
             clock.head_start()
             for hop in rank.backward:
                 k, v = self._cut(hop)
-                dk, dv = (x[:, :, hop.rows] for x in self.grads[hop.owner][1:])
+                dk, dv = (x[:, :, hop.rows] for x in self.ranks[hop.owner].grads[1:])
                 clock.time(
-                    ringray_kernels.backward, rank.shard.dout, rank.shard.q, k, v, state.lse, delta,
-                    hop.start, hop.end, dq=grads[0], dk=dk, dv=dv, out=state.out, **self.more,
+                    ringray_kernels.backward, rank.shard.dout, rank.shard.q, k, v, rank.state.lse,
+                    rank.delta, hop.start, hop.end, dq=rank.grads[0], dk=dk, dv=dv,
+                    out=rank.state.out, **self.more,
                 )  # fmt: skip
 
     def assembled(self, direction: Direction) -> dict[str, Tensor]:
@@ -131,9 +129,9 @@ class VirtualRing:
             return result
 
         if direction == "forward":
-            return {"out": whole([state.out for state in self.states])}
+            return {"out": whole([rank.state.out for rank in self.ranks])}
         names = ("dq", "dk", "dv")
-        return {n: whole([grads[i] for grads in self.grads]) for i, n in enumerate(names)}
+        return {n: whole([rank.grads[i] for rank in self.ranks]) for i, n in enumerate(names)}
 
 
 @lru_cache(maxsize=1)
@@ -204,7 +202,6 @@ class VirtualBench:
         clock: Clock,
         verdict: checks.Verdict,
     ) -> Record:
-        case = point.name(direction)
         once: list[float] = []
         hops: list[list[float]] = []
         for _ in range(self.rounds):
@@ -212,18 +209,13 @@ class VirtualBench:
             once += clock.milliseconds()
             getattr(ring, direction)(clock)
             hops.append(clock.milliseconds())
-        counts = [len(getattr(rank, direction)) for rank in ring.ranks]
-        medians = [timing.percentile(samples, 0.5) for samples in zip(*hops, strict=True)]
-        by_rank = [
-            medians[sum(counts[:rank]) : sum(counts[: rank + 1])] for rank in range(len(counts))
-        ]
+        medians = iter(np.median(hops, 0).tolist())
+        by_rank = [[next(medians) for _ in getattr(rank, direction)] for rank in ring.ranks]
         ranks_ms = [sum(one) for one in by_rank]
-        one_call = timing.percentile(once, 0.5)
-        sums = [sum(one) for one in hops]
-        total = timing.Timing(
-            sum(medians), timing.percentile(sums, 0.2), timing.percentile(sums, 0.8), 1
-        )
+        one_call = float(np.median(once))
+        total = replace(timing.Timing.of([sum(one) for one in hops]), median_ms=sum(ranks_ms))
         flops = replace(point.whole, direction=direction).flops
+        case = point.name(direction)
         record = measure.timed(case, "ringray", flops, verdict, total, self.peak)
         if record.status == "ok":
             record.more = {

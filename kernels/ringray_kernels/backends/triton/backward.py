@@ -21,25 +21,7 @@ and the hardware chooses the order of the additions, and so the last bits of dQ.
 import triton
 import triton.language as tl
 
-from ringray_kernels.backends.triton.tiles import (
-    DROPS,
-    LOG2_E,
-    await_value,
-    bias_of,
-    biased,
-    edge_tile,
-    load_parts,
-    load_tile,
-    narrow,
-    plan_tiles,
-    product,
-    publish_value,
-    staying,
-    store_parts,
-    store_tile,
-    tanh,
-    zero_parts,
-)
+from ringray_kernels.backends.triton import tiles
 
 
 @triton.jit
@@ -52,8 +34,8 @@ def _add_dq(dq, rows, present, part, FIRST: tl.constexpr, WIDTH: tl.constexpr,
         mask = present[:, None] & (columns < HEAD_DIM)[None, :]
         tl.atomic_add(dq + at[:, None] + columns[None, :], part, mask=mask, sem="relaxed")
     else:
-        part += load_tile(dq, at, present, 1, 1, FIRST, WIDTH, HEAD_DIM, True)
-        store_tile(dq, at, present, 1, part, FIRST, WIDTH, HEAD_DIM)
+        part += tiles.load_tile(dq, at, present, 1, 1, FIRST, WIDTH, HEAD_DIM, True)
+        tiles.store_tile(dq, at, present, 1, part, FIRST, WIDTH, HEAD_DIM)
 
 
 @triton.jit
@@ -91,47 +73,53 @@ def _dkv_step(
     else:
         q += begin.to(tl.int64) * stride_qs
         o = dout + begin.to(tl.int64) * stride_os
-        q0, q1 = load_parts(q, columns, present, stride_qs, stride_qd, D0, D1, HEAD_DIM, MASKED)
-        do0, do1 = load_parts(o, columns, present, stride_os, stride_od, V0, V1, VALUE_DIM, MASKED)
-    s = product(k0, q0, k1, q1, D1, PRECISION)
+        q0, q1 = tiles.load_parts(
+            q, columns, present, stride_qs, stride_qd, D0, D1, HEAD_DIM, MASKED
+        )
+        do0, do1 = tiles.load_parts(
+            o, columns, present, stride_os, stride_od, V0, V1, VALUE_DIM, MASKED
+        )
+    s = tiles.product(k0, q0, k1, q1, D1, PRECISION)
     if SOFTCAP:
-        s = tanh(s * cap)
+        s = tiles.tanh(s * cap)
     scores = s * log2_scale
     if bias is not None:
-        scores, _ = biased(s, log2_scale, *bias, reach, begin + columns, present, False, MASKED)
-    p = tl.exp2(scores - (row_lse * LOG2_E)[None, :])
+        scores, _ = tiles.biased(
+            s, log2_scale, *bias, reach, begin + columns, present, False, MASKED
+        )
+    p = tl.exp2(scores - (row_lse * tiles.LOG2_E)[None, :])
     if MASKED:
         rows = (begin + columns)[None, :]
         seen = (rows >= first[:, None]) & (rows < last[:, None])
         p = tl.where(seen, p, 0.0)
     if DP_FIRST:  # then the tensor cores have work during p, at the price of registers
-        dp = product(v0, do0, v1, do1, V1, PRECISION)
+        dp = tiles.product(v0, do0, v1, do1, V1, PRECISION)
     weights = p
     if drop is not None:
         row_at = tl.load(rows_at + begin + columns, mask=present, other=0)
-        stays = staying(drop, row_at[None, :], at[:, None], head, batch)
+        stays = tiles.staying(drop, row_at[None, :], at[:, None], head, batch)
         weights = tl.where(stays, p, 0.0)
     if DV:
-        weights = narrow(weights, do0.dtype, EMULATE_BF16)
+        weights = tiles.narrow(weights, do0.dtype, EMULATE_BF16)
         dv0 = tl.dot(weights, do0, dv0, input_precision=PRECISION)
         if V1 > 0:
             dv1 = tl.dot(weights, do1, dv1, input_precision=PRECISION)
     if DK:
         if not DP_FIRST:
-            dp = product(v0, do0, v1, do1, V1, PRECISION)
+            dp = tiles.product(v0, do0, v1, do1, V1, PRECISION)
         if drop is not None:
             dp = tl.where(stays, dp * drop[4], 0.0)
         ds = p * (dp - row_delta[None, :])
         if SOFTCAP:
             ds = ds * (1.0 - s * s)
-        ds = narrow(ds, q0.dtype, EMULATE_BF16)
+        ds = tiles.narrow(ds, q0.dtype, EMULATE_BF16)
         dk0 = tl.dot(ds, q0, dk0, input_precision=PRECISION)
         if D1 > 0:
             dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
     if ADD_DQ:
         if counters is not None:
             turn = before - tl.load(ended + begin // BLOCK_M)
-            await_value(counters + begin // BLOCK_M, turn, PTX)
+            tiles.await_value(counters + begin // BLOCK_M, turn, PTX)
         rows = begin.to(tl.int64) + columns
         part = tl.dot(tl.trans(ds), k0, input_precision=PRECISION) * scale
         _add_dq(dq, rows, present, part, 0, D0, HEAD_DIM, counters is None)
@@ -139,11 +127,11 @@ def _dkv_step(
             part = tl.dot(tl.trans(ds), k1, input_precision=PRECISION) * scale
             _add_dq(dq, rows, present, part, D0, D1, HEAD_DIM, counters is None)
         if counters is not None:
-            publish_value(counters + begin // BLOCK_M, turn + 1, PTX)
+            tiles.publish_value(counters + begin // BLOCK_M, turn + 1, PTX)
     return dk0, dk1, dv0, dv1
 
 
-@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group", *DROPS])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group", *tiles.DROPS])
 def dkv_kernel(
     dout, q, k, v, lse, delta, start, end, dq, dk, dv, counters, before, ended,
     scale, log2_scale, cap, bias, reach, query_positions,
@@ -194,7 +182,7 @@ def dkv_kernel(
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + key)
     last = tl.load(end + bounds + key)
-    low, high, leading, whole, count = plan_tiles(first, last, BLOCK_M, counters is not None)
+    low, high, leading, whole, count = tiles.plan_tiles(first, last, BLOCK_M, counters is not None)
     if count == 0:
         return
 
@@ -205,10 +193,10 @@ def dkv_kernel(
     # A key that no query sees may hold NaN, which reaches only its own gradients, and these are not
     # stored. But with ADD_DQ it would reach dq.
     seen = inside & (first < last)
-    k0, k1 = load_parts(k, k_rows, seen, 1, stride_kd, D0, D1, HEAD_DIM, True)
-    v0, v1 = load_parts(v, v_rows, seen, 1, stride_vd, V0, V1, VALUE_DIM, True)
-    dk0, dk1 = zero_parts(BLOCK_N, D0, D1)
-    dv0, dv1 = zero_parts(BLOCK_N, V0, V1)
+    k0, k1 = tiles.load_parts(k, k_rows, seen, 1, stride_kd, D0, D1, HEAD_DIM, True)
+    v0, v1 = tiles.load_parts(v, v_rows, seen, 1, stride_vd, V0, V1, VALUE_DIM, True)
+    dk0, dk1 = tiles.zero_parts(BLOCK_N, D0, D1)
+    dv0, dv1 = tiles.zero_parts(BLOCK_N, V0, V1)
     # Rows beyond the end, too, must not be seen twice.
     last = tl.where(inside, last, first)
 
@@ -223,7 +211,7 @@ def dkv_kernel(
             o_head = dout + (batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh)
         away = bias
         if bias is not None:
-            values, at = bias_of(bias, reach, batch, head, key)
+            values, at = tiles.bias_of(bias, reach, batch, head, key)
             away = (values, at, query_positions)
         turns = counters
         edges = count - whole
@@ -231,7 +219,7 @@ def dkv_kernel(
             turns = counters + 1 + (batch * heads + head) * tl.cdiv(query_rows, BLOCK_M)
             edges = leading  # the others last: tiles in order, as programs wait for each other
         for index in range(edges):
-            tile = edge_tile(index, leading, whole)
+            tile = tiles.edge_tile(index, leading, whole)
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 dq_head, turns, before, ended, low, high, first, last, tile,
@@ -264,15 +252,15 @@ def dkv_kernel(
     dk_rows = batch.to(tl.int64) * stride_dkb + kv_head.to(tl.int64) * stride_dkh + key * stride_dks
     dv_rows = batch.to(tl.int64) * stride_dvb + kv_head.to(tl.int64) * stride_dvh + key * stride_dvs
     if DK:
-        sum0, sum1 = load_parts(dk, dk_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
+        sum0, sum1 = tiles.load_parts(dk, dk_rows, seen, 1, 1, D0, D1, HEAD_DIM, True)
         dk0, dk1 = dk0 * scale + sum0, dk1 * scale + sum1
-        store_parts(dk, dk_rows, seen, dk0, dk1, D0, D1, HEAD_DIM)
+        tiles.store_parts(dk, dk_rows, seen, dk0, dk1, D0, D1, HEAD_DIM)
     if DV:
         if drop is not None:
             dv0 = dv0 * amplify
             dv1 = dv1 * amplify
-        sum0, sum1 = load_parts(dv, dv_rows, seen, 1, 1, V0, V1, VALUE_DIM, True)
-        store_parts(dv, dv_rows, seen, dv0 + sum0, dv1 + sum1, V0, V1, VALUE_DIM)
+        sum0, sum1 = tiles.load_parts(dv, dv_rows, seen, 1, 1, V0, V1, VALUE_DIM, True)
+        tiles.store_parts(dv, dv_rows, seen, dv0 + sum0, dv1 + sum1, V0, V1, VALUE_DIM)
 
 
 @triton.jit(do_not_specialize=["rows", "heads"])
@@ -289,8 +277,12 @@ def delta_kernel(
     at = (batch * heads + head) * rows + row
     seen = tl.load(lse + at, mask=inside, other=float("-inf")) > float("-inf")
     wide = row.to(tl.int64)
-    g = load_tile(dout + batch * stride_gb + head * stride_gh, wide, seen, stride_gs, stride_gd,
-                  0, WIDTH, HEAD_DIM, True)  # fmt: skip
-    o = load_tile(out + batch * stride_ob + head * stride_oh, wide, seen, stride_os, stride_od,
-                  0, WIDTH, HEAD_DIM, True)  # fmt: skip
+    g = tiles.load_tile(
+        dout + batch * stride_gb + head * stride_gh, wide, seen, stride_gs, stride_gd,
+        0, WIDTH, HEAD_DIM, True,
+    )  # fmt: skip
+    o = tiles.load_tile(
+        out + batch * stride_ob + head * stride_oh, wide, seen, stride_os, stride_od,
+        0, WIDTH, HEAD_DIM, True,
+    )  # fmt: skip
     tl.store(delta + at, tl.sum(g.to(tl.float32) * o.to(tl.float32), 1), mask=inside)

@@ -3,24 +3,7 @@
 import triton
 import triton.language as tl
 
-from ringray_kernels.backends.triton.tiles import (
-    DROPS,
-    LOG2_E,
-    add_by_place,
-    bias_of,
-    biased,
-    edge_tile,
-    has_gaps,
-    load_parts,
-    narrow,
-    plan_tiles,
-    product,
-    seen_by_any,
-    staying,
-    store_parts,
-    tanh,
-    zero_parts,
-)
+from ringray_kernels.backends.triton import tiles
 
 
 @triton.jit
@@ -39,7 +22,7 @@ def _dq_step(
     present = begin + columns < high
     if MASKED:  # noqa: SIM102 - known to the compiler
         if gaps:
-            present = present & seen_by_any(begin + columns, start, end, rows, ROWS)
+            present = present & tiles.seen_by_any(begin + columns, start, end, rows, ROWS)
     if DESCRIPTORS:
         k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
         v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
@@ -49,37 +32,43 @@ def _dq_step(
     else:
         k += begin.to(tl.int64) * stride_kn
         v += begin.to(tl.int64) * stride_vn
-        k0, k1 = load_parts(k, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
-        v0, v1 = load_parts(v, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED)
-    s = product(q0, k0, q1, k1, D1, PRECISION)
+        k0, k1 = tiles.load_parts(
+            k, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED
+        )
+        v0, v1 = tiles.load_parts(
+            v, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
+        )
+    s = tiles.product(q0, k0, q1, k1, D1, PRECISION)
     if SOFTCAP:
-        s = tanh(s * cap)
+        s = tiles.tanh(s * cap)
     scores = s * scale
     if bias is not None:
-        scores, places = biased(s, scale, *bias, reach, begin + columns, present, True, MASKED)
-    dp = product(do0, v0, do1, v1, V1, PRECISION)
+        scores, places = tiles.biased(
+            s, scale, *bias, reach, begin + columns, present, True, MASKED
+        )
+    dp = tiles.product(do0, v0, do1, v1, V1, PRECISION)
     if drop is not None:
         key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
-        stays = staying(drop, at[:, None], key_at[None, :], head[:, None], batch)
+        stays = tiles.staying(drop, at[:, None], key_at[None, :], head[:, None], batch)
         dp = tl.where(stays, dp * drop[4], 0.0)
     p = tl.exp2(scores - lse[:, None])
     ds = p * (dp - delta[:, None])
     if tables is not None:
         keys = (begin + columns)[None, :]
-        add_by_place(tables, ds, places, (keys >= first[:, None]) & (keys < last[:, None]))
+        tiles.add_by_place(tables, ds, places, (keys >= first[:, None]) & (keys < last[:, None]))
     if SOFTCAP:
         ds = ds * (1.0 - s * s)
     if MASKED:
         keys = (begin + columns)[None, :]
         ds = tl.where((keys >= first[:, None]) & (keys < last[:, None]), ds, 0.0)
-    ds = narrow(ds, k0.dtype, EMULATE_BF16)
+    ds = tiles.narrow(ds, k0.dtype, EMULATE_BF16)
     dq0 = tl.dot(ds, k0, dq0, input_precision=PRECISION)
     if D1 > 0:
         dq1 = tl.dot(ds, k1, dq1, input_precision=PRECISION)
     return dq0, dq1
 
 
-@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *DROPS])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *tiles.DROPS])
 def dq_kernel(
     dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias, reach,
     key_positions, tables, stride_ob, stride_oh, stride_os, stride_od,
@@ -113,10 +102,10 @@ def dq_kernel(
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + row)
     last = tl.load(end + bounds + row)
-    gaps = has_gaps(start + bounds, row, last, query_rows)
+    gaps = tiles.has_gaps(start + bounds, row, last, query_rows)
     start += bounds + block * ROWS
     end += bounds + block * ROWS
-    low, high, leading, whole, count = plan_tiles(first, last, BLOCK_N)
+    low, high, leading, whole, count = tiles.plan_tiles(first, last, BLOCK_N)
     if count == 0:
         return
 
@@ -132,25 +121,25 @@ def dq_kernel(
     head = head.to(tl.int64)
     q_rows = batch.to(tl.int64) * stride_qb + head * stride_qh + row.to(tl.int64) * stride_qs
     o_rows = batch.to(tl.int64) * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os
-    q0, q1 = load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
-    do0, do1 = load_parts(dout, o_rows, inside, 1, stride_od, V0, V1, VALUE_DIM, True)
+    q0, q1 = tiles.load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
+    do0, do1 = tiles.load_parts(dout, o_rows, inside, 1, stride_od, V0, V1, VALUE_DIM, True)
     if bias is not None:
-        values, at = bias_of(bias, reach, batch, head, row)
+        values, at = tiles.bias_of(bias, reach, batch, head, row)
         bias = (values[:, None], at, key_positions)
     if tables is not None:
         of_program = (batch * heads + first_head).to(tl.int64) * tl.num_programs(0) + block
         tables += of_program * (2 * reach + 1)
         last = tl.where(inside, last, first)  # of rows beyond the end nothing is added
     sums = (batch.to(tl.int64) * heads + head) * query_rows + row
-    row_lse = tl.load(lse + sums) * LOG2_E
+    row_lse = tl.load(lse + sums) * tiles.LOG2_E
     row_delta = tl.load(delta + sums)
-    dq0, dq1 = zero_parts(BLOCK_M, D0, D1)
+    dq0, dq1 = tiles.zero_parts(BLOCK_M, D0, D1)
     for index in range(count - whole):
+        tile = tiles.edge_tile(index, leading, whole)
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            edge_tile(index, leading, whole), batch, kv_head, head, at, keys_at, drop, log2_scale,
-            cap, bias, reach, tables,
+            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, reach, tables,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
@@ -158,8 +147,7 @@ def dq_kernel(
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias,
-            reach, tables,
+            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, reach, tables,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip
@@ -168,6 +156,6 @@ def dq_kernel(
     # inputs may hold NaN: NaN reaches only the dq of its own row.
     inside = inside & (first < last)
     base = sums * HEAD_DIM
-    sum0, sum1 = load_parts(dq, base, inside, 1, 1, D0, D1, HEAD_DIM, True)
+    sum0, sum1 = tiles.load_parts(dq, base, inside, 1, 1, D0, D1, HEAD_DIM, True)
     dq0, dq1 = dq0 * scale + sum0, dq1 * scale + sum1
-    store_parts(dq, base, inside, dq0, dq1, D0, D1, HEAD_DIM)
+    tiles.store_parts(dq, base, inside, dq0, dq1, D0, D1, HEAD_DIM)

@@ -8,28 +8,7 @@ its weighted values are ``out``, so the merge needs no extra pass.
 import triton
 import triton.language as tl
 
-from ringray_kernels.backends.triton.tiles import (
-    DROPS,
-    FLOOR,
-    LN_2,
-    LOG2_E,
-    bias_of,
-    biased,
-    edge_tile,
-    has_gaps,
-    inverse_of_power,
-    load_parts,
-    log2_of_power,
-    narrow,
-    narrow_fp8,
-    plan_tiles,
-    product,
-    seen_by_any,
-    staying,
-    store_parts,
-    tanh,
-    zero_parts,
-)
+from ringray_kernels.backends.triton import tiles
 
 # Weights in e4m3 are at most 2 to this power: most of its numbers are near its largest, 448.
 LIFT = tl.constexpr(8.0)
@@ -52,7 +31,7 @@ def _step(
     present = begin + columns < high
     if MASKED:
         if gaps:
-            present = present & seen_by_any(begin + columns, start, end, rows, ROWS)
+            present = present & tiles.seen_by_any(begin + columns, start, end, rows, ROWS)
         if fp8 is not None:
             present = present & (begin + columns >= fp8[2])
     if DESCRIPTORS:
@@ -60,8 +39,10 @@ def _step(
         k1 = k0
     else:
         k += begin.to(tl.int64) * stride_kn
-        k0, k1 = load_parts(k, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED)
-    s = product(q0, k0, q1, k1, D1, PRECISION)
+        k0, k1 = tiles.load_parts(
+            k, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED
+        )
+    s = tiles.product(q0, k0, q1, k1, D1, PRECISION)
     value_scale = 1.0
     inverse = 1.0
     if fp8 is not None:
@@ -70,14 +51,14 @@ def _step(
             places = tl.minimum(places, high - 1)
         s = s * tl.load(fp8[0] + places)[None, :]
         value_scale = tl.load(fp8[1] + places)
-        inverse = inverse_of_power(value_scale)
+        inverse = tiles.inverse_of_power(value_scale)
     if SOFTCAP:
-        s = tanh(s * cap)
+        s = tiles.tanh(s * cap)
     if bias is not None:
-        s, _ = biased(s, scale, *bias, reach, begin + columns, present, True, MASKED)
+        s, _ = tiles.biased(s, scale, *bias, reach, begin + columns, present, True, MASKED)
         scale = 1.0
     if fp8 is not None:
-        s = s * scale + log2_of_power(value_scale)[None, :]
+        s = s * scale + tiles.log2_of_power(value_scale)[None, :]
         scale = 1.0
     if MASKED:
         keys = (begin + columns)[None, :]
@@ -94,7 +75,9 @@ def _step(
         total = total * decay + tl.sum(p, 1)
     if drop is not None:
         key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
-        p = tl.where(staying(drop, at[:, None], key_at[None, :], head[:, None], batch), p, 0.0)
+        p = tl.where(
+            tiles.staying(drop, at[:, None], key_at[None, :], head[:, None], batch), p, 0.0
+        )
     if DESCRIPTORS:
         # Keys that no query here sees may hold NaN, and 0 * NaN is NaN.
         if fp8 is not None:
@@ -109,21 +92,23 @@ def _step(
         v1 = v0
     else:
         v += begin.to(tl.int64) * stride_vn
-        v0, v1 = load_parts(v, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED)
+        v0, v1 = tiles.load_parts(
+            v, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
+        )
     if fp8 is not None:  # sums of tensor cores have few bits: not over many tiles
-        weights = narrow_fp8(p, EMULATE_FP8)
+        weights = tiles.narrow_fp8(p, EMULATE_FP8)
         acc0 = acc0 * decay[:, None] + tl.dot(weights, v0)
         if V1 > 0:
             acc1 = acc1 * decay[:, None] + tl.dot(weights, v1)
     else:
-        weights = narrow(p, v0.dtype, EMULATE_BF16)
+        weights = tiles.narrow(p, v0.dtype, EMULATE_BF16)
         acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
         if V1 > 0:
             acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
     return acc0, acc1, new_top, total
 
 
-@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", "key_rows", *DROPS])
+@triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", "key_rows", *tiles.DROPS])
 def forward_kernel(
     q, k, v, start, end, out, lse, state_out, state_lse, scale, cap, bias, reach,
     key_positions,
@@ -169,10 +154,10 @@ def forward_kernel(
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + row)
     last = tl.load(end + bounds + row)
-    gaps = has_gaps(start + bounds, row, last, query_rows)
+    gaps = tiles.has_gaps(start + bounds, row, last, query_rows)
     start += bounds + block * ROWS
     end += bounds + block * ROWS
-    low, high, leading, whole, count = plan_tiles(
+    low, high, leading, whole, count = tiles.plan_tiles(
         first, last, BLOCK_N, query_scales is not None and DESCRIPTORS
     )
     if IN_PLACE and count == 0:  # nothing to add to the result of earlier hops
@@ -189,11 +174,11 @@ def forward_kernel(
         v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
     q_rows = batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
     q_rows += row.to(tl.int64) * stride_qs
-    q0, q1 = load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
+    q0, q1 = tiles.load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
     if bias is not None:
-        values, at = bias_of(bias, reach, batch, head, row)
+        values, at = tiles.bias_of(bias, reach, batch, head, row)
         bias = (values[:, None], at, key_positions)
-    acc0, acc1 = zero_parts(BLOCK_M, V0, V1)
+    acc0, acc1 = tiles.zero_parts(BLOCK_M, V0, V1)
     fp8 = None
     if query_scales is not None:
         place = (batch.to(tl.int64) * (heads // group) + kv_head) * key_rows
@@ -208,14 +193,14 @@ def forward_kernel(
     if NEGATE:
         q0 = -q0
         q1 = -q1
-    top = tl.full([BLOCK_M], FLOOR, tl.float32)
+    top = tl.full([BLOCK_M], tiles.FLOOR, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     for index in range(count - whole):
+        tile = tiles.edge_tile(index, leading, whole)
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            edge_tile(index, leading, whole), batch, kv_head, head, at, keys_at, drop, scale, cap,
-            bias, reach, fp8,
+            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, reach, fp8,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, EMULATE_FP8, True,
         )  # fmt: skip
@@ -223,8 +208,7 @@ def forward_kernel(
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
-            reach, fp8,
+            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, reach, fp8,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, EMULATE_FP8, False,
         )  # fmt: skip
@@ -235,20 +219,20 @@ def forward_kernel(
         acc0 = acc0 * amplify
         acc1 = acc1 * amplify
     if HAS_STATE:
-        state_top = tl.load(state_lse + out_row) * LOG2_E
+        state_top = tl.load(state_lse + out_row) * tiles.LOG2_E
         new_top = tl.maximum(top, state_top)
         decay = tl.exp2(top - new_top)
         share = tl.exp2(state_top - new_top)
         total = total * decay + share
         top = new_top
-        out0, out1 = load_parts(state_out, out_base, inside, 1, 1, V0, V1, VALUE_DIM, True)
+        out0, out1 = tiles.load_parts(state_out, out_base, inside, 1, 1, V0, V1, VALUE_DIM, True)
         acc0 = acc0 * decay[:, None] + out0 * share[:, None]
         acc1 = acc1 * decay[:, None] + out1 * share[:, None]
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)
-    found = tl.where(blind, float("-inf"), (top + tl.log2(total)) * LN_2)
+    found = tl.where(blind, float("-inf"), (top + tl.log2(total)) * tiles.LN_2)
     tl.store(lse + out_row, found, mask=inside)
     inverse = 1.0 / total
     acc0 = tl.where(blind[:, None], 0.0, acc0 * inverse[:, None])
     acc1 = tl.where(blind[:, None], 0.0, acc1 * inverse[:, None])
-    store_parts(out, out_base, inside, acc0, acc1, V0, V1, VALUE_DIM)
+    tiles.store_parts(out, out_base, inside, acc0, acc1, V0, V1, VALUE_DIM)

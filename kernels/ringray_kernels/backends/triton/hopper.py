@@ -12,21 +12,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from ringray_kernels.backends.triton import tiles
 from ringray_kernels.backends.triton.plan import COLUMNS
 
-GROUPS = 2
-GROUP_ROWS = 64
-_GROUPS = gl.constexpr(GROUPS)
-_ROWS = gl.constexpr(GROUP_ROWS)
+GROUPS = gl.constexpr(2)
+ROWS = gl.constexpr(64)
 _COLUMNS = gl.constexpr(COLUMNS)
-_LOG2_E = gl.constexpr(tiles.LOG2_E.value)
 # Renamed in triton 3.8.
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @gluon.jit
-def _work(turn, plan, copies, heads):
+def work(turn, plan, copies, heads):
     """Returns (batch, head, bounds, block, low, high, leading, whole, count, gaps) of one block of
     one head: of the ``turn``-th in the order of the plan, which holds for ``copies`` heads."""
     item = turn // copies
@@ -41,14 +37,14 @@ def _work(turn, plan, copies, heads):
 
 
 @gluon.jit
-def _tile(index, leading, whole, edges):
+def tile_of(index, leading, whole, edges):
     """Returns the ``index``-th tile in the order of visits."""
     edge = index + gl.where(index >= leading, whole, 0)
     return gl.where(index < edges, edge, leading + index - edges)
 
 
 @gluon.jit
-def _next(slot, phase, STAGES: gl.constexpr):
+def next_slot(slot, phase, STAGES: gl.constexpr):
     """Returns the slot of the next tile and its phase: in a loop less than division by STAGES."""
     after = slot + 1
     wraps = after == STAGES
@@ -56,15 +52,15 @@ def _next(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _scores(q, k_slots, slot, BLOCK_N: gl.constexpr, D: gl.constexpr, scores: gl.constexpr):
+def scores_of(q, k_slots, slot, BLOCK_N: gl.constexpr, D: gl.constexpr, scores: gl.constexpr):
     """Issues q · kᵀ; the caller waits for it."""
     k = k_slots.index(slot).reshape([BLOCK_N, D]).permute((1, 0))
-    zeros = gl.zeros([_ROWS, BLOCK_N], gl.float32, scores)
+    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, scores)
     return warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _masked(s, begin, first, last, leading, trailing, scores: gl.constexpr):
+def masked(s, begin, first, last, leading, trailing, scores: gl.constexpr):
     """Returns ``s`` with -inf outside the intervals [first, last) of its rows, from column
     ``begin`` on; a ``leading`` tile may begin before an interval, a ``trailing`` one end after."""
     column = gl.expand_dims(gl.arange(0, s.shape[1], gl.SliceLayout(0, scores)), 0)
@@ -76,16 +72,16 @@ def _masked(s, begin, first, last, leading, trailing, scores: gl.constexpr):
 
 
 @gluon.jit
-def _clean(tile, begin, high, gaps, start, end, base, rows, ROWS: gl.constexpr, D: gl.constexpr):
+def clean(tile, begin, high, gaps, start, end, base, rows, TILE: gl.constexpr, D: gl.constexpr):
     """Zeroes the rows of a tile in shared memory, from row ``begin`` on, that no row of the block
     sees: they may hold NaN, and 0 * NaN is NaN. The block is ``[base, base + 128)`` of ``rows``
     with the intervals ``start``, ``end``. Both groups write the same, each before it reads."""
     blocked: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-    lane = begin + gl.arange(0, ROWS, gl.SliceLayout(1, blocked))
+    lane = begin + gl.arange(0, TILE, gl.SliceLayout(1, blocked))
     present = lane < high
     if gaps != 0:
         found = lane < 0
-        for i in range(_GROUPS * _ROWS):
+        for i in range(GROUPS * ROWS):
             row = gl.minimum(base + i, rows - 1)
             found = found | ((lane >= gl.load(start + row)) & (lane < gl.load(end + row)))
         present = present & found
@@ -93,10 +89,10 @@ def _clean(tile, begin, high, gaps, start, end, base, rows, ROWS: gl.constexpr, 
 
 
 @gluon.jit
-def _as_operand(p, DTYPE: gl.constexpr, values: gl.constexpr):
+def as_operand(p, DTYPE: gl.constexpr, values: gl.constexpr):
     return gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, values, 2))
 
 
 @gluon.jit
-def _per_row(x, values: gl.constexpr):
+def per_row(x, values: gl.constexpr):
     return gl.expand_dims(gl.convert_layout(x, gl.SliceLayout(1, values)), 1)

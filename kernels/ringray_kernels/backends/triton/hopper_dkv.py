@@ -21,17 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ringray_kernels.backends.triton.hopper import (
-    _GROUPS,
-    _LOG2_E,
-    _ROWS,
-    _as_operand,
-    _clean,
-    _load,
-    _masked,
-    _tile,
-    _work,
-)
+from ringray_kernels.backends.triton import hopper, tiles
+from ringray_kernels.backends.triton.hopper import GROUPS, ROWS
 
 
 @gluon.jit
@@ -42,7 +33,7 @@ def _visit(n, edges, leading, whole, group):
     per_member = gl.maximum(gl.where(first, edges, whole), 1)
     member = index // per_member
     index = index - member * per_member
-    return member, _tile(gl.where(first, index, edges + index), leading, whole, edges)
+    return member, hopper.tile_of(gl.where(first, index, edges + index), leading, whole, edges)
 
 
 @gluon.jit
@@ -70,10 +61,10 @@ def _copy_pairs(
         mbarrier.wait(empty.index(slot), ((n // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(slot), BYTES)
         at = [batch, first_head + member, begin, 0]
-        _load(x_tiles, at, full.index(slot), x_slots.index(slot))
-        _load(y_tiles, at, full.index(slot), y_slots.index(slot))
+        hopper.load(x_tiles, at, full.index(slot), x_slots.index(slot))
+        hopper.load(y_tiles, at, full.index(slot), y_slots.index(slot))
         if SUMS:
-            lse_slots.index(slot).store(gl.where(blind, 0.0, row_lse * _LOG2_E))
+            lse_slots.index(slot).store(gl.where(blind, 0.0, row_lse * tiles.LOG2_E))
             delta_slots.index(slot).store(gl.where(blind, 0.0, row_delta))
             mbarrier.arrive(full.index(slot), count=1)
 
@@ -96,10 +87,10 @@ def _dkv_step(
     mbarrier.wait(full.index(slot), (n // STAGES) & 1)
     if MASKED:  # noqa: SIM102 - known to the compiler
         if (begin + BLOCK_M > high) | (gaps != 0):
-            _clean(q, begin, high, gaps, starts, ends, key_base, key_rows, BLOCK_M, D)
-            _clean(do, begin, high, gaps, starts, ends, key_base, key_rows, BLOCK_M, D)
+            hopper.clean(q, begin, high, gaps, starts, ends, key_base, key_rows, BLOCK_M, D)
+            hopper.clean(do, begin, high, gaps, starts, ends, key_base, key_rows, BLOCK_M, D)
             fence_async_shared()
-    zeros = gl.zeros([_ROWS, BLOCK_M], gl.float32, scores)
+    zeros = gl.zeros([ROWS, BLOCK_M], gl.float32, scores)
     s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
     dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
     row_lse = gl.expand_dims(lse_slots.index(slot).load(by_column), 0)
@@ -107,12 +98,12 @@ def _dkv_step(
     s = warpgroup_mma_wait(1, deps=[s])
     if MASKED:
         trailing = (tile >= leading) | (whole == 0)
-        s = _masked(s, begin, first, last, tile < leading, trailing, scores)
+        s = hopper.masked(s, begin, first, last, tile < leading, trailing, scores)
     p = gl.exp2(s * log2_scale - row_lse)
-    dv = warpgroup_mma(_as_operand(p, DTYPE, values), do, dv, is_async=True)
+    dv = warpgroup_mma(hopper.as_operand(p, DTYPE, values), do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])
     ds = p * (dp - row_delta)
-    dk = warpgroup_mma(_as_operand(ds, DTYPE, values), q, dk, is_async=True)
+    dk = warpgroup_mma(hopper.as_operand(ds, DTYPE, values), q, dk, is_async=True)
     dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
     mbarrier.arrive(empty.index(slot), count=1)
     return dk, dv
@@ -129,15 +120,15 @@ def _compute_dkv(
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_key: gl.constexpr = gl.SliceLayout(1, scores)
-    key = gl.minimum(key_base + GROUP * _ROWS + gl.arange(0, _ROWS, by_key), key_rows - 1)
+    key = gl.minimum(key_base + GROUP * ROWS + gl.arange(0, ROWS, by_key), key_rows - 1)
     first = gl.load(start + key)
     last = gl.load(end + key)
     edges = count - whole
-    sum_k = gl.zeros([_ROWS, D], gl.float32, values)
-    sum_v = gl.zeros([_ROWS, D], gl.float32, values)
+    sum_k = gl.zeros([ROWS, D], gl.float32, values)
+    sum_v = gl.zeros([ROWS, D], gl.float32, values)
     mbarrier.wait(kv_full, 0)
-    k = k_slots.index(GROUP).reshape([_ROWS, D])
-    v = v_slots.index(GROUP).reshape([_ROWS, D])
+    k = k_slots.index(GROUP).reshape([ROWS, D])
+    v = v_slots.index(GROUP).reshape([ROWS, D])
     for n in range(edges * group):
         _, tile = _visit(n, edges, leading, whole, group)
         sum_k, sum_v = _dkv_step(
@@ -154,7 +145,7 @@ def _compute_dkv(
         )  # fmt: skip
 
     by_row: gl.constexpr = gl.SliceLayout(1, values)
-    key = key_base + GROUP * _ROWS + gl.arange(0, _ROWS, by_row)
+    key = key_base + GROUP * ROWS + gl.arange(0, ROWS, by_row)
     inside = key < key_rows
     key = gl.minimum(key, key_rows - 1)
     # A key that no query sees may hold NaN, which reaches only its own gradients.
@@ -182,8 +173,8 @@ def hopper_dkv_kernel(
     ``v_tiles`` K and V in (1, 1, 64, D) ones; 16-bit elements.
     """
     DTYPE: gl.constexpr = q_tiles.dtype
-    BLOCK_N: gl.constexpr = _GROUPS * _ROWS
-    batch, kv_head, bounds, block, low, high, leading, whole, count, gaps = _work(
+    BLOCK_N: gl.constexpr = GROUPS * ROWS
+    batch, kv_head, bounds, block, low, high, leading, whole, count, gaps = hopper.work(
         gl.program_id(0), plan, copies, heads
     )
     if count == 0:
@@ -192,8 +183,8 @@ def hopper_dkv_kernel(
     start += bounds.to(gl.int64) * key_rows
     end += bounds.to(gl.int64) * key_rows
 
-    k_slots = gl.allocate_shared_memory(DTYPE, [_GROUPS, 1, 1, _ROWS, D], k_tiles.layout)
-    v_slots = gl.allocate_shared_memory(DTYPE, [_GROUPS, 1, 1, _ROWS, D], v_tiles.layout)
+    k_slots = gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, D], k_tiles.layout)
+    v_slots = gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, D], v_tiles.layout)
     q_slots = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_M, D], q_tiles.layout)
     do_slots = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_M, D], do_tiles.layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -206,12 +197,12 @@ def hopper_dkv_kernel(
     mbarrier.init(kv_full, count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=2)  # the bytes of q and dout, then lse and delta
-        mbarrier.init(empty.index(slot), count=_GROUPS)
+        mbarrier.init(empty.index(slot), count=GROUPS)
     mbarrier.expect(kv_full, 2 * BLOCK_N * D * 2)
-    for part in gl.static_range(_GROUPS):
-        at = [batch, kv_head, key_base + part * _ROWS, 0]
-        _load(k_tiles, at, kv_full, k_slots.index(part))
-        _load(v_tiles, at, kv_full, v_slots.index(part))
+    for part in gl.static_range(GROUPS):
+        at = [batch, kv_head, key_base + part * ROWS, 0]
+        hopper.load(k_tiles, at, kv_full, k_slots.index(part))
+        hopper.load(v_tiles, at, kv_full, v_slots.index(part))
     first_head = kv_head * group
     sums = (batch.to(gl.int64) * heads * group + first_head) * query_rows
     dk += batch.to(gl.int64) * stride_dkb + kv_head.to(gl.int64) * stride_dkh

@@ -17,19 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ringray_kernels.backends.triton.hopper import (
-    _GROUPS,
-    _LOG2_E,
-    _ROWS,
-    _as_operand,
-    _clean,
-    _load,
-    _masked,
-    _next,
-    _scores,
-    _tile,
-    _work,
-)
+from ringray_kernels.backends.triton import hopper, tiles
+from ringray_kernels.backends.triton.hopper import GROUPS, ROWS
 from ringray_kernels.backends.triton.hopper_dkv import _copy_pairs
 
 
@@ -44,36 +33,37 @@ def _compute_dq(
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_row: gl.constexpr = gl.SliceLayout(1, scores)
-    row = gl.minimum(base + GROUP * _ROWS + gl.arange(0, _ROWS, by_row), query_rows - 1)
+    row = gl.minimum(base + GROUP * ROWS + gl.arange(0, ROWS, by_row), query_rows - 1)
     first = gl.load(start + row)
     last = gl.load(end + row)
-    row_lse = gl.expand_dims(gl.load(lse + row) * _LOG2_E, 1)
+    row_lse = gl.expand_dims(gl.load(lse + row) * tiles.LOG2_E, 1)
     row_delta = gl.expand_dims(gl.load(delta + row), 1)
     edges = count - whole
-    acc = gl.zeros([_ROWS, D], gl.float32, values)
+    acc = gl.zeros([ROWS, D], gl.float32, values)
     mbarrier.wait(rows_full, 0)
-    q = q_slots.index(GROUP).reshape([_ROWS, D])
-    do = do_slots.index(GROUP).reshape([_ROWS, D])
+    q = q_slots.index(GROUP).reshape([ROWS, D])
+    do = do_slots.index(GROUP).reshape([ROWS, D])
     for n in range(edges):
         slot = n % STAGES
-        tile = _tile(n, leading, whole, edges)
+        tile = hopper.tile_of(n, leading, whole, edges)
         begin = low + tile * BLOCK_N
         mbarrier.wait(full.index(slot), (n // STAGES) & 1)
         k = k_slots.index(slot).reshape([BLOCK_N, D])
-        s = _scores(q, k_slots, slot, BLOCK_N, D, scores)
-        dp = _scores(do, v_slots, slot, BLOCK_N, D, scores)
+        s = hopper.scores_of(q, k_slots, slot, BLOCK_N, D, scores)
+        dp = hopper.scores_of(do, v_slots, slot, BLOCK_N, D, scores)
         s = warpgroup_mma_wait(1, deps=[s])
         trailing = (n >= leading) | (whole == 0)
         p = gl.exp2(
-            _masked(s, begin, first, last, n < leading, trailing, scores) * log2_scale - row_lse
+            hopper.masked(s, begin, first, last, n < leading, trailing, scores) * log2_scale
+            - row_lse
         )
         dp = warpgroup_mma_wait(0, deps=[dp])
         # dp of keys that this row does not see may be NaN.
         ds = gl.where(p == 0.0, 0.0, p * (dp - row_delta))
         if (begin + BLOCK_N > high) | (gaps != 0):
-            _clean(k, begin, high, gaps, start, end, base, query_rows, BLOCK_N, D)
+            hopper.clean(k, begin, high, gaps, start, end, base, query_rows, BLOCK_N, D)
             fence_async_shared()
-        acc = warpgroup_mma(_as_operand(ds, DTYPE, values), k, acc, is_async=True)
+        acc = warpgroup_mma(hopper.as_operand(ds, DTYPE, values), k, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(slot), count=1)
 
@@ -81,34 +71,34 @@ def _compute_dq(
         before = edges % STAGES
         phase = (edges // STAGES) & 1
         mbarrier.wait(full.index(before), phase)
-        s = _scores(q, k_slots, before, BLOCK_N, D, scores)
-        dp = _scores(do, v_slots, before, BLOCK_N, D, scores)
+        s = hopper.scores_of(q, k_slots, before, BLOCK_N, D, scores)
+        dp = hopper.scores_of(do, v_slots, before, BLOCK_N, D, scores)
         s = warpgroup_mma_wait(1, deps=[s])
         p = gl.exp2(s * log2_scale - row_lse)
         dp = warpgroup_mma_wait(0, deps=[dp])
-        slot, phase = _next(before, phase, STAGES)
+        slot, phase = hopper.next_slot(before, phase, STAGES)
         mbarrier.wait(full.index(slot), phase, pred=whole > 1)
         for n in range(edges + 1, count):
-            s_next = _scores(q, k_slots, slot, BLOCK_N, D, scores)
-            ds = _as_operand(p * (dp - row_delta), DTYPE, values)
+            s_next = hopper.scores_of(q, k_slots, slot, BLOCK_N, D, scores)
+            ds = hopper.as_operand(p * (dp - row_delta), DTYPE, values)
             k = k_slots.index(before).reshape([BLOCK_N, D])
             acc_next = warpgroup_mma(ds, k, acc, is_async=True)
-            dp_next = _scores(do, v_slots, slot, BLOCK_N, D, scores)
+            dp_next = hopper.scores_of(do, v_slots, slot, BLOCK_N, D, scores)
             s = warpgroup_mma_wait(2, deps=[s_next])
             p = gl.exp2(s * log2_scale - row_lse)
             # As in forward: without this wait here the next one moves up.
-            after, phase = _next(slot, phase, STAGES)
+            after, phase = hopper.next_slot(slot, phase, STAGES)
             mbarrier.wait(full.index(after), phase, pred=n + 1 < count)
             dp, acc = warpgroup_mma_wait(0, deps=[dp_next, acc_next])
             mbarrier.arrive(empty.index(before), count=1)
             before = slot
             slot = after
-        ds = _as_operand(p * (dp - row_delta), DTYPE, values)
+        ds = hopper.as_operand(p * (dp - row_delta), DTYPE, values)
         k = k_slots.index(before).reshape([BLOCK_N, D])
         acc = warpgroup_mma(ds, k, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
 
-    row = base + GROUP * _ROWS + gl.arange(0, _ROWS, gl.SliceLayout(1, values))
+    row = base + GROUP * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, values))
     inside = row < query_rows
     row = gl.minimum(row, query_rows - 1)
     # A row without keys may hold NaN, which reaches only its own gradients.
@@ -132,8 +122,8 @@ def hopper_dq_kernel(
     after the next is there: at least three STAGES.
     """
     DTYPE: gl.constexpr = q_tiles.dtype
-    BLOCK_M: gl.constexpr = _GROUPS * _ROWS
-    batch, head, bounds, block, low, high, leading, whole, count, gaps = _work(
+    BLOCK_M: gl.constexpr = GROUPS * ROWS
+    batch, head, bounds, block, low, high, leading, whole, count, gaps = hopper.work(
         gl.program_id(0), plan, copies, heads
     )
     if count == 0:
@@ -142,8 +132,8 @@ def hopper_dq_kernel(
     start += bounds.to(gl.int64) * query_rows
     end += bounds.to(gl.int64) * query_rows
 
-    q_slots = gl.allocate_shared_memory(DTYPE, [_GROUPS, 1, 1, _ROWS, D], q_tiles.layout)
-    do_slots = gl.allocate_shared_memory(DTYPE, [_GROUPS, 1, 1, _ROWS, D], do_tiles.layout)
+    q_slots = gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, D], q_tiles.layout)
+    do_slots = gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, D], do_tiles.layout)
     k_slots = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, D], k_tiles.layout)
     v_slots = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, D], v_tiles.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
@@ -153,12 +143,12 @@ def hopper_dq_kernel(
     mbarrier.init(rows_full, count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=_GROUPS)
+        mbarrier.init(empty.index(slot), count=GROUPS)
     mbarrier.expect(rows_full, 2 * BLOCK_M * D * 2)
-    for part in gl.static_range(_GROUPS):
-        at = [batch, head, base + part * _ROWS, 0]
-        _load(q_tiles, at, rows_full, q_slots.index(part))
-        _load(do_tiles, at, rows_full, do_slots.index(part))
+    for part in gl.static_range(GROUPS):
+        at = [batch, head, base + part * ROWS, 0]
+        hopper.load(q_tiles, at, rows_full, q_slots.index(part))
+        hopper.load(do_tiles, at, rows_full, do_slots.index(part))
     sums = (batch.to(gl.int64) * heads + head) * query_rows
     gl.warp_specialize(
         [

@@ -22,25 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ringray_kernels.backends.triton import tiles
-from ringray_kernels.backends.triton.hopper import (
-    _GROUPS,
-    _LOG2_E,
-    _ROWS,
-    GROUP_ROWS,
-    _as_operand,
-    _clean,
-    _load,
-    _masked,
-    _next,
-    _per_row,
-    _scores,
-    _tile,
-    _work,
-)
+from ringray_kernels.backends.triton import hopper, tiles
+from ringray_kernels.backends.triton.hopper import GROUPS, ROWS
 
-_FLOOR = gl.constexpr(tiles.FLOOR.value)
-_LN_2 = gl.constexpr(tiles.LN_2.value)
 # A row's sum in eight parts, two per thread: those of the columns that the thread has of scores.
 _PARTS = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -48,7 +32,7 @@ _PARTS = gl.constexpr(
         lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[GROUP_ROWS, 8],
+        shape=[64, 8],
     )
 )
 
@@ -61,32 +45,32 @@ def _copy(
 ):  # fmt: skip
     """Fills the slots in the order of use: keys one tile ahead of values."""
     BYTES: gl.constexpr = BLOCK_N * D * 2
-    batch, head, _, block, low, _, leading, whole, count, _ = _work(
+    batch, head, _, block, low, _, leading, whole, count, _ = hopper.work(
         gl.program_id(0), plan, copies, heads
     )
     kv_head = head // group
     edges = count - whole
-    mbarrier.expect(q_full, _GROUPS * _ROWS * D * 2)
-    for member in gl.static_range(_GROUPS):
-        begin = (block * _GROUPS + member) * _ROWS
-        _load(q_tiles, [batch, head, begin, 0], q_full, q_slots.index(member))
+    mbarrier.expect(q_full, GROUPS * ROWS * D * 2)
+    for member in gl.static_range(GROUPS):
+        begin = (block * GROUPS + member) * ROWS
+        hopper.load(q_tiles, [batch, head, begin, 0], q_full, q_slots.index(member))
     for n in range(count + 1):
         wanted = n < count
         slot = n % STAGES
-        begin = low + _tile(n, leading, whole, edges) * BLOCK_N
+        begin = low + hopper.tile_of(n, leading, whole, edges) * BLOCK_N
         mbarrier.wait(k_empty.index(slot), ((n // STAGES) & 1) ^ 1, pred=wanted)
         mbarrier.expect(k_full.index(slot), BYTES, pred=wanted)
-        _load(
+        hopper.load(
             k_tiles, [batch, kv_head, begin, 0], k_full.index(slot), k_slots.index(slot),
             pred=wanted,
         )  # fmt: skip
         before = gl.maximum(n - 1, 0)
         wanted = n > 0
         slot = before % STAGES
-        begin = low + _tile(before, leading, whole, edges) * BLOCK_N
+        begin = low + hopper.tile_of(before, leading, whole, edges) * BLOCK_N
         mbarrier.wait(v_empty.index(slot), ((before // STAGES) & 1) ^ 1, pred=wanted)
         mbarrier.expect(v_full.index(slot), BYTES, pred=wanted)
-        _load(
+        hopper.load(
             v_tiles, [batch, kv_head, begin, 0], v_full.index(slot), v_slots.index(slot),
             pred=wanted,
         )  # fmt: skip
@@ -99,7 +83,7 @@ def _softmax(s, top, total, scale):
     p = gl.exp2(s * scale - gl.expand_dims(new_top, 1))
     decay = gl.exp2(top - new_top)
     parts: gl.constexpr = p.shape[1] // 8
-    part = gl.convert_layout(gl.sum(p.reshape([_ROWS, parts, 8]), 1), _PARTS)
+    part = gl.convert_layout(gl.sum(p.reshape([ROWS, parts, 8]), 1), _PARTS)
     shrink = gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, _PARTS)), 1)
     return p, decay, new_top, total * shrink + part
 
@@ -116,11 +100,11 @@ def _compute(
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_row: gl.constexpr = gl.SliceLayout(1, scores)
-    batch, head, bounds, block, low, high, leading, whole, count, gaps = _work(
+    batch, head, bounds, block, low, high, leading, whole, count, gaps = hopper.work(
         gl.program_id(0), plan, copies, heads
     )
-    base = block * _GROUPS * _ROWS
-    row = base + GROUP * _ROWS + gl.arange(0, _ROWS, by_row)
+    base = block * GROUPS * ROWS
+    row = base + GROUP * ROWS + gl.arange(0, ROWS, by_row)
     inside = row < query_rows
     row = gl.minimum(row, query_rows - 1)
     edges = count - whole
@@ -129,28 +113,28 @@ def _compute(
     first = gl.load(starts + row)
     last = gl.load(ends + row)
 
-    top = gl.full([_ROWS], _FLOOR, gl.float32, by_row)
-    total = gl.zeros([_ROWS, 8], gl.float32, _PARTS)
-    acc = gl.zeros([_ROWS, D], gl.float32, values)
+    top = gl.full([ROWS], tiles.FLOOR, gl.float32, by_row)
+    total = gl.zeros([ROWS, 8], gl.float32, _PARTS)
+    acc = gl.zeros([ROWS, D], gl.float32, values)
     mbarrier.wait(q_full, 0)
-    q = q_slots.index(GROUP).reshape([_ROWS, D])
+    q = q_slots.index(GROUP).reshape([ROWS, D])
     for n in range(edges):
         slot = n % STAGES
         phase = (n // STAGES) & 1
-        begin = low + _tile(n, leading, whole, edges) * BLOCK_N
+        begin = low + hopper.tile_of(n, leading, whole, edges) * BLOCK_N
         mbarrier.wait(k_full.index(slot), phase)
-        s = warpgroup_mma_wait(0, deps=[_scores(q, k_slots, slot, BLOCK_N, D, scores)])
+        s = warpgroup_mma_wait(0, deps=[hopper.scores_of(q, k_slots, slot, BLOCK_N, D, scores)])
         mbarrier.arrive(k_empty.index(slot), count=1)
         trailing = (n >= leading) | (whole == 0)
-        s = _masked(s, begin, first, last, n < leading, trailing, scores)
+        s = hopper.masked(s, begin, first, last, n < leading, trailing, scores)
         p, decay, top, total = _softmax(s, top, total, scale)
-        acc = acc * _per_row(decay, values)
+        acc = acc * hopper.per_row(decay, values)
         mbarrier.wait(v_full.index(slot), phase)
         v = v_slots.index(slot).reshape([BLOCK_N, D])
         if (begin + BLOCK_N > high) | (gaps != 0):
-            _clean(v, begin, high, gaps, starts, ends, base, query_rows, BLOCK_N, D)
+            hopper.clean(v, begin, high, gaps, starts, ends, base, query_rows, BLOCK_N, D)
             fence_async_shared()
-        acc = warpgroup_mma(_as_operand(p, DTYPE, values), v, acc, is_async=True)
+        acc = warpgroup_mma(hopper.as_operand(p, DTYPE, values), v, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(slot), count=1)
 
@@ -158,15 +142,15 @@ def _compute(
         before = edges % STAGES
         phase = (edges // STAGES) & 1
         mbarrier.wait(k_full.index(before), phase)
-        s = warpgroup_mma_wait(0, deps=[_scores(q, k_slots, before, BLOCK_N, D, scores)])
+        s = warpgroup_mma_wait(0, deps=[hopper.scores_of(q, k_slots, before, BLOCK_N, D, scores)])
         mbarrier.arrive(k_empty.index(before), count=1)
         p, decay, top, total = _softmax(s, top, total, scale)
-        acc = acc * _per_row(decay, values)
-        weights = _as_operand(p, DTYPE, values)
-        slot, slot_phase = _next(before, phase, STAGES)
+        acc = acc * hopper.per_row(decay, values)
+        weights = hopper.as_operand(p, DTYPE, values)
+        slot, slot_phase = hopper.next_slot(before, phase, STAGES)
         mbarrier.wait(k_full.index(slot), slot_phase, pred=whole > 1)
         for n in range(edges + 1, count):
-            s_next = _scores(q, k_slots, slot, BLOCK_N, D, scores)
+            s_next = hopper.scores_of(q, k_slots, slot, BLOCK_N, D, scores)
             mbarrier.wait(v_full.index(before), phase)
             v = v_slots.index(before).reshape([BLOCK_N, D])
             acc_next = warpgroup_mma(weights, v, acc, is_async=True)
@@ -175,12 +159,12 @@ def _compute(
             p, decay, top, total = _softmax(s, top, total, scale)
             # The wait for the next keys stands between softmax and the wait for the values:
             # otherwise the assembler moves the latter up, and nothing overlaps.
-            after, after_phase = _next(slot, slot_phase, STAGES)
+            after, after_phase = hopper.next_slot(slot, slot_phase, STAGES)
             mbarrier.wait(k_full.index(after), after_phase, pred=n + 1 < count)
             acc = warpgroup_mma_wait(0, deps=[acc_next])
             mbarrier.arrive(v_empty.index(before), count=1)
-            acc = acc * _per_row(decay, values)
-            weights = _as_operand(p, DTYPE, values)
+            acc = acc * hopper.per_row(decay, values)
+            weights = hopper.as_operand(p, DTYPE, values)
             before, phase = slot, slot_phase
             slot, slot_phase = after, after_phase
         mbarrier.wait(v_full.index(before), phase)
@@ -195,19 +179,19 @@ def _compute(
     places = gl.expand_dims(gl.convert_layout(at, gl.SliceLayout(1, values)), 1) * D + column
     stored = gl.expand_dims(gl.convert_layout(inside, gl.SliceLayout(1, values)), 1)
     if HAS_STATE:
-        state_top = gl.load(state_lse + at) * _LOG2_E
+        state_top = gl.load(state_lse + at) * tiles.LOG2_E
         new_top = gl.maximum(top, state_top)
         decay = gl.exp2(top - new_top)
         share = gl.exp2(state_top - new_top)
         sums = sums * decay + share
         top = new_top
         earlier = gl.load(state_out + places)
-        acc = acc * _per_row(decay, values) + earlier * _per_row(share, values)
+        acc = acc * hopper.per_row(decay, values) + earlier * hopper.per_row(share, values)
     blind = sums == 0.0
     sums = gl.where(blind, 1.0, sums)
-    found = gl.where(blind, float("-inf"), (top + gl.log2(sums)) * _LN_2)
+    found = gl.where(blind, float("-inf"), (top + gl.log2(sums)) * tiles.LN_2)
     gl.store(lse + at, found, mask=inside)
-    acc = acc * _per_row(1.0 / sums, values)
+    acc = acc * hopper.per_row(1.0 / sums, values)
     hidden = gl.expand_dims(gl.convert_layout(blind, gl.SliceLayout(1, values)), 1)
     gl.store(out + places, gl.where(hidden, 0.0, acc).to(out.dtype.element_ty), mask=stored)
 
@@ -230,7 +214,7 @@ def hopper_forward_kernel(
     # Blocks that see nothing come last, and are left as they are if in place.
     if IN_PLACE and gl.program_id(0) >= gl.load(plan) * copies:
         return
-    q_slots = gl.allocate_shared_memory(DTYPE, [_GROUPS, 1, 1, _ROWS, D], q_tiles.layout)
+    q_slots = gl.allocate_shared_memory(DTYPE, [GROUPS, 1, 1, ROWS, D], q_tiles.layout)
     k_slots = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, D], k_tiles.layout)
     v_slots = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BLOCK_N, D], v_tiles.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
@@ -242,9 +226,9 @@ def hopper_forward_kernel(
     mbarrier.init(q_full, count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(k_full.index(slot), count=1)
-        mbarrier.init(k_empty.index(slot), count=_GROUPS)
+        mbarrier.init(k_empty.index(slot), count=GROUPS)
         mbarrier.init(v_full.index(slot), count=1)
-        mbarrier.init(v_empty.index(slot), count=_GROUPS)
+        mbarrier.init(v_empty.index(slot), count=GROUPS)
     gl.warp_specialize(
         [
             (_compute, (

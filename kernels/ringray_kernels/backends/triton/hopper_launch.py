@@ -43,7 +43,7 @@ def _blocks(
 def _options(config: BlockConfig) -> dict[str, Any]:
     return {
         "STAGES": config.stages,
-        "num_warps": config.warps // hopper.GROUPS,
+        "num_warps": config.warps // hopper.GROUPS.value,
         "enable_fp_fusion": True,
     }
 
@@ -59,7 +59,7 @@ def forward(operands: Operands, result: State, state: State | None, config: Bloc
         hopper_forward_kernel,
         grid,
         (
-            _described(q, hopper.GROUP_ROWS),
+            _described(q, hopper.ROWS.value),
             _described(k, config.block_n),
             _described(v, config.block_n),
             plan, start.contiguous(), end.contiguous(), *result, *(state or result),
@@ -91,8 +91,8 @@ def dkv(
         (
             _described(q, config.block_m),
             _described(dout, config.block_m),
-            _described(k, hopper.GROUP_ROWS),
-            _described(v, hopper.GROUP_ROWS),
+            _described(k, hopper.ROWS.value),
+            _described(v, hopper.ROWS.value),
             plan, first.contiguous(), stop.contiguous(), lse, delta, dk, dv,
             float(scale), scale * LOG2_E, *dk.stride()[:3], *dv.stride()[:3],
             copies, kv_heads, q.shape[2], keys, q.shape[1] // kv_heads,
@@ -111,8 +111,8 @@ def dq(operands: Operands, given: BackwardOperands, config: BlockConfig) -> Laun
         hopper_dq_kernel,
         grid,
         (
-            _described(q, hopper.GROUP_ROWS),
-            _described(dout, hopper.GROUP_ROWS),
+            _described(q, hopper.ROWS.value),
+            _described(dout, hopper.ROWS.value),
             _described(k, config.block_n),
             _described(v, config.block_n),
             plan, start.contiguous(), end.contiguous(), lse, delta, dq,
