@@ -14,8 +14,8 @@ Kernel = Literal["forward", "dq", "dkv"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 Path = Literal["pointers", "descriptors", "specialised"]
 
-_FLAGS = ("atomic_dq", "ordered_dq")  # of Blocks
-_REMOVED = re.compile("/(pingpong|persistent)")  # options of kernels that older records name
+# Options of kernels that older records name.
+_REMOVED = re.compile("/(pingpong|persistent)|,?ordered_dq")
 _KIB = 1024
 _FP8_DEPTH = 32  # elements: the least over which a product in e4m3 sums
 
@@ -129,20 +129,16 @@ class BlockConfig:
 class Blocks:
     """One configuration per kernel; None is the default for the hardware and head dim.
 
-    ``atomic_dq``: one kernel for dK, dV and dQ, which adds dQ atomically: faster, not
-    deterministic. ``ordered_dq``: the same, in a fixed order, for which blocks wait.
+    ``atomic_dq``: one kernel for dK, dV and dQ, which adds dQ atomically: not deterministic.
     """
 
     forward: BlockConfig | None = None
     dq: BlockConfig | None = None
     dkv: BlockConfig | None = None
     atomic_dq: bool = False
-    ordered_dq: bool = False
     text: str = field(init=False, repr=False, compare=False)  # what ``parse`` reads
 
     def __post_init__(self) -> None:
-        if self.atomic_dq and self.ordered_dq:
-            raise ValueError("blocks: got atomic_dq and ordered_dq, expected one of them")
         # A compiler reads an attribute, but traces no formatting.
         object.__setattr__(self, "text", self._text())
 
@@ -153,30 +149,26 @@ class Blocks:
         Raises:
             ValueError: with the given and the expected text.
         """
-        given: dict[str, BlockConfig] = {}
-        flags: dict[str, bool] = {}
+        named: dict[str, BlockConfig] = {}
+        atomic = False
         for part in text.split(","):
-            name, equals, value = part.strip().partition("=")
-            if name in _FLAGS and not equals:
-                flags[name] = True
-            elif name in KERNELS and name not in given:
-                given[name] = BlockConfig.parse(value)
+            name, _, value = part.strip().partition("=")
+            if part.strip() == "atomic_dq":
+                atomic = True
+            elif name in KERNELS and name not in named:
+                named[name] = BlockConfig.parse(value)
             else:
                 raise ValueError(
                     f"blocks: got {part.strip()!r}, expected forward=..., dq=..., dkv=... once "
-                    "each, or atomic_dq or ordered_dq, separated by commas"
+                    "each, or atomic_dq, separated by commas"
                 )
-        return cls(**given, **flags)  # type: ignore[arg-type]
+        return cls(**named, atomic_dq=atomic)
 
     @classmethod
     def recorded(cls, text: str) -> Blocks:
         """Reads what any version has recorded, without the options that no kernel has any more."""
-        return cls.parse(_REMOVED.sub("", text))
-
-    @property
-    def adds_dq(self) -> str:
-        """Returns the flag by which the dK/dV kernel also adds dQ; "" if dQ has its own."""
-        return next((name for name in _FLAGS if getattr(self, name)), "")
+        rest = _REMOVED.sub("", text)
+        return cls.parse(rest) if rest else cls()
 
     @property
     def given(self) -> dict[Kernel, BlockConfig]:
@@ -189,7 +181,7 @@ class Blocks:
 
     def _text(self) -> str:
         named = [f"{kernel}={config}" for kernel, config in self.given.items()]
-        return ",".join([*named, *([self.adds_dq] if self.adds_dq else [])])
+        return ",".join([*named, *["atomic_dq"] * self.atomic_dq])
 
 
 @dataclass(frozen=True)
@@ -295,7 +287,7 @@ def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> 
                 "dropout"
             )
         if problem.adds_dq:
-            return "specialised dkv adds no dQ: atomic_dq and ordered_dq take another path"
+            return "specialised dkv adds no dQ: atomic_dq takes another path"
         if problem.kernel == "dq" and config.stages < 3:
             return f"specialised dq frees a tile late: got {config.stages} stages, expected 3"
         own = config.block_n if problem.kernel == "dkv" else config.block_m

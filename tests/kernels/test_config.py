@@ -29,10 +29,9 @@ TEXTS = [
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_text_of_a_config_is_read_back(text: str) -> None:
     assert str(BlockConfig.parse(text)) == text
-    for flag in ("atomic_dq", "ordered_dq"):
-        blocks = f"forward={text},dkv={text},{flag}"
-        assert str(Blocks.parse(blocks)) == blocks
-        assert Blocks.parse(blocks).adds_dq == flag
+    blocks = f"forward={text},dkv={text},atomic_dq"
+    assert str(Blocks.parse(blocks)) == blocks
+    assert Blocks.parse(blocks).atomic_dq
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_a_text_that_is_no_config(text: str) -> None:
         "dq=16x16/4/1,dq=16x16/4/1",
         "atomic_dq=1",
         "dq=",
-        "atomic_dq,ordered_dq",
+        "ordered_dq",
     ],
 )
 def test_a_text_that_is_no_blocks(text: str) -> None:
@@ -68,6 +67,8 @@ def test_a_text_that_is_no_blocks(text: str) -> None:
 def test_records_of_older_versions_are_read(options: str) -> None:
     text = "forward=128x128/8/2/specialised{},dq=128x64/8/4/specialised,atomic_dq"
     assert str(Blocks.recorded(text.format(options))) == text.format("")
+    for former in ("ordered_dq", "dkv=64x128/8/2,ordered_dq"):
+        assert "ordered" not in str(Blocks.recorded(former))
 
 
 @pytest.mark.parametrize("head_dim", range(1, 257))

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ringray_kernels import Blocks, State, backward, delta, forward, testing
 from ringray_kernels.api import load_backend
-from ringray_kernels.backends.triton import arguments, plan
+from ringray_kernels.backends.triton import arguments
 from ringray_kernels.checks import DTYPES
 from ringray_kernels.config import TARGETS, BlockConfig
 from ringray_kernels.config import Problem as KernelProblem
-from ringray_kernels.intervals import intervals, inverse, visible_range
+from ringray_kernels.intervals import intervals, visible_range
 
 MASKS: dict[str, dict[str, Any]] = {
     "full": {"causal": False},
@@ -116,8 +116,6 @@ CUTS = {
     "dkv=32x32/4/2/descriptors/split",
     "atomic": "dkv=32x32/4/2,atomic_dq",
     "atomic and split": "dkv=16x64/4/2/split,atomic_dq",
-    "ordered": "dkv=32x32/4/2,ordered_dq",
-    "ordered and split": "dkv=16x64/4/2/split,ordered_dq",
 }
 
 
@@ -126,33 +124,6 @@ CUTS = {
 def test_ways_to_cut(cut: str) -> None:
     given = inputs(16, heads=4)
     check(given, "causal", computed(given, *bounds("causal"), 0.2, Blocks.parse(CUTS[cut])), 0.2)
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_blocks_add_to_dq_one_after_the_other(mask: str) -> None:
-    """By the intervals: in turns that begin with 0, in the order of the blocks."""
-    start, end = (x[0] for x in bounds(mask))
-    first, stop = inverse(start, end, ROWS)
-    (before,), (ended,) = (x.tolist() for x in plan.dq_turns(first[None], stop[None], 16, 8, ROWS))
-    visits: dict[int, list[int]] = {}
-    for block, earlier in enumerate(before):
-        keys = range(16 * block, min(16 * block + 16, ROWS))
-        rows = [r for key in keys for r in range(int(first[key]), int(stop[key]))]
-        for tile in range(min(rows, default=0) // 8, (max(rows, default=-1) + 8) // 8):
-            visits.setdefault(tile, []).append(earlier - ended[tile])
-    assert all(turns == list(range(len(turns))) for turns in visits.values())
-
-
-@pytest.mark.parametrize("mask", ["documents", "window"])
-def test_ordered_sums_for_shared_heads_and_bounds_by_batch_entry(mask: str) -> None:
-    q, k, v, dout = testing.make_inputs(2, 4, 2, ROWS, 16, torch.float32, seed=1)
-    pairs = zip(bounds(mask), bounds("causal"), strict=True)
-    start, end = (torch.cat(pair) for pair in pairs)
-    want = computed((q, k, v, dout), start, end, 0.2, None, backend="reference")
-    blocks = Blocks.parse("dkv=16x32/4/2,ordered_dq")
-    got = [computed((q, k, v, dout), start, end, 0.2, blocks) for _ in range(2)]
-    torch.testing.assert_close(got[0]["dq"], want["dq"], atol=2e-5, rtol=1e-4)
-    assert torch.equal(got[0]["dq"], got[1]["dq"])
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])

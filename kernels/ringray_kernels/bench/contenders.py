@@ -345,7 +345,6 @@ CONTENDERS: dict[str, Contender] = {
         for head_dim, every in CANDIDATES.items()
         for blocks in every
     },
-    "ringray-ordered": Ringray(Blocks(ordered_dq=True)),
     "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
     "ringray-fp8": Ringray(quantized=True),
     "sdpa-flash": _sdpa(SDPBackend.FLASH_ATTENTION),

@@ -126,7 +126,6 @@ def targets() -> list[SpeedTarget]:
         _rate("backward full, deterministic, TFLOP/s", at_16k("full", "backward"), 400),
         _rate("backward causal, deterministic, TFLOP/s", back, 400),
         _against("backward causal over FlexAttention", back, "flex", 1.3),
-        _rate("backward causal, ordered, TFLOP/s", back, 480, "ringray-ordered"),
         _rate("backward causal, fused atomic, TFLOP/s", back, 500, "ringray-atomic"),
     ]
     for direction in DIRECTIONS:

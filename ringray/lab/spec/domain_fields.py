@@ -22,7 +22,7 @@ def _blocks() -> Kind:
     """Returns the kind of query rows per fused call, or ``Blocks`` in their normal form."""
     rows = whole(16, 65536)
     text = Field(
-        pattern="^ *(forward|dq|dkv|atomic_dq|ordered_dq)", max_length=_LONGEST, examples=[*_BLOCKS]
+        pattern="^ *(forward|dq|dkv|atomic_dq)", max_length=_LONGEST, examples=[*_BLOCKS]
     )
 
     def normal(value: object) -> object:

@@ -73,7 +73,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     dout, out, lse, delta, dq, dk, dv = given
     grads = operands.bias.grads if operands.bias else ()
     if grads:  # which are the dQ kernel's
-        blocks = replace(operands.blocks, atomic_dq=False, ordered_dq=False)
+        blocks = replace(operands.blocks, atomic_dq=False)
         operands = operands._replace(blocks=blocks)
     first, stop = _inverses(operands.start, operands.end, operands.k.shape[2])
     with contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
             _readable(dout), out, lse.contiguous(), delta.contiguous(), dq, dk, dv
         )
         launches = dkv_launches(operands, given, first, stop, target, dtype)
-        if not operands.blocks.adds_dq:
+        if not operands.blocks.atomic_dq:
             launches.append(dq_launch(operands, given, target, dtype))
         for launch in launches:
             run(launch, device)

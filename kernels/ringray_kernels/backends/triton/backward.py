@@ -13,9 +13,8 @@ With SOFTCAP the score is ``log2_scale`` times t = tanh(``cap`` q·k), in units 
 the factor 1 - t².
 
 Every element of dq, dk, dv is written by one program in a fixed order, so results repeat bitwise.
-With ``ADD_DQ`` the dK/dV kernel adds dQ too: five products per pair, not seven. With ``counters``
-blocks of keys add to a tile of query rows one after the other; without them they add atomically,
-and the hardware chooses the order of the additions, and so the last bits of dQ.
+With ``ADD_DQ`` the dK/dV kernel adds dQ too: five products per pair, not seven. Blocks of keys add
+to a tile of query rows atomically: the hardware chooses the order, and so the last bits of dQ.
 """
 
 import triton
@@ -26,29 +25,24 @@ from ringray_kernels.backends.triton import tiles
 
 @triton.jit
 def _add_dq(dq, rows, present, part, FIRST: tl.constexpr, WIDTH: tl.constexpr,
-            HEAD_DIM: tl.constexpr, ATOMIC: tl.constexpr):  # fmt: skip
+            HEAD_DIM: tl.constexpr):  # fmt: skip
     """Adds ``part`` to columns of ``rows`` of dq, contiguous."""
-    at = rows * HEAD_DIM
-    if ATOMIC:
-        columns = FIRST + tl.arange(0, WIDTH)
-        mask = present[:, None] & (columns < HEAD_DIM)[None, :]
-        tl.atomic_add(dq + at[:, None] + columns[None, :], part, mask=mask, sem="relaxed")
-    else:
-        part += tiles.load_tile(dq, at, present, 1, 1, FIRST, WIDTH, HEAD_DIM, True)
-        tiles.store_tile(dq, at, present, 1, part, FIRST, WIDTH, HEAD_DIM)
+    columns = FIRST + tl.arange(0, WIDTH)
+    mask = present[:, None] & (columns < HEAD_DIM)[None, :]
+    places = (rows * HEAD_DIM)[:, None] + columns[None, :]
+    tl.atomic_add(dq + places, part, mask=mask, sem="relaxed")
 
 
 @triton.jit
 def _dkv_step(
-    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, dq, counters, before, ended,
-    low, high, first, last, tile,
+    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, dq, low, high, first, last, tile,
     batch, head, rows_at, at, drop, scale, log2_scale, cap, bias, reach,
     stride_qs, stride_qd, stride_os, stride_od,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
-    PTX: tl.constexpr, DP_FIRST: tl.constexpr, MASKED: tl.constexpr,
+    DP_FIRST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of query rows of one head to the running (dk0, dk1, dv0, dv1). Products are
     transposed, (keys, rows), so that p and ds are left operands of the next products."""
@@ -117,23 +111,18 @@ def _dkv_step(
         if D1 > 0:
             dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
     if ADD_DQ:
-        if counters is not None:
-            turn = before - tl.load(ended + begin // BLOCK_M)
-            tiles.await_value(counters + begin // BLOCK_M, turn, PTX)
         rows = begin.to(tl.int64) + columns
         part = tl.dot(tl.trans(ds), k0, input_precision=PRECISION) * scale
-        _add_dq(dq, rows, present, part, 0, D0, HEAD_DIM, counters is None)
+        _add_dq(dq, rows, present, part, 0, D0, HEAD_DIM)
         if D1 > 0:
             part = tl.dot(tl.trans(ds), k1, input_precision=PRECISION) * scale
-            _add_dq(dq, rows, present, part, D0, D1, HEAD_DIM, counters is None)
-        if counters is not None:
-            tiles.publish_value(counters + begin // BLOCK_M, turn + 1, PTX)
+            _add_dq(dq, rows, present, part, D0, D1, HEAD_DIM)
     return dk0, dk1, dv0, dv1
 
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group", *tiles.DROPS])
 def dkv_kernel(
-    dout, q, k, v, lse, delta, start, end, dq, dk, dv, counters, before, ended,
+    dout, q, k, v, lse, delta, start, end, dq, dk, dv,
     scale, log2_scale, cap, bias, reach, query_positions,
     stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
@@ -146,27 +135,16 @@ def dkv_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
     SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
-    PTX: tl.constexpr, DP_FIRST: tl.constexpr, rows_at=None, keys_at=None, seed_low=None,
+    DP_FIRST: tl.constexpr, rows_at=None, keys_at=None, seed_low=None,
     seed_high=None, heads_before=None, least=None, amplify=None,
 ):  # fmt: skip
     """Program (block, key/value head, batch entry) adds to ``dk`` and ``dv`` of BLOCK_N key rows,
     over all query heads that share them (DK and DV select one or both). ``start`` and ``end`` are
     inverse intervals, a range of query rows per key row; rows of ``dk`` and ``dv`` are contiguous.
-
-    ``counters``: zeros, or None: of programs that have begun, and of blocks that have added to each
-    tile of each query head; ``before``, ``ended``: see ``plan.dq_turns``.
     """
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     batch = tl.program_id(2)
-    if counters is not None:  # a program waits for those that began before it only
-        begun = tl.atomic_add(counters, 1)
-        block = begun % tl.num_programs(0)
-        kv_head = begun // tl.num_programs(0) % tl.num_programs(1)
-        batch = begun // tl.num_programs(0) // tl.num_programs(1)
-        entry = tl.where(stride_bounds == 0, 0, batch)
-        before = tl.load(before + entry * tl.num_programs(0) + block)
-        ended += entry * tl.cdiv(query_rows, BLOCK_M)
     heads = tl.num_programs(1) * group
     drop = None
     if least is not None:
@@ -182,7 +160,7 @@ def dkv_kernel(
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + key)
     last = tl.load(end + bounds + key)
-    low, high, leading, whole, count = tiles.plan_tiles(first, last, BLOCK_M, counters is not None)
+    low, high, leading, whole, count = tiles.plan_tiles(first, last, BLOCK_M)
     if count == 0:
         return
 
@@ -213,40 +191,25 @@ def dkv_kernel(
         if bias is not None:
             values, at = tiles.bias_of(bias, reach, batch, head, key)
             away = (values, at, query_positions)
-        turns = counters
-        edges = count - whole
-        if counters is not None:
-            turns = counters + 1 + (batch * heads + head) * tl.cdiv(query_rows, BLOCK_M)
-            edges = leading  # the others last: tiles in order, as programs wait for each other
-        for index in range(edges):
+        for index in range(count - whole):
             tile = tiles.edge_tile(index, leading, whole)
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                dq_head, turns, before, ended, low, high, first, last, tile,
+                dq_head, low, high, first, last, tile,
                 batch, head, rows_at, at, drop, scale, log2_scale, cap, away, reach,
                 stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
+                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, DP_FIRST, True,
             )  # fmt: skip
         for tile in range(leading, leading + whole):
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                dq_head, turns, before, ended, low, high, first, last, tile,
+                dq_head, low, high, first, last, tile,
                 batch, head, rows_at, at, drop, scale, log2_scale, cap, away, reach,
                 stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, False,
+                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, DP_FIRST, False,
             )  # fmt: skip
-        if counters is not None:
-            for tile in range(leading + whole, count):
-                dk0, dk1, dv0, dv1 = _dkv_step(
-                    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                    dq_head, turns, before, ended, low, high, first, last, tile,
-                    batch, head, rows_at, at, drop, scale, log2_scale, cap, away, reach,
-                    stride_qs, stride_qd, stride_os, stride_od,
-                    HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                    EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, PTX, DP_FIRST, True,
-                )  # fmt: skip
 
     key = key.to(tl.int64)
     dk_rows = batch.to(tl.int64) * stride_dkb + kv_head.to(tl.int64) * stride_dkh + key * stride_dks

@@ -30,7 +30,6 @@ from ringray_kernels.backends.triton.arguments import (
 from ringray_kernels.backends.triton.backward import delta_kernel, dkv_kernel
 from ringray_kernels.backends.triton.dq import dq_kernel
 from ringray_kernels.backends.triton.forward import forward_kernel
-from ringray_kernels.backends.triton.plan import dq_turns
 from ringray_kernels.config import BlockConfig, Target, head_dim_parts
 
 if not INTERPRETED:
@@ -222,23 +221,16 @@ def dkv_launches(
         return [hopper_launch.dkv(operands, given, first, stop, config)]
     grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
     options = _options(config, operands, target, dtype, packs=False)
-    none: tuple[Tensor | None, ...] = (None, None, None)
-    turns = none
-    if blocks.ordered_dq:
-        tiles = triton.cdiv(q.shape[2], config.block_m)
-        counters = q.new_zeros(1 + batch * q.shape[1] * tiles, dtype=torch.int32)
-        turns = (counters, *dq_turns(first, stop, config.block_n, config.block_m, q.shape[2]))
-
     narrow = problem.width <= _NARROW and problem.itemsize == 2
 
-    def launch(part: tuple[str, ...], turns: tuple[Tensor | None, ...]) -> Launch:
+    def launch(*part: str) -> Launch:
         return Launch(
             dkv_kernel,
             grid,
             (
                 _described(dout, config.block_m) if described else dout,
                 _described(q, config.block_m) if described else q,
-                k, v, lse, delta, first, stop, dq, dk, dv, *turns,
+                k, v, lse, delta, first, stop, dq, dk, dv,
                 float(scale), (softcap or scale) * LOG2_E, inside_cap(operands),
                 *biases(operands, keys_walk=False),
                 *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
@@ -247,15 +239,14 @@ def dkv_launches(
             {
                 **options,
                 **{name: name in part for name in ("DK", "DV")},
-                "ADD_DQ": bool(blocks.adds_dq) and "DK" in part,
+                "ADD_DQ": blocks.atomic_dq and "DK" in part,
                 "DP_FIRST": target.wgmma and part == ("DK", "DV") and narrow,
-                "PTX": not (target.is_amd or INTERPRETED),
             },
         )  # fmt: skip
 
     if config.split:
-        return [launch(("DV",), none), launch(("DK",), turns)]
-    return [launch(("DK", "DV"), turns)]
+        return [launch("DV"), launch("DK")]
+    return [launch("DK", "DV")]
 
 
 def delta_launch(dout: Tensor, out: Tensor, lse: Tensor, result: Tensor) -> Launch:

@@ -26,25 +26,6 @@ def tile_plan(start: Tensor, end: Tensor, rows: int, tile: int) -> Tensor:
     return derived(start, end, ("plan", rows, tile), partial(_made, start, end, rows, tile))
 
 
-def dq_turns(
-    start: Tensor, end: Tensor, rows: int, tile: int, length: int
-) -> tuple[Tensor, Tensor]:
-    """Returns the order in which blocks of ``rows`` keys add to aligned tiles of ``length`` query
-    rows, from the inverse intervals: per block the number of those before it that see anything, and
-    per tile of those that end before it; their difference is the block's turn. int32."""
-    make = partial(_turns, start, end, rows, tile, length)
-    return derived(start, end, ("turns", rows, tile, length), make)
-
-
-def _turns(start: Tensor, end: Tensor, rows: int, tile: int, length: int) -> tuple[Tensor, Tensor]:
-    low, high = (x.unflatten(0, (len(start), -1)) for x in _spans(*_by_block(start, end, rows)))
-    busy = (low < high).int()
-    tiles = torch.arange(-(-length // tile), dtype=torch.int64, device=start.device)
-    ended = ((high + tile - 1) // tile)[:, None] <= tiles[:, None]
-    before = busy.cumsum(1, dtype=torch.int32) - busy
-    return before, (ended & busy[:, None].bool()).sum(2, dtype=torch.int32)
-
-
 def _by_block(start: Tensor, end: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Returns the intervals of each block, (batch * blocks, rows); the last row is repeated."""
     length = start.shape[1]

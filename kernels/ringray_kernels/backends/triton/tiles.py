@@ -139,36 +139,6 @@ def zero_parts(ROWS: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr):
 
 
 @triton.jit
-def await_value(address, wanted, PTX: tl.constexpr):
-    """Waits until another program has written ``wanted`` to ``address``, with all that it wrote
-    before. A loop of Triton's would end the pipelining of the loop around it."""
-    if PTX:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; AGAIN: ld.acquire.gpu.global.b32 $0, [$1]; setp.ne.b32 p, $0, $2; "
-            "@p bra AGAIN; }",
-            "=r,l,r", [address, wanted], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        while tl.atomic_add(address, 0) != wanted:
-            pass
-
-
-@triton.jit
-def publish_value(address, value, PTX: tl.constexpr):
-    """Writes ``value`` to ``address``, after all that this program wrote before. A barrier of
-    Triton's would end the pipelining, too."""
-    if PTX:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; bar.sync 0; "
-            "@p st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2; }",
-            "=r,l,r", [address, value], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        tl.debug_barrier()
-        tl.atomic_xchg(address, value)
-
-
-@triton.jit
 def narrow(x, DTYPE: tl.constexpr, EMULATE_BF16: tl.constexpr):
     """Casts ``x`` (fp32) to an operand of a product with DTYPE. The interpreter has no bf16
     products: its operands are fp32, rounded here to the precision of bf16."""
