@@ -22,8 +22,8 @@ from unittest import mock
 import torch
 import triton
 
-from ringray_kernels.bench import measure, problems, targets
-from ringray_kernels.bench.contenders import CONTENDERS, Contender
+from ringray_kernels.bench import measure, problems
+from ringray_kernels.bench.contenders import CONTENDERS, Contender, is_ours
 from ringray_kernels.bench.problems import Point
 from ringray_kernels.config import target_named
 from ringray_kernels.inspect.compiled import absent
@@ -41,7 +41,7 @@ def jobs() -> Iterator[tuple[Point, Contender]]:
         for name, contender in CONTENDERS.items():
             code = (name, point.direction, point.head_dim, point.heads == point.kv_heads,
                     point.dtype, point.form == "hops")  # fmt: skip
-            if targets.is_ours(name) and code not in codes and able(contender, point):
+            if is_ours(name) and code not in codes and able(contender, point):
                 codes.add(code)
                 yield point, contender
 

@@ -58,8 +58,7 @@ ALLOWED = {
     ("ringray.lab.spec.model", "grid"): "the default of specs",
     ("ringray.lab.trial.metrics", "overlap"): "a group of metrics",
     **{("ringray_kernels.bench.problems", name): BENCH for name in PARTITIONS},
-    ("ringray_kernels.bench.targets", "zigzag"): BENCH,
-    **{(f"ringray_kernels.bench.{name}", "flex"): CONTENDER for name in ("contenders", "targets")},
+    ("ringray_kernels.bench.contenders", "flex"): CONTENDER,
 }
 
 

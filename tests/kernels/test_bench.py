@@ -246,7 +246,6 @@ def test_the_command_measures_and_writes_json(
     assert "x ours" in shown
     assert "unsupported: flash-attn, flash-attn-3: not installed" in shown
     assert "peak not known" in shown
-    assert "targets (for an H200; this is cpu)" in shown
     # Appended, and one contender alone.
     assert cli.main([*arguments, "--only", "forward/causal", "--contenders", "ringray"]) == 0
     assert len(path.read_text().splitlines()) == len(lines) + 1 + 2 * len(problems.PARTITIONS)

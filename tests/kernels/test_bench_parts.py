@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ringray_kernels import testing
-from ringray_kernels.bench import checks, flex, measure, problems, targets
+from ringray_kernels.bench import checks, flex, measure, problems
 from ringray_kernels.bench.contenders import CONTENDERS
 from ringray_kernels.bench.problems import Point
 
@@ -83,48 +83,13 @@ def test_points_have_names_of_their_own_and_mean_what_they_say() -> None:
             Point(**{"seq_len": 8, "kv_heads": 2, **wrong})  # type: ignore[arg-type]
 
 
-def test_every_target_is_about_a_case_that_all_measures() -> None:
-    names = {p.name for p in problems.points("all", "cuda")}
-    for ring in problems.virtual_points("all", "cuda"):
-        names |= {ring.name("forward"), ring.name("backward")}
-
-    class Asked(targets.Results):
-        def tflops(self, case: str, contender: str = "ringray") -> float | None:
-            assert case in names
-            assert contender in CONTENDERS
-            return 700.0
-
-        def fastest(self, case: str, family: str) -> float | None:
-            return self.tflops(case, family)
-
-        def more(self, case: str, name: str) -> float | None:
-            assert case in names
-            return 1.0
-
-    lines = [target.line(Asked([])) for target in targets.targets()]
-    assert any("met by" in line for line in lines)
-    assert any("MISSED by" in line for line in lines)
-    assert all("not measured" in t.line(targets.Results([])) for t in targets.targets())
-
-
-def test_targets_read_the_best_of_ours_beside_the_default() -> None:
-    causal = "forward/causal/16k/d128/h16/bf16"
-    rates = {
-        "ringray": 500.0, "ringray-portable": 650.0, "ringray-atomic": 900.0,
-        "ringray-fp8": 1100.0, "sdpa-cudnn": 610.0, "flex": 300.0, "flex-tuned": 400.0,
-    }  # fmt: skip
-    records = [measure.Record(causal, name, "ok", tflops=rate) for name, rate in rates.items()]
-    records.append(measure.Record(causal, "ringray-refused", "refused", tflops=2000.0))
-    lines = {line.partition("  ")[0]: line for line in targets.summary(records, "NVIDIA H200")}
-    assert lines["forward causal, TFLOP/s"].endswith(
-        "500      MISSED by 16.7%; best of ours 650      met by 8.3%"
-    )
-    assert "1.066    met by 6.6%" in lines["forward causal over cuDNN"].partition("best")[2]
-    # The better one of FlexAttention's figures counts.
-    assert " 1.25     MISSED" in lines["forward causal over FlexAttention"].partition("best")[0]
-    assert "best" not in lines["forward full, TFLOP/s"]
-    assert targets.rated(Point("full", 16384, direction="backward"))
-    assert not targets.rated(Point("documents", 16384))
+def test_headlines_are_dense_points_of_16k() -> None:
+    every = problems.points("all", "cuda")
+    assert [p.name for p in every if problems.is_headline(p)] == [
+        f"{direction}/{mask}/16k/d128/h16/bf16"
+        for direction in ("forward", "backward")
+        for mask in ("causal", "full")
+    ]
 
 
 @pytest.mark.parametrize("point", EVERY, ids=lambda p: p.name)

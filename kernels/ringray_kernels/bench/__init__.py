@@ -8,7 +8,6 @@ source      digest of the sources
 machine     device, versions, peak rates
 measure     check and time of the contenders of one case
 virtual     hops of a ring on one device
-targets     figures to reach on an H200
 report      printed tables
 watchdog    end of a run that hangs
 session     a whole run in one process

@@ -2,8 +2,7 @@
 
 To add one: write a class with ``unsupported`` and ``prepare`` as in ``Contender`` (most need only
 an ``attend`` function given to ``Autograd``) and add it to ``CONTENDERS``. Use its best natural
-call: its own layout, causal and window flags, packed lengths, no explicit mask. Only the targets in
-``targets.py`` name contenders elsewhere.
+call: its own layout, causal and window flags, packed lengths, no explicit mask.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ import ringray_kernels
 from ringray_kernels.api import Features, State, load_backend
 from ringray_kernels.backends import BLOCKS, on_device
 from ringray_kernels.bench.flex import flex
-from ringray_kernels.bench.problems import Inputs, Point
-from ringray_kernels.bench.targets import rated
+from ringray_kernels.bench.problems import Inputs, Point, is_headline
 from ringray_kernels.config import Blocks
 from ringray_kernels.defaults import CANDIDATES, PORTABLE
 from ringray_kernels.intervals import intervals
@@ -332,8 +330,8 @@ def _gpu_only(point: Point, device: torch.device) -> str | None:
     return None if device.type == "cuda" else "compiled for GPUs only here"
 
 
-def _rated_on_gpu(point: Point, device: torch.device) -> str | None:
-    return _gpu_only(point, device) if rated(point) else "tuned where a rate is a target"
+def _headline_on_gpu(point: Point, device: torch.device) -> str | None:
+    return _gpu_only(point, device) if is_headline(point) else "tuned at the headlines"
 
 
 # Ours first: a run that is cut short has measured them.
@@ -354,8 +352,12 @@ CONTENDERS: dict[str, Contender] = {
     "flash-attn": _flash_attn("flash_attn"),
     "flash-attn-3": _flash_attn("flash_attn_interface"),
     "flex": Autograd(flex, _gpu_only),
-    "flex-tuned": Autograd(partial(flex, tuned=True), _rated_on_gpu),
+    "flex-tuned": Autograd(partial(flex, tuned=True), _headline_on_gpu),
 }
 # Those that take seconds of compilation per case: measured after all others, beside "ringray" once
 # more.
 LAST = ("flex", "flex-tuned")
+
+
+def is_ours(contender: str) -> bool:
+    return contender.partition("-")[0] == "ringray"

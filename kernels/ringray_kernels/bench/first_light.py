@@ -78,7 +78,7 @@ STAGES: Sequence[Sequence[Stage]] = (
         Stage("tests", 150, command=_TESTS, needs=("tests/kernels/test_gpu.py",), once=True),
         Stage("memcheck", 120, command=_MEMCHECK, needs=("compute-sanitizer",), once=True),
     ),
-    (Stage("targets", 60),),
+    (Stage("sparse", 60),),
     (Stage("profile", 60, command=f'sh {_PROFILE} "$FILE"', needs=(_PROFILE, "ncu"), once=True),),
     (Stage("sweep", 100),),
     (Stage("flex-attention", 240, 200),),

@@ -14,9 +14,8 @@ import torch
 
 from ringray_kernels.bench import checks, machine, timing
 from ringray_kernels.bench.checks import Verdict
-from ringray_kernels.bench.contenders import CONTENDERS, Results, Unsupported
-from ringray_kernels.bench.problems import Point, make_sets
-from ringray_kernels.bench.targets import is_ours, rated
+from ringray_kernels.bench.contenders import CONTENDERS, Results, Unsupported, is_ours
+from ringray_kernels.bench.problems import Point, is_headline, make_sets
 
 Status = Literal["ok", "wrong", "refused", "unsupported", "oom", "failed"]
 # Long calls vary less and leave no time for many of them.
@@ -90,7 +89,7 @@ def effort(point: Point, device: torch.device) -> timing.Effort:
     """Returns the number of samples of a point, decided in advance by its size alone."""
     if device.type == "cpu":
         return timing.Effort(rounds=2, sample_ms=0.5, burst_ms=1.0)
-    burst_ms = _BURST_MS if rated(point) else 0.0
+    burst_ms = _BURST_MS if is_headline(point) else 0.0
     return timing.Effort(20 if point.flops < _LONG_FLOPS else 7, burst_ms=burst_ms)
 
 

@@ -214,7 +214,7 @@ def _both(points: Sequence[Point]) -> list[Point]:
 
 
 def points(which: Which, device: str) -> list[Point]:
-    """Returns the points of ``--quick`` or ``--all``, those of targets first; tiny on a CPU."""
+    """Returns the points of ``--quick`` or ``--all``, the headlines first; tiny on a CPU."""
     k = 1024
     if device == "cpu":
         tiny = [
@@ -226,7 +226,8 @@ def points(which: Which, device: str) -> list[Point]:
         ]
         return _both(tiny if which == "all" else tiny[1:3])
     sparse = [Point("window", 16 * k, window=2 * k), Point("documents", 16 * k)]
-    targets = _both([Point("causal", 16 * k), Point("full", 16 * k), *sparse])
+    dense = [Point("causal", 16 * k), Point("full", 16 * k)]
+    first = _both([*dense, *sparse])
     others = [
         Point("causal", 16 * k, head_dim=64),
         Point("causal", 16 * k, head_dim=256, heads=8, kv_heads=8),
@@ -235,7 +236,7 @@ def points(which: Which, device: str) -> list[Point]:
         Point("causal", 1 * k),
     ]
     if which == "quick":
-        return [*targets, *others]
+        return [*first, *others]
     long = [
         Point("causal", 64 * k),
         Point("window", 64 * k, window=4 * k),
@@ -251,7 +252,14 @@ def points(which: Which, device: str) -> list[Point]:
         Point("causal", 128 * k, heads=4, kv_heads=4),
         Point("full", 128 * k, heads=4, kv_heads=4),
     ]
-    return [*targets, *_both(long), *_both(others), *_both(more)]
+    return [*first, *_both(long), *_both(others), *_both(more)]
+
+
+def is_headline(point: Point) -> bool:
+    """Tells whether a point is one of those by which kernels are compared."""
+    return point.mask in ("full", "causal") and replace(point, direction="forward") == Point(
+        point.mask, 16 * 1024
+    )
 
 
 def smoke_points(device: str) -> list[Point]:

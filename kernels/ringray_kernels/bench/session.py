@@ -10,7 +10,7 @@ from typing import Any, TextIO, TypeVar
 
 import torch
 
-from ringray_kernels.bench import contenders, machine, measure, report, targets
+from ringray_kernels.bench import contenders, machine, measure, report
 from ringray_kernels.bench.measure import Record
 from ringray_kernels.bench.problems import Point, VirtualPoint
 from ringray_kernels.bench.virtual import VirtualBench
@@ -79,16 +79,14 @@ class BenchSession:
         return fine is not False and not self.lost
 
     def summary(self) -> bool:
-        """Prints targets, skipped cases and failures; returns whether there are figures and no
-        failures."""
-        print("\n".join(targets.summary(self.records, self.device_name)))
+        """Prints skipped cases and failures; returns whether there are figures and no failures."""
         if self.skipped:
             print(f"\nnot started within {self.minutes:g} minutes: {', '.join(self.skipped)}")
         bad = [
             f"{one.case} {one.contender}: {one.status}, {one.reason}"
             for one in self.records
             if one.status == "refused"
-            or (targets.is_ours(one.contender) and one.status not in ("ok", "unsupported"))
+            or (contenders.is_ours(one.contender) and one.status not in ("ok", "unsupported"))
         ]
         if bad:
             print("\nfailures:\n" + "\n".join(bad))
@@ -145,7 +143,7 @@ class BenchSession:
         every = contenders.CONTENDERS
         able = [name for name in new if every[name].unsupported(point, self.device) is None]
         well = self._found.get((point.name, "ringray"), "ok") == "ok"
-        well &= not all(map(targets.is_ours, able))
+        well &= not all(map(contenders.is_ours, able))
         beside = [name for name in self.names if well and name == "ringray" and name not in new]
 
         def measured() -> list[Record]:

@@ -9,8 +9,8 @@ from functools import partial
 from typing import cast
 
 from ringray_kernels.backends import on_device
-from ringray_kernels.bench import problems, targets
-from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray
+from ringray_kernels.bench import problems
+from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray, is_ours
 from ringray_kernels.bench.problems import Direction, Point, VirtualPoint, Which
 from ringray_kernels.bench.session import BenchSession
 
@@ -21,7 +21,7 @@ _LONGEST = 16 * 1024
 
 def _ours(session: BenchSession) -> list[str]:
     """Returns ours; from now on with the kernels of GPUs on any device, or on none."""
-    names = [name for name in session.names if targets.is_ours(name)]
+    names = [name for name in session.names if is_ours(name)]
     for name in names:
         ours = cast("Ringray", CONTENDERS[name])
         CONTENDERS[name] = replace(ours, backend=on_device("auto", "cuda"))
@@ -42,10 +42,10 @@ def memcheck(session: BenchSession) -> None:
                 session.fact("in bounds", case=point.name, contender=name)
 
 
-def _rated(session: BenchSession) -> list[Point]:
-    """Returns the points whose rates are targets; on a CPU, where there are none, tiny ones."""
-    found = [p for p in problems.points("all", session.device.type) if targets.rated(p)]
-    return found or problems.points("quick", session.device.type)
+def _headlines(session: BenchSession) -> list[Point]:
+    """Returns the points by which kernels are compared; on a CPU, which has none, tiny ones."""
+    points = problems.points("quick", session.device.type)
+    return [point for point in points if problems.is_headline(point)] or points
 
 
 def _others(session: BenchSession) -> list[Point]:
@@ -53,7 +53,7 @@ def _others(session: BenchSession) -> list[Point]:
     every = problems.points("all", session.device.type)
     return [
         p for p in every
-        if p.mask in ("full", "causal") and p.seq_len <= _LONGEST and not targets.rated(p)
+        if p.mask in ("full", "causal") and p.seq_len <= _LONGEST and not problems.is_headline(p)
     ]  # fmt: skip
 
 
@@ -64,12 +64,12 @@ def _check(session: BenchSession, *, portable: bool) -> None:
 
 
 def _against(direction: Direction, session: BenchSession) -> None:
-    points = [point for point in _rated(session) if point.direction == direction]
+    points = [point for point in _headlines(session) if point.direction == direction]
     session.points(points, [name for name in session.names if name not in LAST])
 
 
 def _sparse(session: BenchSession) -> None:
-    """Measures the sparse masks and the ring that have targets."""
+    """Measures the sparse masks and a ring."""
     points, rings = cases("quick", session)
     session.names = [name for name in session.names if name in _SPARSE]
     session.measure([p for p in points if p.mask in ("window", "documents")], rings[:1])
@@ -88,9 +88,9 @@ WORK: dict[str, Callable[[BenchSession], bool | None]] = {
     "memcheck": memcheck,
     "forward": partial(_against, "forward"),
     "backward": partial(_against, "backward"),
-    "targets": _sparse,
-    "sweep": lambda one: one.points(_others(one), [*filter(targets.is_ours, one.names)]),
-    "flex-attention": lambda session: session.last(_rated(session)),
+    "sparse": _sparse,
+    "sweep": lambda one: one.points(_others(one), [*filter(is_ours, one.names)]),
+    "flex-attention": lambda session: session.last(_headlines(session)),
     "summary": BenchSession.summary,
     "quick": lambda one: one.measure(*cases("quick", one)),
     "all": lambda one: one.measure(*cases("all", one)),

@@ -21,9 +21,7 @@ _MOST = 65_536  # documents of a sequence; the planner makes tables of them
 def _blocks() -> Kind:
     """Returns the kind of query rows per fused call, or ``Blocks`` in their normal form."""
     rows = whole(16, 65536)
-    text = Field(
-        pattern="^ *(forward|dq|dkv|atomic_dq)", max_length=_LONGEST, examples=[*_BLOCKS]
-    )
+    text = Field(pattern="^ *(forward|dq|dkv|atomic_dq)", max_length=_LONGEST, examples=[*_BLOCKS])
 
     def normal(value: object) -> object:
         if not isinstance(value, str):
