@@ -52,15 +52,8 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 BF16 = walk.costs(2, 1, 32, 8, 128)
 # Options that pages name of programs of others.
-FOREIGN = {
-    "--app-name",
-    "--allowed-hosts",
-    "--build-arg",
-    "--dashboard-host",
-    "--num-cpus",
-    "--temp-dir",
-    "--time",
-}
+FOREIGN = {"--app-name", "--allowed-hosts", "--build-arg", "--dashboard-host", "--num-cpus"}
+FOREIGN |= {"--temp-dir", "--time"}
 
 
 def text(name: str) -> str:
@@ -241,11 +234,7 @@ STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
         lambda: [deadline.READER_S, deadline.WRITE_S],
     ),
     ("docs/faults.md", "of which the last {} stay", lambda: [embedded.LOGS]),
-    (
-        "docs/cluster.md",
-        "no nodes for the group for {} s",
-        lambda: [placement_wait.NEVER_S],
-    ),
+    ("docs/cluster.md", "no nodes for the group for {} s", lambda: [placement_wait.NEVER_S]),
     (
         "docs/cluster.md",
         "messages grow until their bytes take {} ms",
@@ -258,17 +247,9 @@ STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
         lambda: [tracker.PATIENCE_S, tracker.FINISH_S, WORDS[tracker.PER_TRIAL_S]],
     ),
     ("docs/mlflow.md", "no answer within {} s", lambda: [tracker.REQUEST_S]),
-    (
-        "docs/prediction.md",
-        "the newest {} trials of the store",
-        lambda: [fitting.NEWEST],
-    ),
+    ("docs/prediction.md", "the newest {} trials of the store", lambda: [fitting.NEWEST]),
     ("docs/prediction.md", "With fewer than {} such trials", lambda: [fitting.LEAST]),
-    (
-        "docs/advise.md",
-        "{}% of a device's memory can be used",
-        lambda: [100 * advise.USABLE],
-    ),
+    ("docs/advise.md", "{}% of a device's memory can be used", lambda: [100 * advise.USABLE]),
     ("docs/advise.md", "A ring has at most {:,} ranks", lambda: [advise.LARGEST]),
     (
         "docs/security.md",
