@@ -8,7 +8,8 @@ and how long after the one before. Lost nodes come back after a while; a driver 
 started again with `ringray resume`, as its user would. Then every trial must have been measured and
 recorded once, in the store, in the `--json` file and in MLflow; nobody may have waited for longer
 than it takes a ring to start for the next sign of progress; nothing may be left of any driver or
-ring. Of every second sweep the rings, of one rank and of two, are measured beside each other.
+ring. Of every second sweep the rings, of one rank and of two, are measured beside each other. What
+other users and readers of the store have begun meanwhile is judged at the end of the sweep.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.chaos.world import NODES, World
+from tests.chaos.world import BACK_S, DRIVERS, NODES, TRACKER, World
 from tests.support import fault_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 BEHAVIOURS = (*fault_proxy.FAULTS, *fault_proxy.ENDLESS)  # of a server
 
@@ -32,15 +33,15 @@ def kill_node(of: World, draw: random.Random) -> bool:
 
 
 def kill_driver(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts("-m ringray r"), draw, signal.SIGKILL)
+    return _signal(of.driver_parts(*DRIVERS), draw, signal.SIGKILL)
 
 
 def interrupt_driver(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts("-m ringray r"), draw, signal.SIGINT)
+    return _signal(of.driver_parts(*DRIVERS), draw, signal.SIGINT)
 
 
 def kill_tracker(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts("ringray.lab.tracking.process"), draw, signal.SIGKILL)
+    return _signal(of.driver_parts(TRACKER), draw, signal.SIGKILL)
 
 
 def kill_server(of: World, draw: random.Random) -> bool:
@@ -67,9 +68,27 @@ def kill_agent(of: World, draw: random.Random) -> bool:
     return _signal(of.agents(), draw, signal.SIGKILL)
 
 
+def slow_agent(of: World, draw: random.Random) -> bool:
+    """An agent of a node, or of somebody's local Ray, stops for some seconds."""
+    agents = of.agents() + of.local_agents()
+    with suppress(psutil.NoSuchProcess, IndexError):
+        of.slow_down(draw.choice(agents), draw.uniform(1.0, BACK_S))
+        return True
+    return False
+
+
 def second_user(of: World, draw: random.Random) -> bool:
-    of.sweep_beside(max(of.place.home.glob("chaos-*.yaml"), key=lambda path: path.stat().st_mtime))
+    of.sweep_beside(_spec(of))
     return True
+
+
+def damage_checkpoint(of: World, draw: random.Random) -> bool:
+    of.train(draw)
+    return True
+
+
+def read(of: World, draw: random.Random) -> bool:
+    return of.read(_spec(of).stem, draw)
 
 
 def first_runs(of: World, draw: random.Random) -> bool:
@@ -108,11 +127,19 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "server-held": hold_server,
     "server-misbehaves": misbehave,
     "agent-killed": kill_agent,
+    "agent-slow": slow_agent,
     "second-user": second_user,
     "first-runs": first_runs,
     "disk-full": fill_disk,
     "row-spoilt": spoil_row,
+    "store-read": read,
+    "checkpoint-damaged": damage_checkpoint,
 }
+
+
+def _spec(of: World) -> Path:
+    """Returns the spec of the sweep that was begun last."""
+    return max(of.place.home.glob("chaos-*.yaml"), key=lambda path: path.stat().st_mtime)
 
 
 def _signal(among: list[psutil.Process], draw: random.Random, number: signal.Signals) -> bool:

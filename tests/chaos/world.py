@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import time
@@ -13,7 +14,10 @@ import psutil
 
 from cluster import network
 from cluster.network import Machine
-from tests.chaos.beside import Beside, first_runs, second_user
+from ringray.base.errors import UserError
+from ringray.lab.store.store import Store
+from tests.chaos.beside import Beside, first_runs, second_user, training
+from tests.chaos.readers import READERS, Reader
 from tests.support import place as drive
 from tests.support import ray_heads, tracking_store
 from tests.support.fault_proxy import Proxy
@@ -31,6 +35,8 @@ DISK_MIB = 64
 BACK_S = 15.0  # after which a lost node is replaced, and a cable plugged in
 NODES = ("node0", "node1", "node2")
 AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")
+DRIVERS = ("-m ringray run", "-m ringray resume")
+TRACKER = "ringray.lab.tracking.process"
 HEALTH = {  # how soon Ray believes that a node is gone
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -54,7 +60,9 @@ class World:
     absent: dict[str, float] = field(default_factory=dict)  # nodes, and when that was seen
     cut: dict[str, float] = field(default_factory=dict)  # those without a cable, and since when
     spoilt: set[str] = field(default_factory=set)  # keys of trials whose rows were damaged
+    slow: dict[psutil.Process, float] = field(default_factory=dict)  # stopped, and until when
     beside: list[Beside] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
 
     def fill_disk(self) -> None:
         """Until nothing more fits."""
@@ -92,9 +100,23 @@ class World:
                 ]
         return found
 
-    def driver_parts(self, title: str) -> list[psutil.Process]:
-        """Live processes of the place whose command line has ``title`` in it."""
-        return [one for one in self.place.processes() if title in drive.title(one)]
+    def local_agents(self) -> list[psutil.Process]:
+        """Those of the Rays that sweeps beside this one have started for themselves."""
+        there = [process for one in self.beside for process in one.place.processes()]
+        return [process for process in there if drive.title(process).startswith(AGENTS)]
+
+    def slow_down(self, agent: psutil.Process, seconds: float) -> None:
+        """Stops an agent, which goes on later."""
+        agent.suspend()
+        self.slow[agent] = time.monotonic() + seconds
+
+    def driver_parts(self, *titles: str) -> list[psutil.Process]:
+        """Live processes of the place whose command line has one of ``titles`` in it."""
+        return [
+            process
+            for process in self.place.processes()
+            if any(title in drive.title(process) for title in titles)
+        ]
 
     def spoil_row(self, draw: random.Random) -> bool:
         """Changes what is recorded of a trial of the sweep that was begun last, as a dying disk
@@ -125,6 +147,8 @@ class World:
         now = time.monotonic()
         for name in [name for name, since in self.cut.items() if now - since > BACK_S]:
             self._plug_in(name)
+        for agent in [agent for agent, until in self.slow.items() if now > until]:
+            self._go_on(agent)
         for name in NODES:
             if self.raylet(name) is not None:
                 self.absent.pop(name, None)
@@ -136,9 +160,15 @@ class World:
         self.machines[name].mend()
         del self.cut[name]
 
+    def _go_on(self, agent: psutil.Process) -> None:
+        del self.slow[agent]
+        _resume(agent)
+
     def mend(self) -> None:
-        """Repairs everything that is broken: disk, cables, server, nodes."""
+        """Repairs everything that is broken: disk, agents, cables, server, nodes."""
         self.free_disk()
+        for agent in list(self.slow):
+            self._go_on(agent)
         self.proxy.fail(None)
         for name in list(self.cut):
             self._plug_in(name)
@@ -177,11 +207,50 @@ class World:
         home = self.place.home.parent / f"first-{number}"
         self.beside.append(first_runs(home, self.place.ray / f"f{number}", draw))
 
+    def train(self, draw: random.Random) -> None:
+        """Begins a training of another user on a Ray of its own, which will be struck."""
+        number = time.monotonic_ns() % 10**6
+        home = self.place.home.parent / f"trains-{number}"
+        self.beside.append(training(home, self.place.ray / f"t{number}", draw))
+
+    def read(self, sweep: str, draw: random.Random) -> bool:
+        """Begins a command that reads the store, if there is anything to read of the sweep."""
+        path = self.place.home / "store.db"
+        with suppress(UserError), Store(path, create=False, readonly=True) as store:
+            if any(row.ended for row in store.trials(store.find(sweep).digest)):
+                folder = self.place.home.parent / f"reads-{time.monotonic_ns() % 10**6}"
+                self._copy_store(folder / "copy")
+                name = draw.choice(list(READERS))
+                self.readers.append(Reader(self.place, folder, name, sweep))
+                return True
+        return False
+
+    def _copy_store(self, copy: Path) -> None:
+        """Copies the store and the files beside it between two moments of those that write them."""
+        copy.mkdir(mode=0o700, parents=True)
+        with ExitStack() as held:
+            for process in self.driver_parts(*DRIVERS, TRACKER):
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+                    held.callback(_resume, process)
+            for path in self.place.home.glob("*store.db*"):
+                shutil.copy2(path, copy)
+            with suppress(FileNotFoundError):
+                shutil.copytree(self.place.home / "running", copy / "running")
+
     def check_beside(self) -> None:
         """Once everything is mended."""
+        while self.readers:
+            with closing(self.readers.pop()) as reader:
+                reader.check(damaged=bool(self.spoilt))
         while self.beside:
             with closing(self.beside.pop()) as one:
                 one.check()
+
+
+def _resume(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.resume()
 
 
 def variables(place: Place) -> dict[str, str]:
@@ -221,7 +290,7 @@ def world(folder: Path) -> Iterator[World]:
         proxy = held.enter_context(closing(Proxy(server.uri)))
         place.variables |= {"RAY_ADDRESS": head.address, "MLFLOW_TRACKING_URI": proxy.uri}
         made = World(place, head, server, proxy, disk, dict(zip(NODES, machines, strict=False)))
-        held.callback(lambda: [one.close() for one in made.beside])
+        held.callback(lambda: [one.close() for one in (*made.beside, *made.readers)])
         made.mend()
         yield made
 
