@@ -46,35 +46,37 @@ def compare(arguments: argparse.Namespace) -> int:
     outputs = {option: name for option, name in files.items() if name is not None}
     if len({Path(name).resolve() for name in outputs.values()}) < len(outputs):
         raise UserError(f"--json and --html are both {arguments.json}; name two files")
-    a, b = (side(given, arguments.store) for given in (arguments.a, arguments.b))
-    found = compared(a, b, arguments.metric, above or MARGIN)
-    failure = views.failure(found, above)
+    a, b = (side(name, arguments.store) for name in (arguments.a, arguments.b))
+    result = compared(a, b, arguments.metric, above or MARGIN)
+    failure = views.failure(result, above)
     for option, name in outputs.items():
         page = option == "--html"
-        text = views.html(found, above) if page else json.dumps(views.record(found, above)) + "\n"
+        text = views.html(result, above) if page else json.dumps(views.record(result, above)) + "\n"
         write(option, name, text)
     if "-" not in outputs.values():
         console = tables.console()
         say(console, f"A: {views.origin(a)}", f"B: {views.origin(b)}")
-        say(console, *(f"   {line}" for line in views.changes(found)))
+        say(console, *(f"   {line}" for line in views.changes(result)))
         console.print()
-        points = views.worst(found.points, found.metric.less_is_better)
+        points = views.worst(result.points, result.metric.less_is_better)
         few = points if arguments.all else points[:ROWS]
-        tables.show(views.points_table(found, few), console)
+        tables.show(views.points_table(result, few), console)
         if len(few) < len(points):
             say(console, f"... {len(points) - len(few)} more points hidden (--all)")
-        say(console, views.LEGEND, "", *(f"answer: {line}" for line in views.answer(found)))
+        say(console, views.LEGEND, "", *(f"answer: {line}" for line in views.answer(result)))
         if failure:
             say(console, f"regression: {failure}")
-        if doubt := views.doubt(found, above):
+        if doubt := views.doubt(result, above):
             say(console, doubt)
     return 1 if failure else 0
 
 
-def _share(given: str | None) -> float | None:
-    if given is None:
+def _share(percentage: str | None) -> float | None:
+    if percentage is None:
         return None
-    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?) ?%", given.strip())
+    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?) ?%", percentage.strip())
     if number is None:
-        raise UserError(f"--fail-above: got {given!r}, expected a percentage such as 5% or 2.5%")
+        raise UserError(
+            f"--fail-above: got {percentage!r}, expected a percentage such as 5% or 2.5%"
+        )
     return float(number[1]) / 100

@@ -111,9 +111,9 @@ class Hardware(_Entry):
 
     @model_validator(mode="after")
     def _units(self) -> Self:
-        for one in self.attention:
-            if max(one.rates.values()) > _OVER * self.peak.get(one.dtype, math.inf):
-                raise ValueError(f"attention in {one.dtype} far beyond the peak; both are FLOP/s")
+        for curve in self.attention:
+            if max(curve.rates.values()) > _OVER * self.peak.get(curve.dtype, math.inf):
+                raise ValueError(f"attention in {curve.dtype} far beyond the peak; both are FLOP/s")
         return self
 
     def __hash__(self) -> int:
@@ -185,8 +185,8 @@ def gpus(model: str = "") -> Fleet:
     """Returns as many nodes as any ring needs of the GPU whose ``model`` contains its name in the
     table, such as ``NVIDIA H200``; of the H100 if there is none."""
     name = next((name for name in table() if names(model, name)), "h100")
-    found = table()[name]
-    return Fleet(name, found, RANKS // found.ranks_per_node, found.ranks_per_node)
+    hardware = table()[name]
+    return Fleet(name, hardware, RANKS // hardware.ranks_per_node, hardware.ranks_per_node)
 
 
 def names(model: str, entry: str) -> bool:
@@ -201,8 +201,8 @@ def interpreter(on: Fleet) -> Fleet:
         Curve(dtype="float32", head_dim=64, direction=way, causal=False, rates={1: 40e6})
         for way in ("forward", "backward")
     ]
-    found = {"attention": tuple(slow), "peak": {"float32": 40e6}}
-    return replace(on, hardware=on.hardware.model_copy(update=found))
+    interpreted = {"attention": tuple(slow), "peak": {"float32": 40e6}}
+    return replace(on, hardware=on.hardware.model_copy(update=interpreted))
 
 
 @cache
@@ -212,27 +212,34 @@ def table() -> dict[str, Hardware]:
 
 
 def read_entries(path: Path) -> dict[str, Hardware]:
-    """Reads a file of entries; raises UserError that names the field that is wrong."""
+    """Reads a file of entries; raises UserError that names the fields that are wrong."""
     try:
         text = path.read_bytes()
-        read = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"hardware: {path} cannot be read: {reason_of(error)}") from error
-    if not isinstance(read, dict) or not read:
+    if not isinstance(content, dict) or not content:
         raise UserError(f"hardware: {path} holds no entries, expected NAME: {{title: ...}}")
-    entries = {}
-    for name, fields in read.items():
-        try:
-            entries[str(name)] = Hardware.model_validate(fields)
-        except ValidationError as error:
-            document = yaml.compose(text, yaml.SafeLoader)
-            lines = (
-                f"{path}:{_line(document, (name, *one['loc']))}: "
-                f"{'.'.join(map(str, (name, *one['loc'])))}: {_explained(one)}"
-                for one in error.errors()
-            )
-            raise UserError("\n".join(lines)) from None
-    return entries
+    return {str(name): entry(fields, str(path), text, name) for name, fields in content.items()}
+
+
+def entry(fields: Any, where: str, source: bytes = b"", *around: Any) -> Hardware:
+    """Returns the entry of ``fields``. ``source``: text of the file that has it under the keys
+    ``around``, if any.
+
+    Raises:
+        UserError: names ``where``, in a file with the line, and each field that is wrong.
+    """
+    try:
+        return Hardware.model_validate(fields)
+    except ValidationError as error:
+        document = yaml.compose(source, yaml.SafeLoader)
+        lines = []
+        for mistake in error.errors():
+            path = (*around, *mistake["loc"])
+            place = f"{where}:{_line(document, path)}" if document else where
+            lines.append(f"{place}: {'.'.join(map(str, path))}: {_explained(mistake)}")
+        raise UserError("\n".join(lines)) from None
 
 
 def _line(node: yaml.Node | None, where: tuple[Any, ...]) -> int:
@@ -266,22 +273,6 @@ def _explained(error: ErrorDetails) -> str:
     return expected if error["type"] == "value_error" else f"got {error['input']!r:.60}, {expected}"
 
 
-def entry(fields: Any, where: str) -> Hardware:
-    """Returns the entry of ``fields``.
-
-    Raises:
-        UserError: names ``where`` and each field that is wrong.
-    """
-    try:
-        return Hardware.model_validate(fields)
-    except ValidationError as error:
-        wrong = (
-            f"{where}: {'.'.join(map(str, one['loc']))}: {_explained(one)}"
-            for one in error.errors()
-        )
-        raise UserError("\n".join(wrong)) from None
-
-
 def parse_fleet(text: str, local: Hardware | None = None) -> Fleet:
     """Reads ``HARDWARE``, ``HARDWARE:RANKS`` of one node, or ``HARDWARE:NODESxRANKS``.
 
@@ -295,10 +286,10 @@ def parse_fleet(text: str, local: Hardware | None = None) -> Fleet:
     hardware = _named(name, local)
     if not colon:
         return Fleet(name, hardware, 1, RANKS if hardware.cores else hardware.ranks_per_node)
-    found = re.fullmatch(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,4})", size)
-    if not found:
+    numbers = re.fullmatch(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,4})", size)
+    if not numbers:
         raise UserError(f"got {text!r}, expected {name}:RANKS of one node or {name}:NODESxRANKS")
-    nodes, per_node = int(found[1] or 1), int(found[2])
+    nodes, per_node = int(numbers[1] or 1), int(numbers[2])
     if nodes * per_node > RANKS:
         raise UserError(f"got {nodes * per_node:,} ranks, expected at most {RANKS:,}")
     if per_node > hardware.ranks_per_node and hardware.cores is None:

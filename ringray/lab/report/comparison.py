@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,7 +17,7 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import plain
 from ringray.base.units import ABSENT, plural
 from ringray.lab.report import words
-from ringray.lab.report.noise import Effect, Interval, SweepNoise, Values
+from ringray.lab.report.noise import Effect, SweepNoise, Values
 from ringray.lab.report.replicas import groups
 from ringray.lab.trial.metrics import METRICS, Metric
 from ringray.lab.trial.ranking import variance_of_median
@@ -50,17 +50,15 @@ class ComparedSide:
 @dataclass(frozen=True)
 class PointChange:
     """A point of both sides. ``a``, ``b``: medians of the metric, None if no trial ended well;
-    ``replicas``: how many replicas, or rounds, did; ``reason``: why one of them has no value;
-    ``surely``: the change with an interval that allows for all points."""
+    ``replicas``: how many replicas, or rounds, did; ``reason``: why one of them has no value."""
 
     config: Mapping[str, Any]
     a: float | None
     b: float | None
     replicas: tuple[int, int]
-    change: Interval | None
+    change: Effect | None
     verdict: Verdict
     reason: str = ""
-    surely: Interval | None = None
 
 
 class Change(NamedTuple):
@@ -74,14 +72,13 @@ class Change(NamedTuple):
 @dataclass(frozen=True)
 class Comparison:
     """The result of :func:`compare`. ``only``: configs of points that one side alone has; ``same``:
-    number of measurements that are on both sides; ``surely``: as of a point."""
+    number of measurements that are on both sides."""
 
     a: ComparedSide
     b: ComparedSide
     metric: Metric
     points: list[PointChange]
-    overall: Interval
-    surely: Interval
+    overall: Effect
     verdict: Verdict
     only: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]
     changes: list[Change]
@@ -93,20 +90,21 @@ class Comparison:
         that have no value any more."""
         return [
             point for point in self.points
-            if point.verdict == "lost" or (point.surely and self._worse(point.surely)[0] > above)
+            if point.verdict == "lost" or (point.change and self._worse(point.change)[0] > above)
         ]  # fmt: skip
 
     def regressed(self, above: float) -> bool:
         """Tells whether the sweep as a whole is worse by more than ``above`` whatever the noise."""
-        return self._worse(self.surely)[0] > above
+        return self._worse(self.overall)[0] > above
 
     def doubtful(self, above: float) -> list[PointChange]:
         """Returns the points whose intervals hold both sides of ``above``."""
-        ends = [(point, self._worse(point.surely)) for point in self.points if point.surely]
+        ends = [(point, self._worse(point.change)) for point in self.points if point.change]
         return [point for point, (low, high) in ends if low <= above < high]
 
-    def _worse(self, change: Interval) -> tuple[float, float]:
-        ends = [worsening(end, self.metric) for end in (change.low, change.high)]
+    def _worse(self, change: Effect) -> tuple[float, float]:
+        """Returns by which shares a change surely is worse, at least and at most."""
+        ends = [worsening(end, self.metric) for end in (change.surely_low, change.surely_high)]
         return min(ends), max(ends)
 
 
@@ -131,20 +129,21 @@ def compare(
     rows = [(sides[0][key], sides[1][key]) for key in shared]
     rounds = _rounds(a.rows, b.rows)
     values = [tuple(_values(side, which, rounds) for side in pair) for pair in rows]
-    both = [at for at, pair in enumerate(values) if all(one.logs for one in pair)]
+    both = [index for index, pair in enumerate(values) if all(side.logs for side in pair)]
     if not both:
         raise UserError(
             f"{a.label} and {b.label} share {plural(len(shared), 'point')}, but none has a "
             f"positive {metric} on both sides; `ringray status` shows how the trials ended"
         )
-    measured = [values[at] for at in both]
-    (most, *others) = {len(one.logs) for pair in measured for one in pair}
+    measured = [values[index] for index in both]
+    # In turns, A, B, A, B: each round has all points once. More than two rounds tell of a drift.
+    (most, *others) = {len(side.logs) for pair in measured for side in pair}
     in_turns = len(set(rounds.values())) == 2 * most > 4 and not others
     noise = SweepNoise(measured, which.exact, in_turns)
     changes = dict(zip(both, noise.points(), strict=True))
     points = [
-        _point(pair, found, changes.get(at), which, margin)
-        for at, (pair, found) in enumerate(zip(rows, values, strict=True))
+        _point(pair, values[index], changes.get(index), which, margin)
+        for index, pair in enumerate(rows)
     ]
     overall = noise.overall()
     only: list[list[Mapping[str, Any]]] = [
@@ -154,7 +153,7 @@ def compare(
     ]  # fmt: skip
     same = len(set(map(_measurement, a.rows)) & set(map(_measurement, b.rows)))
     return Comparison(
-        a, b, which, points, *overall, _verdict(overall, which, margin), (only[0], only[1]),
+        a, b, which, points, overall, _verdict(overall, which, margin), (only[0], only[1]),
         differences(a, b), noise.assumed, same,
     )  # fmt: skip
 
@@ -180,26 +179,26 @@ def _points(rows: Sequence[TrialRow], metric: Metric) -> dict[str, list[TrialRow
 def _rounds(a: Sequence[TrialRow], b: Sequence[TrialRow]) -> dict[int, int]:
     """Returns the round of each row by its id: sides that were measured in turns, A, B, A, B, have
     several. Measurements of one round are made in one go, and share the state of the machine."""
-    placed = sorted((row.ended or 0.0, side, id(row)) for side in (0, 1) for row in (a, b)[side])
-    number, before, found = 0, 0, {}
-    for _, side, row in placed:
+    by_time = sorted((row.ended or 0.0, side, id(row)) for side in (0, 1) for row in (a, b)[side])
+    number, before, rounds = 0, 0, {}
+    for _, side, row in by_time:
         number, before = number + (side != before), side
-        found[row] = number
-    return found
+        rounds[row] = number
+    return rounds
 
 
 def _values(rows: Sequence[TrialRow], metric: Metric, rounds: Mapping[int, int]) -> Values:
     """Returns a value for each replica, or for each round if there are several."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    by_round: dict[int, list[tuple[float, float]]] = {}
     for row in sorted(rows, key=lambda row: row.ended or 0.0):
         value = row.metrics.get(metric.name, math.nan)
         if row.status == "ok" and 0 < value < math.inf:
-            repeats = [one for one in row.samples.get(metric.median_of, ()) if 0 < one < math.inf]
+            repeats = [x for x in row.samples.get(metric.median_of, ()) if 0 < x < math.inf]
             measured = math.log(value), variance_of_median(repeats)
-            found.setdefault(rounds[id(row)], []).append(measured)
-    several = (
-        [*found.values()] if len(found) > 1 else [[one] for some in found.values() for one in some]
-    )
+            by_round.setdefault(rounds[id(row)], []).append(measured)
+    several = list(by_round.values())
+    if len(several) == 1:
+        several = [[replica] for replica in several[0]]
     return Values(
         [statistics.median(log for log, _ in some) for some in several],
         [statistics.fmean(within for _, within in some) / len(some) for some in several],
@@ -207,10 +206,10 @@ def _values(rows: Sequence[TrialRow], metric: Metric, rounds: Mapping[int, int])
 
 
 def _verdict(change: Effect, metric: Metric, margin: float) -> Verdict:
-    if change.surely.low <= 1 <= change.surely.high:
-        within = 1 / (1 + margin) <= change.interval.low and change.interval.high <= 1 + margin
+    if change.surely_low <= 1 <= change.surely_high:
+        within = 1 / (1 + margin) <= change.low and change.high <= 1 + margin
         return "equal" if within else "not decided"
-    worse = worsening(change.interval.ratio, metric) > 0
+    worse = worsening(change.ratio, metric) > 0
     if metric.unit == "ms":
         return "slower" if worse else "faster"
     return "worse" if worse else "better"
@@ -223,7 +222,7 @@ def _point(
     metric: Metric,
     margin: float,
 ) -> PointChange:
-    a, b = (math.exp(statistics.median(one.logs)) if one.logs else None for one in values)
+    a, b = (math.exp(statistics.median(side.logs)) if side.logs else None for side in values)
     ended = [any(row.status == "ok" for row in side) for side in rows]
     if change:
         verdict = _verdict(change, metric, margin)
@@ -231,34 +230,31 @@ def _point(
         verdict = "absent" if ended[0] == ended[1] else "lost" if ended[0] else "gained"
     reason = next(
         (f"{row.status}: {row.reason or 'no value'}"
-         for side, one in zip(rows, (a, b), strict=True) if one is None for row in side),
+         for side, value in zip(rows, (a, b), strict=True) if value is None for row in side),
         "",
     )  # fmt: skip
     counts = len(values[0].logs), len(values[1].logs)
-    return PointChange(
-        rows[1][0].config, a, b, counts, change and change.interval, verdict, reason,
-        change and change.surely,
-    )  # fmt: skip
+    return PointChange(rows[1][0].config, a, b, counts, change, verdict, reason)
 
 
 def _no_point(
     a: ComparedSide, b: ComparedSide, sides: Sequence[Mapping[str, Sequence[TrialRow]]]
 ) -> str:
     """Writes why two sides share no point."""
-    for side, found in zip((a, b), sides, strict=True):
-        if not found:
+    for side, points in zip((a, b), sides, strict=True):
+        if not points:
             ended = "no trial" if not side.rows else "no trial that was measured"
             return f"{side.label} has {ended}; `ringray resume {side.name}` measures"
-    configs = [[rows[0].config for rows in found.values()] for found in sides]
+    configs = [[rows[0].config for rows in points.values()] for points in sides]
     names = dict.fromkeys(name for config in (*configs[0], *configs[1]) for name in config)
     apart = []
     for name in names:
         if name in ("replica", *_MEASURING, *_BASELINE):
             continue
-        given = [{words.value(name, one.get(name)) for one in side} for side in configs]
-        if not given[0] & given[1]:
-            said = (", ".join(sorted(one)[:5]) for one in given)
-            apart.append(f"{words.HEADS.get(name, name)} {' against '.join(said)}")
+        texts = [{words.value(name, config.get(name)) for config in side} for side in configs]
+        if not texts[0] & texts[1]:
+            lists = (", ".join(sorted(some)[:5]) for some in texts)
+            apart.append(f"{words.HEADS.get(name, name)} {' against '.join(lists)}")
     why = "; ".join(apart) or "each field has common values, but in other combinations"
     return (
         f"{a.label} and {b.label} share no point: {why}; compare sweeps of one spec, or of specs "
@@ -269,11 +265,11 @@ def _no_point(
 def differences(a: ComparedSide, b: ComparedSide) -> list[Change]:
     """Returns the facts of origin in which two sides differ."""
     facts = [_facts(side) for side in (a, b)]
-    names = dict.fromkeys(name for one in facts for name in one)
+    names = dict.fromkeys(name for side in facts for name in side)
     return [
-        Change(name, *given)
+        Change(name, *both)
         for name in names
-        if len(set(given := [one.get(name, ABSENT) for one in facts])) > 1
+        if len(set(both := [side.get(name, ABSENT) for side in facts])) > 1
         and not (name.startswith("spec.") and not (a.spec and b.spec))
     ]
 
@@ -303,11 +299,11 @@ def _facts(side: ComparedSide) -> dict[str, str]:
     return {name: ", ".join(values) for name, values in seen.items()}
 
 
-def _flat(fields: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _flat(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in fields.items():
-        if isinstance(value, Mapping) and name != "tracking":
-            found += _flat(value, f"{prefix}.{name}")
-        elif name not in ("tracking", "name"):
-            found.append((f"{prefix}.{name}", value))
-    return found
+        if name in ("tracking", "name"):
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}.{name}")
+        else:
+            yield f"{prefix}.{name}", value

@@ -58,20 +58,15 @@ _RESAMPLED = 1000  # of the points of a sweep
 _LEAST = 1e-10  # variance of any measurement
 
 
-class Interval(NamedTuple):
-    """B over A, and where that lies in 95% of comparisons."""
+class Effect(NamedTuple):
+    """A change: B over A, and where that lies in 95% of comparisons; ``surely_low`` and
+    ``surely_high``: where it lies with the whole and all other points, in 97.5% of them."""
 
     ratio: float
     low: float
     high: float
-
-
-class Effect(NamedTuple):
-    """A change; ``surely``: where it lies with the whole and all other points, in 97.5% of
-    comparisons."""
-
-    interval: Interval
-    surely: Interval
+    surely_low: float
+    surely_high: float
 
 
 class Values(NamedTuple):
@@ -94,26 +89,28 @@ class SweepNoise:
             sides = [[np.zeros(1), b - a] for a, b in sides]
         self._changes = np.array([np.median(b) - np.median(a) for a, b in sides])
         self._count = count = len(sides)
-        # The median of three and more varies more than their mean does.
+        # Variances of medians over those of replicas: of three and more it is that of a mean times
+        # pi / 2, of a normal distribution.
         self._share = np.array([
-            sum((1 if len(one) < 3 else math.pi / 2) / len(one) for one in pair[paired:])
+            sum((1 if len(logs) < 3 else math.pi / 2) / len(logs) for logs in pair[paired:])
             for pair in sides
         ])  # fmt: skip
-        rest = [[one - one.mean() for one in pair] for pair in sides]
-        freedom = np.array([float(sum(len(one) - 1 for one in pair)) for pair in sides])
+        rest = [[logs - logs.mean() for logs in pair] for pair in sides]
+        freedom = np.array([float(sum(len(logs) - 1 for logs in pair)) for pair in sides])
         self.assumed = not exact and not freedom.any()
         turns = self._turns(rest)
-        if count >= _ALIKE:
+        if count >= _ALIKE:  # the noise of a point is what its turns do not explain
             rest = [
-                [one - moved[: len(one)] if len(one) > 1 else one
-                 for one, moved in zip(pair, turns, strict=True)]
+                [logs - moved[: len(logs)] if len(logs) > 1 else logs
+                 for logs, moved in zip(pair, turns, strict=True)]
                 for pair in rest
             ]  # fmt: skip
-            freedom *= 1 - 1 / count
-        squares = np.array([sum(float(one @ one) for one in pair) for pair in rest])
+            freedom *= 1 - 1 / count  # each turn took one of its points
+        squares = np.array([sum(float(logs @ logs) for logs in pair) for pair in rest])
         self._replicas = [min(map(len, pair[paired:])) for pair in rest]
         self._moved_within_turns = _neighbours_alike(rest)
-        self._ranges = np.array([max(float(np.ptp(one)) for one in pair) for pair in rest])
+        self._ranges = np.array([max(float(np.ptp(logs)) for logs in pair) for pair in rest])
+        # A difference of rounds has the noise of both sides.
         within = within.sum(1) if paired else within.mean(1)
         own = np.maximum(squares / np.maximum(freedom, 1e-9), np.maximum(within, _LEAST))
         self._machine = self._of_turns(turns)
@@ -127,8 +124,8 @@ class SweepNoise:
         turns = []
         for side in zip(*rest, strict=True):
             longest = max(map(len, side))
-            medians = [float(np.median([one[at] for one in side if at < len(one)]))
-                       for at in range(longest)]  # fmt: skip
+            medians = [float(np.median([logs[turn] for logs in side if turn < len(logs)]))
+                       for turn in range(longest)]  # fmt: skip
             turns.append(np.array(medians) - statistics.fmean(medians))
         return turns
 
@@ -136,13 +133,15 @@ class SweepNoise:
         """Returns the variances of a change that the state of the machine makes."""
         if self.assumed:
             return [(2 * UNKNOWN**2, _GUESSED)]
-        freedom = sum(len(one) - 1 for one in turns)
-        squares = sum(float(one @ one) for one in turns)
+        freedom = sum(len(moved) - 1 for moved in turns)
+        squares = sum(float(moved @ moved) for moved in turns)
         parts: list[Part] = []
         if self._count >= _ALIKE and freedom:
             share = float(np.median(self._share))
             parts.append((share * squares / freedom, float(freedom)))
         if not self._paired and min(map(len, turns)) >= _ALIKE:
+            # The slope of a line through the turns, by least squares, and what it is between the
+            # middles of A and B.
             places = [np.arange(len(turn)) - (len(turn) - 1) / 2 for turn in turns]
             moved = sum(float(x @ y) for x, y in zip(places, turns, strict=True))
             trend = moved / sum(float(x @ x) for x in places)
@@ -153,6 +152,7 @@ class SweepNoise:
         """Returns by how much the squares of changes are beyond what the noise explains."""
         if self._count < _FEW or self.assumed:
             return 1.0
+        # Genomic control: the median of the absolute t statistics over that of Student's t.
         apart = np.abs(self._changes - np.median(self._changes))
         usual = stdtrit(self._freedom, 0.75)
         scale = np.sqrt(self._share * self._variance)
@@ -160,7 +160,7 @@ class SweepNoise:
 
     def points(self) -> list[Effect]:
         """Returns the change of each point."""
-        part = 1 if self._count == 1 else 2
+        part = 1 if self._count == 1 else 2  # the whole has the other half
         level = WRONG / part / self._count
         effects = []
         own = self._share * self._variance
@@ -179,6 +179,7 @@ class SweepNoise:
         """Returns the change of the sweep as a whole."""
         if self._count == 1:
             return self.points()[0]
+        # A bootstrap over the points, with the correction n / (n - 1) of a sample's variance.
         change, random = float(np.median(self._changes)), np.random.default_rng(3)
         chosen = random.choice(np.sort(self._changes), (_RESAMPLED, self._count))
         drawn = float(np.var(np.median(chosen, axis=1))) * self._count / (self._count - 1)
@@ -196,7 +197,9 @@ class SweepNoise:
         deviation, freedom = welch([(0.0, 1.0)] if self._exact else parts)
         size, wide = (deviation * float(stdtrit(freedom, 1 - p / 2)) for p in (0.05, level))
         none = abs(change) if abs(change) <= least and not self._exact else 0.0
-        return Effect(_interval(change, size), _interval(change, max(size, wide, none * 1.001)))
+        surely = max(size, wide, none * 1.001)  # so that it holds no change
+        ends = change, change - size, change + size, change - surely, change + surely
+        return Effect(*(math.exp(min(end, 700.0)) for end in ends))
 
 
 def _moderated(own: Array, freedom: Array) -> tuple[Array, Array]:
@@ -206,6 +209,7 @@ def _moderated(own: Array, freedom: Array) -> tuple[Array, Array]:
     count = int(varied.sum())
     if count < _ALIKE:
         return own, np.maximum(freedom, 1e-3)
+    # Smyth's estimates from log variances: their mean and spread beyond those of log chi-squared.
     half = freedom[varied] / 2
     logs = np.log(own[varied]) - digamma(half) + np.log(half)
     chance = float(np.mean(polygamma(1, half)))
@@ -223,13 +227,10 @@ def _neighbours_alike(rest: Sequence[Sequence[Array]]) -> bool:
     """Tells whether points that follow each other differ likewise between turns, which independent
     noise does in one of five sweeps: the machine changed in the middle of a turn."""
     products = [
-        float(one[:most] @ other[:most])
+        float(logs[:shorter] @ following[:shorter])
         for side in zip(*rest, strict=True)
-        for one, other in pairwise(side)
-        if (most := min(len(one), len(other)))
+        for logs, following in pairwise(side)
+        if (shorter := min(len(logs), len(following)))
     ]
+    # Their sum over its standard deviation, were they independent: above 0.8 with chance 0.2.
     return sum(products) > 0.8 * math.hypot(*products) > 0
-
-
-def _interval(change: float, size: float) -> Interval:
-    return Interval(*(math.exp(min(one, 700.0)) for one in (change, change - size, change + size)))

@@ -20,23 +20,23 @@ def by_problem(rows: Iterable[TrialRow], fields: Sequence[str] = PROBLEM) -> lis
     return groups(rows, lambda row: [row.config.get(name) for name in fields])
 
 
-def groups(of: Iterable[_T], key: Callable[[_T], object]) -> list[list[_T]]:
+def groups(items: Iterable[_T], key: Callable[[_T], object]) -> list[list[_T]]:
     """Groups items of equal keys, in the order of the first of each group."""
-    found: dict[str, list[_T]] = {}
-    for one in of:
-        found.setdefault(repr(key(one)), []).append(one)
-    return list(found.values())
+    by_key: dict[str, list[_T]] = {}
+    for item in items:
+        by_key.setdefault(repr(key(item)), []).append(item)
+    return list(by_key.values())
 
 
 def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns one number for each metric: the median of its finite values, or the widest spread."""
-    found: dict[str, list[float]] = {}
-    for name, value in (item for one in metrics for item in one.items()):
+    by_name: dict[str, list[float]] = {}
+    for name, value in (pair for numbers in metrics for pair in numbers.items()):
         if math.isfinite(value):
-            found.setdefault(name, []).append(value)
+            by_name.setdefault(name, []).append(value)
     return {
         name: METRICS[name].replicas(values) if name in METRICS else statistics.median(values)
-        for name, values in found.items()
+        for name, values in by_name.items()
     }
 
 

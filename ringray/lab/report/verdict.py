@@ -20,7 +20,7 @@ from ringray.lab.trial.metrics import prediction_errors
 from ringray.lab.trial.outcome import TrialRow
 from ringray.lab.trial.ranking import WRONG, RankedPoint, Ranking, rank
 
-TOLD = 12  # problems that are told one by one
+LISTED = 12  # problems that are told one by one
 _DRIFT = 1.25  # times the shortest time of the baseline, from which its drift is told
 
 
@@ -40,15 +40,6 @@ class Contest(NamedTuple):
         """The point of the best value, which is the winner if that is decided."""
         return self.points[0]
 
-    @property
-    def second(self) -> TrialRow | None:
-        """The next, None of a problem that was measured in one way."""
-        return self.points[1] if len(self.points) > 1 else None
-
-    def lead(self) -> str:
-        """Writes by how much the second is slower."""
-        return f"{self.ranking.behind(self.ranking.keys[1]):.1%}"
-
 
 def contests(rows: Iterable[TrialRow]) -> list[Contest]:
     """Returns a contest for each problem with a time, in the order of ``rows``."""
@@ -60,72 +51,73 @@ def contests(rows: Iterable[TrialRow]) -> list[Contest]:
     replicas = {same[0].key: RankedPoint(same[0].key, same[0].config, same) for same in measured}
     rankings = [rank(replicas[row.key] for row in same) for same in by_problem(points)]
     by_key = {row.key: row for row in points}
-    found = [([by_key[key] for key in one.keys], one) for one in rankings if one.keys]
-    ranked = [row for some, _ in found for row in some]
+    ordered = [([by_key[key] for key in order.keys], order) for order in rankings if order.keys]
+    ranked = [row for same, _ in ordered for row in same]
     problem = words.varying((row.config for row in ranked), words.PROBLEM)
     fields = data.strategies(ranked)
     return [
         Contest(
-            some, one, data.problem(some[0], problem),
-            {row.key: data.strategy(row, fields) for row in some},
-            _by_noise(replicas[some[0].key]),
+            same, order, data.problem(same[0], problem),
+            {row.key: data.strategy(row, fields) for row in same},
+            _by_noise(replicas[same[0].key]),
         )
-        for some, one in found
+        for same, order in ordered
     ]  # fmt: skip
 
 
 def _by_noise(point: RankedPoint) -> float:
     """Returns the chance that a point that takes as long as its baseline has such a ratio."""
-    found = rank([point], "ratio").values.get(point.key)
-    below = found.chance() if found else 0.0
+    estimate = rank([point], "ratio").values.get(point.key)
+    below = estimate.chance() if estimate else 0.0
     return min(below, 1 - below)
 
 
 def winners(rows: Iterable[TrialRow]) -> list[TrialRow]:
     """Returns the fastest point of each problem whose samples decide which that is."""
-    return [one.first for one in contests(rows) if one.ranking.winner]
+    return [contest.first for contest in contests(rows) if contest.ranking.winner]
 
 
 def lines(rows: Sequence[TrialRow]) -> list[str]:
     """Writes the answer: a line for each problem, and one for the errors of kind correctness."""
-    found = contests(rows)
-    said = [_line(one) for one in found[:TOLD]]
-    if len(found) > TOLD:
-        said.append(f"and {len(found) - TOLD} more problems")
+    every = contests(rows)
+    answer = [_line(contest) for contest in every[:LISTED]]
+    if len(every) > LISTED:
+        answer.append(f"and {len(every) - LISTED} more problems")
     shares = [(share, row) for row in rows if (share := worst_error(row.metrics)) is not None]
     if shares:
         worst, row = max(shares, key=lambda pair: pair[0])
         right = sum(share <= 1 for share, _ in shares)
-        said.append(
+        answer.append(
             f"{right:,} of {units.plural(len(shares), 'trial')} within the error budget; the worst "
             f"takes {units.digits(worst)} of it: #{row.index + 1}"
         )
     statuses = {row.status for row in rows} - {None, "pruned"}
-    if not said and statuses and "ok" not in statuses:
-        said.append("none, because no trial ended well")
-    return said
+    if not answer and statuses and "ok" not in statuses:
+        answer.append("none, because no trial ended well")
+    return answer
 
 
-def _line(found: Contest) -> str:
-    first, ranking = found.first, found.ranking
-    metrics, name = first.metrics, found.names[first.key]
-    at = found.problem and f"{found.problem}: "
+def _line(contest: Contest) -> str:
+    first, ranking, names = contest.first, contest.ranking, contest.names
+    metrics, name = first.metrics, names[first.key]
+    problem = contest.problem and f"{contest.problem}: "
     takes = f"{units.digits(metrics['median_ms'])} ms"
     if "peak_memory_bytes" in metrics:
         takes += f" and {units.memory(metrics['peak_memory_bytes'])} per rank"
-    if found.second is None:
-        said = f"{at}{name} takes {takes}"
+    if len(ranking.keys) == 1:
+        line = f"{problem}{name} takes {takes}"
     elif ranking.winner:
-        following = found.names[found.second.key]
-        said = f"{at}{name} is the fastest, {takes}; next {following}, slower by {found.lead()}"
+        second = ranking.keys[1]
+        line = f"{problem}{name} is the fastest, {takes}; next {names[second]}, slower by "
+        line += f"{ranking.behind(second):.1%}"
         if ranking.paired and ranking.drift > _DRIFT:
-            said += f" by the ratios, as the baseline drifted by {ranking.drift:.1f} ×"
+            line += f" by the ratios, as the baseline drifted by {ranking.drift:.1f} ×"
     else:
-        said = f"{at}{ranking.why(found.names)}; {name} takes {takes}"
+        line = f"{problem}{ranking.why(names)}; {name} takes {takes}"
     if "ratio" in metrics:
-        said += f"; {units.ratio(metrics['ratio'])} × the time of {words.baseline(first.config)}"
-        said += ", which is within the noise" * (found.beside >= WRONG)
-    return said
+        line += f"; {units.ratio(metrics['ratio'])} × the time of {words.baseline(first.config)}"
+        line += ", which is within the noise" * (contest.beside >= WRONG)
+    return line
 
 
 def busy(rows: Iterable[TrialRow], cores: int) -> str | None:

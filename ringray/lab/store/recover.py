@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -27,6 +28,16 @@ from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepRow
 
 _PAGE = 4096  # bytes; sqlite's default, which every store has
 _SIZE = slice(28, 32)  # where the first page says how many there are; sqlite looks itself at 0
+# Of each table what is read, and in which order.
+_SCANS: dict[rows.Table, list[tuple[str, ...]]] = {
+    "trials": [
+        ("trials NOT INDEXED", "digest", "key"),
+        ("trials INDEXED BY trials_by_seq", "digest", "seq"),
+    ],
+    "history": [("history", "digest", "key", "seq")],
+}
+
+Recording = tuple[str, int]  # key of a trial, and number in its sweep: 0 until the trial has ended
 
 
 @dataclass(frozen=True)
@@ -85,9 +96,9 @@ def _recover(path: Path, folder: Path) -> Recovered:
         _copy(snapshot.path_of(path), sources[1])
     with ExitStack() as stack:
         opened = []
-        for one in sources:
+        for source in sources:
             with suppress(PlaceError):
-                opened.append(stack.enter_context(closing(_open(one, new))))
+                opened.append(stack.enter_context(closing(_open(source, new))))
         with Store(new) as store:
             _keep_identity(store, opened)
             saved = _fill(store, opened)
@@ -144,9 +155,9 @@ def _environment(sources: list[sqlite3.Connection], identity: str) -> dict[str, 
 def _keep_identity(store: Store, sources: list[sqlite3.Connection]) -> None:
     """Gives ``store`` the identity of the first source that has one."""
     for db in sources:
-        for (found,) in _scan(db, "id FROM identity", "id"):
-            if re.fullmatch(r"[0-9a-f]{32}", str(found)):
-                store.identify(found)
+        for (identity,) in _scan(db, "id FROM identity", "id"):
+            if re.fullmatch(r"[0-9a-f]{32}", str(identity)):
+                store.identify(identity)
                 return
 
 
@@ -154,45 +165,41 @@ def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
     """Writes the rows of all sources, those of the first one before the others'; the sweeps that
     were created last come last."""
     environments = cache(partial(_environment, sources))
-    keys = [_keys(db) for db in sources]
-    past = [_past(db) for db in sources]
+    listed = [{table: _listed(db, table) for table in rows.TABLES} for db in sources]
     sweeps = _sweeps(sources, environments)
     digests = sorted(sweeps, key=lambda digest: sweeps[digest].created)
-    digests += sorted({digest for one in keys for digest in one} - set(digests))
+    digests += sorted({digest for tables in listed for digest in tables["trials"]} - set(digests))
     saved = []
     for digest in digests:
-        found = [
-            _trials(db, environments, digest, ((key,) for key in known.get(digest, {})))
-            for db, known in zip(sources, keys, strict=True)
-        ]
-        earlier = [
-            one
-            for db, known in zip(sources, past, strict=True)
-            for one in _trials(db, environments, digest, sorted(known.get(digest, ())), "history")
-        ]
-        if digest not in sweeps and not any(found):
+        trials: list[list[Kept]] = []
+        earlier: list[Kept] = []
+        named = set()
+        for db, tables in zip(sources, listed, strict=True):
+            present, past = tables["trials"][digest], tables["history"][digest]
+            trials.append(_rows(db, environments, digest, {(key,) for key, _ in present}, "trials"))
+            earlier += _rows(db, environments, digest, past, "history")
+            named |= {(key, number) for key, number in present | past if number}
+        if digest not in sweeps and not any(trials):
             continue
         # `ringray run SPEC` knows it by its digest and gives it its name again.
         lost_row = SweepRow(digest, f"lost-{digest[:12]}", UNKNOWN, {}, "", {}, "interrupted", 0, 0)
         sweep = sweeps.get(digest, lost_row)
-        for one in found:
-            store.restore(sweep, sweep.created, one)
+        for of_source in trials:
+            store.restore(sweep, sweep.created, of_source)
         store.restore(sweep, sweep.created, (), earlier)
-        listed = {at for one in keys for at in one.get(digest, {}).items() if at[1]}
-        listed |= {at for one in past for at in one.get(digest, ())}
-        read = {(one.trial.key, one.seq) for part in (*found, earlier) for one in part}
-        saved.append(_saved(store, sweep, sweep is lost_row, listed, listed - read))
+        read = {(row.trial.key, row.seq) for some in (*trials, earlier) for row in some}
+        saved.append(_saved(store, sweep, sweep is lost_row, named, named - read))
     return tuple(saved)
 
 
 def _saved(
-    store: Store, sweep: SweepRow, nameless: bool,
-    listed: set[tuple[str, int]], unread: set[tuple[str, int]],
-) -> Saved:  # fmt: skip
-    """Returns the counts of a sweep; ``listed`` and ``unread``: keys and numbers of recordings."""
+    store: Store, sweep: SweepRow, nameless: bool, named: set[Recording], unread: set[Recording]
+) -> Saved:
+    """Returns the counts of a sweep; ``named``: the recordings of ended trials that its sources
+    name."""
     trials, earlier = store.trials(sweep.digest), store.history(sweep.digest)
     ended = {row.key for row in trials if row.status is not None}
-    lost = {key for key, _ in listed} - ended
+    lost = {key for key, _ in named} - ended
     others = sum(key not in lost for key, _ in unread)
     return Saved(
         sweep.digest, sweep.name, len(trials), len(ended), tuple(sorted(lost)), nameless,
@@ -204,47 +211,36 @@ def _sweeps(
     sources: list[sqlite3.Connection], environments: rows.Environments
 ) -> dict[str, SweepRow]:
     """Returns the sweeps by digest; the first source wins."""
-    found: dict[str, SweepRow] = {}
+    sweeps: dict[str, SweepRow] = {}
     for db in reversed(sources):
         for (digest,) in _scan(db, "digest FROM sweeps", "digest"):
             with suppress(sqlite3.Error, Damage):
-                for one in rows.sweep_rows(db, environments, "WHERE digest = ?", digest):
-                    found[digest] = one
-    return found
+                for sweep in rows.sweep_rows(db, environments, "WHERE digest = ?", digest):
+                    sweeps[digest] = sweep
+    return sweeps
 
 
-def _keys(db: sqlite3.Connection) -> dict[str, dict[str, int]]:
-    """Returns the keys of trials by digest, each with its number, which is above 0 once ended."""
-    found: dict[str, dict[str, int]] = {}
-    for digest, key, seq in (
-        *_scan(db, "digest, key, seq FROM trials NOT INDEXED", "digest", "key"),
-        *_scan(db, "digest, key, seq FROM trials INDEXED BY trials_by_seq", "digest", "seq"),
-    ):
-        if re.fullmatch(r"[0-9a-f]{64}", str(digest)):
-            keys = found.setdefault(digest, {})
-            keys[str(key)] = max(keys.get(str(key), 0), int(seq))
-    return found
+def _listed(db: sqlite3.Connection, table: rows.Table) -> dict[str, set[Recording]]:
+    """Returns the recordings by digest that a table, or its index, still names."""
+    recordings = defaultdict[str, set[Recording]](set)
+    for source, *order in _SCANS[table]:
+        for digest, key, number in _scan(db, f"digest, key, seq FROM {source}", *order):
+            if re.fullmatch(r"[0-9a-f]{64}", str(digest)):
+                recordings[digest].add((str(key), int(number)))
+    return recordings
 
 
-def _past(db: sqlite3.Connection) -> dict[str, set[tuple[str, int]]]:
-    """Returns the keys and numbers of earlier recordings by digest."""
-    found: dict[str, set[tuple[str, int]]] = {}
-    for digest, key, seq in _scan(db, "digest, key, seq FROM history", "digest", "key", "seq"):
-        if re.fullmatch(r"[0-9a-f]{64}", str(digest)):
-            found.setdefault(digest, set()).add((str(key), int(seq)))
-    return found
-
-
-def _trials(
+def _rows(
     db: sqlite3.Connection, environments: rows.Environments, digest: str,
-    places: Iterable[tuple[str | int, ...]], table: rows.Table = "trials",
+    places: Iterable[tuple[str | int, ...]], table: rows.Table,
 ) -> list[Kept]:  # fmt: skip
+    """Returns the rows of a table at ``places``, keys or keys and numbers, that can be read."""
     only = "AND key = ?" if table == "trials" else "AND key = ? AND seq = ?"
-    found: list[Kept] = []
-    for place in places:
+    readable: list[Kept] = []
+    for place in sorted(places):
         with suppress(sqlite3.Error, Damage):
-            found += rows.trial_rows(db, environments, only, digest, *place, table=table)
-    return found
+            readable += rows.trial_rows(db, environments, only, digest, *place, table=table)
+    return readable
 
 
 def _scan(db: sqlite3.Connection, what: str, *order: str) -> Iterator[tuple[Any, ...]]:
@@ -257,19 +253,19 @@ def _scan(db: sqlite3.Connection, what: str, *order: str) -> Iterator[tuple[Any,
 
 def _exchange(path: Path, new: Path) -> Path:
     """Puts ``new`` in the place of ``path``; returns the name under which the old file is kept."""
-    kept = path.with_name(f"{path.name}.damaged")
+    aside = path.with_name(f"{path.name}.damaged")
     number = 1
-    while kept.exists():
+    while aside.exists():
         number += 1
-        kept = path.with_name(f"{path.name}.damaged-{number}")
+        aside = path.with_name(f"{path.name}.damaged-{number}")
     for ending in ("", "-wal"):
-        if (one := Path(f"{path}{ending}")).exists():
+        if (old := Path(f"{path}{ending}")).exists():
             try:
-                os.link(one, f"{kept}{ending}")
+                os.link(old, f"{aside}{ending}")
             except OSError:  # a file system without links
-                shutil.copy2(one, f"{kept}{ending}")
+                shutil.copy2(old, f"{aside}{ending}")
     # sqlite would take a log of the old file beside the new one for the new one's.
     for ending in ("-wal", "-shm"):
         Path(f"{path}{ending}").unlink(missing_ok=True)
     new.replace(path)
-    return kept
+    return aside

@@ -72,8 +72,8 @@ def welch(parts: Sequence[Part]) -> tuple[float, float]:
     variance = sum(part for part, _ in parts)
     if not 0 < variance < math.inf:
         return math.sqrt(variance), 1.0
-    lost = sum((part / variance) ** 2 / degrees for part, degrees in parts)
-    return math.sqrt(variance), 1 / max(1e-9, lost)
+    inverse = sum((part / variance) ** 2 / degrees for part, degrees in parts)
+    return math.sqrt(variance), 1 / max(1e-9, inverse)
 
 
 class Estimate(NamedTuple):
@@ -89,6 +89,7 @@ class Estimate(NamedTuple):
 
         deviation, freedom = welch(self.parts + (other.parts if other else ()))
         apart = self.value - (other.value if other else 0.0)
+        # Exact values differ or not; of values with too few runs nothing is known.
         if not 0 < deviation < math.inf:
             return float(deviation > 0 or apart >= 0)
         return float(stdtr(freedom, apart / deviation))
@@ -131,12 +132,12 @@ class Ranking:
         """Writes why no point is the best; ``names``: of the points, by key."""
         first, *others = (names[key] for key in (*self.keys[:1], *self.rivals))
         both = f"{first} and " + (others[0] if len(others) == 1 else plural(len(others), "other"))
-        said = {
+        reasons = {
             "runs": f"too few runs to tell {both} apart",
             "drift": f"the baseline drifted by {self.drift:.1f} ×, {both} are within that",
             "noise": f"{both} are within their noise",
         }
-        return f"not decided: {said[self.undecided]}" if self.undecided else ""
+        return f"not decided: {reasons[self.undecided]}" if self.undecided else ""
 
 
 def rank(points: Iterable[RankedPoint], metric: str = "median_ms") -> Ranking:
@@ -147,7 +148,8 @@ def rank(points: Iterable[RankedPoint], metric: str = "median_ms") -> Ranking:
         if point.replicas
         and all(math.isfinite(row.metrics.get(metric, math.nan)) for row in point.replicas)
     ]
-    enough = measured_enough({one.key: sum(map(runs_of, one.replicas)) for one in having})
+    runs = {point.key: sum(map(runs_of, point.replicas)) for point in having}
+    enough = measured_enough(runs)
     among = [point for point in having if point.key in enough]
     bases = {point.key: _baseline(point.config) for point in among}
     paired = len(set(bases.values())) == 1 and all(
@@ -168,6 +170,7 @@ def rank(points: Iterable[RankedPoint], metric: str = "median_ms") -> Ranking:
         return tuple(key for key in keys[1:] if estimates[keys[0]].chance(estimates[key]) >= level)
 
     undecided: Undecided = ""
+    # The drift of the baseline is the reason if without its part the first would be the best.
     if rivals := not_told(values):
         steady = {key: Estimate(x.value, x.parts[:-1]) for key, x in values.items()}
         few = any(welch(values[key].parts)[0] == math.inf for key in (keys[0], *rivals))
@@ -228,11 +231,13 @@ def _estimate(point: RankedPoint, metric: Metric, between: Part, drift: float) -
         return Estimate(centre, ((0.0, 1.0),))
     within = [_within(row, metric.median_of) for row in point.replicas]
     share = statistics.fmean(variance for variance, _ in within) / count
-    part = (share, float(sum(freedom for _, freedom in within)))
+    part: Part = (share, float(sum(freedom for _, freedom in within)))
     alone: Part = (ALONE**2, math.inf)
-    if count > 1:  # the median of many varies more than their mean does
+    if count > 1:
         own = max(between[0], statistics.variance(logs)) / count
-        part, alone = max(part, (own * (1 if count == 2 else math.pi / 2), between[1])), (0.0, 1.0)
+        # The variance of the median of three and more: of normal values pi / 2 times the mean's.
+        part = max(part, (own * (1 if count == 2 else math.pi / 2), between[1]))
+        alone = (0.0, 1.0)
     return Estimate(centre, (part, alone, (drift**2 / count, math.inf)))
 
 
@@ -243,6 +248,6 @@ def _within(result: Outcome | TrialRow, median_of: str) -> Part:
         return variance_of_median(samples), len(samples) - 1
     low, high = (result.metrics.get(name, 0.0) for name in ("p20_ms", "p80_ms"))
     if not samples and 0 < low <= high:  # restored without samples: a normal distribution's
-        deviation = math.log(high / low) / 1.683
-        return math.pi / 2 * deviation**2 / _RUNS, _RUNS - 1
+        deviation = math.log(high / low) / 1.683  # of which p20 and p80 are 0.8416 away from it
+        return math.pi / 2 * deviation**2 / _RUNS, _RUNS - 1  # of as few runs as have a spread
     return math.inf, 1.0

@@ -47,7 +47,7 @@ def test_the_answer_names_the_fastest_the_next_and_the_baseline() -> None:
 def test_a_lucky_single_run_does_not_win() -> None:
     lucky, steady = ran(0, [5.0]), ran(1, [8.0, 8.1, 7.9], partition="zigzag")
     (found,) = verdict.contests([lucky, steady])
-    assert (found.first.key, found.second) == (steady.key, None)
+    assert [point.key for point in found.points] == [steady.key]
 
 
 def test_every_problem_has_its_answer() -> None:
