@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -47,15 +48,13 @@ def within(
     Raises:
         TimeoutError: no result within ``seconds``, or nothing to wait for; the call goes on.
     """
-    found: list[Any] = []
-    done = threading.Event()
+    result: Future[_T] = Future()
 
     def run() -> None:
         try:
-            found.append(call(*arguments))
+            result.set_result(call(*arguments))
         except BaseException as error:  # the caller's to handle
-            found.extend((None, error))
-        done.set()
+            result.set_exception(error)
         if until is not None:
             until.wait()
 
@@ -63,16 +62,13 @@ def within(
     began, reminder = time.monotonic(), Reminder()
     pause = SAY_S if lives is None else LOOK_S
     thread.start()
-    while not done.wait(max(0.0, min(pause, began + seconds - time.monotonic()))):
+    while not wait([result], max(0.0, min(pause, began + seconds - time.monotonic()))).done:
         over = time.monotonic() - began >= seconds
         if over or (lives is not None and not lives()):
             _left.append(thread)
             raise TimeoutError(f"no answer in {seconds:.3g} s" if over else "it has ended")
         reminder(what)
-    if len(found) > 1:
-        raise found[1]
-    result: _T = found[0]
-    return result
+    return result.result()
 
 
 class Reminder:

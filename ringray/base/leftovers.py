@@ -41,14 +41,14 @@ class Folder:
     @classmethod
     def of(cls, note: Path, text: str) -> Folder | None:
         """Returns what a note names; None if it is of another machine. Raises ValueError."""
-        said = json.loads(text)
+        fields = json.loads(text)
         try:
-            made = cls(Path(said["folder"]), note)
-            made._births = {str(pid): float(when) for pid, when in said["births"].items()}
-            known = _NAME.fullmatch(made.path.name) and made.path.name == note.stem
-            if not known or not made.path.is_absolute():
+            made = cls(Path(fields["folder"]), note)
+            made._births = {str(pid): float(when) for pid, when in fields["births"].items()}
+            ours = _NAME.fullmatch(made.path.name) and made.path.name == note.stem
+            if not ours or not made.path.is_absolute():
                 raise ValueError(made.path.name)
-            return made if said["host"] == socket.gethostname() else None
+            return made if fields["host"] == socket.gethostname() else None
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError("not a note") from error
 
@@ -64,32 +64,40 @@ class Folder:
 
     def describe(self) -> None:
         """Writes the note."""
-        said = {"host": socket.gethostname(), "folder": str(self.path), "births": self._births}
+        fields = {"host": socket.gethostname(), "folder": str(self.path), "births": self._births}
         with self._note.open("r+", encoding="utf-8") as file:  # in place: it is locked
-            file.write(json.dumps(said))
+            file.write(json.dumps(fields))
 
     def processes(self) -> list[psutil.Process]:
         """Returns those of the noted processes that still run. Of a Ray that was only starting,
         returns the processes that got the folder as an option."""
         import psutil
 
-        found = []
+        running = []
         for pid, birth in self._births.items():
             with suppress(psutil.Error):
                 process = psutil.Process(int(pid))
                 if abs(process.create_time() - birth) < _BIRTH_S:
-                    found.append(process)
+                    running.append(process)
         if not self._births and self.path.name.startswith(f"{RAY}-"):
             for process in psutil.process_iter():
                 with suppress(psutil.Error):
                     if f"={self.path}/" in " ".join(process.cmdline()):
-                        found.append(process)
-        return found
+                        running.append(process)
+        return running
 
     def clear(self) -> None:
         """Ends the processes, and removes the folder, then the note; a folder that something still
         writes to stays for the next command, with the note."""
-        _end(_families(self.processes()))
+        import psutil
+
+        processes = _families(self.processes())
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+        until = time.monotonic() + GRACE_S
+        while any(map(lives, processes)) and time.monotonic() < until:
+            time.sleep(0.01)
         with suppress(OSError):
             if self.path.lstat().st_uid == os.geteuid():
                 shutil.rmtree(self.path)
@@ -138,23 +146,11 @@ def _families(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Returns processes with all their descendants."""
     import psutil
 
-    found = []
+    families = []
     for process in processes:
         with suppress(psutil.Error):
-            found += [process, *process.children(recursive=True)]
-    return found
-
-
-def _end(processes: list[psutil.Process]) -> None:
-    """Kills processes and waits up to ``GRACE_S`` until they have ended."""
-    import psutil
-
-    for process in processes:
-        with suppress(psutil.Error):
-            process.kill()
-    until = time.monotonic() + GRACE_S
-    while any(map(lives, processes)) and time.monotonic() < until:
-        time.sleep(0.01)
+            families += [process, *process.children(recursive=True)]
+    return families
 
 
 def lives(process: psutil.Process) -> bool:

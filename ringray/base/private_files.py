@@ -31,9 +31,9 @@ def home() -> Path:
     Raises:
         PlaceError: this user has no home folder, or the one named in RINGRAY_HOME has none.
     """
-    given = os.environ.get("RINGRAY_HOME")
+    named = os.environ.get("RINGRAY_HOME")
     try:
-        return Path(given or "~/.ringray").expanduser().absolute()
+        return Path(named or "~/.ringray").expanduser().absolute()
     except RuntimeError:
         raise PlaceError(
             f"the home folder of user {os.getuid()} is not known; set RINGRAY_HOME to a folder "
@@ -74,9 +74,9 @@ def above(path: Path) -> None:
     while not folder.exists() and folder != folder.parent:
         missing.append(folder)
         folder = folder.parent
-    for one in reversed(missing):
+    for absent in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another process was faster
-            one.mkdir(mode=FOLDER)
+            absent.mkdir(mode=FOLDER)
     path.parent.mkdir(exist_ok=True)  # raises if it is not a folder
 
 
@@ -135,9 +135,9 @@ def database(path: Path) -> None:
     # process to it, and another process would then take the file for unused.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE))
-    for name in ("", *COMPANIONS):
-        one = path.resolve()
-        close(one.with_name(one.name + name))
+    file = path.resolve()
+    for ending in ("", *COMPANIONS):
+        close(file.with_name(file.name + ending))
 
 
 @contextlib.contextmanager

@@ -69,11 +69,11 @@ def measured_parts(environment: dict[str, Any]) -> dict[str, Any]:
     """
     machine = dict(environment.get("hardware") or {})
     machine["memory_gib"] = round((machine.pop("memory_bytes", 0) or 0) / GIB)
-    known = environment.get("versions") or {}
+    installed = environment.get("versions") or {}
     return {
         "kernels": environment.get("kernels"),
         "hardware": machine,
-        "versions": {name: known.get(name) for name in _MEASURED_VERSIONS},
+        "versions": {name: installed.get(name) for name in _MEASURED_VERSIONS},
     }
 
 
@@ -116,14 +116,14 @@ def versions() -> dict[str, str | None]:
     """Returns installed versions from package metadata, without importing the packages."""
     from importlib import metadata  # half of this module's import time
 
-    found: dict[str, str | None] = {}
+    installed: dict[str, str | None] = {}
     for name in _VERSIONED:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    found["ringray"] = version()
-    return found
+            installed[name] = None
+    installed["ringray"] = version()
+    return installed
 
 
 def version() -> str | None:
@@ -169,8 +169,8 @@ def git_state() -> dict[str, Any] | None:
 def _provenance(root: Path) -> dict[str, Any] | None:
     """Returns the note of ``ringray submit`` beside the source that it sent, or None."""
     try:
-        found = json.loads((root / PROVENANCE).read_text(encoding="utf-8"))
-        return {"commit": str(found["commit"]), "dirty": bool(found["dirty"])}
+        note = json.loads((root / PROVENANCE).read_text(encoding="utf-8"))
+        return {"commit": str(note["commit"]), "dirty": bool(note["dirty"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -193,8 +193,8 @@ def _of_cpu(field: str) -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    found = (line.partition(":") for line in lines)
-    return next((" ".join(value.split()) for name, _, value in found if name.strip() == field), "")
+    fields = (line.partition(":") for line in lines)
+    return next((" ".join(value.split()) for name, _, value in fields if name.strip() == field), "")
 
 
 def cores() -> int:

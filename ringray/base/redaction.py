@@ -67,8 +67,8 @@ def plain(text: str, sign: str = "\ufffd") -> str:
 def foreign(text: str, most: int = 200) -> str:
     """Returns the words of an answer that may be binary: its ASCII, ``most`` characters at most,
     with ``...`` for all else."""
-    kept = re.sub(r"[^ -~]+", "...", re.sub(r"\s+", " ", text)).strip()
-    return kept if len(kept) <= most else f"{kept[: most - 3]}..."
+    words = re.sub(r"[^ -~]+", "...", re.sub(r"\s+", " ", text)).strip()
+    return words if len(words) <= most else f"{words[: most - 3]}..."
 
 
 def shown(text: str) -> str:
@@ -92,9 +92,9 @@ def public_spec(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _secrets() -> list[str]:
     """Returns the values of environment variables named like a secret, longest first."""
-    found = {
+    secrets = {
         value.strip()
         for name, value in os.environ.items()
         if _SECRET_NAME.search(name) and len(value.strip()) >= _SHORTEST
     }
-    return sorted(found, key=len, reverse=True)
+    return sorted(secrets, key=len, reverse=True)

@@ -99,8 +99,8 @@ def _write(node: Any, write: Callable[[str], None]) -> None:
             continue
         write(f"{name}=")
         if isinstance(value, list):
-            for one in value:
-                _write(one, write)
+            for item in value:
+                _write(item, write)
         else:
             _write(value, write)
     write(")")

@@ -215,5 +215,5 @@ def _told(error: BaseException) -> str:
 
 def complete(folder: str | Path) -> list[Path]:
     """Returns the complete checkpoints of a folder, the newest last."""
-    found = (path.parent for path in Path(folder).glob(f"step-*/{METADATA}"))
-    return sorted(place for place in found if place.suffix != PART)
+    places = (path.parent for path in Path(folder).glob(f"step-*/{METADATA}"))
+    return sorted(place for place in places if place.suffix != PART)

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.base import provenance, units
 from ringray.base.errors import UserError
@@ -166,12 +165,9 @@ def _rings(size: Size, ranks: int) -> list[TrialConfig]:
     by the first."""
 
     def ring(transport: str, dtype: str, rows: int, heads: int) -> TrialConfig:
-        return TrialConfig(
-            ring_size=ranks, threads=1, dtype=dtype, seq_len=rows * ranks, batch=1, heads=heads,
-            kv_heads=heads, head_dim=size.head_dims[0], causal=True, window=None, documents=None,
-            direction="forward+backward", transport=transport, backward="auto", backend="auto",
-            blocks=None, partition=partitions.DEFAULT, device="auto", placement="pack", warmup=1,
-            repeats=1, seed=0, baseline=None, baseline_threads=None, replica=0,
+        return cost_model.causal_pass(
+            ring_size=ranks, dtype=dtype, seq_len=rows * ranks, heads=heads, kv_heads=heads,
+            head_dim=size.head_dims[0], transport=transport, backward="auto", device="auto",
         )  # fmt: skip
 
     tiny, *larger = size.rings

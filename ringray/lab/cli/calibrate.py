@@ -32,9 +32,9 @@ def calibrate(arguments: argparse.Namespace) -> int:
         write("--json", arguments.json, place.read_text(encoding="utf-8"))
         if arguments.json == "-":
             return 0
-    found, _ = calibration.find(device)
-    assert found is not None, "it has just been written"
-    _print(found)
+    entry, _ = calibration.find(device)
+    assert entry is not None, "it has just been written"
+    _print(entry)
     print(f"\n`ringray plan SPEC --on local` predicts with it; kept in {place}")
     return 0
 
@@ -43,47 +43,40 @@ def _say(line: str) -> None:
     print(f"calibrate: {line}", file=sys.stderr, flush=True)
 
 
-def _print(found: Hardware) -> None:
+def _print(entry: Hardware) -> None:
     from ringray.lab.report import tables
 
     console = tables.console()
-    rows = sorted({n for curve in found.attention for n in curve.rates})
-    unit, scale = ("GFLOP/s", 1e9) if found.cores else ("TFLOP/s", 1e12)
-    console.print(f"{found.title}: {unit} of one rank's attention, by the rows of a call\n")
+    rows = sorted({n for curve in entry.attention for n in curve.rates})
+    unit, scale = ("GFLOP/s", 1e9) if entry.cores else ("TFLOP/s", 1e12)
+    console.print(f"{entry.title}: {unit} of one rank's attention, by the rows of a call\n")
     texts = ("dtype", "pass", "visible keys")
     table = tables.bare_table(*texts, "head dim", *map(str, rows), left=texts)
-    for curve in found.attention:
+    for curve in entry.attention:
         seen = "up to itself" if curve.causal else "in steps" if curve.stepped else "all"
         rates = (units.digits(curve.rates[n] / scale) if n in curve.rates else "" for n in rows)
         name = words.value("dtype", curve.dtype)
         table.add_row(name, curve.direction, seen, str(curve.head_dim), *rates)
     tables.show(table, console)
-    peaks = (f"{words.value('dtype', n)} {units.digits(x / scale)}" for n, x in found.peak.items())
-    console.print(f"\nproducts   {', '.join(peaks)} {unit}; large ones reach {found.products:.0%}")
-    for name, said in _facts(found):
-        console.print(f"{name:<11}{said}", soft_wrap=True)
+    peaks = (f"{words.value('dtype', n)} {units.digits(x / scale)}" for n, x in entry.peak.items())
+    console.print(f"\nproducts   {', '.join(peaks)} {unit}; large ones reach {entry.products:.0%}")
+    for name, text in _facts(entry):
+        console.print(f"{name:<11}{text}", soft_wrap=True)
 
 
-def _facts(found: Hardware) -> Iterator[tuple[str, str]]:
+def _facts(entry: Hardware) -> Iterator[tuple[str, str]]:
     """Yields a name and a text for each number beside the rates."""
-    link = found.inner
-    yield "memory", f"{units.digits(found.memory_bandwidth / 1e9)} GB/s, read and written"
+    link = entry.inner
+    yield "memory", f"{units.digits(entry.memory_bandwidth / 1e9)} GB/s, read and written"
     yield "links", f"{units.digits(link.bandwidth / 1e9)} GB/s, {_micro(link.latency)} latency"
-    yield "overheads", f"{_micro(found.op)} a pass, {_micro(found.call)} a call"
-    if found.cores is not None:
-        yield (
-            "handling",
-            (
-                f"{_micro(found.step)} a step, {_micro(found.message)} a message, "
-                f"{units.digits(found.copying * 1e9)} s per GB, of cores"
-            ),
-        )
-        threads = (f"; {n} threads are {units.ratio(x)} of one" for n, x in found.threads.items())
-        yield (
-            "cores",
-            f"{found.cores}; beside others {found.shared:.0%} of a rate{''.join(threads)}",
-        )
-    yield "spread", f"{found.spread:.1%}, half of the 80% interval"
+    yield "overheads", f"{_micro(entry.op)} a pass, {_micro(entry.call)} a call"
+    if entry.cores is not None:
+        each = f"{_micro(entry.step)} a step, {_micro(entry.message)} a message"
+        yield "handling", f"{each}, {units.digits(entry.copying * 1e9)} s per GB, of cores"
+        threads = (f"; {n} threads are {units.ratio(x)} of one" for n, x in entry.threads.items())
+        beside = f"{entry.cores}; beside others {entry.shared:.0%} of a rank"
+        yield "cores", beside + "".join(threads)
+    yield "spread", f"{entry.spread:.1%}, half of the 80% interval"
 
 
 def _micro(seconds: float) -> str:

@@ -59,10 +59,8 @@ def _wrong(
     if path.is_symlink() and not deadline.is_stream(path):
         return f"is a link, to {path.readlink()}; {_WAY_OUT}"
     kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
-    if kind == stat.S_IFDIR and not folder:
-        return "is a folder; name a file in it"
-    if kind not in _WRITABLE and not (folder and kind == stat.S_IFDIR):
-        return f"is no file; {_WAY_OUT}"
+    if kind not in ((*_WRITABLE, stat.S_IFDIR) if folder else _WRITABLE):
+        return "is a folder; name a file in it" if path.is_dir() else f"is no file; {_WAY_OUT}"
     if deadline.is_stream(path):
         return None
     place, home = path.resolve(), private_files.home().resolve()

@@ -17,10 +17,10 @@ from ringray.lab.trial.config import TrialConfig
 _SWEEPS = 32  # the newest
 
 
-def trials(given: str | None, but: str = "") -> Iterator[MeasuredTrial]:
+def trials(named: str | None, but: str = "") -> Iterator[MeasuredTrial]:
     """Yields trials of the named store or the default one, newest sweeps first, except those of one
     sweep; none, with a warning, if it cannot be read."""
-    path = Path(given) if given else default_path()
+    path = Path(named) if named else default_path()
     if not path.exists():
         return
     try:
@@ -31,9 +31,9 @@ def trials(given: str | None, but: str = "") -> Iterator[MeasuredTrial]:
                 for row in store.newest(sweep.digest, NEWEST):
                     if "prediction_ratio" not in row.numbers:
                         continue
-                    seconds, where = row.metrics["median_ms"] / 1e3, row.environment
+                    seconds, environment = row.metrics["median_ms"] / 1e3, row.environment
                     with suppress(TypeError):  # of another version, with other fields
                         config = TrialConfig.from_dict(row.config)
-                        yield MeasuredTrial(config, seconds, where or sweep.environment)
+                        yield MeasuredTrial(config, seconds, environment or sweep.environment)
     except UserError as error:
         print(f"ringray: warning: predictions without its trials: {error}", file=sys.stderr)

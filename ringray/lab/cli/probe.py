@@ -25,31 +25,31 @@ def torch_() -> dict[str, Any]:
     from ringray_kernels.backends import BACKENDS
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    found: dict[str, Any] = {"version": torch.__version__, "gpus": devices, "backends": {}}
+    report: dict[str, Any] = {"version": torch.__version__, "gpus": devices, "backends": {}}
     try:
         with tempfile.TemporaryDirectory() as folder:
             place = (Path(folder) / "store").as_uri()
             dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
-            one = torch.ones(1)
-            dist.all_reduce(one)
+            ones = torch.ones(1)
+            dist.all_reduce(ones)
             dist.destroy_process_group()
-        found["gloo"] = None if one.item() == 1 else "a sum over one rank came out wrong"
+        report["gloo"] = None if ones.item() == 1 else "a sum over one rank came out wrong"
     except Exception as error:  # of any type: the user must see it
-        found["gloo"] = f"{type(error).__name__}: {error}"
+        report["gloo"] = f"{type(error).__name__}: {error}"
     if not devices:  # as ranks on a CPU do, before triton is imported
         os.environ["TRITON_INTERPRET"] = "1"
     q = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16, device="cuda" if devices else "cpu")
     for name in BACKENDS:
         try:
             backend = api.load_backend(name)
-            found["backends"][name] = backend.unsupported(q)
+            report["backends"][name] = backend.unsupported(q)
             if getattr(backend, "INTERPRETED", False):
-                found["interpreted"] = True
+                report["interpreted"] = True
         except Exception as error:
-            found["backends"][name] = f"{type(error).__name__}: {error}"
+            report["backends"][name] = f"{type(error).__name__}: {error}"
     with contextlib.suppress(Exception):  # reported above for each backend
-        found["auto"] = api.resolve_backend("auto", q)
-    return found
+        report["auto"] = api.resolve_backend("auto", q)
+    return report
 
 
 def cluster(address: str) -> dict[str, Any]:
@@ -67,14 +67,14 @@ def main(argv: list[str]) -> None:
     """Prints the report, or the error."""
     try:
         if argv[0] == "torch":
-            found = torch_()
+            report = torch_()
         elif argv[0] == "cluster":
-            found = cluster(argv[1])
+            report = cluster(argv[1])
         else:
-            found = {"version": importlib.import_module(argv[0]).__version__}
+            report = {"version": importlib.import_module(argv[0]).__version__}
     except Exception as error:  # of any type: it is the report
-        found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-    print(json.dumps(found), flush=True)
+        report = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

@@ -81,15 +81,15 @@ def print_history(
     console: Console, trials: Sequence[TrialRow], earlier: Sequence[TrialRow], everything: bool
 ) -> None:
     """Prints every measurement of every trial."""
-    found = history.measurements(trials, earlier)
-    if not found:
+    measured = history.measurements(trials, earlier)
+    if not measured:
         return
-    shown = found if everything else found[:ROWS]
+    shown = measured if everything else measured[:ROWS]
     console.print()
-    fields = words.varying(one.row.config for one in found)
+    fields = words.varying(measurement.row.config for measurement in measured)
     tables.show(history.history_table(shown, fields), console)
-    if len(shown) < len(found):
-        hidden = units.plural(len(found) - len(shown), "more measurement")
+    if len(shown) < len(measured):
+        hidden = units.plural(len(measured) - len(shown), "more measurement")
         say(console, f"... {hidden} hidden (--all)")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,20 +37,18 @@ def side(named: str, store: str | None) -> ComparedSide:
 
         return _side(named, *fetched(named.removeprefix("runs:/").strip("/")))
     path, sweep = _file(named)
-    if path is None:
-        with open_store(store, readonly=True) as opened:
-            return _stored(named, opened, sweep)
-    try:
-        with path.open("rb") as file:
-            is_store = file.read(len(_SQLITE)) == _SQLITE
-    except OSError:
-        is_store = False  # the reader says why
-    if not is_store:
+    if path is not None and not _is_store(path):
         return _lines(named, path, sweep)
-    with open_store(str(path), readonly=True) as opened:
-        if not sweep:
-            sweep = _only([(one.name, one.digest) for one in opened.sweeps()], named)
+    with open_store(store if path is None else str(path), readonly=True) as opened:
+        if path is not None and not sweep:
+            sweep = _only([(row.name, row.digest) for row in opened.sweeps()], named)
         return _stored(named, opened, sweep)
+
+
+def _is_store(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:  # else the reader of lines says why
+        return file.read(len(_SQLITE)) == _SQLITE
+    return False
 
 
 def _file(named: str) -> tuple[Path | None, str]:
@@ -65,16 +64,16 @@ def _file(named: str) -> tuple[Path | None, str]:
 
 
 def _stored(named: str, store: Store, selector: str) -> ComparedSide:
-    name, at, commit = selector.partition("@")
+    name, sign, start = selector.partition("@")
     sweep = store.find(name)
     rows = [*(kept.trial for kept in store.history(sweep.digest)), *store.trials(sweep.digest)]
-    if at:
-        known = [one for one in dict.fromkeys(map(_commit, rows)) if one]
-        meant = [one for one in known if commit and one.startswith(commit.lower())]
+    if sign:
+        commits = [commit for commit in dict.fromkeys(map(_commit, rows)) if commit]
+        meant = [commit for commit in commits if start and commit.startswith(start.lower())]
         if len(meant) != 1:
             raise UserError(
                 f"{named}: expected NAME@COMMIT with one of the commits at which {sweep.name} was "
-                f"measured: {', '.join(one[:10] for one in known) or 'none is known'}"
+                f"measured: {', '.join(commit[:10] for commit in commits) or 'none is known'}"
             )
         rows = [row for row in rows if _commit(row) == meant[0]]
     return _side(named, sweep, rows)
@@ -86,25 +85,25 @@ def _commit(row: TrialRow) -> str:
 
 
 def _lines(named: str, path: Path, sweep: str) -> ComparedSide:
-    found = jsonl.read(path)
-    pairs = [(info.name, info.digest) for info, _ in found]
+    lines = jsonl.read(path)
+    pairs = [(info.name, info.digest) for info, _ in lines]
     digest = selected(sweep, pairs)[-1:] if sweep else [_only(pairs, named)]
     if not digest:
-        known = ", ".join(dict.fromkeys(name for name, _ in pairs))
-        raise UserError(f"{path} has no sweep {sweep!r}; it has {known}")
-    ours = [(info, row) for info, row in found if info.digest == digest[0]]
+        names = ", ".join(dict.fromkeys(name for name, _ in pairs))
+        raise UserError(f"{path} has no sweep {sweep!r}; it has {names}")
+    ours = [(info, row) for info, row in lines if info.digest == digest[0]]
     return _side(named, ours[-1][0], [row for _, row in ours])
 
 
 def _only(sweeps: Sequence[tuple[str, str]], named: str) -> str:
     """Returns the digest of the one sweep of a file."""
-    found = {digest: name for name, digest in sweeps}
-    if not found:
+    names = {digest: name for name, digest in sweeps}
+    if not names:
         raise UserError(f"{named} has no sweep; `ringray run SPEC --json FILE` writes one")
-    if len(found) > 1:
-        several = ", ".join(f"{name} ({digest[:12]})" for digest, name in found.items())
+    if len(names) > 1:
+        several = ", ".join(f"{name} ({digest[:12]})" for digest, name in names.items())
         raise UserError(f"{named} has several sweeps: {several}; name one as {named}:SWEEP")
-    return next(iter(found))
+    return next(iter(names))
 
 
 def _side(named: str, sweep: SweepInfo, rows: Iterable[TrialRow]) -> ComparedSide:

@@ -28,7 +28,7 @@ from ringray.lab.tracking import location, tracker
 from ringray.lab.trial.outcome import SweepRow, record_line
 
 
-def open_store(given: str | None, create: bool = False, readonly: bool = False) -> Store:
+def open_store(named: str | None, create: bool = False, readonly: bool = False) -> Store:
     """Opens the named store or the default one, and warns if part of it seems to be missing.
 
     With ``readonly`` it changes nothing, neither the store nor the home folder.
@@ -39,10 +39,10 @@ def open_store(given: str | None, create: bool = False, readonly: bool = False) 
     """
     if not readonly:
         leftovers.remove()
-        if given is None:
+        if named is None:
             private_files.create_home()
-    path = Path(given) if given else default_path()
-    if given is None and not create and not path.exists():
+    path = Path(named) if named else default_path()
+    if named is None and not create and not path.exists():
         raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
     check_lasting("the store", path)
     store = Store(path, create, readonly)

@@ -147,8 +147,8 @@ def _standing(reply: Any, group: str) -> Standing | None:
     return Standing(
         starting=starting,
         failed={
-            one.ray_node_type_name: one.reason.strip() or "Ray gives no reason"
-            for one in state.failed_instance_requests
+            request.ray_node_type_name: request.reason.strip() or "Ray gives no reason"
+            for request in state.failed_instance_requests
         },
         refused=any(
             gang.details.partition(":")[0] == group

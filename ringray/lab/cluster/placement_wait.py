@@ -49,7 +49,7 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
         StoppedError: it is not needed any more.
     """
     refused: tuple[float, int] | None = None  # since when, and by which version of the state
-    told, looked = "", time.monotonic()
+    noted, looked = "", time.monotonic()
     while not group.wait(POLL_S):
         if patience.stop.is_set():
             raise StoppedError
@@ -79,10 +79,10 @@ def wait(group: Any, ranks: int, bundle: Mapping[str, float], patience: Patience
                 f"{', '.join(filter(None, (_free(), str(standing or ''))))}; "
                 "wait for other work to end, or shrink ring.size"
             )
-        said = _said(standing, ranks)
-        if waited >= QUIET_S and said != told:
-            patience.note(said)
-            told = said
+        text = _said(standing, ranks)
+        if waited >= QUIET_S and text != noted:
+            patience.note(text)
+            noted = text
 
 
 def _said(standing: Standing | None, ranks: int) -> str:

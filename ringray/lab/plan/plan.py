@@ -129,13 +129,13 @@ def build(
     if machine is not None:
         limits.check_corpus(spec)
     named = _cluster(spec, used=on is None and machine is None)
-    given = on or (named if machine is None else None)
-    on = fitted(given or local_fleet(spec.ring.device), seen)
+    asked = on or (named if machine is None else None)
+    on = fitted(asked or local_fleet(spec.ring.device), seen)
     device = "cpu" if on.shares_cores else "cuda"
-    host = forecast.host(given, machine if device == "cpu" else None)
+    host = forecast.host(asked, machine if device == "cpu" else None)
     configs = expand(spec, device)
     settled = [default_config(config) for config in configs]
-    reasons = [impossible(spec.kind, config) or _too_few(given, config) for config in settled]
+    reasons = [impossible(spec.kind, config) or _too_few(asked, config) for config in settled]
     _check_some(spec, reasons)
     costs = _costs(spec, settled, reasons, partial(_predict, on), processes)
     tight = ""
@@ -149,7 +149,7 @@ def build(
         )
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
     )  # fmt: skip
-    there = given is not None or machine is not None  # else the hardware is a guess
+    there = asked is not None or machine is not None  # else the hardware is a guess
     if there and on.hardware.measured and not everything:
         trials = forecast.without_beaten(spec, trials, on.hardware.cores)
     if spec.limits.trial_timeout is None:
@@ -158,7 +158,7 @@ def build(
         limits_with_default = spec.limits.model_copy(update=limit)
         limits_with_default.model_fields_set.discard("trial_timeout")  # the user wrote none
         spec = spec.model_copy(update={"limits": limits_with_default})
-    return Plan(spec, trials, device, on, given is not None, everything, tight)
+    return Plan(spec, trials, device, on, asked is not None, everything, tight)
 
 
 def _cluster(spec: Spec, *, used: bool) -> Fleet | None:
@@ -215,8 +215,9 @@ def _costs(
     some = [i for i, reason in enumerate(reasons) if reason is None]
     different: dict[object, TrialConfig] = {}
     for i in some:
-        one = configs[i]
-        different.setdefault((one.partition, one.padded, one.ring_size, one.mask), one)
+        config = configs[i]
+        geometry = config.partition, config.padded, config.ring_size, config.mask
+        different.setdefault(geometry, config)
     limits.check_work(spec, different.values())
     batches = cost_model.batches([configs[i] for i in some])
     together = [[some[i] for i in batch] for batch in batches]
@@ -226,11 +227,11 @@ def _costs(
         forks = sys.platform == "linux" and not {"torch", "ray"} & sys.modules.keys()
         context = multiprocessing.get_context("fork" if forks else "spawn")
         with ProcessPoolExecutor(processes, context) as pool:
-            found = list(pool.map(predict, of_batch))
+            predicted = list(pool.map(predict, of_batch))
     else:
-        found = list(map(predict, of_batch))
+        predicted = list(map(predict, of_batch))
     costs: dict[int, cost_model.Cost] = {}
-    for batch, of_each in zip(together, found, strict=True):
+    for batch, of_each in zip(together, predicted, strict=True):
         costs.update(zip(batch, of_each, strict=True))
     return [costs.get(i) for i in range(len(configs))]
 
@@ -250,11 +251,11 @@ class Deadline(NamedTuple):
     limit: str
 
 
-def deadline(trial: Trial, config: TrialConfig, given: LimitsSection) -> Deadline:
+def deadline(trial: Trial, config: TrialConfig, section: LimitsSection) -> Deadline:
     """Returns the deadline of ``trial``, which is the user's limit if there is one; ``config`` has
-    its choices made, ``given`` are the limits of the plan."""
-    kind, timeout = KINDS[trial.kind], given.trial_timeout or TIMEOUT_S
-    if given.trial_timeout is not None and "trial_timeout" in given.model_fields_set:
+    its choices made, ``section`` has the limits of the plan."""
+    kind, timeout = KINDS[trial.kind], section.trial_timeout or TIMEOUT_S
+    if section.trial_timeout is not None and "trial_timeout" in section.model_fields_set:
         return Deadline(timeout, f"limits.trial_timeout: {duration(timeout)}")
     default = f"limits.trial_timeout is {duration(timeout)} by default"
     if trial.predicted is None or kind.ranks_alone:  # the time of compilers is unknown
@@ -300,9 +301,9 @@ def restored(spec: Spec, rows: Iterable[TrialRow]) -> Plan:
 def local_fleet(device: str) -> Fleet:
     """Returns the hardware of this machine for ``device``, as it was measured or by the table."""
     cuda = device == "cuda" or (device == "auto" and bool(shutil.which("nvidia-smi")))
-    found, _ = calibration.find("cuda" if cuda else "cpu")
-    if found is not None:
-        return parse_fleet(LOCAL, found)
+    hardware, _ = calibration.find("cuda" if cuda else "cpu")
+    if hardware is not None:
+        return parse_fleet(LOCAL, hardware)
     if cuda:
         return gpus(*provenance.hardware()["gpus"][:1])
     return cpu(provenance.cores(), **provenance.bf16_products())

@@ -66,16 +66,12 @@ class Wish:
         """Returns the attention of one layer and micro-batch on one ring."""
         model, tp = self.model, degrees.tp
         fields: dict[str, Any] = {
-            "ring_size": degrees.cp, "threads": 1, "dtype": self.dtype, "seq_len": self.context,
-            "batch": 1, "heads": model.heads // tp, "kv_heads": model.kv_heads // tp,
-            "head_dim": model.head_dim, "causal": True, "window": None, "documents": None,
-            "direction": "forward+backward", "transport": transport.DEFAULT,
-            "backward": BACKWARDS[0], "backend": "auto", "blocks": None,
-            "partition": partition.DEFAULT, "device": "cpu" if self.on.shares_cores else "cuda",
-            "placement": "pack", "warmup": 1, "repeats": 5, "seed": 0, "baseline": None,
-            "baseline_threads": None, "replica": 0,
+            "ring_size": degrees.cp, "dtype": self.dtype, "seq_len": self.context,
+            "heads": model.heads // tp, "kv_heads": model.kv_heads // tp,
+            "head_dim": model.head_dim, "backward": BACKWARDS[0],
+            "device": "cpu" if self.on.shares_cores else "cuda", "repeats": 5,
         }  # fmt: skip
-        return TrialConfig(**(fields | chosen))
+        return cost_model.causal_pass(**(fields | chosen))
 
     def cost(self, degrees: Degrees, config: TrialConfig) -> Cost:
         """Returns the cost of ``config`` on one of the rings."""

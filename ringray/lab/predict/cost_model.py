@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,14 +56,27 @@ class Cost(NamedTuple):
     outer_bytes: int
 
 
+def causal_pass(**fields: Any) -> TrialConfig:
+    """Returns a causal pass, forward and backward, of ranks with one thread; ``fields``: its sizes,
+    its device, and what else it has."""
+    usual: dict[str, Any] = {
+        "threads": 1, "batch": 1, "causal": True, "window": None, "documents": None,
+        "direction": "forward+backward", "transport": transport.DEFAULT,
+        "partition": partition.DEFAULT, "backend": "auto", "blocks": None, "placement": "pack",
+        "warmup": 1, "repeats": 1, "seed": 0, "baseline": None, "baseline_threads": None,
+        "replica": 0,
+    }  # fmt: skip
+    return TrialConfig(**(usual | fields))
+
+
 def predict(config: TrialConfig, on: Fleet) -> Cost:
     """Returns the cost of ``config``, which has no ``auto``, on a ring of ``on``.
 
     Raises:
         ValueError: the transport does not fit the ring and heads, or the walk back is impossible.
     """
-    (found,) = predict_batch([config], on)
-    return found
+    (cost,) = predict_batch([config], on)
+    return cost
 
 
 def batches(configs: Sequence[TrialConfig]) -> list[list[int]]:
@@ -72,11 +85,11 @@ def batches(configs: Sequence[TrialConfig]) -> list[list[int]]:
     together: dict[object, list[int]] = {}
     for i, config in enumerate(configs):
         together.setdefault(_kind(config) or i, []).append(i)
-    found = []
+    numbers = []
     for some in together.values():
         most = max(1, min(_AT_ONCE, _CELLS // configs[some[0]].ring_size ** 2))
-        found += [some[at : at + most] for at in range(0, len(some), most)]
-    return found
+        numbers += [some[start : start + most] for start in range(0, len(some), most)]
+    return numbers
 
 
 def _kind(config: TrialConfig) -> object:
@@ -104,13 +117,13 @@ def predict_batch(configs: Sequence[TrialConfig], on: Fleet) -> list[Cost]:
     exchange = transport.plan(first.transport, first.ring_size, first.heads, first.kv_heads)
     if len(configs) == 1:
         return _costs(configs, exchange, choose_walks(first, exchange), on)
-    problems = tuple((_layout(one, exchange.fold), one.mask) for one in configs)
+    problems = tuple((_layout(config, exchange.fold), config.mask) for config in configs)
     weights, backward = _weights(configs, exchange), _backward(first, exchange)
-    found: dict[int, Cost] = {}
+    costs: dict[int, Cost] = {}
     for some, walks in walk.choose_for_all(problems, exchange.routes, backward, weights):
-        costs = _costs([configs[i] for i in some], exchange, walks, on)
-        found.update(zip(some.tolist(), costs, strict=True))
-    return [found[i] for i in range(len(configs))]
+        alike = _costs([configs[i] for i in some], exchange, walks, on)
+        costs.update(zip(some.tolist(), alike, strict=True))
+    return [costs[i] for i in range(len(configs))]
 
 
 def _costs(
@@ -122,15 +135,15 @@ def _costs(
     exchanged_bytes, messages = _heads_for_rows(configs, fold)
     flops, sent_bytes, pairs = 0, hulls.exact(exchanged_bytes), hulls.exact(visible.sum((0, 1)))
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
-    for one in works:
-        flops += pairs * one.pair_flops * fold
-        sent_bytes += one.moved.sent(one.which).bytes(one.weights) * fold
-        messages += walks.tensors(one.which) * groups * fold
+    for work in works:
+        flops += pairs * work.pair_flops * fold
+        sent_bytes += work.moved.sent(work.which).bytes(work.weights) * fold
+        messages += walks.tensors(work.which) * groups * fold
     time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on)
     peak = peak_memory.peak(sizes, exchange, walks, backward=first.has_backward)
     work = walks.forward.route.by_rank(visible).sum(1)
     outer_bytes = hulls.exact(np.rint(time.outer_bytes).astype(np.int64))
-    found = Cost(
+    of_all = Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
@@ -141,8 +154,8 @@ def _costs(
         inner_bytes=sent_bytes - outer_bytes,
         outer_bytes=outer_bytes,
     )
-    values = (np.broadcast_to(value, len(configs)).tolist() for value in found)
-    return [Cost(*one) for one in zip(*values, strict=True)]
+    values = (np.broadcast_to(value, len(configs)).tolist() for value in of_all)
+    return list(map(Cost._make, zip(*values, strict=True)))
 
 
 def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]]:
@@ -188,8 +201,8 @@ def _works(configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks
 
 def _numbers(configs: Sequence[TrialConfig], *names: str) -> Number:
     """Returns the products of integer fields: of one config a number, of several an array."""
-    found = [math.prod(getattr(one, name) for name in names) for one in configs]
-    return found[0] if len(found) == 1 else np.array(found)
+    products = [math.prod(getattr(config, name) for name in names) for config in configs]
+    return products[0] if len(products) == 1 else np.array(products)
 
 
 def _pair_flops(config: TrialConfig, heads: Number) -> list[tuple[Pass, Number]]:
@@ -261,8 +274,8 @@ def _alone_s(
     rows, pairs = np.full(1, float(mask.seq_len)), np.full(1, visible)
     crowded = max(1.0, threads / (hardware.cores or math.inf))
     for which, flops in pair_flops:
-        known = rates.find(hardware, dtype, head_dim, which)
-        (seconds,) = known.seconds(flops * pairs, rows, rows, pairs)
+        curve = rates.find(hardware, dtype, head_dim, which)
+        (seconds,) = curve.seconds(flops * pairs, rows, rows, pairs)
         call = float(seconds) / ring_time.speedup(on, threads, 1) + hardware.call
         total += call * crowded + ring_time.overhead(on, 1)
     return total

@@ -82,8 +82,8 @@ class Rates:
         outside = outside + _ABOVE * np.log2(np.maximum(above, 1.0))
         if not self.doubt:
             return outside
-        known = sorted(self.doubt)
-        return outside + np.interp(rows, known, [self.doubt[at] for at in known])
+        fitted = sorted(self.doubt)
+        return outside + np.interp(rows, fitted, [self.doubt[row] for row in fitted])
 
 
 Kind = tuple[bool, bool]  # causal, stepped

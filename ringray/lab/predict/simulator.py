@@ -141,15 +141,15 @@ class Cores:
         if ranks * self._taken <= 1:
             return seconds
         of_rank = seconds.reshape(ranks, -1)
-        found = np.empty_like(of_rank)
+        ends = np.empty_like(of_rank)
         for some in self._nodes:
             order = of_rank[some].argsort(0)
             parts = np.take_along_axis(of_rank[some], order, 0)
             parts[1:] -= parts[:-1].copy()
             still = np.arange(len(some), 0, -1)  # ranks that compute until each of them ends
             parts *= np.maximum(1.0, still * self._taken)[:, None]
-            np.put_along_axis(found, some[order], parts.cumsum(0), 0)
-        return found.reshape(seconds.shape)
+            np.put_along_axis(ends, some[order], parts.cumsum(0), 0)
+        return ends.reshape(seconds.shape)
 
     def handling(self, ranks: int, messages: Iterable[_Messages], parts: int) -> Floats:
         """Returns the seconds in which ranks send and receive ``messages``, each in some parts."""

@@ -137,8 +137,8 @@ def _trials(trials: Sequence[TrialRow]) -> page.PageTable:
         cells += [trial.status or "pending", *(_number(one, numbers, tone) for one in metrics)]
         cells += [hidden(trial.reason or "")] if reasons else []
         rows.append([page.Number(str(trial.index + 1), trial.index + 1), *cells])
-    told = "; green: the fastest of its problem, as far as decided" if best else ""
-    return page.PageTable(f"{units.plural(len(rows), 'trial')}{told}", heads, rows, sorts=True)
+    legend = "; green: the fastest of its problem, as far as decided" if best else ""
+    return page.PageTable(f"{units.plural(len(rows), 'trial')}{legend}", heads, rows, sorts=True)
 
 
 def _field(name: str, given: Any) -> str | page.Number:

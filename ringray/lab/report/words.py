@@ -54,9 +54,9 @@ def varying(
     configs: Iterable[Mapping[str, Any]], among: Iterable[str] = tuple(HEADS)
 ) -> tuple[str, ...]:
     """Returns the config fields with more than one value, in the order of ``among``."""
-    all_of = list(configs)
-    first = all_of[0] if all_of else {}
-    return tuple(name for name in among if any(one.get(name) != first.get(name) for one in all_of))
+    every = list(configs)
+    first = every[0] if every else {}
+    return tuple(name for name in among if any(c.get(name) != first.get(name) for c in every))
 
 
 def value(name: str, given: Any) -> str:

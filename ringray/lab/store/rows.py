@@ -41,7 +41,7 @@ def sweep_rows(
     """Returns the sweeps that fit ``condition`` (the end of an SQL statement, never a user's
     text), without the numbers of their trials."""
     columns = f"{', '.join(SWEEP)}, status, created, updated, seal IS {SWEEP_SEAL}"
-    found = []
+    sweeps = []
     for digest, name, kind, spec, source, where, *state, whole in db.execute(
         f"SELECT {columns} FROM sweeps {condition}", values
     ).fetchall():
@@ -50,15 +50,15 @@ def sweep_rows(
         spec = _parsed(spec, f"the spec of sweep {name}")
         if not is_sweep(digest, name, kind, spec, source, *state):
             raise Damage(f"sweep {str(name)[:80]} has values of another type")
-        found.append(SweepRow(digest, name, kind, spec, source, environments(where), *state))
-    return found
+        sweeps.append(SweepRow(digest, name, kind, spec, source, environments(where), *state))
+    return sweeps
 
 
 def counted(db: sqlite3.Connection, sweep: SweepRow) -> SweepRow:
     """Returns the sweep with the numbers of its trials."""
     query = "SELECT status, count(*) FROM trials WHERE digest = ? GROUP BY status"
     by_status = dict(db.execute(query, (sweep.digest,)).fetchall())
-    counts = {str(one): by_status[one] for one in STATUSES if one in by_status}
+    counts = {str(status): by_status[status] for status in STATUSES if status in by_status}
     return replace(sweep, total=sum(by_status.values()), counts=counts)
 
 
@@ -72,7 +72,7 @@ def trial_rows(
 ) -> list[Kept]:
     """Returns the sweep's trials, or earlier recordings of them, that fit ``condition`` (as
     above)."""
-    found = []
+    recordings = []
     query = f"SELECT {', '.join(TRIAL)}, seal IS {TRIAL_SEAL} FROM {table} WHERE digest = ?"
     for _, key, index, config, predicted, seq, *outcome, whole in db.execute(
         f"{query} {condition}", (digest, *values)
@@ -92,8 +92,8 @@ def trial_rows(
         )  # fmt: skip
         if type(seq) is not int or not is_trial(trial):
             raise Damage(f"{named} has values of another type")
-        found.append(Kept(trial, seq))
-    return found
+        recordings.append(Kept(trial, seq))
+    return recordings
 
 
 def check_seals(db: sqlite3.Connection, digest: str, key: str | None = None) -> None:
@@ -148,7 +148,7 @@ def put_trials(db: sqlite3.Connection, digest: str, trials: Sequence[TrialInfo])
     changed = " OR ".join(f"{column} <> excluded.{column}" for column in _PLAN)
     db.executemany(
         _upsert("trials", TRIAL[:5], "digest, key", _PLAN, f"WHERE {changed}"),
-        [(digest, one.key, one.index, packed(one.config), packed(one.predicted)) for one in trials],
+        [(digest, t.key, t.index, packed(t.config), packed(t.predicted)) for t in trials],
     )
 
 
@@ -228,14 +228,14 @@ def restore_rows(
     past = f"INSERT INTO history ({', '.join(TRIAL)}, seal) VALUES (?{', ?' * len(TRIAL)})"
     held = f"SELECT seq, {', '.join(_RECORDING)} FROM {{}} WHERE digest = ?1"
     here = db.execute(" UNION ALL ".join(map(held.format, TABLES)), (sweep.digest,)).fetchall()
-    taken, known = {seq for seq, *_ in here}, {tuple(recording) for _, *recording in here}
-    added = kept = 0
+    taken, recordings = {seq for seq, *_ in here}, {tuple(recording) for _, *recording in here}
+    added = earlier_added = 0
     for number, (trial, seq) in enumerate((*trials, *earlier)):
         if trial.status is not None:
             recording = tuple(getattr(trial, name) for name in _RECORDING)
-            if recording in known:
+            if recording in recordings:
                 continue
-            known.add(recording)
+            recordings.add(recording)
             seq = seq if seq not in taken else max(taken) + 1
             taken.add(seq)
         where = None if trial.environment is None else put_environment(db, trial.environment)
@@ -247,9 +247,9 @@ def restore_rows(
         if number < len(trials) and db.execute(current, values).rowcount:
             added += 1
         elif trial.status not in (None, "pruned"):
-            kept += db.execute(past, (*values, seal_of(*values))).rowcount
+            earlier_added += db.execute(past, (*values, seal_of(*values))).rowcount
     seal(db, sweep.digest)
-    return added, kept
+    return added, earlier_added
 
 
 def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
@@ -281,11 +281,11 @@ def record_pruned(
     """Records pruned trials, and resets those that are no longer pruned. Measured ones stay, but
     for those that a search of the present identity left out."""
     query = "SELECT key, status, reason FROM trials WHERE digest = ?"
-    known = {key: state for key, *state in db.execute(query, (sweep.digest,))}
+    states = {key: state for key, *state in db.execute(query, (sweep.digest,))}
     seq = next_seq(db, sweep.digest)
     pruned, revived = [], []
     for trial in trials:
-        status, reason = known[trial.key]
+        status, reason = states[trial.key]
         place = (sweep.digest, trial.key)
         if trial.pruned is None:
             if status == "pruned":
@@ -326,10 +326,10 @@ def _parsed(text: str, what: str) -> Any:
 def environment(db: sqlite3.Connection, identity: str) -> dict[str, Any]:
     """Reads an environment; Damage if it is not as it was written."""
     row = db.execute("SELECT content FROM environments WHERE id = ?", (identity,)).fetchone()
-    known = row is not None and isinstance(row[0], str)
-    if not known or sha256(row[0].encode()).hexdigest() != identity:
+    readable = row is not None and isinstance(row[0], str)
+    if not readable or sha256(row[0].encode()).hexdigest() != identity:
         raise Damage(f"environment {identity[:12]} is not as it was written")
-    found: dict[str, Any] = _parsed(row[0], f"environment {identity[:12]}")
-    if not isinstance(found, dict):
+    content: dict[str, Any] = _parsed(row[0], f"environment {identity[:12]}")
+    if not isinstance(content, dict):
         raise Damage(f"environment {identity[:12]} has values of another type")
-    return found
+    return content

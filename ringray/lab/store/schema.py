@@ -242,10 +242,10 @@ def prepare(path: Path, create: bool, writes: bool = True) -> None:
             raise PlaceError(
                 f"the store {path} is a directory; name a file in it, as in {path / 'store.db'}"
             )
-        for one in (path, *(path.with_name(path.name + end) for end in private_files.COMPANIONS)):
+        for file in (path, *(path.with_name(path.name + end) for end in private_files.COMPANIONS)):
             with suppress(FileNotFoundError, NotADirectoryError):
-                if not stat.S_ISREG(one.stat().st_mode):
-                    raise PlaceError(f"the store {one} is not a regular file; name another file")
+                if not stat.S_ISREG(file.stat().st_mode):
+                    raise PlaceError(f"the store {file} is not a regular file; name another file")
         if path.exists():
             if not os.access(path, os.R_OK | os.W_OK if writes else os.R_OK):
                 lacks = "writable" if writes else "readable"

@@ -101,9 +101,9 @@ class Store:
     def check(self) -> None:
         """Reads the whole file (about 5 ms for 1,000 trials); DamagedStore if it is damaged."""
         with self._read() as db:
-            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise damaged(self.path, str(found).replace("\n", " "))
+            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise damaged(self.path, str(verdict).replace("\n", " "))
 
     # Writing
 
@@ -237,14 +237,14 @@ class Store:
             UserError: there is none, or several fit; the message lists them.
         """
         with self._read() as db:
-            known = db.execute("SELECT name, digest FROM sweeps ORDER BY turn DESC").fetchall()
-        names = list(dict.fromkeys(name for name, _ in known))
-        digests = selected(selector, known)[: 1 if selector in names else None]
-        found = [row for digest in digests for row in self._sweeps("WHERE digest = ?", digest)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            several = ", ".join(f"{row.digest[:12]} ({row.name})" for row in found)
+            sweeps = db.execute("SELECT name, digest FROM sweeps ORDER BY turn DESC").fetchall()
+        names = list(dict.fromkeys(name for name, _ in sweeps))
+        digests = selected(selector, sweeps)[: 1 if selector in names else None]
+        matches = [row for digest in digests for row in self._sweeps("WHERE digest = ?", digest)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            several = ", ".join(f"{row.digest[:12]} ({row.name})" for row in matches)
             raise UserError(f"sweep {selector!r} is not unique: {several}; give more digits")
         raise UserError(f"there is no sweep {selector!r} in {self.path}; {_known(names, selector)}")
 
@@ -269,12 +269,13 @@ class Store:
     def changed_since(self, digest: str, cursor: int) -> tuple[list[Kept], int]:
         """Returns all recordings after ``cursor`` (0 at first), the earlier ones of a trial
         included, in their order, and the new cursor."""
-        found: dict[tuple[str, int], Kept] = {}
-        # In this order: between the two queries a recording may become an earlier one.
-        for table in rows.TABLES:
-            more = self._trials("AND seq > ?", digest, cursor, table=table)
-            found |= {(kept.trial.key, kept.seq): kept for kept in more}
-        changes = sorted(found.values(), key=lambda kept: kept.seq)
+        recordings = {
+            (recording.trial.key, recording.seq): recording
+            # In this order: between the two queries a recording may become an earlier one.
+            for table in rows.TABLES
+            for recording in self._trials("AND seq > ?", digest, cursor, table=table)
+        }
+        changes = sorted(recordings.values(), key=lambda recording: recording.seq)
         return changes, changes[-1].seq if changes else cursor
 
     def tracked(self, digest: str) -> Tracked | None:
@@ -343,15 +344,14 @@ class Store:
 
     def _sweeps(self, condition: str, *values: str) -> list[SweepRow]:
         with self._read() as db:
-            found = rows.sweep_rows(db, self._environments, condition, *values)
-            return [rows.counted(db, sweep) for sweep in found]
+            sweeps = rows.sweep_rows(db, self._environments, condition, *values)
+            return [rows.counted(db, sweep) for sweep in sweeps]
 
     def _trials(
         self, condition: str, digest: str, *values: int, table: rows.Table = "trials"
     ) -> list[Kept]:
         with self._read() as db:
-            known = self._environments
-            return rows.trial_rows(db, known, condition, digest, *values, table=table)
+            return rows.trial_rows(db, self._environments, condition, digest, *values, table=table)
 
 
 def _known(names: list[str], selector: str) -> str:
@@ -359,5 +359,5 @@ def _known(names: list[str], selector: str) -> str:
         return "the store is empty, `ringray run SPEC` fills it"
     if hint := suggestion(selector, names):
         return hint
-    more = ", ..." if len(names) > 10 else ""
-    return f"it knows {', '.join(names[:10])}{more}"
+    rest = ", ..." if len(names) > 10 else ""
+    return f"it knows {', '.join(names[:10])}{rest}"
