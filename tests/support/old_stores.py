@@ -31,7 +31,8 @@ def write(path: Path, version: int) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.create_function("seal_of", -1, schema.seal_of)
         for step in schema.MIGRATIONS[:version]:
-            step(db)
+            for statement in step:
+                db.execute(statement)
         db.execute(f"PRAGMA user_version = {version}")
         db.execute("ATTACH ? AS current", (str(current),))
         named = db.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")

@@ -38,14 +38,17 @@ def ask(client: Any, url: str, shipment: Shipment, *command: str) -> str:
     with answering(url):
         name = _start(client, shipment, *command)
         try:
-            found = _ended(client, url, name)
+            if not _ends(client, name, ASK_S):
+                client.stop_job(name)
+                raise PlaceError(f"the head of {url} gave no answer in {ASK_S:.0f} s")
+            job = client.get_job_info(name)
             text = plain(client.get_job_logs(name))
         finally:
             with contextlib.suppress(RuntimeError):  # it still runs
                 client.delete_job(name)
     lines = [line for line in text.splitlines() if not _RAYS.match(line)]
-    if found.status != "SUCCEEDED":
-        why = lines[-1].removeprefix(_ERROR) if lines else found.message
+    if job.status != "SUCCEEDED":
+        why = lines[-1].removeprefix(_ERROR) if lines else job.message
         raise PlaceError(f"`ringray {command[0]}` failed on the head of {url}: {why}")
     return "".join(f"{line}\n" for line in lines)
 
@@ -103,11 +106,9 @@ def follow(
 
 def _remove(client: Any, name: str) -> None:
     """Ends a job and deletes it."""
-    until = time.monotonic() + _END_S
     if not _gone(client, name):
         client.stop_job(name)
-        while not _gone(client, name) and time.monotonic() < until:
-            time.sleep(POLL_S)
+        _ends(client, name, _END_S)
         time.sleep(_MONITOR_S)
     client.delete_job(name)
 
@@ -134,11 +135,9 @@ def _gone(client: Any, name: str) -> bool:
         raise
 
 
-def _ended(client: Any, url: str, name: str) -> Any:
-    until = time.monotonic() + ASK_S
-    while (found := client.get_job_info(name)).status not in ENDED:
-        if time.monotonic() > until:
-            client.stop_job(name)
-            raise PlaceError(f"the head of {url} gave no answer in {ASK_S:.0f} s")
+def _ends(client: Any, name: str, seconds: float) -> bool:
+    """Waits until a job has ended; returns whether it has within ``seconds``."""
+    until = time.monotonic() + seconds
+    while not (gone := _gone(client, name)) and time.monotonic() < until:
         time.sleep(POLL_S)
-    return found
+    return gone

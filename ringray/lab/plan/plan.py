@@ -327,7 +327,7 @@ def trial_dict(trial: Trial) -> dict[str, Any]:
     }
 
 
-def trial_row(trial: Trial, outcome: Outcome) -> TrialRow:
+def trial_row(trial: Trial, outcome: Outcome | TrialRow) -> TrialRow:
     """Returns the record of a trial and its outcome."""
     return TrialRow(
         trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), outcome.status,

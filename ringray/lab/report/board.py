@@ -102,15 +102,14 @@ class Board:
 
     def end(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
         """Notes that ``trial`` has ended."""
+        from ringray.lab.plan.plan import trial_row  # `ringray list` needs no plan
+
         group, running = self._group_of.get(trial.key), self.running.pop(trial.key, None)
         if group is not None:
             if trial.key not in group.ended and running is not None:
                 self._took[trial.key] = running.took_s
             group.ended[trial.key] = outcome
-            self.rows[trial.key] = TrialRow(
-                trial.key, trial.index, group.config, {}, outcome.status, outcome.reason,
-                dict(outcome.metrics), dict(outcome.samples), None, 1, None, None, None,
-            )  # fmt: skip
+            self.rows[trial.key] = trial_row(trial, outcome)
             self.last = group
             if outcome.status in ("failed", "timeout"):
                 why = (outcome.reason or "").partition("\n")[0]

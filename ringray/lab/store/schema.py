@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -88,14 +89,11 @@ def seal_of(*values: str | float | None) -> str:
     return sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-def _create(db: sqlite3.Connection) -> None:
-    for statement in _TABLES.split(";\n"):
-        db.execute(statement)
-    db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-
-
-def _seal(db: sqlite3.Connection) -> None:
-    for statement in (
+# MIGRATIONS[n] takes a store of schema n to n + 1, in one transaction with the version's change.
+# To change the schema, append a step; never edit one that was released.
+MIGRATIONS: list[Sequence[str]] = [
+    [*_TABLES.split(";\n"), f"PRAGMA application_id = {_APPLICATION_ID}"],
+    [
         # Grows with each begin and finish of any sweep, unlike a clock, which may be set back.
         "ALTER TABLE sweeps ADD COLUMN turn INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE sweeps ADD COLUMN seal TEXT",
@@ -107,12 +105,8 @@ def _seal(db: sqlite3.Connection) -> None:
         (SELECT count(*) FROM sweeps AS older WHERE older.updated <= sweeps.updated)""",
         f"UPDATE sweeps SET seal = {SWEEP_SEAL}",
         f"UPDATE trials SET seal = {TRIAL_SEAL}",
-    ):
-        db.execute(statement)
-
-
-def _keep_history(db: sqlite3.Connection) -> None:
-    for statement in (
+    ],
+    [
         # Earlier recordings of trials; ``trials`` has the current one.
         """CREATE TABLE history (digest TEXT NOT NULL REFERENCES sweeps (digest), key TEXT NOT NULL,
         seq INTEGER NOT NULL, idx INTEGER NOT NULL, config TEXT NOT NULL, predicted TEXT NOT NULL,
@@ -123,13 +117,8 @@ def _keep_history(db: sqlite3.Connection) -> None:
         # The name of this store among those that write to one MLflow.
         "CREATE TABLE identity (id TEXT NOT NULL)",
         "INSERT INTO identity VALUES (lower(hex(randomblob(16))))",
-    ):
-        db.execute(statement)
-
-
-# MIGRATIONS[n] takes a store of schema n to n + 1, in one transaction with the version's change.
-# To change the schema, append a step; never edit one that was released.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create, _seal, _keep_history]
+    ],
+]
 
 
 def resolved(path: str | Path) -> Path:
@@ -299,8 +288,8 @@ def upgrade(db: sqlite3.Connection, path: Path, create: bool = False) -> None:
         version = _version(db, path)  # another process may have been faster
         if not version and not create:
             raise damaged(path, "the file is empty")
-        for step in MIGRATIONS[version:]:
-            step(db)
+        for statement in itertools.chain(*MIGRATIONS[version:]):
+            db.execute(statement)
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 

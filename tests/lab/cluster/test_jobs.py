@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.support.job_server import PLAN, SHORT, URL, Server, ends
 from tests.support.small_spec import SMALL
 
 ROOT = Path(__file__).resolve().parents[3]
+Followed = Callable[..., tuple[Job, list[str], str]]
 
 
 @pytest.fixture
@@ -286,37 +288,40 @@ def test_a_connection_that_breaks_after_a_long_silence_is_made_again(
     assert written == ["a\n"]
 
 
-def test_a_status_is_said_only_if_it_is_that_of_now(
+@pytest.fixture
+def followed(
     server: Server,
     here: Jobs,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    job, _ = submit(here)
-    monkeypatch.setattr(deadline, "SAY_S", 0.0)
-    server.logs = [[OSError("no route")], ["a\n"], ["a\n", ends(server)]]
-    here.follow(job, lambda text: None)
-    broken, closed = capsys.readouterr().err.splitlines()
+) -> Followed:
+    """Returns a function that follows a new job with these logs to its end, and returns the job,
+    its output and what was said meanwhile."""
+
+    def follow(logs: list[Any], say_s: float, quiet_s: float = jobs.QUIET_S) -> Any:
+        job, _ = submit(here)
+        monkeypatch.setattr(deadline, "SAY_S", say_s)
+        monkeypatch.setattr(jobs, "QUIET_S", quiet_s)
+        server.logs = logs
+        written: list[str] = []
+        assert here.follow(job, written.append).status == "SUCCEEDED"
+        return job, written, capsys.readouterr().err
+
+    return follow
+
+
+def test_a_status_is_said_only_if_it_is_that_of_now(server: Server, followed: Followed) -> None:
+    job, _, said = followed([[OSError("no route")], ["a\n"], ["a\n", ends(server)]], say_s=0.0)
+    broken, closed = said.splitlines()
     assert f"job {job.id} at {URL}, whose log cannot be read" in broken
     assert f"job {job.id} at {URL}, which is PENDING" in closed
 
 
-def test_a_job_that_says_nothing_is_asked_for_and_said(
-    server: Server,
-    here: Jobs,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    job, _ = submit(here)
-    monkeypatch.setattr(jobs, "QUIET_S", 0.02)
-    monkeypatch.setattr(deadline, "SAY_S", 0.02)
-    server.logs = [["a", 0.3, "b", ends(server), 60.0]]  # the last connection stays open
-    written: list[str] = []
-    assert here.follow(job, written.append).status == "SUCCEEDED"
+def test_a_job_that_says_nothing_is_asked_for_and_said(server: Server, followed: Followed) -> None:
+    logs = [["a", 0.3, "b", ends(server), 60.0]]  # the last connection stays open
+    job, written, said = followed(logs, say_s=0.02, quiet_s=0.02)
     assert written == ["a", "b"]
-    assert (
-        f"waiting for job {job.id} at {URL}, which is PENDING and says" in capsys.readouterr().err
-    )
+    assert f"waiting for job {job.id} at {URL}, which is PENDING and says" in said
 
 
 def test_a_server_that_falls_silent_is_given_up(
