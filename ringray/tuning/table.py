@@ -203,21 +203,14 @@ def folder() -> Path:
     return private_files.home() / "tuned"
 
 
-def table(path: Path | None = None) -> Table:
-    """Returns all entries in the files of ``path`` (default: ``folder()``). Reads them again when a
-    file has changed.
+def table() -> Table:
+    """Returns all entries in the files of ``folder()``. Reads them again when a file has changed.
 
     Raises:
         UserError: a file is not a table of this format.
     """
-    path = path or folder()
-    files = []
-    if path.is_dir():
-        files = [
-            (str(one), one.stat().st_mtime_ns, one.stat().st_size)
-            for one in sorted(path.glob("*.json"))
-        ]
-    return _table(tuple(files))
+    files = sorted(folder().glob("*.json"))
+    return _table(tuple((str(x), x.stat().st_mtime_ns, x.stat().st_size) for x in files))
 
 
 @lru_cache(maxsize=4)

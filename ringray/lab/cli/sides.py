@@ -116,6 +116,4 @@ def _side(named: str, sweep: SweepInfo, rows: Iterable[TrialRow]) -> ComparedSid
         for (config, _), row in measured.items()
         if row.point == last[config]
     ]
-    return ComparedSide(
-        plain(named), plain(sweep.name), sweep.digest, sweep.kind, sweep.spec, placed
-    )
+    return ComparedSide(plain(named), plain(sweep.name), sweep.digest, sweep.spec, placed)

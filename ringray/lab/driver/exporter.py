@@ -27,7 +27,7 @@ Sample = tuple[ExportedMetric, str, float]  # the second is the value of its lab
 
 
 class Exporter:
-    """What Prometheus sees of a sweep; pushed while ``running``."""
+    """The numbers of a sweep that Prometheus sees; pushed while ``running``."""
 
     def __init__(self, plan: Plan) -> None:
         self._sweep = {"sweep": plan.spec.name, "kind": plan.spec.kind}

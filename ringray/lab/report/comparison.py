@@ -42,7 +42,6 @@ class ComparedSide:
     label: str
     name: str
     digest: str
-    kind: str
     spec: Mapping[str, Any]
     rows: Sequence[TrialRow]
 

@@ -60,8 +60,8 @@ class TrainSection(Fields):
     mlp_rows: Annotated[IntsOrNull, Several(or_null(tokens(1, 2**31 - 1), "all, and kept"))] = 1024
     """Rows of the MLP at once, computed again in backward (blockwise). null: all, and kept."""
     kept: Annotated[Names, Several(one_of(get_args(sizes.Kept)))] = "input"
-    """What a layer keeps for its backward pass: all; its input and the result of attention, so the
-    ring does not run again; its input alone."""
+    """Tensors that a layer keeps for its backward pass: all; its input and the result of attention,
+    so the ring does not run again; its input alone."""
     micro_batch: Annotated[int, whole(1, 4096)] = 1
     """Sequences of a replica that are computed at once; more than one without documents only."""
     steps: Annotated[int, whole(1, 1_000_000)] = 20

@@ -52,7 +52,7 @@ def compared(
 ) -> Comparison:
     metric = "ratio" if shape == "noisy baseline" else "median_ms"
     a, b = (
-        ComparedSide(name, name, name * 64, "latency", {}, rows)
+        ComparedSide(name, name, name * 64, {}, rows)
         for name, rows in (
             ("a", side(shape, 2 * seed, 0.0, replicas=replicas)),
             ("b", side(shape, 2 * seed + 1, 1000.0, 12, replicas, slower, factor)),

@@ -44,7 +44,7 @@ def rows(
 
 
 def side(measured: list[TrialRow], label: str = "a", **spec: Any) -> ComparedSide:
-    return ComparedSide(label, label, "ab12" * 16, "latency", spec, measured)
+    return ComparedSide(label, label, "ab12" * 16, spec, measured)
 
 
 def compared(a: list[TrialRow], b: list[TrialRow], metric: str = "median_ms") -> Comparison:
