@@ -40,8 +40,8 @@ _LARGE = 64  # part of the largest message from which on bytes take most of the 
 
 @dataclass(frozen=True)
 class Size:
-    """The extent of a calibration. ``rows``: of calls; ``head_rows``: of all heads of a call, if that are
-    at most ``heads``; ``slow``, ``stepped``: most rows of a type, and of calls with masks;
+    """The extent of a calibration. ``rows``: of calls; ``head_rows``: of all heads of a call, if
+    that are at most ``heads``; ``slow``, ``stepped``: most rows of a type, and of calls with masks;
     ``hops``: bytes that a rank sends at once; ``rings``: types, rows of a rank and heads of rings,
     the first of next to nothing; ``seconds``: of the longest part, to which the others are in
     proportion."""

@@ -96,13 +96,12 @@ def print_history(
 def print_answer(console: Console, kind: str, trials: Sequence[TrialRow], cores: int) -> None:
     """Prints the fastest of each problem in words, and whether a host of ``cores`` was busy.
 
-    Prints nothing of kinds whose ranks work alone: cuts of several kernels are no rivals, and the
-    ranks beside a trial's own are no other processes.
+    Prints nothing of kinds whose ranks work alone: those beside a trial's own are no other
+    processes.
     """
     if kind in KINDS and KINDS[kind].ranks_alone:
         return
-    if kind not in KINDS or not KINDS[kind].reaches:  # the longest are no fastest
-        say(console, *(f"answer: {line}" for line in verdict.lines(trials)))
+    say(console, *(f"answer: {line}" for line in verdict.answer(kind, trials)))
     if errors := verdict.predictions(trials):
         say(console, f"prediction: {errors}")
     if disturbed := verdict.busy(trials, cores):

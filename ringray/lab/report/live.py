@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TextIO
 
 from rich.console import Console, RenderableType
@@ -228,8 +229,7 @@ def render(board: Board, rows: int, to: Console) -> RenderableType:
         Text(""),
         Text(line, "bright_black"),
     ]
-    kind = KINDS[board.plan.spec.kind]
-    best = "" if kind.ranks_alone or kind.reaches else board.best(verdict.lines)
+    best = board.best(partial(verdict.answer, board.plan.spec.kind))
     now = [
         f"{board.labels[key]} on a ring of {one.group.config['ring_size']}, {_measuring(one)}"
         for key, one in list(board.running.items())

@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ringray.base import units
+from ringray.lab.kinds import KINDS
 from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
 from ringray.lab.report.figures import data
@@ -75,6 +76,13 @@ def _by_noise(point: RankedPoint) -> float:
 def winners(rows: Iterable[TrialRow]) -> list[TrialRow]:
     """Returns the fastest point of each problem whose samples decide which that is."""
     return [contest.first for contest in contests(rows) if contest.ranking.winner]
+
+
+def answer(kind: str, rows: Sequence[TrialRow]) -> list[str]:
+    """Writes the answer of a sweep of some kind, nothing where no point is the fastest: cuts of
+    several kernels are no rivals, and of contexts the longest is searched."""
+    facts = KINDS.get(kind)
+    return [] if facts and (facts.ranks_alone or facts.reaches) else lines(rows)
 
 
 def lines(rows: Sequence[TrialRow]) -> list[str]:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
-from ringray.lab.kinds import KINDS
 from ringray.lab.report import verdict
 from ringray.lab.report.figures import TITLES
 from ringray.lab.tracking.location import MODE
@@ -87,9 +86,7 @@ def _links(
 
 def _answer(sweep: SweepRow, ended: Sequence[TrialRow]) -> list[str]:
     """Returns the answer in words, one line for each problem; MLflow folds what is below them."""
-    if sweep.kind in KINDS and KINDS[sweep.kind].reaches:  # the longest are no fastest
-        return []
-    lines = [_said(line) for line in verdict.lines(ended)]
+    lines = [_said(line) for line in verdict.answer(sweep.kind, ended)]
     mark = "- " if len(lines) > 1 else ""
     return [*(mark + line for line in lines), ""] if lines else []
 
