@@ -14,7 +14,6 @@ from typing import Any
 
 from ringray.base import units
 from ringray.base.redaction import hidden
-from ringray.lab.kinds import KINDS
 from ringray.lab.report import page, verdict, words
 from ringray.lab.report.figures import charts
 from ringray.lab.report.figures.data import points
@@ -81,10 +80,8 @@ def _values(name: str, configs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _answer(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[Any]:
-    kind = KINDS.get(sweep.kind)
-    if kind is None or not (kind.ranks_alone or kind.reaches):
-        lines = verdict.lines(trials)
-        yield page.Listing(lines or ["no trial has a time"])
+    if lines := verdict.answer(sweep.kind, trials):
+        yield page.Listing(lines)
     if errors := verdict.predictions(trials):
         yield page.Text(f"Predictions: {errors}.", "pale")
     cores = (sweep.environment.get("hardware") or {}).get("cores", 0)

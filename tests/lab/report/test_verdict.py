@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringray.lab.report import tables, verdict
+from ringray.lab.cli import results
+from ringray.lab.kinds import KINDS
+from ringray.lab.report import sweep_report, tables, verdict
 from ringray.lab.report.figures import data, pareto, speedup
 from ringray.lab.tracking import description
 from ringray.lab.trial.outcome import SweepRow, Tracked, TrialRow
@@ -42,6 +44,23 @@ def test_the_answer_names_the_fastest_the_next_and_the_baseline() -> None:
     assert said.endswith("1.00 × the time of SDPA with 2 threads, which is within the noise")
     (said,) = verdict.lines([ran(0, [12.0]), ran(1, [8.0], partition="zigzag")])
     assert said.startswith("not decided: too few runs to tell zigzag and contiguous apart; zigzag")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_kinds_whose_points_are_rivals_have_a_fastest(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_report, "charts", lambda rows: ())
+    rows = [ran(0, [12.0, 12.5, 12.2]), ran(1, [8.0, 8.1, 7.9], partition="zigzag")]
+    sweep, screen = replace(SWEEP, kind=kind), console()
+    results.print_answer(screen, kind, rows, cores=2)
+    texts = [
+        screen.export_text(),
+        description.note(sweep, rows, Tracked("", "7", "cd" * 16), {}, ()),
+        sweep_report.document([(sweep, rows)]),
+    ]
+    named = kind not in ("kernel-tune", "max-context")
+    assert ["is the fastest" in text for text in texts] == [named] * 3
 
 
 def test_a_lucky_single_run_does_not_win() -> None:
