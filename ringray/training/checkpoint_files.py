@@ -117,6 +117,7 @@ class Reader(filesystem.FileSystemReader):
         if MANIFEST not in sizes:
             return sizes
         manifest = _json(self._place / MANIFEST)
+        # In the same order on all ranks, each of which reads its share of the files.
         for number, name in enumerate(sorted({FACTS, METADATA, *manifest})):
             if name not in sizes or name not in manifest:
                 raise ValueError(f"{name[:80]} is missing")
@@ -129,7 +130,7 @@ class Reader(filesystem.FileSystemReader):
         return {name: sizes[name] for name in manifest}
 
     def read_data(self, plan: planner.LoadPlan, planner: planner.LoadPlanner) -> Future[None]:
-        """Reads what this rank needs."""
+        """Reads what this rank needs, after a look at how each part is packed."""
         for item in plan.items:
             part = self.storage_data[item.storage_index]
             with private_files.regular(self._place / part.relative_path) as file:
@@ -145,11 +146,13 @@ class Planner(DefaultLoadPlanner):
         """Loads what is no tensor."""
         loaded = torch.load(value, weights_only=True)
         present = self.state_dict[read_item.dest_index.fqn]
+        # Of the same kind as what it replaces: a text in the place of a number fails steps later.
         for kind in (Tensor, tuple | list, int | float | None, type(present)):
             if isinstance(loaded, kind) != isinstance(present, kind):
                 raise ValueError(f"{read_item.dest_index.fqn} is a {type(loaded).__name__}")
             if isinstance(present, kind):
                 break
+        # Saved again, for torch's own planner unpickles whatever it gets.
         torch.save(loaded, safe := io.BytesIO())
         safe.seek(0)
         super().load_bytes(read_item, safe)
@@ -210,5 +213,6 @@ def _refuse_unsafe(data: bytes) -> None:
     with zipfile.ZipFile(io.BytesIO(data)) as parts:
         if sum(part.file_size for part in parts.infolist()) > len(data):
             raise ValueError("it unpacks to more bytes than it has")
+        # One pickle with the structure; the other parts are the bytes of tensors.
         [name] = (name for name in parts.namelist() if name.endswith(".pkl"))
         pickled.read(parts.read(name))

@@ -13,14 +13,14 @@ from typing import Any
 
 from ringray.base.errors import reason_of
 
-# All that torch's checkpoints, and tensors in them, are made of.
+# The classes and functions of which torch's checkpoints, and tensors in them, are made.
 _NAMES = re.compile(
     r"torch(\.distributed\.checkpoint\.(metadata|filesystem))?\.\w+|torch\._utils\._rebuild_\w+|"
     r"torch\.serialization\._get_layout|collections\.OrderedDict|pathlib\.(_local\.)?PosixPath"
 )
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_TO_MARK = ("TUPLE", "APPENDS", "SETITEMS")
-_TAKES = {
+_TO_MARK = ("TUPLE", "APPENDS", "SETITEMS")  # take all that lies above the last mark
+_TAKES = {  # instructions, and how many objects they take from the stack
     "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "BUILD": 1,
     "STACK_GLOBAL": 2, "NEWOBJ": 2, "REDUCE": 2, "BINPERSID": 1,
 }  # fmt: skip
@@ -53,6 +53,7 @@ def _run(data: bytes) -> Any:
     memo: dict[int, Any] = {}
     value: Any
     for instruction, value, _ in pickletools.genops(data):
+        # Each takes objects from the end of the stack, and most put one there.
         name = instruction.name
         start = marks.pop() if name in _TO_MARK else len(stack) - _TAKES.get(name, 0)
         taken = stack[start:]
@@ -67,6 +68,7 @@ def _run(data: bytes) -> Any:
             case "APPEND" | "APPENDS":
                 stack[-1].extend(taken)
             case "SETITEM" | "SETITEMS":
+                # The hash of nested tuples may take for ever.
                 if not all(isinstance(key, str | Instance) for key in taken[::2]):
                     raise ValueError("a key that is neither a text nor an object")
                 stack[-1].update(zip(taken[::2], taken[1::2], strict=True))
