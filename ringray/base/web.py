@@ -17,9 +17,6 @@ from ringray.base.deadline import within
 MOST = 1 << 16  # bytes of an answer that are read
 
 
-BINARY = "its answer is binary, not HTTP, as that of another port of a head (its GCS, 6379) is"
-
-
 class Answer(NamedTuple):
     """``status`` and ``reason`` of the final answer, and the first ``MOST`` bytes of it."""
 
@@ -38,9 +35,11 @@ def get(url: str, seconds: float) -> Answer:
     try:
         return within(seconds, url, _get, url, seconds)
     except (http.client.HTTPException, ValueError) as error:
-        said = str(error).strip() or type(error).__name__
-        readable = said.isascii() and said.isprintable()
-        raise OSError(f"its answer is {said[:80]!r}, not HTTP" if readable else BINARY) from None
+        text = str(error).strip() or type(error).__name__
+        what = f"{text[:80]!r}, not HTTP"
+        if not (text.isascii() and text.isprintable()):
+            what = "binary, not HTTP, as that of another port of a head (its GCS, 6379) is"
+        raise OSError(f"its answer is {what}") from None
 
 
 def _get(url: str, seconds: float) -> Answer:
