@@ -36,7 +36,7 @@ def answer(result: Comparison) -> list[str]:
     change = f"{result.metric.name} {_percent(result.overall.ratio)} ({_between(result.overall)})"
     lead = "not decided" if result.verdict == "not decided" else f"B is {result.verdict}"
     lines = [f"{lead}: {change}, the median change of {plural(compared, 'point')}"]
-    counts = Counter(point.verdict for point in result.points)
+    counts = Counter[str](point.verdict for point in result.points)
     verdicts = (f"{counts[name]:,} {name}" for name in _STYLES if counts[name])
     lines.append("points: " + " · ".join(verdicts))
     for side, only in zip("AB", result.only, strict=True):
