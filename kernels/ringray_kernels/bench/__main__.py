@@ -165,8 +165,9 @@ def _list(args: argparse.Namespace) -> int:
 
     def names(which: problems.Which) -> list[str]:
         device = args.device or "cuda"
-        cases = [*problems.points(which, device), *problems.virtual_points(which, device)]
-        return [case.names[0] for case in cases]
+        rings = problems.virtual_points(which, device)
+        points = [point.name for point in problems.points(which, device)]
+        return points + [ring.name("forward") for ring in rings]
 
     print("contenders:", ", ".join(CONTENDERS))
     quick = names("quick")

@@ -49,7 +49,8 @@ class Timing:
     @classmethod
     def of(cls, samples: Sequence[float], calls: int = 1) -> Timing:
         """Returns the quantiles of the samples, with linear interpolation."""
-        return cls(*np.quantile(samples, (0.5, 0.2, 0.8)).tolist(), calls)
+        median, p20, p80 = (float(np.quantile(samples, share)) for share in (0.5, 0.2, 0.8))
+        return cls(median, p20, p80, calls)
 
 
 def sample(calls: Calls, count: int, first: int, device: torch.device) -> float:
