@@ -93,7 +93,7 @@ def main() -> None:
         results = []
         for a, b in (drawn if given.replicas else pairs)(runs, count, given.repetitions):
             changed = [slower(row, factor) for row in b]
-            first, second = (ComparedSide("", "", "", "", {}, rows) for rows in (a, changed))
+            first, second = (ComparedSide("", "", "", {}, rows) for rows in (a, changed))
             results.append(compare(first, second, given.metric))
         rates = [sum(one) / len(results) for one in zip(*map(found, results), strict=True)]
         either = sum(any(found(one)[:2]) for one in results) / len(results)
