@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -151,6 +152,14 @@ def signals_as_in_a_terminal() -> Iterator[None]:
     yield
     for number, was in before.items():
         signal.signal(number, was)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler_forgets() -> Iterator[None]:
+    """No file leaves graphs to the next: torch.compile makes eight of a function and then fails."""
+    yield
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
 
 
 @pytest.fixture(autouse=True)
