@@ -36,6 +36,12 @@ def install(handler: Any) -> dict[signal.Signals, Any]:
     return before
 
 
+def leave_to_main() -> None:
+    """Keeps the three signals from the thread that calls this. A signal to the process goes to any
+    thread that takes it, past the main thread that has it :func:`blocked`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+
+
 @contextmanager
 def blocked() -> Iterator[None]:
     """Blocks the three signals, for this process and those that it starts in the block, and then

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringray.base.signals import leave_to_main
 from ringray.lab.driver.observer import Observer, Summary
 from ringray.lab.store import driver_state
 from ringray.lab.store.driver_state import DriverState
@@ -77,6 +78,7 @@ class Publisher:
                 path.unlink(missing_ok=True)
 
     def _write(self, path: Path, over: threading.Event) -> None:
+        leave_to_main()
         while self._changed.wait() and not over.is_set():
             self._changed.clear()
             with self._lock:

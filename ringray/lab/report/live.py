@@ -24,6 +24,7 @@ from rich.text import Text
 
 from ringray.base import units
 from ringray.base.redaction import shown
+from ringray.base.signals import leave_to_main
 from ringray.lab.driver.observer import Summary
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, Trial
@@ -201,6 +202,7 @@ class LiveTable:
     def _draw_aside(self) -> None:
         """Draws in a thread of the lowest priority, so that ranks come first."""
         if threading.current_thread() is not threading.main_thread():
+            leave_to_main()
             with suppress(OSError, AttributeError):  # Linux has priorities of threads
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         self._draw()

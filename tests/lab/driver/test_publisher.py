@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from ringray.lab.driver.publisher import Publisher
 from ringray.lab.store import driver_state
 from tests.support.place import wait_until
 from tests.support.report_rows import outcome, planned, row
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Heard:
@@ -59,6 +63,20 @@ def test_the_file_says_what_runs_and_is_removed(
     assert [call for call in heard.calls if call != "note"] == [
         "sweep_started", "trial_started", "trial_started", "trial_ended", "sweep_ended",
     ]  # fmt: skip
+
+
+def test_its_thread_leaves_signals_to_the_main_thread(tmp_path: Path) -> None:
+    """Where Ray starts, whose handlers abort, the main thread alone has signals blocked."""
+    before = set(threading.enumerate())
+    with Publisher(Heard()).writing(tmp_path / "state.json"):  # type: ignore[arg-type]
+        (thread,) = set(threading.enumerate()) - before
+        status = Path(f"/proc/self/task/{thread.native_id}/status")
+
+        def blocked() -> bool:
+            (mask,) = re.findall(r"SigBlk:\s+(\w+)", status.read_text())
+            return all(int(mask, 16) >> (number - 1) & 1 for number in SIGNALS)
+
+        wait_until("its mask", blocked)
 
 
 def test_a_trial_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
