@@ -77,9 +77,9 @@ def rows(partition: str, window: int | None = None) -> int:
 
 def gigabytes(partition: str, name: str, global_tokens: int | None = 4) -> str:
     mask = Mask(1 << 20, window=4096, global_tokens=global_tokens)
-    found = walks(partition, mask, 8, name)
-    sent = found.forward.sent("forward").bytes(BF16.forward)
-    return f"{(sent + found.backward.sent('backward').bytes(found.backward_weights)) / GIB:.1f}"
+    planned = walks(partition, mask, 8, name)
+    sent = planned.forward.sent("forward").bytes(BF16.forward)
+    return f"{(sent + planned.backward.sent('backward').bytes(planned.backward_weights)) / GIB:.1f}"
 
 
 def chunks(name: str, *, causal: bool = False) -> float:
@@ -282,11 +282,11 @@ def options() -> set[str]:
     """Every option of ringray's commands, of its benchmark, and of the scripts beside it."""
     parsers = [bench_parser(), *(cli._command(name)[1] for name in cli.COMMANDS)]
     actions = [action for one in parsers for action in one._actions]
-    known = {option for action in actions for option in action.option_strings}
+    names = {option for action in actions for option in action.option_strings}
     for folder in ("cluster", "experiments", "docs/examples", "tests"):
         for path in (REPOSITORY / folder).rglob("*.py"):
-            known |= set(re.findall(r'"(--[a-z][\w-]*)"', path.read_text(encoding="utf-8")))
-    return known
+            names |= set(re.findall(r'"(--[a-z][\w-]*)"', path.read_text(encoding="utf-8")))
+    return names
 
 
 @cache
@@ -299,20 +299,20 @@ def source() -> str:
 
 
 def sections() -> dict[str, type[Fields]]:
-    found = {name: field.annotation for name, field in Spec.model_fields.items()}
+    types = {name: field.annotation for name, field in Spec.model_fields.items()}
     return {
         name: one
-        for name, one in found.items()
+        for name, one in types.items()
         if isinstance(one, type) and issubclass(one, Fields)
     }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_names_in_prose_exist(page: Path) -> None:
-    known, fields = options() | FOREIGN, sections()
+    valid, fields = options() | FOREIGN, sections()
     for span in spans(page):
         if span.startswith("--"):
-            assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", span)) <= known, span
+            assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", span)) <= valid, span
         if match := re.match(rf"({'|'.join(fields)})\.(\w+)", span):
             assert match[2] in fields[match[1]].model_fields, span
         for variable in re.findall(r"RINGRAY_\w+", span):
@@ -355,7 +355,7 @@ def test_metrics_in_mlflow_are_those_of_the_table() -> None:
 
 def test_prometheus_reads_the_file_that_its_page_names() -> None:
     file = "/tmp/ray/prom_metrics_service_discovery.json"  # of Ray: tests/chaos/test_metrics.py
-    given = yaml.safe_load((REPOSITORY / "cluster" / "prometheus.yaml").read_text())
-    (config,) = given["scrape_configs"]
+    prometheus = yaml.safe_load((REPOSITORY / "cluster" / "prometheus.yaml").read_text())
+    (config,) = prometheus["scrape_configs"]
     assert config["file_sd_configs"][0]["files"] == [file]
     assert f"`{file}`" in text("docs/metrics.md")
