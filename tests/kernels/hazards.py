@@ -20,12 +20,12 @@ _WAIT = re.compile(r"DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
 
 def hazards(made: Compiled) -> list[str]:
     """Returns the instructions that may change an operand of a product under way."""
-    if not made.ptx:
+    if "ptx" not in made.asm:
         return []
     # A warp group of the specialised kernels is alone with its memory.
     apart = made.config.path == "specialised"
     live = live_operand_writes(sass_instructions(made.listing))
-    return live if apart else live + unsynchronised_writes(made.ptx)
+    return live if apart else live + unsynchronised_writes(made.asm["ptx"])
 
 
 def _written(text: str) -> set[int]:

@@ -21,10 +21,13 @@ DEFAULTS = """
 import json
 from ringray_kernels.inspect.report import HEAD_DIMS, compile_all, default_cases, record
 from tests.kernels.hazards import hazards
+from tests.kernels.loops import repetition
 for case, made in compile_all(default_cases(TARGETS, DIMS or HEAD_DIMS)):
-    loops = [] if isinstance(made, str) else hazards(made)
+    line = record(case, made)
+    if not isinstance(made, str):
+        line |= {"hazards": hazards(made), "repeated": repetition(made.asm["ttgir"])}
     with path.open("a") as file:
-        file.write(json.dumps({**record(case, made), "hazards": loops}) + "\\n")
+        file.write(json.dumps(line) + "\\n")
 """
 ROOT = Path(__file__).parents[2]
 PRODUCTS = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}
@@ -162,6 +165,7 @@ SPECIALISED = """
 import json
 from ringray_kernels.inspect.report import record
 from tests.kernels.hazards import hazards
+from tests.kernels.loops import whole_loops
 from ringray_kernels.inspect.compiled import Case, compile_case
 from ringray_kernels.defaults import CANDIDATES, SPECIALISED
 every = [(d, one) for d in SPECIALISED for one in (SPECIALISED[d], *CANDIDATES.get(d, ()))]
@@ -172,7 +176,7 @@ for kernel, head_dim, config in sorted(chosen, key=str):
     case = Case("sm_90", kernel, head_dim, config=config)
     made = compile_case(case)
     line = {**record(case, made), "hazards": hazards(made)}
-    line["whole"] = [one._asdict() for one in made.whole]
+    line["whole"] = [loop._asdict() for loop in whole_loops(made)]
     with path.open("a") as file:
         file.write(json.dumps(line) + "\\n")
 """

@@ -7,15 +7,15 @@ import pytest
 from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
-    Loop,
-    described,
+    Instruction,
     gcn_instructions,
     inner_loops,
-    repetition,
     sass_instructions,
     spilled_bytes,
+    whole_tiles,
 )
 from tests.kernels.hazards import live_operand_writes, unsynchronised_writes
+from tests.kernels.loops import Loop, described, repetition
 
 LISTING = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;
@@ -38,10 +38,9 @@ def test_listings_are_read_by_loop() -> None:
     code = sass_instructions(LISTING)
     (loop,) = inner_loops(code, SASS.product)
     assert len(loop) == 8
-    assert described(loop, SASS) == Loop(8, 4, 2, 3, 4)
-    assert spilled_bytes(code, SASS.spill_store) == 8
-    assert spilled_bytes(loop, SASS.spill_store) == 0
-    assert spilled_bytes(loop, SASS.spill_load) == 4
+    assert described(loop) == Loop(8, 4, 2, 3, 4)
+    assert spilled_bytes(code, SASS.spill) == 12
+    assert spilled_bytes(loop, SASS.spill) == 4
 
 
 LIVE = """
@@ -118,5 +117,12 @@ def test_listings_of_amd_are_read_by_loop() -> None:
     code = gcn_instructions(text)
     (loop,) = inner_loops(code, GCN.product)
     assert len(loop) == 3
-    assert spilled_bytes(code, GCN.spill_store) == 16
-    assert spilled_bytes(loop, GCN.spill_load) == 4
+    assert spilled_bytes(code, GCN.spill) == 20
+    assert spilled_bytes(loop, GCN.spill) == 4
+
+
+def test_the_loops_over_whole_tiles_are_the_short_ones() -> None:
+    nothing = [Instruction("NOP", None)]
+    loops = [length * nothing for length in (30, 10, 12, 13)]
+    assert whole_tiles(loops) == [loops[1], loops[2]]
+    assert whole_tiles([]) == []

@@ -11,7 +11,7 @@ import contextlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,15 +32,13 @@ from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
     Instruction,
-    Loop,
     Syntax,
     count,
-    described,
     gcn_instructions,
     inner_loops,
-    repetition,
     sass_instructions,
     spilled_bytes,
+    whole_tiles,
 )
 from ringray_kernels.intervals import Positions
 
@@ -51,7 +49,6 @@ _RESERVED_SHARED = 1024  # bytes that a resident block takes beyond its own
 _VGPRS_PER_LANE = 512
 _WAVES_PER_SIMD = 8
 _SIMDS = 4
-_AS_LONG = 1.2
 
 
 @dataclass(frozen=True)
@@ -81,10 +78,9 @@ class Compiled:
     """Properties of the code of one case.
 
     ``registers``: per thread; ``spilled``: bytes that a thread stores and loads in all,
-    ``inner_spilled``: in the inner loops; ``resident``: blocks per SM; ``serialised``: ptxas gave
-    up asynchronous products; ``overlapped``: exponentials beside a product, and all of them, in the
-    inner loops; ``repeated``: executed over necessary operations, see ``repetition``; ``listing``:
-    the disassembly; ``ptx``: "" for AMD.
+    ``inner_spilled``: in the inner loops; ``whole_spilled``: in those over whole tiles;
+    ``resident``: blocks per SM; ``serialised``: ptxas gave up asynchronous products; ``listing``:
+    the disassembly; ``asm``: the stages of the compiler, by Triton's names.
     """
 
     case: Case
@@ -92,22 +88,13 @@ class Compiled:
     registers: int
     spilled: int
     inner_spilled: int
+    whole_spilled: int
     shared_bytes: int
     resident: int
     serialised: bool
-    overlapped: tuple[int, int]
-    repeated: float
     instructions: dict[str, int]
-    loops: list[Loop]
     listing: str = field(repr=False)
-    ptx: str = field(repr=False)
-
-    @property
-    def whole(self) -> list[Loop]:
-        """Returns the inner loops over whole tiles, one per warp group that has its own code: the
-        shortest, and those as long."""
-        least = min((loop.instructions for loop in self.loops), default=0)
-        return [loop for loop in self.loops if loop.instructions <= least * _AS_LONG]
+    asm: Mapping[str, Any] = field(repr=False)
 
 
 class _Absent:
@@ -199,15 +186,15 @@ def compile_case(case: Case) -> Compiled:
         made = compile_launch(launch)
     read = _read_amd if target.is_amd else _read_nvidia
     code = read(config, made, target)
-    loops = [described(x, code.syntax) for x in inner_loops(code.instructions, code.syntax.product)]
-    spills = (code.syntax.spill_store, code.syntax.spill_load)
+    syntax, loops = code.syntax, inner_loops(code.instructions, code.syntax.product)
+    spilled, inner, whole = (
+        sum(spilled_bytes(part, syntax.spill) for part in parts)
+        for parts in ([code.instructions], loops, whole_tiles(loops))
+    )
+    counts = {name: count(code.instructions, look) for name, look in syntax.classes.items()}
     return Compiled(
-        case, config, code.registers, sum(spilled_bytes(code.instructions, x) for x in spills),
-        sum(loop.spilled for loop in loops), made.metadata.shared, code.resident, code.serialised,
-        (sum(loop.overlapped for loop in loops), sum(loop.exponentials for loop in loops)),
-        repetition(made.asm["ttgir"]),
-        {name: count(code.instructions, look) for name, look in code.syntax.classes.items()},
-        loops, code.listing, made.asm.get("ptx", ""),
+        case, config, code.registers, spilled, inner, whole, made.metadata.shared, code.resident,
+        code.serialised, counts, code.listing, dict(made.asm),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ringray_kernels.inspect.compiled import Case, Compiled, compile_case
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-_COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4} {:>9} {:>8}  {}"
+_COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4}  {}"
 
 
 def default_cases(targets: Sequence[str], head_dims: Sequence[int]) -> list[Case]:
@@ -47,7 +47,7 @@ def record(case: Case, result: Compiled | str) -> dict[str, Any]:
     }
     if isinstance(result, str):
         return {**line, "status": "failed", "reason": result}
-    facts = {k: v for k, v in asdict(result).items() if k not in ("case", "listing", "ptx")}
+    facts = {k: v for k, v in asdict(result).items() if k not in ("case", "listing", "asm")}
     return {**line, **facts, "status": "ok", "config": str(result.config)}
 
 
@@ -55,13 +55,12 @@ def main(targets: Sequence[str], head_dims: Sequence[int], json_path: Path | Non
     """Prints the table and returns 1 if a case did not compile.
 
     Units: registers per thread; spilled bytes per thread, in all and in the inner loops; shared
-    memory in KiB; resident blocks per SM; exponentials issued beside an asynchronous product;
-    executed over necessary operations of products.
+    memory in KiB; resident blocks per SM.
     """
     print(
         _COLUMNS.format(
             "target", "kernel", "dim", "dtype", "config", "regs", "spill", "inner", "shared",
-            "CTAs", "exp", "repeated", "instructions",
+            "CTAs", "instructions",
         )
     )  # fmt: skip
     failed = 0
@@ -79,7 +78,6 @@ def main(targets: Sequence[str], head_dims: Sequence[int], json_path: Path | Non
             _COLUMNS.format(
                 *start, str(result.config), result.registers, result.spilled, result.inner_spilled,
                 f"{result.shared_bytes / 1024:.0f}", result.resident,
-                "{}/{}".format(*result.overlapped), f"{result.repeated:.2f}",
                 kinds + (" SERIALISED" if result.serialised else ""),
             ),
             flush=True,

@@ -62,7 +62,7 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
             quantized=config.quantize is not None and kernel == "forward",
         )  # fmt: skip
         try:
-            spilled = sum(loop.spilled for loop in compile_case(case).whole)
+            spilled = compile_case(case).whole_spilled
         except Exception as error:  # of Triton or ptxas, of many types
             return f"{kernel}={given}: does not compile: {type(error).__name__}: {error}"[:500]
         if spilled:
