@@ -15,7 +15,7 @@ KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 Path = Literal["pointers", "descriptors", "specialised"]
 
 # Options of kernels that older records name.
-_REMOVED = re.compile("/(pingpong|persistent)|,?ordered_dq")
+_REMOVED = re.compile("/(pingpong|persistent)|,?(ordered|atomic)_dq")
 _KIB = 1024
 _FP8_DEPTH = 32  # elements: the least over which a product in e4m3 sums
 
@@ -127,42 +127,35 @@ class BlockConfig:
 
 @dataclass(frozen=True)
 class Blocks:
-    """One configuration per kernel; None is the default for the hardware and head dim.
-
-    ``atomic_dq``: one kernel for dK, dV and dQ, which adds dQ atomically: not deterministic.
-    """
+    """One configuration per kernel; None is the default for the hardware and head dim."""
 
     forward: BlockConfig | None = None
     dq: BlockConfig | None = None
     dkv: BlockConfig | None = None
-    atomic_dq: bool = False
     text: str = field(init=False, repr=False, compare=False)  # what ``parse`` reads
 
     def __post_init__(self) -> None:
         # A compiler reads an attribute, but traces no formatting.
-        object.__setattr__(self, "text", self._text())
+        named = [f"{kernel}={config}" for kernel, config in self.given.items()]
+        object.__setattr__(self, "text", ",".join(named))
 
     @classmethod
     def parse(cls, text: str) -> Blocks:
-        """Reads the text of ``str``: ``forward=128x64/8/2,dkv=64x128/8/2,atomic_dq``.
+        """Reads the text of ``str``: ``forward=128x64/8/2,dkv=64x128/8/2``.
 
         Raises:
             ValueError: with the given and the expected text.
         """
         named: dict[str, BlockConfig] = {}
-        atomic = False
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
-            if part.strip() == "atomic_dq":
-                atomic = True
-            elif name in KERNELS and name not in named:
-                named[name] = BlockConfig.parse(value)
-            else:
+            if name not in KERNELS or name in named:
                 raise ValueError(
                     f"blocks: got {part.strip()!r}, expected forward=..., dq=..., dkv=... once "
-                    "each, or atomic_dq, separated by commas"
+                    "each, separated by commas"
                 )
-        return cls(**named, atomic_dq=atomic)
+            named[name] = BlockConfig.parse(value)
+        return cls(**named)
 
     @classmethod
     def recorded(cls, text: str) -> Blocks:
@@ -179,17 +172,12 @@ class Blocks:
     def __str__(self) -> str:
         return self.text
 
-    def _text(self) -> str:
-        named = [f"{kernel}={config}" for kernel, config in self.given.items()]
-        return ",".join([*named, *["atomic_dq"] * self.atomic_dq])
-
 
 @dataclass(frozen=True)
 class Problem:
     """A problem that a configuration must fit. ``group``: query heads per key/value head;
     ``aligned``: the streamed tensors have unit stride along D and 16-byte aligned rows;
-    ``value_dim``: head dim of V, 0 if it is that of Q; ``extended``: see ``api.Operands``;
-    ``adds_dq``: the dkv kernel also adds dQ, see ``Blocks``."""
+    ``value_dim``: head dim of V, 0 if it is that of Q; ``extended``: see ``api.Operands``."""
 
     kernel: Kernel
     head_dim: int
@@ -198,7 +186,6 @@ class Problem:
     aligned: bool = True
     value_dim: int = 0
     extended: bool = False
-    adds_dq: bool = False
 
     @property
     def head_dims(self) -> tuple[int, int]:
@@ -286,8 +273,6 @@ def _path_unsupported(config: BlockConfig, problem: Problem, target: Target) -> 
                 "specialised is for one head dim of q, k and v, and neither softcap, bias nor "
                 "dropout"
             )
-        if problem.adds_dq:
-            return "specialised dkv adds no dQ: atomic_dq takes another path"
         if problem.kernel == "dq" and config.stages < 3:
             return f"specialised dq frees a tile late: got {config.stages} stages, expected 3"
         own = config.block_n if problem.kernel == "dkv" else config.block_m
@@ -309,14 +294,10 @@ def _accumulators(config: BlockConfig, kernel: Kernel, width: int) -> int:
 
 def _shared_bytes(config: BlockConfig, problem: Problem, width: int, target: Target) -> int:
     """Estimates the bytes of two streamed tensors (K and V, or Q and dO) of ``stages`` tiles each
-    and, on NVIDIA, of the resident tiles; before Hopper, forward keeps its one (Q) in registers. A
-    dkv kernel that adds dQ also passes its tile through shared memory; a split one copies K."""
+    and, on NVIDIA, of the resident tiles; before Hopper, forward keeps its one (Q) in registers."""
     streamed, resident = config.block_n, config.block_m
     tensors = {"forward": 1 if target.descriptors else 0, "dq": 2, "dkv": 2}[problem.kernel]
     if problem.kernel == "dkv":
         streamed, resident = resident, streamed
     rows = 2 * streamed * config.stages + (0 if target.is_amd else tensors * resident)
-    dq = 0
-    if problem.adds_dq and not target.is_amd:
-        dq = 4 * config.block_m * width + config.split * resident * width * problem.itemsize
-    return rows * width * problem.itemsize + dq
+    return rows * width * problem.itemsize

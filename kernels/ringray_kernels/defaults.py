@@ -169,7 +169,7 @@ def default(problem: Problem, target: Target) -> BlockConfig:
 # which has the same table and no specialised kernels.
 PORTABLE = {
     head_dim: Blocks(
-        **{k: default(Problem(k, head_dim, 2), TARGETS["sm_100"]) for k in blocks.given}  # type: ignore[arg-type]
+        **{k: default(Problem(k, head_dim, 2), TARGETS["sm_100"]) for k in blocks.given}
     )
     for head_dim, blocks in SPECIALISED.items()
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def test_the_other_operators_are_well_formed() -> None:
         ({"prefix": 2.0}, "prefix: got 2.0"),
         ({"global_tokens": 2}, "global_tokens: got 2 without window and chunk"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
-        ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
+        ({"blocks": "dq=16x16/4/1"}, "blocks: got 'dq=16x16/4/1'"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
         ({"softcap": 0}, "softcap: got 0, expected None or a finite number of at least"),
         ({"dropout_p": 1.0}, "dropout_p: got 1.0, expected a number of at least 0 and below 1"),
@@ -192,9 +193,9 @@ def test_blocks_are_seen() -> None:
         assert torch.equal(
             function(q, k, v, blocks=blocks), ringray.ring_attention(q, k, v, blocks=blocks)
         )
-    first, second = ringray.Blocks(), ringray.Blocks(atomic_dq=True)
+    first, second = ringray.Blocks(), ringray.Blocks.parse("dq=16x16/4/1")
     for chosen in (first, second, first):
-        with pytest.raises(ValueError, match=f"atomic_dq={chosen.atomic_dq}"):
+        with pytest.raises(ValueError, match=re.escape(f"dq={chosen.dq!r}")):
             function(q, k, v, blocks=chosen)
 
 

@@ -177,7 +177,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"global_attention_mask": 1}, "ringray calls it global_tokens"),
         ({"blocks": 0}, "blocks: got 0, backend 'aten' takes None or query rows per call"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
-        ({"blocks": "atomic_dq"}, "blocks: got 'atomic_dq'"),
+        ({"blocks": "dq=16x16/4/1"}, "blocks: got 'dq=16x16/4/1'"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
         ({"scale": "1"}, "scale: got '1'"),
         ({"seq_len": 0}, "seq_len: got 0"),

@@ -27,7 +27,7 @@ _JUNK: tuple[Any, ...] = (
     1e308, float("inf"), float("nan"), "", " ", "64k", "1M", "0k", "9999999999M", "auto", "null",
     "no", "1:30", "0x10", "010", "1_000", "1e3", "ring", "hybrid:0", "hybrid:2",
     "double-ring:99999", "allgather:3", "forward=128x64/8/2", "forward=0x0/0/0",
-    "atomic_dq,atomic_dq", "../../etc/passwd", "~/x", "a" * 300, "$(touch x)", "`id`",
+    "dq=16x16/4/1,dq=16x16/4/1", "../../etc/passwd", "~/x", "a" * 300, "$(touch x)", "`id`",
     "'; DROP TABLE sweeps;--", "<script>alert(1)</script>", "[/b][bold]x", "%s%n", "{0.__class__}",
     "\x1b[2J", "\u202egnp.exe", "sqlite:////etc/passwd", "http://u:p@h/", "file:///etc",
     "!!python/object/apply:os.system [id]", [], {}, [[]], [None], {"lengths": []}, {"lengths": [1,

@@ -29,9 +29,8 @@ TEXTS = [
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_text_of_a_config_is_read_back(text: str) -> None:
     assert str(BlockConfig.parse(text)) == text
-    blocks = f"forward={text},dkv={text},atomic_dq"
+    blocks = f"forward={text},dkv={text}"
     assert str(Blocks.parse(blocks)) == blocks
-    assert Blocks.parse(blocks).atomic_dq
 
 
 @pytest.mark.parametrize(
@@ -53,9 +52,8 @@ def test_a_text_that_is_no_config(text: str) -> None:
         "128x64/8/2",
         "backward=128x64/8/2",
         "dq=16x16/4/1,dq=16x16/4/1",
-        "atomic_dq=1",
         "dq=",
-        "ordered_dq",
+        "atomic_dq",
     ],
 )
 def test_a_text_that_is_no_blocks(text: str) -> None:
@@ -65,10 +63,15 @@ def test_a_text_that_is_no_blocks(text: str) -> None:
 
 @pytest.mark.parametrize("options", ["", "/pingpong", "/persistent", "/pingpong/persistent"])
 def test_records_of_older_versions_are_read(options: str) -> None:
-    text = "forward=128x128/8/2/specialised{},dq=128x64/8/4/specialised,atomic_dq"
+    text = "forward=128x128/8/2/specialised{},dq=128x64/8/4/specialised"
     assert str(Blocks.recorded(text.format(options))) == text.format("")
-    for former in ("ordered_dq", "dkv=64x128/8/2,ordered_dq"):
-        assert "ordered" not in str(Blocks.recorded(former))
+    for former in (
+        "ordered_dq",
+        "dkv=64x128/8/2,ordered_dq",
+        "atomic_dq",
+        "dq=16x16/4/1,atomic_dq",
+    ):
+        assert "_dq" not in str(Blocks.recorded(former))
 
 
 @pytest.mark.parametrize("head_dim", range(1, 257))
@@ -152,16 +155,5 @@ def test_hopper_takes_a_specialised_kernel_where_it_computes_the_problem(kernel:
     others = [
         {"extended": True}, {"aligned": False}, {"itemsize": 4}, {"head_dim": 80}, {"value_dim": 64}
     ]  # fmt: skip
-    if kernel == "dkv":
-        others.append({"adds_dq": True})
     for other in others:
         assert default(replace(plain, **other), hopper).path != "specialised", other  # type: ignore[arg-type]
-
-
-def test_a_kernel_that_adds_dq_takes_more_shared_memory() -> None:
-    config = BlockConfig.parse("32x128/8/2/descriptors/split")
-    problem = Problem("dkv", 256, 2)
-    assert supports(config, problem, TARGETS["sm_90"]) is None
-    reason = supports(config, replace(problem, adds_dq=True), TARGETS["sm_90"])
-    assert reason is not None
-    assert "shared memory" in reason

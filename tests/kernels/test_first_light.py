@@ -358,7 +358,7 @@ def test_ours_have_a_backend_on_tensors_without_memory(monkeypatch: pytest.Monke
     for device in (CPU, torch.device("cuda")):
         session: Any = SimpleNamespace(names=list(CONTENDERS), device=device)
         names = stages._ours(session)
-        assert {"ringray", "ringray-portable", "ringray-atomic"} <= set(names)
+        assert {"ringray", "ringray-portable"} <= set(names)
         for name in names:
             ours: Any = stages.CONTENDERS[name]
             assert ours.backend_on(torch.device("meta")) == "triton"

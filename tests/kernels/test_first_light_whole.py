@@ -112,7 +112,7 @@ class Hanging(Ringray):
     def prepare(self, point, inputs):
         return threading.Event().wait
 
-CONTENDERS["ringray-atomic"] = Hanging()
+CONTENDERS["ringray-portable"] = Hanging()
 """
 
 
@@ -124,13 +124,13 @@ def test_a_contender_that_hangs_costs_its_own_figures(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}:{ROOT / 'kernels'}")
     monkeypatch.setattr(first_light.signal, "signal", lambda *_: None)  # this process keeps its own
     path = tmp_path / "f"
-    options = ["--only", "forward/causal", "--contenders", "ringray,ringray-atomic,sdpa-flash"]
+    options = ["--only", "forward/causal", "--contenders", "ringray,ringray-portable,sdpa-flash"]
     every = [[first_light.Stage("forward", 60, patience=3)], [first_light.SUMMARY]]
     assert first_light.conduct(every, path, 10, options, "cpu") == 1
     found = facts(path)
     assert [one["outcome"] for one in found if "fact" in one] == ["done", "failed with exit code 1"]
     records = {one["contender"]: one for one in found if "fact" not in one}
     assert records["ringray"]["status"] == records["sdpa-flash"]["status"] == "ok"
-    assert records["ringray-atomic"]["reason"] == (
-        "no progress for 12 s while checking ringray-atomic"
+    assert records["ringray-portable"]["reason"] == (
+        "no progress for 12 s while checking ringray-portable"
     )

@@ -211,14 +211,6 @@ def test_odd_lengths(rows: int, path: str) -> None:
         assert all(bool(x.isfinite().all()) for x in got.values())
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-def test_backward_in_one_kernel(head_dim: int) -> None:
-    for mask in MASKS:
-        case = Case(mask, head_dim, kv_heads=2, blocks=Blocks(atomic_dq=True))
-        inputs = case.inputs()
-        check(case, inputs, compute(case, inputs))
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)

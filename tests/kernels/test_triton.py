@@ -114,8 +114,6 @@ CUTS = {
     "split": "dkv=32x32/4/2/split",
     "descriptors": "forward=32x32/4/2/descriptors,dq=32x32/4/2/descriptors,"
     "dkv=32x32/4/2/descriptors/split",
-    "atomic": "dkv=32x32/4/2,atomic_dq",
-    "atomic and split": "dkv=16x64/4/2/split,atomic_dq",
 }
 
 

@@ -147,8 +147,9 @@ def test_auto_takes_another_backend_that_was_compared() -> None:
     assert (named.backend, named.blocks) == ("triton", None)
     alone = lookup.strategy(buckets(), PLACE, backend="aten", backend_open=True)
     assert alone.backend == "aten"
-    cut = lookup.strategy(buckets(), PLACE, backend="triton", backend_open=True, blocks="atomic_dq")
-    assert (cut.backend, cut.blocks) == ("triton", "atomic_dq")
+    blocks = "dq=16x16/4/1"
+    cut = lookup.strategy(buckets(), PLACE, backend="triton", backend_open=True, blocks=blocks)
+    assert (cut.backend, cut.blocks) == ("triton", blocks)
 
 
 def test_blocks_of_a_kernel_hold_for_every_ring_of_such_hops() -> None:

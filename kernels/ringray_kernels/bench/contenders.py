@@ -64,26 +64,18 @@ class Ringray:
     ``backend`` None is triton on a GPU, aten on a CPU. ``quantized``: q, k and v are given in 8
     bits; a ring makes these once for all hops."""
 
-    blocks: Blocks | None = None
     backend: str | None = None
+    deterministic: bool = True
     quantized: bool = False
 
     def backend_on(self, device: torch.device) -> str:
         return self.backend or on_device("auto", device.type)
 
-    @property
-    def deterministic(self) -> bool:
-        return self.blocks is None or not self.blocks.atomic_dq
-
     def chosen(self, head_dim: int) -> Blocks | None:
         """Returns the blocks for ``head_dim``; None is the default."""
-        return self.blocks
+        return None
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
-        if self.blocks is not None and point.direction == "forward":
-            return "differs in backward only"
-        if self.blocks is not None and BLOCKS[self.backend_on(device)] != "tiles":
-            return "blocks are for the triton backend"
         if not self.quantized:
             return None
         if point.direction == "backward" or not point.is_half:
@@ -343,7 +335,6 @@ CONTENDERS: dict[str, Contender] = {
         for head_dim, every in CANDIDATES.items()
         for blocks in every
     },
-    "ringray-atomic": Ringray(Blocks(atomic_dq=True)),
     "ringray-fp8": Ringray(quantized=True),
     "sdpa-flash": _sdpa(SDPBackend.FLASH_ATTENTION),
     "sdpa-cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),

@@ -14,7 +14,7 @@ from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray, is_ours
 from ringray_kernels.bench.problems import Direction, Point, VirtualPoint, Which
 from ringray_kernels.bench.session import BenchSession
 
-_PORTABLE = ("ringray-portable", "ringray-atomic")  # checked first: others are compared with them
+_PORTABLE = ("ringray-portable",)  # checked first: others are compared with it
 _SPARSE = ("ringray", "ringray-portable", "torch-varlen")  # take windows and documents
 _LONGEST = 16 * 1024
 

@@ -64,7 +64,6 @@ class Case:
     dtype: str = "bfloat16"
     group: int = 1
     config: BlockConfig | None = None
-    atomic_dq: bool = False
     value_dim: int = 0
     softcap: float | None = None
     biased: bool = False
@@ -147,7 +146,7 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     lse, delta = tensor(batch, heads, rows), tensor(batch, heads, rows)
     start, end = (tensor(1, rows, dtype=torch.int32) for _ in range(2))
     named: dict[str, Any] = {case.kernel: case.config}
-    blocks = Blocks(**named, atomic_dq=case.atomic_dq)
+    blocks = Blocks(**named)
     bias = Bias(start[0], end[0], tensor(1, heads)) if case.biased else None
     if bias is not None and case.reach is not None:
         table = tensor(heads, 2 * case.reach + 1)

@@ -2,7 +2,7 @@
 
 Every rank deals the same inputs, with NaN as padding (which must not reach any result); rank 0
 puts the shards together and compares. With more than one repeat the results must be equal bit by
-bit, except a dQ whose blocks ask for atomic sums.
+bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ringray.lab.kinds.base import RankContext, ring_pass, sinks, slopes, visibl
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
-from ringray_kernels.config import Blocks
 from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.quantize import dequantized, quantized
 
@@ -41,7 +40,6 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         x.requires_grad_(config.has_backward)
     report = RankReport(rank=context.rank)
     first: tuple[Tensor, ...] | None = None
-    unordered = ("dq",) if isinstance(config.cut, Blocks) and config.cut.atomic_dq else ()
     for i in range(config.warmup + config.repeats):
         HERE.enter(f"run {i + 1}")
         meter = METER.snapshot()
@@ -53,7 +51,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         elif differing := [
             name
             for name, a, b in zip(_RESULTS, first, results, strict=False)
-            if name not in unordered and not torch.equal(a, b)
+            if not torch.equal(a, b)
         ]:
             report.failure = f"two runs on the same inputs differ in {', '.join(differing)}"
     assert first is not None

@@ -34,7 +34,7 @@ def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
     itemsize = DTYPES[chosen["dtype"]].itemsize
     group = max(1, chosen["heads"] // chosen["kv_heads"])
     return [
-        str(Blocks(**{kernel: config}))  # type: ignore[arg-type]
+        str(Blocks(**{kernel: config}))
         for kernel in kernels
         for config in configs(Problem(kernel, chosen["head_dim"], itemsize, group))
     ]

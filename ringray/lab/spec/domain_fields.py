@@ -12,7 +12,7 @@ from ringray.lab.spec.yaml_source import Where
 from ringray.transport import TRANSPORTS
 from ringray_kernels.config import Blocks
 
-_BLOCKS = ["forward=128x64/8/2,dkv=64x128/8/2", "atomic_dq"]
+_BLOCKS = "forward=128x64/8/2,dkv=64x128/8/2"
 _LONGEST = 500  # characters of blocks
 _LENGTH = whole(0, 2**31 - 1)
 _MOST = 65_536  # documents of a sequence; the planner makes tables of them
@@ -21,7 +21,7 @@ _MOST = 65_536  # documents of a sequence; the planner makes tables of them
 def _blocks() -> Kind:
     """Returns the kind of query rows per fused call, or ``Blocks`` in their normal form."""
     rows = whole(16, 65536)
-    text = Field(pattern="^ *(forward|dq|dkv|atomic_dq)", max_length=_LONGEST, examples=[*_BLOCKS])
+    text = Field(pattern="^ *(forward|dq|dkv)=", max_length=_LONGEST, examples=[_BLOCKS])
 
     def normal(value: object) -> object:
         if not isinstance(value, str):
@@ -33,7 +33,7 @@ def _blocks() -> Kind:
 
     return Kind(
         Annotated[rows.type | Annotated[str, text], BeforeValidator(normal)],
-        f"{rows.expected} (aten), or blocks (triton) such as {_BLOCKS[0]!r}",
+        f"{rows.expected} (aten), or blocks (triton) such as {_BLOCKS!r}",
     )
 
 

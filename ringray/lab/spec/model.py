@@ -157,10 +157,10 @@ class StrategySection(Fields):
     backend: Annotated[Names, Several(one_of(["auto", *BACKENDS]))] = "auto"
     """Implementation of attention on one rank; auto takes the fastest for the device."""
     blocks: Annotated[Cut | tuple[Cut, ...], Several(or_null(BLOCKS, "tuned or default"))] = None
-    """Block sizes of the backend. aten: query rows per fused call. triton: a text of forward=, dq=,
-    dkv= and atomic_dq, separated by commas (quote it in a list or in braces); each
-    configuration is query rows x key rows / warps / stages, as in forward=128x64/8/2. null: the
-    tuned choice, or the default."""
+    """Block sizes of the backend. aten: query rows per fused call. triton: a text of forward=, dq=
+    and dkv=, separated by commas (quote it in a list or in braces); each configuration is
+    query rows x key rows / warps / stages, as in forward=128x64/8/2. null: the tuned choice, or
+    the default."""
 
 
 class Baseline(Fields):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 interpreter = pytest.mark.skipif(
     "TRITON_INTERPRET" not in os.environ, reason="CPU tensors need Triton's interpreter"
 )
+OTHER = "dq=16x16/4/1"
 SMALL = Blocks.parse("forward=32x16/4/2,dq=16x16/4/1,dkv=16x32/4/1")
 
 
@@ -52,10 +53,10 @@ def blocks_disagree(rank: int, size: int) -> None:
     """Ranks with other blocks, or with another backend's, all learn it."""
     case = Case("zigzag", seq_len=32, backend="triton")
     q, k, v, _ = case.shards()
-    atomic = Blocks(atomic_dq=True)
+    other = Blocks.parse(OTHER)
     for mine, says in (
         (SMALL, "blocks: "),
-        (atomic, "blocks: " + ("'atomic_dq' here" if rank else "None here")),
+        (other, "blocks: " + (f"{OTHER!r} here" if rank else "None here")),
         (64, "backend 'triton' takes None or a" if rank else "rank(s) 1 were refused"),
     ):
         given: dict[str, Any] = {**case.arguments, "blocks": mine if rank else None}
@@ -105,12 +106,12 @@ def test_the_plan_knows_which_blocks_a_backend_takes() -> None:
             "got 64, backend triton takes null or a text such as 'forward=128x64/8/2'",
         ),
         (
-            "backend: aten\n  blocks: atomic_dq", "auto", 8, "strategy.blocks",
-            "got atomic_dq, backend aten takes null or a number of query rows per call",
+            "backend: aten\n  blocks: dq=16x16/4/1", "auto", 8, "strategy.blocks",
+            "got dq=16x16/4/1, backend aten takes null or a number of query rows per call",
         ),
-        ("backend: reference\n  blocks: atomic_dq", "cpu", 8, "strategy.blocks", "takes null or"),
+        (f"backend: reference\n  blocks: {OTHER}", "cpu", 8, "strategy.blocks", "takes null or"),
         ("blocks: 64", "cuda", 7, "strategy.blocks", r"backend auto \(triton on cuda\) takes null"),
-        ("blocks: atomic_dq", "cpu", 7, "strategy.blocks", r"auto \(aten on cpu\) takes null or"),
+        (f"blocks: {OTHER}", "cpu", 7, "strategy.blocks", r"auto \(aten on cpu\) takes null or"),
         (
             "blocks: forward=100x64/8/2", "cuda", 7, "strategy.blocks",
             "forward=100x64/8/2 fits no known GPU: block_m: got 100, expected a power of two",
@@ -130,15 +131,15 @@ def test_blocks_that_do_not_go_with_their_backend(
 
 
 def test_in_a_sweep_they_are_pruned() -> None:
-    made = build("{backend: [triton, aten], blocks: [null, 64, atomic_dq]}")
+    made = build("{backend: [triton, aten], blocks: [null, 64, dq=16x16/4/1]}")
     assert [(t.config.backend, t.config.blocks) for t in made.runnable] == [
-        ("triton", None), ("triton", "atomic_dq"), ("aten", None), ("aten", 64),
+        ("triton", None), ("triton", OTHER), ("aten", None), ("aten", 64),
     ]  # fmt: skip
-    assert [t.config.cut for t in made.runnable] == [None, Blocks(atomic_dq=True), None, 64]
+    assert [t.config.cut for t in made.runnable] == [None, Blocks.parse(OTHER), None, 64]
     assert made.varying == ("backend", "blocks")
     labels = {words.label(t.config.as_dict(), made.varying) for t in made.trials}
     assert len(labels) == 6
-    assert "triton blocks-atomic_dq" in labels
+    assert "triton blocks-dq=16x16/4/1" in labels
     other = build("{backend: [triton, aten], blocks: [null, 64, dq=64x64/4/2]}")
     assert made.digest != other.digest
 
@@ -166,7 +167,7 @@ def test_a_cluster_decides_what_auto_leaves_open() -> None:
     for strategy, problem, on_cpus, on_gpus in (
         ("blocks: 64", "seq_len: 64", None, "backend auto (triton on cuda) takes null or a text"),
         (
-            "blocks: atomic_dq",
+            "blocks: dq=16x16/4/1",
             "seq_len: 64",
             "backend auto (aten on cpu) takes null or a num",
             None,
@@ -196,19 +197,21 @@ def test_a_rank_tries_blocks_for_the_scores_of_its_trial(monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_actors_run_both_backends_in_turn(place: Place) -> None:
     text = drive.tiny("kernels", seq_len=48, warmup=0, repeats=2).replace("latency", "correctness")
-    strategy = "strategy: {backend: [aten, triton], blocks: [null, 'dq=16x16/4/1, atomic_dq']}\n"
+    strategy = (
+        "strategy: {backend: [aten, triton], blocks: [null, 'dq=16x16/4/1, dkv=16x16/4/1']}\n"
+    )
     direction = text.replace("direction: forward", "direction: forward+backward")
     done = place.run("run", place.spec(direction + strategy))
     assert done.code == 0, done.out + done.err
     rows = place.trials("kernels")
     assert [(row.config["backend"], row.config["blocks"], row.status) for row in rows] == [
         ("aten", None, "ok"),
-        ("aten", "dq=16x16/4/1,atomic_dq", "pruned"),
+        ("aten", "dq=16x16/4/1,dkv=16x16/4/1", "pruned"),
         ("triton", None, "ok"),
-        ("triton", "dq=16x16/4/1,atomic_dq", "ok"),
+        ("triton", "dq=16x16/4/1,dkv=16x16/4/1", "ok"),
     ]
     assert all(row.metrics["error_dq"] <= 1 for row in rows if row.status == "ok")
     _, children = place.mlflow("kernels")
     assert {child.data.params["blocks"] for child in children.values()} == {
-        "null", "dq=16x16/4/1,atomic_dq",
+        "null", "dq=16x16/4/1,dkv=16x16/4/1",
     }  # fmt: skip

@@ -85,7 +85,7 @@ def test_a_config_is_what_its_dict_says() -> None:
     for documents, blocks in (
         ("null", "64"),
         ("3", "null"),
-        ("{lengths: [60, 0, 4]}", "atomic_dq"),
+        ("{lengths: [60, 0, 4]}", "dq=64x64/4/2"),
     ):
         text = f"problem: {{seq_len: 64, documents: {documents}}}\nstrategy: {{blocks: {blocks}}}\n"
         config = build(text).trials[0].config

@@ -120,8 +120,8 @@ def test_defaults() -> None:
         (
             "strategy",
             "blocks",
-            "'atomic_dq, dkv=64x64/4/2, forward=0128x64/8/2'",
-            "forward=128x64/8/2,dkv=64x64/4/2,atomic_dq",
+            "'dkv=64x64/4/2, forward=0128x64/8/2'",
+            "forward=128x64/8/2,dkv=64x64/4/2",
         ),
         (
             "strategy",
@@ -309,7 +309,7 @@ def test_schema_agrees_with_the_checks() -> None:
     for blocks, valid in (
         ("dq=64x64/4/2", True),
         (64, True),
-        ([64, "atomic_dq"], True),
+        ([64, "dq=64x64/4/2"], True),
         ("dk=64x64/4/2", False),
         (8, False),
     ):

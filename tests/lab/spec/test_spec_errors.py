@@ -93,7 +93,7 @@ CASES = {
     ),
     "block of no kernel": Broken(
         "partition: zigzag", "blocks: [null, dk=64x64/4/2]", 10, "strategy.blocks",
-        "blocks: got 'dk=64x64/4/2', expected forward=..., dq=..., dkv=... once each, or atomic_dq",
+        "blocks: got 'dk=64x64/4/2', expected forward=..., dq=..., dkv=... once each",
     ),
     "endless block": Broken(
         "partition: zigzag", "blocks: forward=" + "9" * 5000, 10, "strategy.blocks", "500 charac"

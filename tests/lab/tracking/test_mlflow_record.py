@@ -57,9 +57,9 @@ def test_a_name_says_what_varies(sweep_row: Any) -> None:
         "1024 kv2 causal window7 docs2 blocks128 replica0",
         "2048 kv8 full no-window docs3 default-blocks replica1",
     ]
-    rows = [row(0, blocks="forward=64x64/4/2,atomic_dq"), row(1)]
+    rows = [row(0, blocks="forward=64x64/4/2,dq=64x64/4/2"), row(1)]
     names = list(show.run_names(sweep_row, rows).values())
-    assert names == ["contiguous blocks-forward=64x64/4/2,atomic_dq", "striped default-blocks"]
+    assert names == ["contiguous blocks-forward=64x64/4/2,dq=64x64/4/2", "striped default-blocks"]
     assert list(show.run_names(sweep_row, [row(0)]).values()) == ["latency"]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -72,9 +71,6 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     target, operands = target_named(architecture(device)), _launchable(operands)
     dout, out, lse, delta, dq, dk, dv = given
     grads = operands.bias.grads if operands.bias else ()
-    if grads:  # which are the dQ kernel's
-        blocks = replace(operands.blocks, atomic_dq=False)
-        operands = operands._replace(blocks=blocks)
     first, stop = _inverses(operands.start, operands.end, operands.k.shape[2])
     with contextlib.ExitStack() as stack:
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
@@ -84,8 +80,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
             _readable(dout), out, lse.contiguous(), delta.contiguous(), dq, dk, dv
         )
         launches = dkv_launches(operands, given, first, stop, target, dtype)
-        if not operands.blocks.atomic_dq:
-            launches.append(dq_launch(operands, given, target, dtype))
+        launches.append(dq_launch(operands, given, target, dtype))
         for launch in launches:
             run(launch, device)
     for grad, tables in zip(grads, launches[-1].tables, strict=True):

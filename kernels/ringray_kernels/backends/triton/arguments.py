@@ -120,7 +120,7 @@ def problem_of(
     q, k, v = operands[:3]
     return Problem(
         kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed),
-        v.shape[3], operands.extended, kernel == "dkv" and operands.blocks.atomic_dq,
+        v.shape[3], operands.extended,
     )  # fmt: skip
 
 

@@ -13,8 +13,6 @@ With SOFTCAP the score is ``log2_scale`` times t = tanh(``cap`` q·k), in units 
 the factor 1 - t².
 
 Every element of dq, dk, dv is written by one program in a fixed order, so results repeat bitwise.
-With ``ADD_DQ`` the dK/dV kernel adds dQ too: five products per pair, not seven. Blocks of keys add
-to a tile of query rows atomically: the hardware chooses the order, and so the last bits of dQ.
 """
 
 import triton
@@ -24,24 +22,14 @@ from ringray_kernels.backends.triton import tiles
 
 
 @triton.jit
-def _add_dq(dq, rows, present, part, FIRST: tl.constexpr, WIDTH: tl.constexpr,
-            HEAD_DIM: tl.constexpr):  # fmt: skip
-    """Adds ``part`` to columns of ``rows`` of dq, contiguous."""
-    columns = FIRST + tl.arange(0, WIDTH)
-    mask = present[:, None] & (columns < HEAD_DIM)[None, :]
-    places = (rows * HEAD_DIM)[:, None] + columns[None, :]
-    tl.atomic_add(dq + places, part, mask=mask, sem="relaxed")
-
-
-@triton.jit
 def _dkv_step(
-    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, dq, low, high, first, last, tile,
+    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, low, high, first, last, tile,
     batch, head, rows_at, at, drop, scale, log2_scale, cap, bias, reach,
     stride_qs, stride_qd, stride_os, stride_od,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
+    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DP_FIRST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of query rows of one head to the running (dk0, dk1, dv0, dv1). Products are
@@ -110,19 +98,12 @@ def _dkv_step(
         dk0 = tl.dot(ds, q0, dk0, input_precision=PRECISION)
         if D1 > 0:
             dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
-    if ADD_DQ:
-        rows = begin.to(tl.int64) + columns
-        part = tl.dot(tl.trans(ds), k0, input_precision=PRECISION) * scale
-        _add_dq(dq, rows, present, part, 0, D0, HEAD_DIM)
-        if D1 > 0:
-            part = tl.dot(tl.trans(ds), k1, input_precision=PRECISION) * scale
-            _add_dq(dq, rows, present, part, D0, D1, HEAD_DIM)
     return dk0, dk1, dv0, dv1
 
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group", *tiles.DROPS])
 def dkv_kernel(
-    dout, q, k, v, lse, delta, start, end, dq, dk, dv,
+    dout, q, k, v, lse, delta, start, end, dk, dv,
     scale, log2_scale, cap, bias, reach, query_positions,
     stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
@@ -134,7 +115,7 @@ def dkv_kernel(
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ADD_DQ: tl.constexpr,
+    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DP_FIRST: tl.constexpr, rows_at=None, keys_at=None, seed_low=None,
     seed_high=None, heads_before=None, least=None, amplify=None,
 ):  # fmt: skip
@@ -168,8 +149,7 @@ def dkv_kernel(
     v_base = batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
     k_rows = k_base + key.to(tl.int64) * stride_ks
     v_rows = v_base + key.to(tl.int64) * stride_vs
-    # A key that no query sees may hold NaN, which reaches only its own gradients, and these are not
-    # stored. But with ADD_DQ it would reach dq.
+    # A key that no query sees may hold NaN, and its gradients are not stored.
     seen = inside & (first < last)
     k0, k1 = tiles.load_parts(k, k_rows, seen, 1, stride_kd, D0, D1, HEAD_DIM, True)
     v0, v1 = tiles.load_parts(v, v_rows, seen, 1, stride_vd, V0, V1, VALUE_DIM, True)
@@ -181,7 +161,6 @@ def dkv_kernel(
     for member in range(group):
         head = kv_head * group + member
         sums = (batch.to(tl.int64) * heads + head) * query_rows
-        dq_head = dq + sums * HEAD_DIM
         q_head = q
         o_head = dout
         if not DESCRIPTORS:
@@ -195,20 +174,20 @@ def dkv_kernel(
             tile = tiles.edge_tile(index, leading, whole)
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                dq_head, low, high, first, last, tile,
-                batch, head, rows_at, at, drop, scale, log2_scale, cap, away, reach,
+                low, high, first, last, tile, batch, head, rows_at, at, drop,
+                scale, log2_scale, cap, away, reach,
                 stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, DP_FIRST, True,
+                EMULATE_BF16, SOFTCAP, DK, DV, DP_FIRST, True,
             )  # fmt: skip
         for tile in range(leading, leading + whole):
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                dq_head, low, high, first, last, tile,
-                batch, head, rows_at, at, drop, scale, log2_scale, cap, away, reach,
+                low, high, first, last, tile, batch, head, rows_at, at, drop,
+                scale, log2_scale, cap, away, reach,
                 stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                EMULATE_BF16, SOFTCAP, DK, DV, ADD_DQ, DP_FIRST, False,
+                EMULATE_BF16, SOFTCAP, DK, DV, DP_FIRST, False,
             )  # fmt: skip
 
     key = key.to(tl.int64)

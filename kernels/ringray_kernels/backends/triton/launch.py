@@ -209,7 +209,7 @@ def dkv_launches(
     """Returns the launches that add to ``dk`` and ``dv``, of contiguous rows; ``first``, ``stop``
     (B or 1, Sk) are the query rows that see each key row; see dkv_kernel."""
     q, k, v, _, _, scale, blocks, softcap, *_ = operands
-    dout, _, lse, delta, dq, dk, dv = given
+    dout, _, lse, delta, _, dk, dv = given
     problem = problem_of("dkv", operands, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
     described = config.path != "pointers"
@@ -230,7 +230,7 @@ def dkv_launches(
             (
                 _described(dout, config.block_m) if described else dout,
                 _described(q, config.block_m) if described else q,
-                k, v, lse, delta, first, stop, dq, dk, dv,
+                k, v, lse, delta, first, stop, dk, dv,
                 float(scale), (softcap or scale) * LOG2_E, inside_cap(operands),
                 *biases(operands, keys_walk=False),
                 *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
@@ -239,7 +239,6 @@ def dkv_launches(
             {
                 **options,
                 **{name: name in part for name in ("DK", "DV")},
-                "ADD_DQ": blocks.atomic_dq and "DK" in part,
                 "DP_FIRST": target.wgmma and part == ("DK", "DV") and narrow,
             },
         )  # fmt: skip
