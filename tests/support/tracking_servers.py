@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,27 +54,27 @@ class Server:
         return self._process is not None
 
     def stop(self) -> None:
-        for process in self._family():
-            process.kill()
+        self._each(psutil.Process.kill)
         if self._process is not None:
             self._process.wait()
         self._process = None
 
     def hold(self) -> None:
         """It still listens, and answers nothing."""
-        for process in self._family():
-            process.suspend()
+        self._each(psutil.Process.suspend)
 
     def go_on(self) -> None:
         """After :meth:`hold`; nothing if it was not held."""
-        for process in self._family():
-            process.resume()
+        self._each(psutil.Process.resume)
 
-    def _family(self) -> list[psutil.Process]:
+    def _each(self, call: Callable[[psutil.Process], None]) -> None:
+        """Calls ``call`` with the server and all its descendants; one may end meanwhile."""
         if self._process is None:
-            return []
+            return
         ours = psutil.Process(self._process.pid)
-        return [ours, *ours.children(recursive=True)]
+        for process in (ours, *ours.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                call(process)
 
     def _answers(self) -> bool:
         assert self._process is not None
