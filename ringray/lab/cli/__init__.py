@@ -18,7 +18,6 @@ calibrate  calibrate
 doctor   doctor
 links    doctor --cluster
 compare  compare
-sides    what compare compares
 examples   examples
 completion  completion of commands in shells
 probe    the processes in which doctor tries heavy packages

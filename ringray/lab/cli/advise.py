@@ -10,8 +10,8 @@ from typing import Any
 
 from ringray.base import units
 from ringray.base.errors import UserError, unknown
-from ringray.lab.cli import past
 from ringray.lab.cli.options import STORE, Option, Output, options, write
+from ringray.lab.cli.spec import past_trials
 from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration
 from ringray.lab.predict.advise import Proposal, Wish
@@ -94,7 +94,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     on = calibration.fleet(arguments.on)
     if on.shares_cores and ":" not in arguments.on:
         raise UserError(f"--on: expected the number of ranks that share cores, as {on.name}:4")
-    on = fitted(on, past.trials(arguments.store))
+    on = fitted(on, past_trials(arguments.store))
     if dtype not in on.hardware.peak:
         raise UserError(unknown(f"--dtype on {on.name}", dtype, on.hardware.peak))
     if arguments.nics:

@@ -17,10 +17,10 @@ from rich.console import Console
 from ringray.base import deadline, provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
-from ringray.lab.cli import past
 from ringray.lab.cli.options import AGAIN, MEASURING, SET, SPEC, SWEEP, Option, options, writing
 from ringray.lab.cli.outputs import check_file, named_files
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
+from ringray.lab.cli.spec import past_trials
 from ringray.lab.cli.store import open_store
 from ringray.lab.driver import schedule
 from ringray.lab.driver.observer import Summary
@@ -53,7 +53,7 @@ def planned(spec: specs.Spec, arguments: argparse.Namespace) -> Plan:
 
     here = connect.target(arguments.address) == "local"
     memory = provenance.memory_bytes() if here else None
-    seen = past.trials(arguments.store, spec.digest)
+    seen = past_trials(arguments.store, spec.digest)
     return build(spec, everything=arguments.all, machine=memory, seen=seen)
 
 

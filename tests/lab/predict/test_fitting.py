@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ringray.base import provenance
-from ringray.lab.cli import main, past
+from ringray.lab.cli import main
+from ringray.lab.cli.spec import past_trials
 from ringray.lab.plan.plan import build
 from ringray.lab.predict import cost_model, fitting
 from ringray.lab.predict.fitting import LEAST, NEWEST, MeasuredTrial, fitted
@@ -308,14 +309,14 @@ def test_a_sweep_is_not_fitted_to_itself(home: Path, known: Callable[[float], No
     home.mkdir(exist_ok=True)
     known(4.0)
     (sweep,) = Store(home / "store.db").sweeps()
-    assert not list(past.trials(None, but=sweep.digest))
-    assert len(list(past.trials(None))) == 8
+    assert not list(past_trials(None, but=sweep.digest))
+    assert len(list(past_trials(None))) == 8
 
 
 def test_trials_of_another_version_are_passed_over(home: Path, known: Callable[..., None]) -> None:
     home.mkdir(exist_ok=True)
     known(4.0, once=1)
-    assert not list(past.trials(None))
+    assert not list(past_trials(None))
     assert planned(home, 5)["fitted_trials"] == 0
 
 
