@@ -99,7 +99,8 @@ def measured_digest() -> str:
 def hardware() -> dict[str, Any]:
     """Returns CPU model, usable cores, memory in bytes and the names of all GPUs."""
     return {
-        "cpu": _cpu_model(),
+        # On ARM there is no model name; platform.processor() comes closest.
+        "cpu": _of_cpu("model name") or platform.processor() or platform.machine(),
         "cores": cores(),
         "memory_bytes": memory_bytes(),
         "gpus": _gpu_names(),
@@ -180,11 +181,6 @@ def bf16_products() -> dict[str, bool]:
     ``packs`` the operands for it (AVX-512)."""
     flags = _of_cpu("flags").split()
     return {"tiles": "amx_bf16" in flags, "packs": "avx512bw" in flags}
-
-
-def _cpu_model() -> str:
-    # On ARM there is no model name; platform.processor() comes closest.
-    return _of_cpu("model name") or platform.processor() or platform.machine()
 
 
 def _of_cpu(field: str) -> str:

@@ -109,10 +109,6 @@ def _one_width(*tensors: Tensor) -> list[Tensor]:
     return [x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in tensors]
 
 
-def _viewable(x: Tensor) -> bool:
-    return x.shape[0] == 1 or x.stride(0) == x.stride(1) * x.shape[1]
-
-
 def _part(x: Tensor, dim: int, part: slice) -> Tensor:
     """Views a part of a dimension, or returns ``x`` where that is all of it."""
     size = part.stop - part.start
@@ -121,7 +117,8 @@ def _part(x: Tensor, dim: int, part: slice) -> Tensor:
 
 def _batch_slices(batch: slice, *tensors: Tensor) -> Iterator[slice]:
     """Yields the whole batch if every tensor can be grouped as a view, else one entry at a time."""
-    if batch.stop - batch.start == 1 or all(map(_viewable, tensors)):
+    viewable = all(x.shape[0] == 1 or x.stride(0) == x.stride(1) * x.shape[1] for x in tensors)
+    if batch.stop - batch.start == 1 or viewable:
         yield batch
     else:
         for b in range(batch.start, batch.stop):

@@ -61,19 +61,16 @@ class Contender(Protocol):
 @dataclass(frozen=True)
 class Ringray:
     """Our kernels with all costs of a ring of one: delta, zeroed fp32 gradients and their cast.
-    ``backend`` None is triton on a GPU, aten on a CPU. ``quantized``: q, k and v are given in 8
-    bits; a ring makes these once for all hops."""
+    ``blocks``: by head dim, of others the default; ``backend`` None is triton on a GPU, aten on a
+    CPU. ``quantized``: q, k and v are given in 8 bits; a ring makes these once for all hops."""
 
+    blocks: Mapping[int, Blocks] = field(default_factory=dict)
     backend: str | None = None
     deterministic: bool = True
     quantized: bool = False
 
     def backend_on(self, device: torch.device) -> str:
         return self.backend or on_device("auto", device.type)
-
-    def chosen(self, head_dim: int) -> Blocks | None:
-        """Returns the blocks for ``head_dim``; None is the default."""
-        return None
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         if not self.quantized:
@@ -92,7 +89,7 @@ class Ringray:
         positions = torch.arange(point.seq_len, device=device)
         more: dict[str, Any] = {
             "scale": point.scale,
-            "blocks": self.chosen(point.head_dim),
+            "blocks": self.blocks.get(point.head_dim),
             "backend": self.backend_on(device),
         }
         q, k, v, dout = inputs
@@ -148,12 +145,7 @@ class Ringray:
 
 @dataclass(frozen=True)
 class HopperBlocks(Ringray):
-    """Our kernels on Hopper in blocks that are or may become a default, by head dim."""
-
-    by_head_dim: Mapping[int, Blocks] = field(default_factory=dict)
-
-    def chosen(self, head_dim: int) -> Blocks | None:
-        return self.by_head_dim.get(head_dim)
+    """Our kernels on Hopper in blocks that are or may become a default."""
 
     def unsupported(self, point: Point, device: torch.device) -> str | None:
         nvidia = device.type == "cuda" and torch.version.hip is None
@@ -161,9 +153,9 @@ class HopperBlocks(Ringray):
         interpreted = device.type == "cpu" and BLOCKS[self.backend_on(device)] == "tiles"
         if not (hopper or interpreted):
             return "for Hopper GPUs only"
-        blocks = self.chosen(point.head_dim)
+        blocks = self.blocks.get(point.head_dim)
         if blocks is None or not point.is_half:
-            return f"for 16 bits and head dims {', '.join(map(str, self.by_head_dim))}"
+            return f"for 16 bits and head dims {', '.join(map(str, self.blocks))}"
         backward = replace(blocks, forward=None) != Blocks()
         differs = blocks.forward is not None if point.direction == "forward" else backward
         return None if differs else f"no other blocks {point.direction}"
@@ -329,9 +321,9 @@ def _headline_on_gpu(point: Point, device: torch.device) -> str | None:
 # Ours first: a run that is cut short has measured them.
 CONTENDERS: dict[str, Contender] = {
     "ringray": Ringray(),
-    "ringray-portable": HopperBlocks(by_head_dim=PORTABLE),
+    "ringray-portable": HopperBlocks(PORTABLE),
     **{
-        f"ringray-{blocks}".replace(",", "+"): HopperBlocks(by_head_dim={head_dim: blocks})
+        f"ringray-{blocks}".replace(",", "+"): HopperBlocks({head_dim: blocks})
         for head_dim, every in CANDIDATES.items()
         for blocks in every
     },

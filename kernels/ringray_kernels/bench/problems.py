@@ -275,7 +275,7 @@ def smoke_points(device: str) -> list[Point]:
 
 
 def virtual_points(which: Which, device: str) -> list[VirtualPoint]:
-    """Returns the virtual rings, the one with a target first; tiny on a CPU."""
+    """Returns the virtual rings, the one of the tables first; tiny on a CPU."""
     if device == "cpu":
         sizes = (2,) if which == "quick" else (2, 4)
         return [VirtualPoint(p, n, 128, 2, 32) for n in sizes for p in PARTITIONS]

@@ -14,7 +14,6 @@ from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray, is_ours
 from ringray_kernels.bench.problems import Direction, Point, VirtualPoint, Which
 from ringray_kernels.bench.session import BenchSession
 
-_PORTABLE = ("ringray-portable",)  # checked first: others are compared with it
 _SPARSE = ("ringray", "ringray-portable", "torch-varlen")  # take windows and documents
 _LONGEST = 16 * 1024
 
@@ -58,7 +57,7 @@ def _others(session: BenchSession) -> list[Point]:
 
 
 def _check(session: BenchSession, *, portable: bool) -> None:
-    names = [name for name in _ours(session) if (name in _PORTABLE) is portable]
+    names = [name for name in _ours(session) if (name == "ringray-portable") is portable]
     session.check_only = True
     session.points(problems.smoke_points(session.device.type), names)
 

@@ -17,7 +17,6 @@ import torch
 
 Calls = Sequence[Callable[[], Any]]
 
-
 _WARM_UP = 2
 _ESTIMATE = 3
 _MAX_CALLS = 2000

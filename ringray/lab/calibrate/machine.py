@@ -121,8 +121,9 @@ def measure(device: Device, say: Callable[[str], None], size: Size | None = None
             "rings": [config.as_dict() for config in _rings(size, ranks)],
         }  # fmt: skip
         found[ranks] = _samples(asked)
+    cpu = f"{machine['cpu']}, {units.plural(machine['cores'], 'core')}"
     fields = {
-        "title": machine["gpus"][0] if device == "cuda" else _title(machine),
+        "title": machine["gpus"][0] if device == "cuda" else cpu,
         "memory": found[1]["products"].get("memory", [float(machine["memory_bytes"])])[0],
         "ranks_per_node": ports,
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -135,10 +136,6 @@ def measure(device: Device, say: Callable[[str], None], size: Size | None = None
     return fields | _handling(
         fields, _rings(size, rings), np.median(found[rings]["rings"]["cores"], 0)
     )
-
-
-def _title(machine: Mapping[str, Any]) -> str:
-    return f"{machine['cpu']}, {units.plural(machine['cores'], 'core')}"
 
 
 def _parts(device: Device, ports: int, seconds: float) -> dict[int, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Tile plans: the tiles that each block visits, heaviest block first; the order of sums of dQ.
+"""Tile plans: the tiles that each block visits, heaviest block first.
 
 A plan follows from the intervals and the tile size alone. It is made on the device without waiting
 for it, and kept with the intervals, so that all layers and heads share it.

@@ -13,12 +13,13 @@ from ringray.lab.search.base import layers
 from ringray.lab.trial.outcome import TrialRow
 
 MAX_NAMES = 6  # per panel: the front's ends and points evenly between them
+_AXES = ("median_ms", "peak_memory_bytes")
 _FRONT, _BEATEN = "Pareto front", "other points"
 
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws the points and the front of each problem; None where memory does not vary."""
-    every, left_out = data.panels(data.having(points, "median_ms", "peak_memory_bytes"))
+    every, left_out = data.panels(data.having(points, *_AXES))
     panels = [one for one in every if len({p.metrics["peak_memory_bytes"] for p in one.points}) > 1]
     fields = data.strategies([point for panel in panels for point in panel.points])
     if not panels or not fields:
@@ -27,12 +28,8 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     return style.grid(made, "Time against peak memory, lower left is better", left_out)
 
 
-def _scores(point: TrialRow) -> tuple[float, float]:
-    return point.metrics["median_ms"], point.metrics["peak_memory_bytes"]
-
-
 def _panel(panel: data.Panel, fields: Sequence[str]) -> style.Layers:
-    best = next(layers(panel.points, _scores))
+    best = next(layers(panel.points, lambda point: tuple(point.metrics[name] for name in _AXES)))
     times = [point.metrics["median_ms"] for point in panel.points]
     names = _names(best, (min(times) + max(times)) / 2)
     records = [

@@ -105,6 +105,7 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
     )
     charts = _has_picture(sections)
     scripts = [*([_vega()] if charts else []), _file("page.js")]
+    hashes = [hashlib.sha256(script.encode()).digest() for script in scripts]
     return environment.get_template("page.html").render(
         title=title,
         about=about,
@@ -112,7 +113,7 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         palette=PALETTE,
         style=_file("page.css"),
         scripts=scripts,
-        hashes=[_hash(script) for script in scripts],
+        hashes=[base64.b64encode(digest).decode() for digest in hashes],
         charts=charts,
         numbers=lambda table: [
             any(isinstance(row[at], Number) for row in table.rows) for at in range(len(table.heads))
@@ -140,7 +141,3 @@ def _vega() -> str:
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", vl_version=VEGA_LITE)
     assert "</script" not in script
     return script
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
