@@ -141,18 +141,18 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
         bias = bias._replace(values=table[None], grads=(table,))
     operands = Operands(q, k, v, start, end, 0.1, blocks, case.softcap, bias)
     if case.dropout_p:
-        at = Positions(start[0], start[0])
-        operands = operands._replace(dropout=Dropout(case.dropout_p, 1 << 40), at=at)
+        positions = Positions(start[0], start[0])
+        operands = operands._replace(dropout=Dropout(case.dropout_p, 1 << 40), at=positions)
     if case.quantized:
         of_q, of_k, of_v = (tensor(*x.shape[:3]) for x in (q, k, v))
         operands = operands._replace(scales=(of_q, of_k, of_v))
-    given = BackwardOperands(dout, None, lse, delta, dq, dk, dv)
+    backward = BackwardOperands(dout, None, lse, delta, dq, dk, dv)
     if case.kernel == "forward":
         launch = launches.forward_launch(operands, State(out, lse), State(out, lse), target, dtype)
     elif case.kernel == "dq":
-        launch = launches.dq_launch(operands, given, target, dtype)
+        launch = launches.dq_launch(operands, backward, target, dtype)
     else:
-        *_, launch = launches.dkv_launches(operands, given, start, end, target, dtype)
+        *_, launch = launches.dkv_launches(operands, backward, start, end, target, dtype)
     problem = Problem(
         case.kernel, case.head_dim, dtype.itemsize, case.group, True, values,
         operands.extended,

@@ -51,10 +51,10 @@ GCN = Syntax(
 
 def sass_instructions(listing: str) -> list[Instruction]:
     """Reads the output of ``cuobjdump -sass``."""
-    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", listing, re.MULTILINE)
-    index = {int(address, 16): i for i, (address, _) in enumerate(found)}
+    lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", listing, re.MULTILINE)
+    index = {int(address, 16): i for i, (address, _) in enumerate(lines)}
     result = []
-    for _, text in found:
+    for _, text in lines:
         target = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
         result.append(Instruction(text, index.get(int(target[1], 16)) if target else None))
     return result
