@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from ringray.base import provenance
@@ -40,7 +41,10 @@ def row(trials: Sequence[Trial], fields: Iterable[str], kept: Sequence[str]) -> 
     config = {field: trials[0]["config"].get(field) for field in fields}
     metrics: dict[str, float] = {}
     for trial in trials:
-        for name, value in trial["metrics"].items():
+        # Of a trained task also the score at each length, the mean over depths.
+        examined = trial.get("samples", {}).items()
+        scores = {name: mean(depths) for name, depths in examined if name.startswith("score ")}
+        for name, value in {**trial["metrics"], **scores}.items():
             if name.startswith(tuple(kept)):
                 metrics[name] = max(metrics.get(name, value), value)
     digits = {name: float(f"{value:.5g}") for name, value in metrics.items()}
