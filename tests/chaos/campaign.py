@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringray.base.errors import PlaceError, UserError
 from ringray.lab.store.store import Store
+from ringray.lab.tracking import tracker
 from tests.chaos.beside import RESUMED
 from tests.chaos.campaign_faults import FAULTS
 from tests.chaos.world import World, world
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 PER_SWEEP = 5
 REPLICAS = 60
-HANG_S = 150.0  # without any progress
+HANG_S = tracker.READY_S + 20.0  # without progress: the longest wait that is promised, and an end
 VICTIM_S = 8.0  # how long a fault waits for something that it can be done to
 STALL_S = 20.0  # what a trial may take
 
