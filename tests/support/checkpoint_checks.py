@@ -71,12 +71,18 @@ def saves_under(umask: int, folder: Path, rank: int, size: int) -> None:
         os.umask(before)
 
 
+def accept(facts: dict[str, Any]) -> None:
+    """Refuses facts for good, as a training does those of another model."""
+    if "of" not in facts:
+        raise CheckpointError("these facts are of something else")
+
+
 def load(folder: Path) -> tuple[int | None, str]:
     """Returns the step whose numbers were loaded, and what was told; the numbers are right."""
     told: list[str] = []
     made, optimizer = model(0)
     with Checkpoints(folder, note=told.append) as kept:
-        facts = kept.load(made, optimizer)
+        facts = kept.load(made, optimizer, accept)
     if facts is None:
         return None, ""
     assert facts["of"] == facts["step"]

@@ -42,11 +42,17 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def other_key(path: Path) -> None:
+    """Still JSON, but no facts that ``accept`` takes."""
+    path.write_text(path.read_text().replace('"of"', '"og"'))
+
+
 DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ("__1_0.distcp", flip, "__1_0.distcp has other bytes than were written"),
     ("__0_0.distcp", lambda path: os.truncate(path, 1000), "__0_0.distcp has 1,000 bytes, expec"),
     (".metadata", flip, ".metadata"),
     ("facts.json", lambda path: path.unlink(), "facts.json is missing"),
+    ("facts.json", other_key, "facts.json has other bytes than were written"),
     ("manifest.json", lambda path: os.truncate(path, 0), "Expecting value"),
 ]
 
