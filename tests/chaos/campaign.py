@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 PER_SWEEP = 5
 REPLICAS = 60
 HANG_S = tracker.READY_S + 20.0  # without progress: the longest wait that is promised, and an end
-VICTIM_S = 8.0  # how long a fault waits for something that it can be done to
+VICTIM_S = 20.0  # how long a fault waits for something that it can be done to, such as ranks
 STALL_S = 20.0  # what a trial may take
 
 
