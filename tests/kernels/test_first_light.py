@@ -338,7 +338,7 @@ def test_candidates_are_contenders_in_order(monkeypatch: pytest.MonkeyPatch) -> 
     for head_dim, every in CANDIDATES.items():
         found = [f"ringray-{blocks}".replace(",", "+") for blocks in every]
         assert found == sorted(found, key=names.index)
-        assert [CONTENDERS[name].chosen(head_dim) for name in found] == every  # type: ignore[attr-defined]
+        assert [CONTENDERS[name].blocks.get(head_dim) for name in found] == every  # type: ignore[attr-defined]
         assert max(map(names.index, found)) < names.index("sdpa-flash")
     assert not any(is_ours(name) for name in LAST)
     portable = CONTENDERS["ringray-portable"]
