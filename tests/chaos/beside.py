@@ -33,7 +33,7 @@ kind: train
 ring: {{size: 2, device: cpu, threads: 1}}
 problem: {{seq_len: 64, batch: 2, dtype: float32}}
 training: {{model: llama-tiny, mlp_rows: 64, steps: {STEPS}, save_every: 5, checkpoints: kept}}
-limits: {{retries: 5}}
+limits: {{retries: 5, trial_timeout: 20m}}
 """
 
 
@@ -129,7 +129,8 @@ class Training(Beside):
         assert self.before > 0, self.said
         assert len(row.samples["loss"]) == STEPS
         assert row.samples["loss"][: len(self.losses)] == pytest.approx(self.losses, rel=1e-4)
-        went_on = STEPS - len(row.samples["ms"]) - 1  # of the steps the first is not timed
+        # Of the steps the first is not timed; none is, if only the end was left.
+        went_on = STEPS - len(row.samples.get("ms", [])) - 1
         assert went_on >= self.before, self.said
         if row.attempts == 2 and len(self.said) == 1:  # nothing else has struck it
             assert went_on == self.before, self.said
