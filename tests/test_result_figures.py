@@ -1,0 +1,255 @@
+"""What README and docs say of records: a sentence, and the figures that stand in it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringray.lab.predict import hardware
+from tests.support.records import CPU, MIB, ROOT, gpu_lines, page, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/kernels.md"])
+def test_rates_on_a_gpu_are_those_of_the_records(path: str) -> None:
+    rates: dict[tuple[str, str], float] = {}
+    for name in ("gpu-h100.first_light.jsonl", "gpu-h100.specialised.jsonl"):
+        for line in gpu_lines(name):
+            if line["tflops"]:
+                rates[line["case"], line["contender"]] = line["tflops"]
+    contenders = ["ringray", "ringray-portable", "sdpa-cudnn", "flex", "sdpa-flash"]
+    table: dict[str, list[float]] = {}
+    for mask, direction in itertools.product(("causal", "full"), ("forward", "backward")):
+        case = f"{direction}/{mask}/16k/d128/h16/bf16"
+        every = {**rates, (case, "flex"): max(rates[case, x] for x in ("flex", "flex-tuned"))}
+        table[f"{direction} {mask}"] = [round(every[case, name]) for name in contenders]
+    text = (ROOT / path).read_text("utf-8")
+    if path == "README.md":
+        for direction in ("forward", "backward"):
+            pairs = zip(table[f"{direction} causal"], table[f"{direction} full"], strict=True)
+            cells = [f"{causal}, {full}" for causal, full in pairs]
+            row = " | ".join(cells[:1] + cells[2:])
+            assert row in text, row
+    else:
+        for title, rounded in table.items():
+            row = " | ".join(map(str, [title, *rounded]))
+            assert row in text, row
+
+
+def share_of_the_table() -> list[str]:
+    """Returns ringray's rates on an H100 over those of the table of hardware, full at 16k."""
+    lines = {
+        line["case"]: line["tflops"]
+        for line in gpu_lines("gpu-h100.specialised.jsonl")
+        if line["contender"] == "ringray"
+    }
+    curves = {
+        curve.direction: curve.rates[16384] / 1e12
+        for curve in hardware.table()["h100"].attention
+        if (curve.head_dim, curve.causal) == (128, False)
+    }
+    return [
+        f"{lines[f'{way}/full/16k/d128/h16/bf16'] / curves[way]:.0%}"
+        for way in ("forward", "backward")
+    ]
+
+
+def correctness() -> list[str]:
+    trials = rows(f"{CPU}.correctness.json")
+    assert {row["status"] for row in trials} == {"ok"}
+    worst = [
+        max(
+            value
+            for row in trials
+            for key, value in row.items()
+            if row["dtype"] == dtype and key.startswith("error_")
+        )
+        for dtype in ("float32", "bfloat16", "float16")
+    ]
+    return [f"{sum(row['trials'] for row in trials):,}", *(f"{value:.2f}" for value in worst)]
+
+
+def sdpa(dtype: str, direction: str) -> list[str]:
+    (row,) = [
+        row["metrics"]
+        for row in rows(f"{CPU}.cpu_ratio.jsonl")
+        if (row["config"]["dtype"], row["config"]["direction"]) == (dtype, direction)
+    ]
+    return [
+        f"{row['median_ms']:,.0f}",
+        f"{row['baseline_ms']:,.0f}",
+        f"{row['ratio']:.2f}",
+        f"{row['peak_memory_bytes'] / MIB:.0f}",
+        f"{row['sent_bytes'] / MIB:.0f}",
+    ]
+
+
+def ring_sizes() -> list[str]:
+    cells = {
+        (row["config"]["dtype"], row["config"]["ring_size"]): row["metrics"]
+        for row in rows(f"{CPU}.ring_sizes.jsonl")
+    }
+    ratios = [
+        f"{cells[dtype, size]['ratio']:.2f}" for dtype in ("float32", "bfloat16") for size in (4, 8)
+    ]
+    return ratios + [f"{cells['float32', n]['peak_memory_bytes'] / MIB:.0f}" for n in (4, 8)]
+
+
+def decoding() -> list[str]:
+    trials = {row["config"]["dtype"]: row["metrics"] for row in rows(f"{CPU}.decode.jsonl")}
+    times = [
+        f"{trials[dtype][which]:.1f}"
+        for dtype in ("float32", "bfloat16")
+        for which in ("median_ms", "baseline_ms")
+    ]
+    return [*times, f"{trials['float32']['sent_bytes']:,}"]
+
+
+def published(group: str) -> list[str]:
+    """Returns median error, 90th percentile and share that is too fast: predicted, then null."""
+    lines = [
+        re.findall(r"[\d.]+%", line)
+        for line in rows("published.json")
+        if re.match(rf" *\d+ {group} +(predicted|null model)", line)
+    ]
+    return [figure for median, _, ninth, fast in lines for figure in (median, ninth, fast)]
+
+
+def pairs() -> list[str]:
+    lines = [line for line in rows("published.json") if "pairs of rivals" in line]
+    (every, *ours), (_, *null) = (re.findall(r"\d+", line) for line in lines)
+    order = ([count[0], count[2], count[1]] for count in (ours, null))  # reversed ones last
+    return [every, *(number for counts in order for number in counts)]
+
+
+def alarms() -> list[str]:
+    """Returns the largest share of comparisons of A with A that show a change, in percent."""
+    shares = [re.search(r"alarms ([\d.]+)%", line) for line in rows("compare.answers.json")]
+    return [f"{max(float(share[1]) for share in shares if share)}"]
+
+
+def slower_sweeps(noise: str) -> list[str]:
+    lines = [line for line in rows("compare.answers.json") if line.startswith(f"{noise}, ")]
+    return [line.rpartition(" ")[2] for line in lines]
+
+
+def figure(name: str, title: str) -> str:
+    """Returns the first number of the line that begins with a title."""
+    (line,) = [line for line in rows(f"{CPU}.{name}.json") if line.startswith(f"{title} ")]
+    return re.findall(r"[\d.,]+%?", line.removeprefix(title))[0]
+
+
+def throttled(strategy: str, mbit: str) -> str:
+    """Returns the milliseconds of a strategy in the last problem."""
+    lines = rows(f"{CPU}.throttled.json")
+    first = lines.index(f"{mbit} Mbit/s, 3,072 tokens, 4 K/V heads, bfloat16, forward+backward")
+    (line,) = [x for x in lines[first : first + 13] if x.startswith(f"  {strategy} ")]
+    return f"{float(line.split()[2]):.0f}"
+
+
+def over_links() -> list[str]:
+    """Returns times of the best Ulysses and of the zigzag ring, on the slow link and the faster."""
+    return [
+        throttled("contiguous ulysses", "200"),
+        throttled("zigzag ring", "200"),
+        throttled("zigzag ring", "1,000"),
+        throttled("striped ulysses", "1,000"),
+    ]
+
+
+FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
+    (
+        "README.md",
+        """all {} combinations are within the budget; the worst tensor uses {} of it in float32,
+        {} in bfloat16 and {} in float16""",
+        correctness,
+    ),
+    *(
+        ("README.md", f"| {title} | {{}} ms | {{}} ms | {{}} | {{}} MiB | {{}} MiB |", figures)
+        for title, figures in (
+            ("float32 forward", lambda: sdpa("float32", "forward")),
+            ("float32 forward + backward", lambda: sdpa("float32", "forward+backward")),
+            ("bfloat16 forward", lambda: sdpa("bfloat16", "forward")),
+            ("bfloat16 forward + backward", lambda: sdpa("bfloat16", "forward+backward")),
+        )
+    ),
+    (
+        "README.md",
+        """rings of 4 and 8 take {} and {} times SDPA's time in float32 (forward and backward),
+        {} and {} times in bfloat16, with {} and {} MiB per rank""",
+        ring_sizes,
+    ),
+    (
+        "docs/decoding.md",
+        """{} against {} ms in float32 and {} against {} ms in bfloat16, 1.6 times as fast; both
+        ranks together send {} bytes a step""",
+        decoding,
+    ),
+    (
+        "README.md",
+        """158 figures that others published: the median error is {}, where a null model that
+        knows the rate of one device alone has {}; on rings {} against {}, and {} of them""",
+        lambda: [*published("rows")[::3], *published("rings")[::3], published("rings")[2]],
+    ),
+    *(
+        (
+            "docs/prediction.md",
+            f"| {title} | median error {{}}, {words} {{}}",
+            lambda names=names: [figure("prediction", name) for name in names],
+        )
+        for title, words, *names in (
+            ("time", "90th percentile", "median_error", "p90_error"),
+            ("memory per rank", "largest", "median_memory_error", "worst_memory_error"),
+        )
+    ),
+    (
+        "docs/prediction.md",
+        "median error {}, 90th percentile {}; the choice is the fastest",
+        lambda: [figure("throttled", name) for name in ("median error", "p90 error")],
+    ),
+    (
+        "docs/prediction.md",
+        """Ulysses at 200 Mbit/s ({} ms against {} ms of a zigzag ring), the zigzag ring at 1,000
+        Mbit/s ({} ms against {} ms)""",
+        over_links,
+    ),
+    *(
+        ("docs/hardware.md", f"| {title} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |", figures)
+        for title, figures in (
+            ("158 rows", lambda: published("rows")),
+            ("74 rings", lambda: published("rings")),
+            ("60 even rings", lambda: published("even rings")),
+            ("84 others", lambda: published("others")),
+        )
+    ),
+    (
+        "docs/hardware.md",
+        """of {} pairs of rivals whose published figures differ by more than 3%, it has {} in
+        order, {} as equal and {} reversed; the null model has {}, {} and {}.""",
+        pairs,
+    ),
+    ("docs/compare.md", "slower or faster, in at most {}%.", alarms),
+    ("docs/compare.md", "| 1% | 5% | {} | {} | {} |", lambda: slower_sweeps("1%")),
+    (
+        "docs/compare.md",
+        "| half of the points 12%, half 1% | 10% | {} | {} | {} |",
+        lambda: slower_sweeps("half 12%"),
+    ),
+    (
+        "docs/hardware.md",
+        "ringray's own on another {} forward and {} backward (16k tokens, full;",
+        share_of_the_table,
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "sentence", "figures"), FIGURES)
+def test_a_page_says_what_its_record_holds(
+    name: str, sentence: str, figures: Callable[[], list[str]]
+) -> None:
+    assert " ".join(sentence.split()).format(*figures()) in page(name)
