@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.base import private_files
-from ringray.base.errors import ForeignFileError
+from ringray.base.errors import ForeignFileError, reason_of
 from ringray.base.units import memory
 from ringray.comm.ring import connect, timeout_of
 from ringray.training.checkpoint_files import FACTS, METADATA, PART, Planner, Reader, Writer
@@ -98,8 +98,10 @@ class Checkpoints:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return "another training writes there; give each a folder of its own"
-        except (OSError, ForeignFileError) as error:
+        except ForeignFileError as error:
             return str(error)
+        except OSError as error:
+            return f"{error.filename}: {reason_of(error)}"
         return None
 
     def save(

@@ -95,7 +95,7 @@ class Reader(filesystem.FileSystemReader):
         """Checks all files, and reads the metadata."""
         sizes = self._check()
         self.facts = _json(self._place / FACTS)
-        if self.facts.get("step") != int(self._place.name.removeprefix("step-")):
+        if self._place.name != f"step-{str(self.facts.get('step')).zfill(8)}":
             raise ValueError(f"{FACTS} is not of this step")
         self._accept(self.facts)
         try:
@@ -122,7 +122,10 @@ class Reader(filesystem.FileSystemReader):
         for number, name in enumerate(sorted({FACTS, METADATA, *manifest})):
             if name not in sizes or name not in manifest:
                 raise ValueError(f"{name[:80]} is missing")
-            size, digest = manifest[name]
+            try:
+                size, digest = manifest[name]
+            except (TypeError, ValueError):
+                raise ValueError(f"{MANIFEST} does not tell size and digest of {name}") from None
             if sizes[name] != size:
                 raise ValueError(f"{name} has {sizes[name]:,} bytes, expected {size:,}")
             mine = name == FACTS or number % self._shares == self._share
@@ -136,7 +139,7 @@ class Reader(filesystem.FileSystemReader):
             part = self.storage_data[item.storage_index]
             with private_files.regular(self._place / part.relative_path) as file:
                 file.seek(part.offset)
-                _refuse_unsafe(file.read(part.length))
+                _refuse_unsafe(part.relative_path, file.read(part.length))
         return super().read_data(plan, planner)
 
 
@@ -209,11 +212,15 @@ def _part(
     return place, filesystem._StorageInfo(file, start, length)
 
 
-def _refuse_unsafe(data: bytes) -> None:
-    """Raises ValueError if ``torch.load`` might do more with data than read as many bytes."""
-    with zipfile.ZipFile(io.BytesIO(data)) as parts:
-        if sum(part.file_size for part in parts.infolist()) > len(data):
-            raise ValueError("it unpacks to more bytes than it has")
-        # One pickle with the structure; the other parts are the bytes of tensors.
-        [name] = (name for name in parts.namelist() if name.endswith(".pkl"))
-        pickled.read(parts.read(name))
+def _refuse_unsafe(name: str, data: bytes) -> None:
+    """Raises ValueError if ``torch.load`` might do more with data of a file than read as many
+    bytes."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as parts:
+            if sum(part.file_size for part in parts.infolist()) > len(data):
+                raise ValueError("it unpacks to more bytes than it has")
+            # One pickle with the structure; the other parts are the bytes of tensors.
+            [structure] = (part for part in parts.namelist() if part.endswith(".pkl"))
+            pickled.read(parts.read(structure))
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise ValueError(f"{name}: {reason_of(error)}") from None

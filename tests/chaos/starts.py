@@ -52,7 +52,7 @@ def start() -> Done:
     """Runs one trial in a fresh home."""
     folder = Path(tempfile.mkdtemp(prefix="rh-"))
     for place in drive.place(folder):
-        done = place.run("run", place.spec(tiny("start")), "--no-tracking")
+        done = place.run("run", place.spec(tiny("start", timeout="20m")), "--no-tracking")
         place.check_nothing_is_left()
     shutil.rmtree(folder)
     return done
@@ -74,7 +74,7 @@ def main() -> int:
                 f"{number}: {done.seconds:.0f} s, code {done.code}, {again} more tries", flush=True
             )
             if done.code:
-                print(f"   {why or done.err.splitlines()[-1]}", flush=True)
+                print(f"   {why or done.err.splitlines()[-1]}\n{done.out}", flush=True)
     print(f"{began} of {options.starts} started, {wrong} without a reason")
     return 1 if wrong else 0
 

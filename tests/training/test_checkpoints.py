@@ -47,13 +47,24 @@ def other_key(path: Path) -> None:
     path.write_text(path.read_text().replace('"of"', '"og"'))
 
 
+def folder_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ("__1_0.distcp", flip, "__1_0.distcp has other bytes than were written"),
     ("__0_0.distcp", lambda path: os.truncate(path, 1000), "__0_0.distcp has 1,000 bytes, expec"),
     (".metadata", flip, ".metadata"),
+    (".metadata", folder_instead, ".metadata has "),
     ("facts.json", lambda path: path.unlink(), "facts.json is missing"),
     ("facts.json", other_key, "facts.json has other bytes than were written"),
-    ("manifest.json", lambda path: os.truncate(path, 0), "Expecting value"),
+    ("manifest.json", lambda path: os.truncate(path, 0), "manifest.json: Expecting value"),
+    (
+        "manifest.json",
+        lambda path: path.write_text('{".metadata": null, "facts.json": 5}'),
+        "manifest.json does not tell size and digest of .metadata",
+    ),
 ]
 
 
@@ -90,8 +101,15 @@ def test_checkpoints_without_a_manifest_are_read(folder: Path) -> None:
     for place in folder.glob("step-*"):
         (place / "manifest.json").unlink()
     on_ring(2, [partial(checks.loads, folder, 2, "")])
-    os.truncate(folder / "step-00000002" / "__1_0.distcp", 1000)
+    data = folder / "step-00000002" / "__1_0.distcp"
+    data.write_bytes(bytes(data.stat().st_size))
+    on_ring(2, [partial(checks.loads, folder, 1, "__1_0.distcp: File is not a zip file")])
+    os.truncate(data, 1000)
     on_ring(2, [partial(checks.loads, folder, 1, "__1_0.distcp ends before")])
+    for name in ("step-zzz", "step-7"):
+        (folder / "step-00000002").rename(folder / name)
+        on_ring(1, [partial(checks.loads, folder, 1, "facts.json is not of this step")])
+        (folder / name).rename(folder / "step-00000002")
 
 
 def test_none_that_is_whole_is_told(folder: Path) -> None:
@@ -137,5 +155,7 @@ def test_a_lock_that_leads_elsewhere_is_refused(folder: Path) -> None:
     (folder / "lock").unlink()
     (folder / "other").write_text("text")
     (folder / "lock").symlink_to(folder / "other")
-    on_ring(1, [partial(checks.is_refused, folder, "symbolic link")])
+    says = f"{folder / 'lock'}: too many levels of symbolic links"
+    on_ring(1, [partial(checks.is_refused, folder, says)])
     assert (folder / "other").read_text() == "text"
+    on_ring(1, [partial(checks.is_refused, folder / "other", f"{folder / 'other'}: file exists")])

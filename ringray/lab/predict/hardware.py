@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from ringray.base import private_files
 from ringray.base.errors import UserError, reason_of, unknown
 from ringray_kernels.dtypes import DTYPES
 
@@ -26,10 +27,21 @@ LOCAL = "local"  # this machine
 RANKS = 1 << 16  # of a fleet
 _OVER = 1e3  # times the peak, beyond which a rate is in other units
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=RANKS)]
-Least0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Part = Annotated[float, Field(gt=0, le=1)]
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):  # which pydantic takes for 0 or 1
+        raise ValueError(f"got {str(value).lower()}, expected a number")
+    return value
+
+
+_NUMBER = BeforeValidator(_number)
+# Bounds beyond any hardware, within which no prediction overflows.
+Positive = Annotated[float, _NUMBER, Field(ge=1e-9, le=1e9)]
+Rate = Annotated[float, _NUMBER, Field(ge=1, le=1e30)]  # bytes, or bytes or FLOP a second
+Seconds = Annotated[float, _NUMBER, Field(ge=0, le=1e6)]
+Share = Annotated[float, _NUMBER, Field(ge=1e-6, le=1)]
+Spread = Annotated[float, _NUMBER, Field(ge=0, le=2)]
+Count = Annotated[int, _NUMBER, Field(ge=1, le=RANKS)]
 Rows = Annotated[int, Field(ge=1)]
 Direction = Literal["forward", "backward"]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join([*DTYPES, 'float8'])})$")]
@@ -43,8 +55,8 @@ class Link(_Entry):
     """One port of messages. ``bandwidth``: bytes/s, one way, both at once. ``latency``: seconds of
     a message beside its bytes. ``ranks``: those that share the port."""
 
-    bandwidth: Positive
-    latency: Least0
+    bandwidth: Rate
+    latency: Seconds
     ranks: Count = 1
 
 
@@ -61,8 +73,8 @@ class Curve(_Entry):
     direction: Direction
     causal: bool
     stepped: bool = False
-    rates: Annotated[Mapping[Rows, Positive], Field(min_length=1)]
-    doubt: Mapping[Rows, Annotated[float, Field(ge=0, le=2)]] = {}
+    rates: Annotated[Mapping[Rows, Rate], Field(min_length=1)]
+    doubt: Mapping[Rows, Spread] = {}
 
 
 class Hardware(_Entry):
@@ -83,25 +95,25 @@ class Hardware(_Entry):
     """
 
     title: str
-    memory: Positive | None = None
-    memory_bandwidth: Positive
-    peak: Annotated[Mapping[Dtype, Positive], Field(min_length=1)]
+    memory: Rate | None = None
+    memory_bandwidth: Rate
+    peak: Annotated[Mapping[Dtype, Rate], Field(min_length=1)]
     ranks_per_node: Count
     inner: Link
     outer: Link
-    products: Part
+    products: Share
     attention: Annotated[tuple[Curve, ...], Field(min_length=1)]
-    call: Least0 = 0.0
-    spread: Annotated[float, Field(ge=0, le=2)] = 0.1
+    call: Seconds = 0.0
+    spread: Spread = 0.1
     price: Positive | None = None
     sources: tuple[str, ...] = ()
     cores: Count | None = None
-    shared: Part = 1.0
+    shared: Share = 1.0
     threads: Mapping[int, Positive] = {}
-    message: Least0 = 0.0
-    copying: Least0 = 0.0
-    step: Least0 = 0.0
-    op: Least0 = 0.0
+    message: Seconds = 0.0
+    copying: Seconds = 0.0
+    step: Seconds = 0.0
+    op: Seconds = 0.0
     merged: bool = False
     tiles: bool = False
     packs: bool = True
@@ -211,13 +223,28 @@ def table() -> dict[str, Hardware]:
     return read_entries(TABLE)
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that is given twice, of which YAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [str(key.value) for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if (name := names[number]) in names[:number]:
+                why = f"{name[:60]} is given twice, keep one"
+                raise yaml.constructor.ConstructorError(problem=why, problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_entries(path: Path) -> dict[str, Hardware]:
     """Reads a file of entries; raises UserError that names the fields that are wrong."""
     try:
-        text = path.read_bytes()
-        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"hardware: {path} cannot be read: {reason_of(error)}") from error
+        with private_files.regular(path) as file:
+            text = file.read()
+        content = yaml.load(text, _Loader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        why = f"line {mark.line + 1}: {error.problem}" if mark else reason_of(error)
+        raise UserError(f"hardware: {path} cannot be read: {' '.join(why.split())}") from error
     if not isinstance(content, dict) or not content:
         raise UserError(f"hardware: {path} holds no entries, expected NAME: {{title: ...}}")
     return {str(name): entry(fields, str(path), text, name) for name, fields in content.items()}

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ringray.base import units
-from ringray.lab.predict.hardware import Hardware, Link, Positive
+from ringray.lab.predict.hardware import Hardware, Link, Positive, Rate
 
 _Speeds = dict[tuple[int, int], float]  # by pair: the more, the better
 
@@ -39,7 +39,7 @@ class NodePair(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     nodes: tuple[int, int]
     device: Literal["cpu", "cuda"]
-    bandwidth: Positive = 1.0
+    bandwidth: Rate = 1.0
     latency: Positive = 1.0
     error: str | None = None
 

@@ -10,7 +10,10 @@ from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.spec.fields import TRUTH, Fields, duration, or_null, size, text, whole
 
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
-_URI = text(rf"[^{UNPRINTABLE}\t\n ]+", "a tracking URI", 2000)
+_SCHEME = r"(?i:https?|sqlite|(postgresql|mysql|mssql)(\+[a-z0-9]+)?)"
+_URI = text(
+    rf"{_SCHEME}://[^{UNPRINTABLE}\t\n ]+", "http://HOST:PORT, sqlite:///PATH or a database", 2000
+)
 
 
 class LimitsSection(Fields):

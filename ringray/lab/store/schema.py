@@ -10,7 +10,8 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -296,10 +297,11 @@ def upgrade(db: sqlite3.Connection, path: Path, create: bool = False) -> None:
 def _version(db: sqlite3.Connection, path: Path) -> int:
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     ours = db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
-    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    if not ours and tables >= {"environments", "sweeps", "trials"}:
+    objects = _objects(db)
+    names = {name for _, name, _ in objects}
+    if not ours and names >= {"environments", "sweeps", "trials"}:
         raise damaged(path, "its first page is not as it was written")
-    if not ours and tables:
+    if not ours and names:
         raise PlaceError(
             f"the store {path} is a database of another program; name a ringray store or a new file"
         )
@@ -308,7 +310,27 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
             f"the store {path} was written by a newer ringray (schema {version}, this one knows "
             f"{len(MIGRATIONS)}); upgrade ringray, {_ELSEWHERE}"
         )
+    # A view may compute for ever, a trigger changes what is written: none of a stranger's is used.
+    if foreign := objects ^ _made_by(max(version, 0)):
+        kind, name, _ = min(foreign)
+        raise damaged(path, f"its {kind} {name[:40]!r} is not as schema {version} has it")
     return version
+
+
+@cache
+def _made_by(version: int) -> frozenset[tuple[str, str, str]]:
+    """Returns what a store of a schema consists of."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.create_function("seal_of", -1, seal_of)
+        for statement in itertools.chain(*MIGRATIONS[:version]):
+            db.execute(statement)
+        return _objects(db)
+
+
+def _objects(db: sqlite3.Connection) -> frozenset[tuple[str, str, str]]:
+    """Returns type, name and definition of all tables, indices, views and triggers but sqlite's."""
+    rows = db.execute("SELECT type, name, sql FROM sqlite_master")
+    return frozenset(row for row in rows if not row[1].startswith("sqlite_"))
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

@@ -89,6 +89,26 @@ def test_a_link_counts_one_way() -> None:
         assert 0.7 * nominal <= hardware.table()[name].inner.bandwidth <= nominal
 
 
+MINE = """mine:
+  title: mine
+  memory: 8.0e+10
+  memory_bandwidth: 1.0e+12
+  peak: {float32: 1.0e+14}
+  ranks_per_node: 8
+  inner:
+    bandwidth: 1.0e+11
+    latency: 1.0e-6
+  outer: {bandwidth: 1.0e+10, latency: 1.0e-5}
+  products: 0.7
+  attention:
+  - dtype: float32
+    causal: false
+    head_dim: 64
+    direction: forward
+    rates: {1024: 1.0e+13}
+"""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "message"),
     [
@@ -101,7 +121,11 @@ def test_a_link_counts_one_way() -> None:
             3,
             "mine.memory: got '80 GB', expected a valid number",
         ),
-        ("memory: 8.0e+10", "memory: -1", 3, "mine.memory: got -1, expected greater than 0"),
+        ("memory: 8.0e+10", "memory: -1", 3, "mine.memory: got -1, expected greater than or"),
+        ("memory: 8.0e+10", "memory: true", 3, "mine.memory: got true, expected a number"),
+        ("bandwidth: 1.0e+11", "bandwidth: 1.0e-320", 8, "expected greater than or equal to 1"),
+        ("products: 0.7", "products: 1.0e-320", 11, "expected greater than or equal to 0.000001"),
+        ("  products: 0.7", "  call: 1.0e+300\n  products: 0.7", 11, "expected less than or equal"),
         ("peak: {float32: 1.0e+14}", "peak: {float23: 1.0e+14}", 5, "did you mean 'float32'?"),
         ("    bandwidth: 1.0e+11", "    bandwith: 1.0e+11", 8, "did you mean 'bandwidth'?"),
         ("head_dim: 64", "head_dim: many", 15, "mine.attention.0.head_dim: got 'many', expected"),
@@ -123,21 +147,28 @@ def test_a_wrong_file_is_told_by_line_and_field(
     assert any(message in one for one in lines), str(caught.value)
 
 
-MINE = """mine:
-  title: mine
-  memory: 8.0e+10
-  memory_bandwidth: 1.0e+12
-  peak: {float32: 1.0e+14}
-  ranks_per_node: 8
-  inner:
-    bandwidth: 1.0e+11
-    latency: 1.0e-6
-  outer: {bandwidth: 1.0e+10, latency: 1.0e-5}
-  products: 0.7
-  attention:
-  - dtype: float32
-    causal: false
-    head_dim: 64
-    direction: forward
-    rates: {1024: 1.0e+13}
-"""
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"{MINE}  products: 0.5\n", "line 18: products is given twice, keep one"),
+        (MINE.replace("{1024: 1.0e+13}", "{1024: 1.0, 1024: 2.0}"), "line 17: 1024 is given twice"),
+        ("mine: [", "line 2: did not find expected node content"),
+        ("mine: !!python/name:os.system", "line 1: could not determine a constructor for the tag"),
+        ("mine: \0", "control characters are not allowed"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_in_a_line(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        hardware.read_entries(path)
+    assert str(caught.value).startswith(f"hardware: {path} cannot be read: ")
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_or_a_device_is_no_hardware(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="not a regular file"):
+        hardware.read_entries(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -25,6 +26,7 @@ from ringray.lab.store import store as store_module
 from ringray.lab.store.recover import recover
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNKNOWN, Outcome, TrialRow
+from tests.support.place import tiny
 from tests.support.store_rows import DIGEST, OTHER, ok, sweep, trial
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -204,6 +206,42 @@ def test_a_value_that_was_changed_is_noticed(
     assert "89 of them ended, 1 earlier measurement; lost: 1 ended trial" in out
     assert f"lost: {4:016x}" in out
     assert main(["list", "--store", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE trials RENAME TO other; CREATE VIEW trials AS SELECT * FROM other",
+        "CREATE VIEW other AS SELECT * FROM trials",
+        "CREATE TRIGGER other AFTER UPDATE ON sweeps BEGIN DELETE FROM trials; END",
+        "CREATE INDEX other ON trials (config LIKE '%1%')",
+        "ALTER TABLE trials ADD COLUMN other AS (length(config))",
+        "DROP TABLE leases",
+        "PRAGMA user_version = 2",
+        "PRAGMA user_version = 1",
+        "PRAGMA user_version = 0",
+        "PRAGMA user_version = -5",
+    ],
+)
+def test_a_schema_that_is_not_ringrays_is_damage(
+    path: Path, rows: list[TrialRow], change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A view could compute for ever, a trigger change what is written, a step run twice."""
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(change)
+    before = path.read_bytes()
+    spec = path.with_name("spec.yaml")
+    spec.write_text(tiny("quick"))
+    for words in (["list"], ["status", "quick"], ["run", str(spec), "--no-tracking"]):
+        assert main([*words, "--store", str(path)]) == 2
+        assert re.search(
+            r"is damaged \(its \w+ '\w+' is not as schema -?\d has it\); `ringray recover",
+            capsys.readouterr().err,
+        )
+    assert path.read_bytes() == before
+    assert recover(path).kept is not None
+    with Store(path, create=False) as store:
+        assert store.trials(DIGEST) == rows
 
 
 def test_a_sweep_whose_own_row_is_lost_is_taken_up_by_its_spec(
