@@ -22,7 +22,7 @@ from ringray.models.sizes import named
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 N, S = 8, 128 << 10  # ranks, tokens
 MODEL = named("llama-7b", {})  # 32 heads of 128, as in its example

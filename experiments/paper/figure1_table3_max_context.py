@@ -23,7 +23,7 @@ from ringray.lab.predict import cost_model, hardware, transformer
 from ringray.lab.predict.advise import Wish
 from ringray.lab.predict.transformer import Training
 from ringray.models.sizes import Model, named
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 # Memory (GB), devices (chips), and per model: vanilla, memory-efficient, with blockwise MLP, ring.
 PRINTED = {

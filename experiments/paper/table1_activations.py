@@ -29,7 +29,7 @@ from ringray.lab.predict.advise import Wish
 from ringray.lab.trial.measurement import peak_memory
 from ringray.models.decoder import GatedMLP, WholeScores
 from ringray.models.sizes import Model
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 RANKS = 3  # of the ring; rings of more need as much
 C, N, D = 256, 4, 128  # tokens of a block, heads, head dim: h/n as of LLaMA 7B

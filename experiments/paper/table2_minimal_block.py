@@ -15,7 +15,7 @@ from ringray.lab.predict import cost_model, hardware
 from ringray.lab.predict.advise import Wish
 from ringray.lab.predict.hardware import Fleet
 from ringray.models.sizes import named
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 RANKS = 4
 # name: TFLOP/s, GB/s one way, printed block and sequence (1000 tokens)

@@ -27,7 +27,7 @@ from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.transformer import Training
 from ringray.models.sizes import named
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 K, M = 1 << 10, 1 << 20
 # Model, fleet, bytes/s between its devices, context of one device and of the ring, tokens a step;

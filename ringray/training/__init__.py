@@ -1,7 +1,6 @@
 """Training on a mesh of ranks: data, context (the ring), tensor and pipeline parallelism.
 
-degrees      how many ranks each kind of parallelism has
-recipe       what is trained and how, and whether that fits a mesh
+recipe       what is trained, on how many ranks of each kind, and whether that fits
 mesh         the ranks in order, and the groups that they form
 parallelize  a model on a mesh: groups, tensor parallelism, FSDP
 corpus       documents in files, packed; each rank reads its own rows

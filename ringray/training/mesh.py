@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.arguments import whole
 from ringray.comm.ring import connect, timeout_of
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 _AXES = ("dp", "pp", "cp", "tp")
 

@@ -1,4 +1,4 @@
-"""The training of a model, and whether it fits a mesh. No torch."""
+"""The training of a model, and whether it fits ranks of each kind. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.base.errors import reason_of
 from ringray.models.sizes import Kept, Model, Scores
-from ringray.training.degrees import Degrees
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Ranks of each kind of parallelism: data, context (the ring), tensor, pipeline."""
+
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Returns the ranks of all together."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    def __str__(self) -> str:
+        return f"DP {self.dp} x CP {self.cp} x TP {self.tp} x PP {self.pp}"
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from ringray.attention.agreement import RefusedError
 from ringray.models.sizes import named
 from ringray.training import checkpoint, trainer
 from ringray.training.corpus import RandomTokens
-from ringray.training.degrees import Degrees
-from ringray.training.recipe import Recipe
+from ringray.training.recipe import Degrees, Recipe
 from tests.support.ranks import on_ring
 
 if TYPE_CHECKING:

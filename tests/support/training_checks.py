@@ -27,9 +27,8 @@ from ringray.nn import next_token_labels
 from ringray.training import mesh as meshes
 from ringray.training.checkpoint import CheckpointError, Checkpoints, complete
 from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, RandomTokens
-from ringray.training.degrees import Degrees
 from ringray.training.parallelize import parallelize
-from ringray.training.recipe import Recipe
+from ringray.training.recipe import Degrees, Recipe
 from ringray.training.trainer import LossError, Trainer, TrainingStep
 
 TINY = named("llama-tiny", {})

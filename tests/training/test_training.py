@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from ringray.training.checkpoint import CheckpointError
-from ringray.training.degrees import Degrees
-from ringray.training.recipe import Recipe, check
+from ringray.training.recipe import Degrees, Recipe, check
 from ringray.training.trainer import TrainingStep, check_facts
 from tests.support import training_checks as checks
 from tests.support.ranks import on_ring

@@ -203,6 +203,8 @@ def _of_rank(size: Size, found: Mapping[int, Samples], *, cores: bool) -> Sample
     seconds = dict(zip(size.alone(), alone["attention"], strict=True))
     call = float(np.mean([_call(one, size, seconds) for one in size.single()]))
     peak = {name: max(alone["products"][name]) for name in size.dtypes}
+    tenths = (np.quantile(seconds[case], (0.1, 0.5, 0.9)) for case in size.cases())
+    spreads = [(high - low) / 2 / middle for low, middle, high in tenths]
     copied = float(np.median(alone["products"]["copy"]))
     link = Link(bandwidth=copied, latency=0.0)
     if 2 in found:
@@ -216,7 +218,7 @@ def _of_rank(size: Size, found: Mapping[int, Samples], *, cores: bool) -> Sample
         "inner": link.model_dump(), "outer": link.model_dump(),
         "attention": _curves(size, seconds, call),
         "call": call,
-        "spread": float(np.median([_spread(seconds[one]) for one in size.cases()])),
+        "spread": float(np.median(spreads)),
         "op": float(np.median(alone["rings"]["clock"])) / 2,
     }  # fmt: skip
 
@@ -247,11 +249,6 @@ def _flops(case: Case) -> float:
     _, dim, way, shape, rows, heads, _ = case
     pairs = {"causal": rows * (rows + 1) // 2, "full": rows * rows, "stepped": rows * rows // 2}
     return pairs[shape] * heads * dim * (4.0 if way == "forward" else 10.0)
-
-
-def _spread(taken: Sequence[float]) -> float:
-    low, middle, high = np.quantile(taken, (0.1, 0.5, 0.9))
-    return float((high - low) / 2 / middle)
 
 
 def line(sizes: Sequence[int], rounds: Sequence[Sequence[float]]) -> tuple[float, float]:

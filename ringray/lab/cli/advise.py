@@ -37,10 +37,9 @@ def _count(text: str) -> int:
 
 def _length(text: str) -> int:
     try:
-        found: int = tokens(1, advice.LONGEST).read(int(text) if text.isdecimal() else text)
+        return int(tokens(1, advice.LONGEST).read(int(text) if text.isdecimal() else text))
     except Mismatch as error:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected {error}") from None
-    return found
 
 
 def _batch(text: str) -> tuple[int, bool]:

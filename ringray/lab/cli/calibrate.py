@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ringray.base import provenance, units
@@ -27,7 +28,8 @@ def calibrate(arguments: argparse.Namespace) -> int:
     device: calibration.Device = arguments.device or (
         "cuda" if provenance.hardware()["gpus"] else "cpu"
     )
-    place = calibration.write(machine.measure(device, _say), device)
+    say = partial(print, "calibrate:", file=sys.stderr, flush=True)
+    place = calibration.write(machine.measure(device, say), device)
     if arguments.json is not None:
         write("--json", arguments.json, place.read_text(encoding="utf-8"))
         if arguments.json == "-":
@@ -37,10 +39,6 @@ def calibrate(arguments: argparse.Namespace) -> int:
     _print(entry)
     print(f"\n`ringray plan SPEC --on local` predicts with it; kept in {place}")
     return 0
-
-
-def _say(line: str) -> None:
-    print(f"calibrate: {line}", file=sys.stderr, flush=True)
 
 
 def _print(entry: Hardware) -> None:

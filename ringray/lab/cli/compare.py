@@ -22,8 +22,7 @@ from ringray.lab.report.comparison import compare as compared
 from ringray.lab.store import jsonl
 from ringray.lab.store.store import Store
 from ringray.lab.trial.metrics import METRICS
-from ringray.lab.trial.outcome import SweepInfo, TrialRow
-from ringray.lab.trial.selection import selected
+from ringray.lab.trial.outcome import SweepInfo, TrialRow, selected
 
 _SQLITE = b"SQLite format 3\0"
 _PATHS = re.compile(r"/|\.(db|jsonl?|ndjson)$")  # in what looks like a file

@@ -30,7 +30,9 @@ def links(arguments: argparse.Namespace) -> int:
     with connect(arguments.address):
         from ringray.lab.ring import links as survey
 
-        found = survey.measure(_say)
+        found = survey.measure(
+            lambda line: print(shown(f"links: {line}"), file=sys.stderr, flush=True)
+        )
     place = calibration.write_links(found)
     problems, outliers = list(found.problems()), list(found.outliers())
     if arguments.json is not None:
@@ -45,10 +47,6 @@ def links(arguments: argparse.Namespace) -> int:
             f"nodes; kept in {place}"
         )
     return int(bool(problems))
-
-
-def _say(line: str) -> None:
-    print(shown(f"links: {line}"), file=sys.stderr, flush=True)
 
 
 def _print(found: ClusterLinks) -> None:

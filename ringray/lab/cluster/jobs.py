@@ -23,7 +23,7 @@ from ringray.lab.cluster.job_server import answering
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
 from ringray.lab.spec.model import NAME
-from ringray.lab.trial.selection import selected
+from ringray.lab.trial.outcome import selected
 
 STOP_WAIT_S = 60  # seconds for a sweep to end by itself before Ray kills its driver
 # cluster/runtime_env.yaml has the same for `ray job submit`.

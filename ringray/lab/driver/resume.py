@@ -101,10 +101,11 @@ class Resume:
 
     def provenance(self, environment: dict[str, Any]) -> list[str]:
         """Says which measurements are taken from before, and why the others are made again."""
-        from_before = Counter(map(_origin, self.done.values()))
+        commits = Counter(provenance.commit(row.environment) for row in self.done.values())
         said = [
-            f"taken from before: {units.plural(count, 'trial')}{origin}"
-            for origin, count in from_before.items()
+            f"taken from before: {units.plural(count, 'trial')}"
+            f"{f' of commit {commit}' if commit else ''}, the same code in ranks"
+            for commit, count in commits.items()
         ]
         recorded = (self.rows.get(trial.key) for trial in self.plan.runnable)
         stale = [
@@ -137,12 +138,6 @@ def _standing(
                     earlier[trial.key] = kept.seq
                 break
     return done, earlier
-
-
-def _origin(row: TrialRow) -> str:
-    """Says at which commit a standing measurement was made."""
-    commit = provenance.commit(row.environment)
-    return (f" of commit {commit}" if commit else "") + ", the same code in ranks"
 
 
 def _why_again(row: TrialRow, environment: dict[str, Any]) -> str:

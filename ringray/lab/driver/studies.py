@@ -188,7 +188,10 @@ def entries(plan: Plan, rows: Sequence[TrialRow], cores: int = 0) -> list[tuned.
         problem = replace(trial.config, blocks=None, replica=0)
         if at in kept and kept[at][0] == problem:
             # Of kernels that are tuned one by one, each adds its blocks.
-            entry = _joined(kept[at][1], entry)
+            before = kept[at][1]
+            blocks = f"{before.choice['blocks']},{entry.choice['blocks']}"
+            choice, when = {**before.choice, "blocks": blocks}, entry.when
+            entry = replace(min(before, entry, key=_time), choice=choice, when=when)
         elif at in kept and _size(kept[at][0]) > _size(problem):
             continue
         kept[at] = problem, entry
@@ -204,12 +207,6 @@ def _time(entry: tuned.Entry) -> float:
 
 def _size(problem: TrialConfig) -> int:
     return problem.batch * problem.heads * geometry.total_visible(problem.mask)
-
-
-def _joined(one: tuned.Entry, other: tuned.Entry) -> tuned.Entry:
-    blocks = f"{one.choice['blocks']},{other.choice['blocks']}"
-    faster = min(one, other, key=_time)
-    return replace(faster, choice={**one.choice, "blocks": blocks}, when=other.when)
 
 
 def _entry(plan: Plan, trial: Trial, row: TrialRow, backends: Collection[str]) -> tuned.Entry:

@@ -25,7 +25,7 @@ from ringray.lab.predict.transformer import RankMemory, StepTime, Training
 from ringray.lab.trial.config import TrialConfig
 from ringray.models.sizes import Model
 from ringray.traffic.walk import BACKWARDS
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 LARGEST = 4096  # ranks of a ring, as in specs
 USABLE = 0.92  # of a device's memory; the rest is its context, libraries' buffers and gaps

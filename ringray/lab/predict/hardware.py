@@ -242,9 +242,8 @@ def read_entries(path: Path) -> dict[str, Hardware]:
             text = file.read()
         content = yaml.load(text, _Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        why = f"line {mark.line + 1}: {error.problem}" if mark else reason_of(error)
-        raise UserError(f"hardware: {path} cannot be read: {' '.join(why.split())}") from error
+        why = " ".join(reason_of(error).split())
+        raise UserError(f"hardware: {path} cannot be read: {why}") from error
     if not isinstance(content, dict) or not content:
         raise UserError(f"hardware: {path} holds no entries, expected NAME: {{title: ...}}")
     return {str(name): entry(fields, str(path), text, name) for name, fields in content.items()}

@@ -72,7 +72,9 @@ class ClusterLinks(BaseModel):
             rates = {one.nodes: one.bandwidth for one in pairs}
             answers = {one.nodes: 1 / one.latency for one in pairs}
             yield from self._slow(rates, _SLOW, "slow to", units.bandwidth)
-            yield from self._slow(answers, _LATE, "far from", _latency)
+            yield from self._slow(
+                answers, _LATE, "far from", lambda speed: f"{units.latency(1 / speed)} latency"
+            )
 
     def _slow(
         self, speeds: _Speeds, times: float, word: str, said: Callable[[float], str]
@@ -121,7 +123,3 @@ def _slowest(speeds: _Speeds, times: float) -> int | None:
 
 def _without(speeds: _Speeds, at: int) -> _Speeds:
     return {pair: speed for pair, speed in speeds.items() if at not in pair}
-
-
-def _latency(speed: float) -> str:
-    return f"{units.latency(1 / speed)} latency"

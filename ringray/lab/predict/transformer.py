@@ -22,7 +22,7 @@ from ringray.lab.trial import training
 from ringray.lab.trial.config import TrialConfig, default_config
 from ringray.models.sizes import Kept, Model, Scores
 from ringray.traffic.walk import FP32
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 from ringray_kernels.dtypes import DTYPES
 
 STATE_BYTES = 16  # of a parameter: weight and gradient in 2 bytes, or 4; Adam in 12, or 8

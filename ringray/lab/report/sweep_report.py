@@ -19,7 +19,7 @@ from ringray.lab.report.figures import charts
 from ringray.lab.report.figures.data import points
 from ringray.lab.report.tables import when
 from ringray.lab.store.traces import path_of
-from ringray.lab.trial.metrics import Metric, columns
+from ringray.lab.trial.metrics import columns
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 _VALUES = 12  # of a field that varies, listed one by one
@@ -131,7 +131,10 @@ def _trials(trials: Sequence[TrialRow]) -> page.PageTable:
     for trial in trials:
         numbers, tone = trial.numbers, "good" if trial.key in best else ""
         cells = [_field(name, trial.config.get(name)) for name in fields]
-        cells += [trial.status or "pending", *(_number(one, numbers, tone) for one in metrics)]
+        cells.append(trial.status or "pending")
+        for metric in metrics:
+            value, text = numbers.get(metric.name), words.metric(metric, numbers)
+            cells.append(page.Number(text, value, tone if metric.name == "median_ms" else ""))
         cells += [hidden(trial.reason or "")] if reasons else []
         rows.append([page.Number(str(trial.index + 1), trial.index + 1), *cells])
     legend = "; green: the fastest of its problem, as far as decided" if best else ""
@@ -141,11 +144,6 @@ def _trials(trials: Sequence[TrialRow]) -> page.PageTable:
 def _field(name: str, given: Any) -> str | page.Number:
     number = isinstance(given, int | float) and not isinstance(given, bool)
     return page.Number(str(given), float(given)) if number else words.value(name, given)
-
-
-def _number(metric: Metric, numbers: Mapping[str, float], tone: str) -> page.Number:
-    tone = tone if metric.name == "median_ms" else ""
-    return page.Number(words.metric(metric, numbers), numbers.get(metric.name), tone)
 
 
 def _faults(trials: Sequence[TrialRow]) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from ringray.lab.store import snapshot
 BUSY_S = 5.0  # seconds to wait for another process's lock
 _APPLICATION_ID = 0x72696E67  # "ring"; marks the file as a store
 
+_OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*'"
 _TABLES = """
 CREATE TABLE environments (
     id TEXT PRIMARY KEY,        -- sha256 of content
@@ -297,7 +298,7 @@ def upgrade(db: sqlite3.Connection, path: Path, create: bool = False) -> None:
 def _version(db: sqlite3.Connection, path: Path) -> int:
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     ours = db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
-    objects = _objects(db)
+    objects = frozenset(db.execute(_OBJECTS))
     names = {name for _, name, _ in objects}
     if not ours and names >= {"environments", "sweeps", "trials"}:
         raise damaged(path, "its first page is not as it was written")
@@ -324,13 +325,7 @@ def _made_by(version: int) -> frozenset[tuple[str, str, str]]:
         db.create_function("seal_of", -1, seal_of)
         for statement in itertools.chain(*MIGRATIONS[:version]):
             db.execute(statement)
-        return _objects(db)
-
-
-def _objects(db: sqlite3.Connection) -> frozenset[tuple[str, str, str]]:
-    """Returns type, name and definition of all tables, indices, views and triggers but sqlite's."""
-    rows = db.execute("SELECT type, name, sql FROM sqlite_master")
-    return frozenset(row for row in rows if not row[1].startswith("sqlite_"))
+        return frozenset(db.execute(_OBJECTS))
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

@@ -35,8 +35,8 @@ from ringray.lab.trial.outcome import (
     Tracked,
     TrialInfo,
     TrialRow,
+    selected,
 )
-from ringray.lab.trial.selection import selected
 
 Role = Literal["driver", "tracker"]
 _LOG_MODE = 18  # the byte of the file that is 2 if it has a log

@@ -48,8 +48,11 @@ def note(
         lines += ["", _links(ended, place, children, bool(figures))]
     if bare := sum(trial.status == "pruned" and trial.key not in children for trial in ended):
         lines += ["", f"{bare} of the pruned points have no run of their own; `{TABLE}` says why"]
-    if figures:
-        lines += ["", *(_image(place.run_id, name) for name in figures)]
+    lines += [""] if figures else []
+    for name in figures:
+        path = quote(f"{FIGURES}/{name}.png", safe="")
+        image = f"get-artifact?path={path}&run_uuid={place.run_id}"
+        lines.append(f"![{TITLES.get(name, name)}]({image})\n")
     return "\n".join(lines + _table(sweep, trials, ended, len("\n".join(lines))))
 
 
@@ -89,11 +92,6 @@ def _answer(sweep: SweepRow, ended: Sequence[TrialRow]) -> list[str]:
     lines = [_said(line) for line in verdict.answer(sweep.kind, ended)]
     mark = "- " if len(lines) > 1 else ""
     return [*(mark + line for line in lines), ""] if lines else []
-
-
-def _image(run_id: str, name: str) -> str:
-    path = quote(f"{FIGURES}/{name}.png", safe="")
-    return f"![{TITLES.get(name, name)}](get-artifact?path={path}&run_uuid={run_id})\n"
 
 
 def _table(

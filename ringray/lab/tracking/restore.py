@@ -28,13 +28,11 @@ from ringray.lab.tracking.archive import (
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.tracker import UNHURRIED_S
 from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, receive, send
-from ringray.lab.trial.selection import selected
+from ringray.lab.trial.outcome import Kept, SweepInfo, TrialRow, selected
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
-
-    from ringray.lab.trial.outcome import Kept, SweepInfo, TrialRow
 
 
 class Restored(NamedTuple):

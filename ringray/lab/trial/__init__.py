@@ -1,8 +1,7 @@
 """Trials and their outcomes: plain data.
 
 config        one point of a sweep
-outcome       rows of sweeps and trials
-selection     sweeps by name or digest
+outcome       rows of sweeps and trials, and which of them a name or digest selects
 faults        causes of failed trials
 metrics       the table of metrics
 machine_load  load of a rank and its host

@@ -69,7 +69,12 @@ def summarise(
     training. ``before``: an earlier visit to the same trial, whose repeats count too. ``repeats``
     is their number over all visits; it is left out where one visit measured the config's number.
     """
-    metrics = _over_ranks(reports)
+    # One number for each metric that every rank reports.
+    metrics = {
+        name: merge([statistics.median(report.values[name]) for report in reports])
+        for name in reports[0].values
+        if (merge := METRICS[name].ranks) and all(report.values.get(name) for report in reports)
+    }
     samples = _times(reports)
     if before is not None and before.samples and samples:
         now, then = len(samples["ms"]), len(before.samples["ms"])
@@ -93,15 +98,6 @@ def _values(hops: Sequence[Hop]) -> list[float]:
     """Returns the sums of hops, as ``HOP_VALUES`` names them."""
     seconds = (sum(times) for times in zip(*(hop[2:5] for hop in hops), strict=True))
     return [*(one * 1e3 for one in seconds), float(sum(hop.sent for hop in hops))]
-
-
-def _over_ranks(reports: Sequence[RankReport]) -> dict[str, float]:
-    """Returns one number for each metric that every rank reports."""
-    return {
-        name: merge([statistics.median(report.values[name]) for report in reports])
-        for name in reports[0].values
-        if (merge := METRICS[name].ranks) and all(report.values.get(name) for report in reports)
-    }
 
 
 def _over_visits(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, get_args
@@ -159,6 +159,21 @@ class Tracked(NamedTuple):
     uri: str
     experiment_id: str
     run_id: str
+
+
+def selected(selector: str, sweeps: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns the digests of the sweeps that ``selector`` means, in the given order.
+
+    Args:
+        selector: a name, or if no sweep has it, the first 4 or more digits of a digest.
+        sweeps: names and digests.
+    """
+    pairs = list(dict.fromkeys(sweeps))
+    named = [digest for name, digest in pairs if name == selector]
+    prefix = selector.lower()
+    if named or not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
+        return named
+    return [digest for _, digest in pairs if digest.startswith(prefix)]
 
 
 def record_line(sweep: SweepInfo, trial: TrialRow) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from ringray.lab.trial.config import TrialConfig, resolved
 from ringray.models.sizes import Model, named
-from ringray.training.degrees import Degrees
-from ringray.training.recipe import Recipe
+from ringray.training.recipe import Degrees, Recipe
 from ringray.training.tasks import TASKS
 from ringray.tuning.table import Place
 

@@ -21,7 +21,7 @@ from ringray.lab.ring.actor import Rank
 from ringray.lab.spec.model import parse
 from ringray.lab.trial.faults import BudgetError, stale
 from ringray.lab.trial.training import of_config
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 from tests.support import place as drive
 from tests.support.place import Place
 from tests.support.training_checks import facts

@@ -10,7 +10,7 @@ from ringray.base.errors import UserError
 from ringray.lab.predict import advise, hardware
 from ringray.lab.predict.advise import Wish
 from ringray.models.sizes import named
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 
 def wish(context: int = 1 << 17, sequences: int = 4, fleet: str = "h100:2x8", **given: int) -> Wish:

@@ -150,10 +150,13 @@ def test_a_wrong_file_is_told_by_line_and_field(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"{MINE}  products: 0.5\n", "line 18: products is given twice, keep one"),
-        (MINE.replace("{1024: 1.0e+13}", "{1024: 1.0, 1024: 2.0}"), "line 17: 1024 is given twice"),
-        ("mine: [", "line 2: did not find expected node content"),
-        ("mine: !!python/name:os.system", "line 1: could not determine a constructor for the tag"),
+        (
+            f"{MINE}  products: 0.5\n",
+            'products is given twice, keep one in "<byte string>", line 18',
+        ),
+        (MINE.replace("{1024: 1.0e+13}", "{1024: 1.0, 1024: 2.0}"), "1024 is given twice"),
+        ("mine: [", "did not find expected node content"),
+        ("mine: !!python/name:os.system", "could not determine a constructor for the tag"),
         ("mine: \0", "control characters are not allowed"),
     ],
 )

@@ -15,7 +15,7 @@ from ringray.lab.predict.transformer import Training
 from ringray.lab.spec.model import parse
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model, named, table
-from ringray.training.degrees import Degrees
+from ringray.training.recipe import Degrees
 
 TINY = Model("tiny", 4, 96, 6, 2, 16, 160, 512)
 

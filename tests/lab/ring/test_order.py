@@ -146,7 +146,7 @@ def test_links_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 3, nvmlDeviceGetHandleByIndex=str,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid[-1],
-        nvmlDeviceGetUUID=lambda at: f"GPU-{at}".encode(),
+        nvmlDeviceGetUUID=lambda at: f"GPU-{at}",
         nvmlDeviceGetTopologyCommonAncestor=lambda a, b: levels.get(frozenset(a + b), 0),
         nvmlDeviceGetP2PStatus=lambda a, b, _: 0 if {a, b} == {"0", "2"} else 5,
     )  # fmt: skip

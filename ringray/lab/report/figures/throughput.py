@@ -15,11 +15,8 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws TFLOP/s of all ranks together, from the exact count of FLOPs, or GFLOP/s where all
     values are below one; bars are the p20 to p80 of the times. None where no length varies."""
     title = "Throughput by length"
-    return lines.chart(points, "tflops", title, _unit, baseline=baseline)
-
-
-def _unit(most: float) -> tuple[float, str]:
-    return (1e-3, "GFLOP/s, all ranks") if most < 1 else (1.0, "TFLOP/s, all ranks")
+    units = (1e-3, "GFLOP/s, all ranks"), (1.0, "TFLOP/s, all ranks")
+    return lines.chart(points, "tflops", title, lambda most: units[most >= 1], baseline=baseline)
 
 
 def baseline(panel: Panel, size: float = 1.0) -> lines.Line | None:
