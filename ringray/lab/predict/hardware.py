@@ -37,7 +37,7 @@ def _number(value: object) -> object:
 _NUMBER = BeforeValidator(_number)
 # Bounds beyond any hardware, within which no prediction overflows.
 Positive = Annotated[float, _NUMBER, Field(ge=1e-9, le=1e9)]
-Rate = Annotated[float, _NUMBER, Field(ge=1, le=1e30)]  # bytes, or bytes or FLOP a second
+Rate = Annotated[float, _NUMBER, Field(ge=1e-6, le=1e30)]  # bytes, or bytes or FLOP a second
 Seconds = Annotated[float, _NUMBER, Field(ge=0, le=1e6)]
 Share = Annotated[float, _NUMBER, Field(ge=1e-6, le=1)]
 Spread = Annotated[float, _NUMBER, Field(ge=0, le=2)]
@@ -223,7 +223,7 @@ def table() -> dict[str, Hardware]:
     return read_entries(TABLE)
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _EntryLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Refuses a key that is given twice, of which YAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -240,7 +240,7 @@ def read_entries(path: Path) -> dict[str, Hardware]:
     try:
         with private_files.regular(path) as file:
             text = file.read()
-        content = yaml.load(text, _Loader)
+        content = yaml.load(text, _EntryLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = " ".join(reason_of(error).split())
         raise UserError(f"hardware: {path} cannot be read: {why}") from error

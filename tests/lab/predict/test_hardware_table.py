@@ -123,7 +123,7 @@ MINE = """mine:
         ),
         ("memory: 8.0e+10", "memory: -1", 3, "mine.memory: got -1, expected greater than or"),
         ("memory: 8.0e+10", "memory: true", 3, "mine.memory: got true, expected a number"),
-        ("bandwidth: 1.0e+11", "bandwidth: 1.0e-320", 8, "expected greater than or equal to 1"),
+        ("bandwidth: 1.0e+11", "bandwidth: 1.0e-320", 8, "than or equal to 0.000001"),
         ("products: 0.7", "products: 1.0e-320", 11, "expected greater than or equal to 0.000001"),
         ("  products: 0.7", "  call: 1.0e+300\n  products: 0.7", 11, "expected less than or equal"),
         ("peak: {float32: 1.0e+14}", "peak: {float23: 1.0e+14}", 5, "did you mean 'float32'?"),
