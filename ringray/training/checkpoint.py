@@ -101,7 +101,7 @@ class Checkpoints:
         except ForeignFileError as error:
             return str(error)
         except OSError as error:
-            return f"{error.filename}: {reason_of(error)}"
+            return f"{error.filename or self.folder}: {reason_of(error)}"
         return None
 
     def save(
