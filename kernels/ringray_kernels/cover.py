@@ -23,7 +23,7 @@ MIN_RUN = 64  # rows; a shorter regular run is not worth its own call
 DEFAULT_BLOCK = 256  # query rows per masked call
 
 
-class Call(NamedTuple):
+class DenseCall(NamedTuple):
     """Query rows ``[row, row_stop)`` against key rows ``[key, key_stop)``.
 
     ``full``: every row sees every key. ``causal``: square, row i sees keys up to its own index.
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     first: bool
 
 
-def cover(start: Tensor, end: Tensor, block: int | None = None) -> list[Call]:
+def cover(start: Tensor, end: Tensor, block: int | None = None) -> list[DenseCall]:
     """Returns dense calls for the intervals of one batch entry, ``start``, ``end`` int32 (Sq,)."""
     s, e = start.cpu().numpy().astype(np.int64), end.cpu().numpy().astype(np.int64)
     return list(_cover(s, e, block or DEFAULT_BLOCK))
@@ -58,7 +58,7 @@ def _run_stops(s: Ints, e: Ints) -> tuple[Ints, Ints]:
     return pattern, np.minimum(last, len(pattern) - 1)
 
 
-def _cover(s: Ints, e: Ints, block: int) -> Iterator[Call]:
+def _cover(s: Ints, e: Ints, block: int) -> Iterator[DenseCall]:
     pattern, last = _run_stops(s, e)
     rows = len(s)
     row = 0
@@ -79,34 +79,34 @@ def _cover(s: Ints, e: Ints, block: int) -> Iterator[Call]:
     yield from _masked(s, e, irregular, rows, block)
 
 
-def _regular(s: Ints, e: Ints, row: int, stop: int, rising: bool) -> Iterator[Call]:
+def _regular(s: Ints, e: Ints, row: int, stop: int, rising: bool) -> Iterator[DenseCall]:
     """Covers rows with one start, and one end or an end that rises by one."""
     low, high = int(s[row]), int(e[row])
     if not rising:
-        yield Call(row, stop, low, high, "full", True)
+        yield DenseCall(row, stop, low, high, "full", True)
         return
     if low < high - 1:
-        yield Call(row, stop, low, high - 1, "full", True)
-    yield Call(row, stop, high - 1, int(e[stop - 1]), "causal", low == high - 1)
+        yield DenseCall(row, stop, low, high - 1, "full", True)
+    yield DenseCall(row, stop, high - 1, int(e[stop - 1]), "causal", low == high - 1)
 
 
-def _masked(s: Ints, e: Ints, row: int, stop: int, block: int) -> Iterator[Call]:
+def _masked(s: Ints, e: Ints, row: int, stop: int, block: int) -> Iterator[DenseCall]:
     """Covers any rows with keys: keys that all rows see need no mask; the rest is halved until a
     mask of at most ``block`` rows is small."""
     if row < stop:
         yield from _halve(s[row:stop], e[row:stop], row, block, True)
 
 
-def _halve(s: Ints, e: Ints, row: int, block: int, first: bool) -> Iterator[Call]:
+def _halve(s: Ints, e: Ints, row: int, block: int, first: bool) -> Iterator[DenseCall]:
     stop = row + len(s)
     low, low_all, high_all, high = int(s[0]), int(s[-1]), int(e[0]), int(e[-1])
     if low == low_all and high == high_all:
-        yield Call(row, stop, low, high, "full", first)
+        yield DenseCall(row, stop, low, high, "full", first)
         return
     # Edges overlap the common keys by one, so that each row sees a key in each call.
     inner = (low_all + 1 if low < low_all else low, high_all - 1 if high_all < high else high)
     if inner[1] - inner[0] >= block:
-        yield Call(row, stop, *inner, "full", first)
+        yield DenseCall(row, stop, *inner, "full", first)
         first = False
         edges = [(s, np.minimum(e, inner[0]))] if low < inner[0] else []
         edges += [(np.maximum(s, inner[1]), e)] if inner[1] < high else []
@@ -115,7 +115,7 @@ def _halve(s: Ints, e: Ints, row: int, block: int, first: bool) -> Iterator[Call
     half = len(s) // 2
     for starts, ends in edges:
         if len(s) <= block:
-            yield Call(row, stop, int(starts[0]), int(ends[-1]), "masked", first)
+            yield DenseCall(row, stop, int(starts[0]), int(ends[-1]), "masked", first)
         else:
             yield from _halve(starts[:half], ends[:half], row, block, first)
             yield from _halve(starts[half:], ends[half:], row + half, block, first)

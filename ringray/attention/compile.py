@@ -12,22 +12,26 @@ Operators are stateless, so their arguments replace the state of an eager call: 
 its name, ``Blocks`` are their text, and the backward pass describes its problem again. An operator
 must not return its inputs, so it returns only the other tensors that ``loops`` saves.
 
+Eager calls have a door of their own (``op``): through this one a call on tiny tensors takes 26%
+longer, and 84% with its gradients.
+
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import loops
-from ringray.attention.arguments import Options, mistake, on_host, prepare, resolve
-from ringray.attention.per_head import Besides, Learned, mistaken_slopes
+from ringray.attention.arguments import prepare, resolve
+from ringray.attention.call import DEFAULTS, SETTINGS, TYPES, mistake
+from ringray.attention.documents import on_host
+from ringray.attention.tensor_arguments import ScoreParameters, TensorArguments, mistyped
 from ringray.comm.ring import connect_named, name_of, place_in
 from ringray.traffic import walk
 from ringray.traffic.routes import back
@@ -44,49 +48,69 @@ if TYPE_CHECKING:
 
 _INPUTS = 5  # q, k, v, out, lse: what every pass saves first
 
+# The types of an operator's schema for those of settings.
+_SCHEMA = {
+    "bool": "bool",
+    "int | None": "SymInt?",
+    "float": "float",
+    "float | None": "float?",
+    "str": "str",
+    "str | None": "str?",
+    "Window": "SymInt[]?",
+    "Lengths": "SymInt[]?",
+    "Cut": "SymInt?",  # and a text after all settings
+}
 
-# Options in place of those that the operator is to refuse.
-_ACCEPTED = Options(
-    partitions.DEFAULT, True, None, None, None, None, None, None, None, 0.0, None,
-    transports.DEFAULT,
-    "auto", "auto", False, None,
-)  # fmt: skip
-
-# The arguments of both operators except tensors. ``ranks``: of the ring; shapes depend on it, so it
-# is part of the cache key of graphs. Then ``Options``, with the two types of its ``blocks``;
-# ``window``: one number or two, -1 for None.
-_SETTINGS = (
-    "str? group, int ranks, str partition, bool causal, SymInt[]? window, SymInt? chunk, "
-    "SymInt[]? prefix, SymInt? global_tokens, SymInt? seq_len, float? scale, float? softcap, "
-    "float dropout_p, str? quantize, "
-    "str transport, str backward, str backend, bool return_lse, SymInt? rows, str? blocks"
+_TENSORS = ", ".join(f"Tensor? {name}" for name in TensorArguments._fields)
+# The rest of both operators' arguments. ``ranks``: of the ring; shapes depend on it, so it is part
+# of the cache key of graphs.
+_SETTINGS = "str? group, int ranks, " + ", ".join(
+    [*(f"{_SCHEMA[annotation]} {name}" for name, annotation in TYPES.items()), "str? blocks_text"]
 )
 
 
-def _options(settings: Sequence[Any]) -> Options:
-    *given, rows, blocks = settings[2:]
-    if blocks is not None:
-        rows = Blocks.parse(blocks) if blocks else Blocks()
-    options = Options._make([*given, rows])
-    window: Any = options.window
-    if window is not None:
-        both = len(window) == 2
-        window = tuple(None if side == -1 else side for side in window) if both else window[0]
-    prefix = None if options.prefix is None else tuple(options.prefix)
-    return options._replace(window=window, prefix=prefix)
+def _flat(settings: dict[str, Any]) -> list[Any]:
+    """Returns settings as the operators take them: lists for one number or several, -1 for None
+    among them, and ``Blocks`` as their text."""
+    values = []
+    for name in SETTINGS:
+        value = settings[name]
+        if value is not None and _SCHEMA[TYPES[name]] == "SymInt[]?":
+            several = value if isinstance(value, tuple) else (value,)
+            value = [-1 if number is None else number for number in several]
+        values.append(None if isinstance(value, Blocks) else value)
+    blocks = settings["blocks"]
+    return [*values, blocks.text if isinstance(blocks, Blocks) else None]
 
 
-def _flat(options: Options) -> list[Any]:
-    """Returns the inverse of ``_options``, as the operators take it."""
-    blocks, window, prefix = options.blocks, options.window, options.prefix
-    given: dict[str, Any] = {}
-    if window is not None:
-        sides = window if isinstance(window, tuple) else (window,)
-        given["window"] = [-1 if side is None else side for side in sides]
-    if prefix is not None:
-        given["prefix"] = list(prefix)
-    cut = (None, blocks.text) if isinstance(blocks, Blocks) else (blocks, None)
-    return [*options._replace(**given)[:-1], *cut]
+def _settings(flat: Sequence[Any]) -> dict[str, Any]:
+    """Returns the inverse of ``_flat``."""
+    *values, text = flat
+    settings = dict(zip(SETTINGS, values, strict=True))
+    for name, value in settings.items():
+        if value is not None and _SCHEMA[TYPES[name]] == "SymInt[]?":
+            several = tuple(None if number == -1 else number for number in value)
+            settings[name] = several if len(several) > 1 else several[0]
+    if text is not None:
+        settings["blocks"] = Blocks.parse(text) if text else Blocks()
+    return settings
+
+
+class _Arguments(NamedTuple):
+    """What both operators have beside their tensors q, k and v, or gradients."""
+
+    tensors: TensorArguments
+    seed: Tensor | None
+    group: str | None
+    ranks: int
+    settings: dict[str, Any]
+
+    @classmethod
+    def read(cls, flat: Sequence[Any]) -> _Arguments:
+        """Reads them in the order of the schemas."""
+        count = len(TensorArguments._fields)
+        seed, group, ranks, *settings = flat[count:]
+        return cls(TensorArguments(*flat[:count]), seed, group, ranks, _settings(settings))
 
 
 def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -96,11 +120,14 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., A
 
     def register(function: Callable[..., Any]) -> Any:
         registered = torch.library.custom_op(
-            f"ringray::{name}", function, mutates_args=(), schema=f"({arguments}",
+            f"ringray::{name}",
+            function,
+            mutates_args=(),
+            schema=f"({arguments}",
             # The compiler decides on each rank for itself when it captures a CUDA graph and when it
             # replays one, but ranks have to agree and send at the same calls.
             tags=(torch.Tag.cudagraph_unsafe,),
-        )  # fmt: skip
+        )
         registered.register_fake(fake)
         return registered
 
@@ -111,52 +138,33 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    besides: Besides,
+    tensors: TensorArguments,
     group: dist.ProcessGroup | None,
-    options: Options,
+    settings: dict[str, Any],
     seed: int | None,
     *,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
-    refused = _refused(options, besides) or unusable_dropout(options.dropout_p, seed)
-    cu_seqlens, sinks, slopes, table = besides
+    refused = (
+        mistake(settings) or mistyped(tensors) or unusable_dropout(settings["dropout_p"], seed)
+    )
     if refused is not None:  # the operator raises it: other ranks may run theirs already
-        options = _ACCEPTED
-        cu_seqlens = sinks = slopes = table = None
+        settings, tensors = DEFAULTS, TensorArguments()
     # Not in the operators, so that all layers and both passes share one copy.
-    cu_seqlens, slopes = (x if x is None else on_host_op(x) for x in (cu_seqlens, slopes))
+    cu_seqlens, slopes = (
+        x if x is None else on_host_op(x) for x in (tensors.cu_seqlens, tensors.alibi_slopes)
+    )
+    tensors = tensors._replace(cu_seqlens=cu_seqlens, alibi_slopes=slopes)
     seeds = None
-    if options.dropout_p:  # an operator of torch's, which compilers know to be random
-        given: Any = {"dtype": torch.int64, "device": "cpu"}
-        seeds = torch.randint(SEEDS, (), **given) if seed is None else torch.full((), seed, **given)
+    if settings["dropout_p"]:  # an operator of torch's, which compilers know to be random
+        like: Any = {"dtype": torch.int64, "device": "cpu"}
+        seeds = torch.randint(SEEDS, (), **like) if seed is None else torch.full((), seed, **like)
     _, ranks = place_in(group)
     out, lse, *_ = _attention(
-        q, k, v, cu_seqlens, sinks, slopes, table, seeds, needs_grad, refused, name_of(group),
-        ranks, *_flat(options),
-    )  # fmt: skip
+        q, k, v, needs_grad, refused, *tensors, seeds, name_of(group), ranks, *_flat(settings)
+    )
     return out, lse
-
-
-def _refused(options: Options, besides: Besides) -> str | None:
-    """Returns the mistake in arguments whose types no operator takes, or None."""
-    wrong = mistake(options, types_only=True)
-    blocks: object = options.blocks
-    given: tuple[object, ...] = besides
-    cu_seqlens, sinks, slopes, table = given
-    if blocks is not None and (not isinstance(blocks, int | Blocks) or isinstance(blocks, bool)):
-        wrong = f"blocks: got {blocks!r}, expected None, an integer or a ringray.Blocks"
-    if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
-        wrong = f"cu_seqlens: got {cu_seqlens!r}, expected integers in a tensor or a list"
-    for name, x in (("sinks", sinks), ("distance_bias", table)):
-        if x is not None and not isinstance(x, Tensor):
-            wrong = f"{name}: got {type(x).__name__}, expected None or a tensor"
-    if slopes is not None:
-        wrong = mistaken_slopes(slopes) or wrong
-    for name in ("partition", "transport", "backward", "backend"):
-        if not isinstance(getattr(options, name), str):
-            wrong = f"{name}: got {getattr(options, name)!r}, expected a name"
-    return wrong
 
 
 @operator(
@@ -167,25 +175,27 @@ def on_host_op(x: Tensor) -> Tensor:
     return on_host(x).clone()
 
 
-def _like_inputs(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    alibi_slopes: Tensor | None, distance_bias: Tensor | None, seed: Tensor | None,
-    needs_grad: bool, refused: str | None, *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
+def _like_results(
+    q: Tensor, k: Tensor, v: Tensor, needs_grad: bool, refused: str | None, *flat: Any
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    kept = _kept_like(q, k, v, settings) if needs_grad else []
+    arguments = _Arguments.read(flat)
+    kept = _kept_like(q, k, v, arguments.settings, arguments.ranks) if needs_grad else []
     return out, lse, torch.empty((), dtype=torch.int64, device="cpu"), kept
 
 
-def _kept_like(q: Tensor, k: Tensor, v: Tensor, settings: Sequence[Any]) -> list[Tensor]:
+def _kept_like(
+    q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any], ranks: int
+) -> list[Tensor]:
     """Makes empty tensors like those that a forward pass keeps, see ``_pack``."""
     try:
-        options, ranks = _options(settings), settings[1]
         batch, heads, rows, width = q.shape
         value_width = v.shape[3]
-        exchange = transports.plan(options.transport, ranks, int(heads), int(k.shape[1]))
-        backward = walk.resolve_backward(options.backward, options.transport, walks=exchange.walks)
+        exchange = transports.plan(settings["transport"], ranks, int(heads), int(k.shape[1]))
+        backward = walk.resolve_backward(
+            settings["backward"], settings["transport"], walks=exchange.walks
+        )
     except ValueError:
         return []  # the operator raises it when it runs
     fold = exchange.fold
@@ -219,10 +229,10 @@ def _pack(saved: tuple[Tensor, ...], problem: RankProblem) -> list[Tensor]:
     for which, like in enumerate(saved[1:3] if lanes else ()):
         chunks = saved[_INPUTS + which :: 2]
         room = like.new_empty((*like.shape[:2], lanes * problem.layout.rows, like.shape[3]))
-        at = 0
+        row = 0
         for chunk in chunks:
-            room[:, :, at : at + chunk.shape[2]] = chunk
-            at += chunk.shape[2]
+            room[:, :, row : row + chunk.shape[2]] = chunk
+            row += chunk.shape[2]
         packed.append(room)
     return [*first, *packed]
 
@@ -236,37 +246,39 @@ def _unpack(saved: list[Tensor], problem: RankProblem) -> tuple[Tensor, ...]:
 
 
 @operator(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? sinks, "
-    "Tensor? alibi_slopes, Tensor? distance_bias, Tensor? seed, bool needs_grad, str? refused, "
-    f"{_SETTINGS}) -> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
-    fake=_like_inputs,
+    "attention(Tensor q, Tensor k, Tensor v, bool needs_grad, str? refused, "
+    f"{_TENSORS}, Tensor? seed, {_SETTINGS}) "
+    "-> (Tensor out, Tensor lse, Tensor call, Tensor[] kept)",
+    fake=_like_results,
 )
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, sinks: Tensor | None,
-    alibi_slopes: Tensor | None, distance_bias: Tensor | None, seed: Tensor | None,
-    needs_grad: bool, refused: str | None, *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    comm, options = connect_named(*settings[:2]), _options(settings)
-    besides = Besides(cu_seqlens, sinks, alibi_slopes, distance_bias)
-    problem, call = resolve(
-        q, k, v, besides, options, comm, needs_grad=needs_grad, refused=refused,
-        seed=None if seed is None else int(seed),
-    )  # fmt: skip
-    learned = Learned(sinks, distance_bias)
-    out, lse, saved = loops.forward(q, k, v, problem, comm, learned)
+    q: Tensor, k: Tensor, v: Tensor, needs_grad: bool, refused: str | None, *flat: Any
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    arguments = _Arguments.read(flat)
+    comm, tensors = connect_named(arguments.group, arguments.ranks), arguments.tensors
+    problem, number = resolve(
+        q,
+        k,
+        v,
+        tensors,
+        arguments.settings,
+        comm,
+        needs_grad=needs_grad,
+        refused=refused,
+        seed=None if arguments.seed is None else int(arguments.seed),
+    )
+    out, lse, saved = loops.forward(q, k, v, problem, comm, tensors.parameters)
     kept = [x.contiguous() for x in _pack(saved, problem)] if needs_grad else []
-    number = torch.tensor(call, dtype=torch.int64, device="cpu")
-    return out.contiguous(), lse.contiguous(), number, kept
+    call = torch.tensor(number, dtype=torch.int64, device="cpu")
+    return out.contiguous(), lse.contiguous(), call, kept
 
 
 def _like_gradients(
-    dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
-    cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
-    distance_bias: Tensor | None, seed: Tensor | None, *_: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    learned = (sinks, distance_bias)
-    more = [dout.new_empty(0) if x is None else x.new_empty(x.shape) for x in learned]
-    return (*(dout.new_empty(shape) for shape in _shapes(dout, saved)), *more)
+    dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor, *flat: Any
+) -> tuple[Tensor, ...]:
+    parameters = _Arguments.read(flat).tensors.parameters
+    shares = [dout.new_empty(0) if x is None else x.new_empty(x.shape) for x in parameters]
+    return (*(dout.new_empty(shape) for shape in _shapes(dout, saved)), *shares)
 
 
 def _shapes(dout: Tensor, saved: list[Tensor]) -> list[tuple[int, ...]]:
@@ -275,44 +287,42 @@ def _shapes(dout: Tensor, saved: list[Tensor]) -> list[tuple[int, ...]]:
     return [(x.shape[0], x.shape[1] * fold, dout.shape[2], x.shape[3]) for x in saved[:3]]
 
 
+_RETURNS = ", ".join(f"Tensor d{name}" for name in ("q", "k", "v", *ScoreParameters._fields))
+
+
 @operator(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor[] saved, Tensor call, "
-    "Tensor? cu_seqlens, Tensor? sinks, Tensor? alibi_slopes, Tensor? distance_bias, Tensor? seed, "
-    f"{_SETTINGS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks, Tensor dtable)",
+    f"{_TENSORS}, Tensor? seed, {_SETTINGS}) -> ({_RETURNS})",
     fake=_like_gradients,
 )
 def _attention_backward(
-    dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor,
-    cu_seqlens: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
-    distance_bias: Tensor | None, seed: Tensor | None, *settings: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    comm, options = connect_named(*settings[:2]), _options(settings)
+    dout: Tensor, dlse: Tensor | None, saved: list[Tensor], call: Tensor, *flat: Any
+) -> tuple[Tensor, ...]:
+    arguments = _Arguments.read(flat)
+    comm, tensors = connect_named(arguments.group, arguments.ranks), arguments.tensors
     q, k, v = (dout.new_empty(1).expand(shape) for shape in _shapes(dout, saved))
-    besides = Besides(cu_seqlens, sinks, alibi_slopes, distance_bias)
-    problem, _ = prepare(q, k, v, besides, options, comm, needs_grad=True)
-    problem = problem if seed is None else problem.seeded(int(seed))
+    problem, _ = prepare(q, k, v, tensors, arguments.settings, comm, needs_grad=True)
+    problem = problem if arguments.seed is None else problem.seeded(int(arguments.seed))
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
-    learned = Learned(sinks, distance_bias)
     kept = _unpack(saved, problem)
-    gradients = loops.backward(dout, dlse, kept, problem, comm, int(call), learned)
-    dq, dk, dv = (x.to(dout.dtype).contiguous() for x in gradients[:3])
-    learnt = iter(gradients[3:])
-    more = [dout.new_empty(0) if x is None else next(learnt).to(x.dtype) for x in learned]
-    return dq, dk, dv, *more
+    gradients = loops.backward(dout, dlse, kept, problem, comm, int(call), tensors.parameters)
+    return tuple(dout.new_empty(0) if x is None else x.contiguous() for x in gradients)
 
 
 def _setup(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]
 ) -> None:
-    q, k, v, cu_seqlens, sinks, slopes, table, seed, _, _, *ctx.settings = inputs
+    q, k, v, _, _, *flat = inputs
+    count = len(TensorArguments._fields)
+    tensors, seed, ctx.settings = TensorArguments(*flat[:count]), flat[count], flat[count + 1 :]
     out, lse, call, kept = output
     saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
     # What is not traced saves what an eager call saves: in a checkpoint one may repeat the other.
     # The rest is of the forward pass, and so is its seed, even if a repetition draws another.
-    ctx.beside = (call.clone(), cu_seqlens, slopes, seed) if type(call) is Tensor else ()
-    traced = () if ctx.beside else (call, cu_seqlens, slopes, seed)
-    ctx.save_for_backward(sinks, table, *traced, *saved)
+    rest = call, tensors.cu_seqlens, tensors.alibi_slopes, seed
+    ctx.beside = (call.clone(), *rest[1:]) if type(call) is Tensor else ()
+    ctx.save_for_backward(*tensors.parameters, *(() if ctx.beside else rest), *saved)
     ctx.mark_non_differentiable(call, *kept)
     ctx.set_materialize_grads(False)
 
@@ -320,17 +330,23 @@ def _setup(
 def _backward(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    sinks, table, *saved = ctx.saved_tensors
+    count = len(ScoreParameters._fields)
+    every = [*ctx.saved_tensors]  # which a checkpoint lets a pass read once
+    parameters, saved = ScoreParameters(*every[:count]), every[count:]
     call, cu_seqlens, slopes, seed = ctx.beside or (saved.pop(0) for _ in range(4))
     if dout is None:  # only lse was used
         assert dlse is not None
         dout = saved[2].new_zeros((*dlse.shape, saved[2].shape[3]))
-    *gradients, dsinks, dtable = _attention_backward(
-        dout, dlse, saved, call, cu_seqlens, sinks, slopes, table, seed, *ctx.settings
+    tensors = TensorArguments(cu_seqlens=cu_seqlens, alibi_slopes=slopes, **parameters._asdict())
+    dq, dk, dv, *shares = _attention_backward(
+        dout, dlse, saved, call, *tensors, seed, *ctx.settings
     )
-    dsinks = None if sinks is None else dsinks
-    dtable = None if table is None else dtable
-    return (*gradients, None, dsinks, None, dtable, *[None] * (3 + len(ctx.settings)))
+    of_parameter = {
+        name: None if getattr(parameters, name) is None else share
+        for name, share in zip(ScoreParameters._fields, shares, strict=True)
+    }
+    of_tensors = [of_parameter.get(name) for name in TensorArguments._fields]
+    return dq, dk, dv, None, None, *of_tensors, None, *[None] * len(ctx.settings)
 
 
 _attention.register_autograd(_backward, setup_context=_setup)

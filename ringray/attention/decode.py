@@ -20,11 +20,11 @@ from torch import Tensor
 
 import ringray_kernels
 from ringray.attention.agreement import AgreedCall, agree, exchanging, refusing
-from ringray.attention.arguments import whole
+from ringray.attention.call import whole
 from ringray.attention.loops import exactly
 from ringray.attention.other_names import answering_other_names
-from ringray.attention.per_head import check_sinks
 from ringray.attention.sharded_kv import ShardedKV
+from ringray.attention.tensor_arguments import check_sinks
 from ringray.base.provenance import version
 from ringray.base.units import plain
 from ringray.comm.batch import Batch

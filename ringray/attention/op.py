@@ -17,10 +17,12 @@ from ringray import transport as transports
 from ringray.attention import compile as compiled
 from ringray.attention import loops
 from ringray.attention.agreement import refusing
-from ringray.attention.arguments import Options, boundaries, resolve, several
+from ringray.attention.arguments import resolve
+from ringray.attention.call import read
+from ringray.attention.documents import boundaries
 from ringray.attention.other_names import answering_other_names
-from ringray.attention.per_head import Besides, Learned, numbers
 from ringray.attention.sharding import remember, remembered
+from ringray.attention.tensor_arguments import ScoreParameters, TensorArguments, numbers
 from ringray.base.units import plain
 from ringray.comm.ring import connect
 from ringray_kernels.checks import check_qkv
@@ -147,17 +149,30 @@ def ring_attention(
         ValueError: wrong shapes, dtypes or names, or ranks that disagree about the problem; on
             every rank, before anything is sent.
     """
-    given = (causal, chunk, global_tokens, seq_len, scale, softcap, dropout_p, blocks)
-    causal, chunk, global_tokens, seq_len, scale, softcap, dropout_p, blocks = map(plain, given)
-    window, prefix, seed = several(window), several(prefix), plain(dropout_seed)
-    prefixes = cast("Any", (prefix,) if isinstance(prefix, int) else prefix)
-    options = Options(
-        partition, causal, window, chunk, prefixes, global_tokens, seq_len, scale, softcap,
-        dropout_p, quantize, transport, backward, backend, return_lse, blocks,
-    )  # fmt: skip
-    besides = Besides(boundaries(cu_seqlens), sinks, numbers(alibi_slopes), distance_bias)
+    settings = read(
+        {
+            "causal": causal,
+            "window": window,
+            "chunk": chunk,
+            "prefix": prefix,
+            "global_tokens": global_tokens,
+            "seq_len": seq_len,
+            "scale": scale,
+            "softcap": softcap,
+            "dropout_p": dropout_p,
+            "quantize": quantize,
+            "partition": partition,
+            "transport": transport,
+            "backward": backward,
+            "backend": backend,
+            "blocks": blocks,
+            "return_lse": return_lse,
+        }
+    )
+    seed = plain(dropout_seed)
+    tensors = TensorArguments(boundaries(cu_seqlens), sinks, numbers(alibi_slopes), distance_bias)
     needs_grad = torch.is_grad_enabled() and any(
-        getattr(x, "requires_grad", False) for x in (q, k, v, sinks, distance_bias)
+        getattr(x, "requires_grad", False) for x in (q, k, v, *tensors.parameters)
     )
     compiling = torch.compiler.is_compiling()
     if compiling and "auto" in (partition, transport):
@@ -168,7 +183,8 @@ def ring_attention(
     comm = None if compiling else connect(group)
     with nullcontext() if comm is None else refusing(comm, once=True):
         if comm is not None:
-            options = options._replace(seq_len=remembered(q, k, v) if seq_len is None else seq_len)
+            if settings["seq_len"] is None:
+                settings["seq_len"] = remembered(q, k, v)
             if needs_grad and any(isinstance(x, Tensor) and x.is_inference() for x in (q, k, v)):
                 raise ValueError(
                     "q, k, v: got a tensor that was made in inference mode where gradients are "
@@ -180,67 +196,76 @@ def ring_attention(
             if comm is not None:  # fake tensors do not reach the operator, in which ranks agree
                 check_qkv(q, k, v)
             out, lse = compiled.attention(
-                q, k, v, besides, group, options, seed, needs_grad=needs_grad
+                q, k, v, tensors, group, settings, seed, needs_grad=needs_grad
             )
-            length = options.seq_len
         else:
-            problem, call = resolve(
-                q, k, v, besides, options, comm, needs_grad=needs_grad, seed=seed
+            problem, number = resolve(
+                q, k, v, tensors, settings, comm, needs_grad=needs_grad, seed=seed
             )
-            results = _RingAttention.apply(q, k, v, sinks, distance_bias, problem, comm, call)
+            results = _RingAttention.apply(problem, comm, number, q, k, v, *tensors.parameters)
             out, lse = cast("tuple[Tensor, Tensor]", results)
-            length = problem.mask.seq_len
     if comm is not None:
         rows = q.shape[2] * comm.world_size
         for x in (out, lse):
-            remember(x, length or rows, rows)
+            remember(x, settings["seq_len"] or rows, rows)
     return (out, lse) if return_lse else out
 
 
 class _RingAttention(torch.autograd.Function):
-    """Saves what is learned and the tensors of the transport's backward pass: this rank's inputs,
-    output and lse, and for some transports received chunks; see ``ringray.attention.loops``."""
+    """Saves parameters and the tensors of the transport's backward pass: this rank's inputs, output
+    and lse, and for some transports received chunks; see ``ringray.attention.loops``."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, table: Tensor | None,
-        problem: RankProblem, comm: Comm, call: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        out, lse, saved = loops.forward(q, k, v, problem, comm, Learned(sinks, table))
-        ctx.save_for_backward(sinks, table, *saved)
-        ctx.problem, ctx.comm, ctx.call, ctx.dtype = problem, comm, call, q.dtype
+        ctx: Any,
+        problem: RankProblem,
+        comm: Comm,
+        number: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *parameters: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        out, lse, saved = loops.forward(q, k, v, problem, comm, ScoreParameters(*parameters))
+        ctx.save_for_backward(*parameters, *saved)
+        ctx.problem, ctx.comm, ctx.number, ctx.dtype = problem, comm, number, q.dtype
         ctx.set_materialize_grads(False)
         ctx.shape = out.shape
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        sinks, table, *saved = ctx.saved_tensors
+        count = len(ScoreParameters._fields)
+        tensors = ctx.saved_tensors  # which a checkpoint lets a pass read once
+        parameters, saved = tensors[:count], tensors[count:]
         if dout is None:  # only lse was used
             dout = torch.zeros(ctx.shape, dtype=ctx.dtype, device=saved[0].device)
         backward = loops.backward
         if torch.compiler.is_compiling():  # compiled autograd, of a forward pass that was not
             backward = torch.compiler.disable(loops.backward)
         with torch.no_grad():
-            found = backward(
-                dout.to(ctx.dtype), dlse, tuple(saved), ctx.problem, ctx.comm, ctx.call,
-                Learned(sinks, table),
-            )  # fmt: skip
-            dtypes = [ctx.dtype] * 3 + [x.dtype for x in (sinks, table) if x is not None]
-            gradients = tuple(x.to(dtype) for x, dtype in zip(found, dtypes, strict=True))
+            gradients = backward(
+                dout.to(ctx.dtype),
+                dlse,
+                saved,
+                ctx.problem,
+                ctx.comm,
+                ctx.number,
+                ScoreParameters(*parameters),
+            )
         if torch.is_grad_enabled():  # create_graph
-            gradients = _Constant.apply(*(x.requires_grad_() for x in gradients))
-        learned = iter(gradients[3:])
-        more = [None if x is None else next(learned) for x in (sinks, table)]
-        return (*gradients[:3], *more, None, None, None)
+            gradients = tuple(
+                x if x is None else _Constant.apply(x.requires_grad_()) for x in gradients
+            )
+        return None, None, None, *gradients
 
 
 class _Constant(torch.autograd.Function):
-    """Gradients that refuse to be differentiated, in place of giving 0."""
+    """A gradient that refuses to be differentiated, in place of giving 0."""
 
     @staticmethod
-    def forward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.view_as(x) for x in gradients)
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:

@@ -1,7 +1,7 @@
 """One rank's share of one attention problem: positions, intervals and walks.
 
 They are found once per problem, and kept with it: all layers and steps of a shape share one
-``RankProblem`` (see ``arguments.resolve``), and the kernels keep what they derive from intervals
+``RankProblem`` (see ``arguments.prepare``), and the kernels keep what they derive from intervals
 with those (``ringray_kernels.intervals.derived``).
 
 Shape legend: B batch, Hq query heads, Hkv key/value heads, S rows of one shard, D head dim.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import ringray_kernels
+from ringray.attention.call import Call, Slopes, argument_of
 from ringray.traffic import script, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.hulls import Pass
@@ -28,7 +29,6 @@ from ringray.traffic.walk import Backward, Costs, Rows, Walks
 from ringray.transport import Exchange
 from ringray_kernels import State
 from ringray_kernels.bias import Bias
-from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import Dropout
 from ringray_kernels.intervals import Positions, capturing, intervals, visible_ranges
 from ringray_kernels.modes import lasting
@@ -39,48 +39,56 @@ Ranges = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass(frozen=True)
 class RankProblem:
-    """The problem of one rank; equal on all ranks except for ``rank``.
+    """The problem of one rank; equal on all ranks except for ``rank``, ``slopes``, ``first_head``
+    and ``seed``."""
 
-    ``layout``: positions on the ring in which chunks walk. ``rank``: of that ring. ``costs``: bytes
-    of a travelling row. ``slopes``: of ALiBi, for the heads that this rank computes, for all batch
-    rows or for each. ``first_head``: of those heads, among all; both differ from rank to rank, too.
-    ``seed``: of dropout in this call, see ``seeded``. ``quantized_from``: the dtype of out, and of
-    q, k and v before they were quantized; None: they are not.
-    """
+    #: What all ranks have agreed on.
+    call: Call
 
+    #: Positions on the ring in which chunks walk.
     layout: Layout
+
+    #: Of that ring.
     rank: int
-    mask: Mask
+
     exchange: Exchange
-    backward: Backward
+
+    #: Bytes of a travelling row.
     costs: Costs
-    scale: float
-    backend: str
-    blocks: Blocks | int | None
-    return_lse: bool = False
-    softcap: float | None = None
-    slopes: tuple[tuple[float, ...], ...] | None = None
-    dropout_p: float = 0.0
+
+    #: Of ALiBi, for the heads that this rank computes, for all batch rows or for each.
+    slopes: Slopes | None = None
+
+    #: Of those heads, among all.
     first_head: int = 0
-    seed: int = 0
+
+    #: The dtype of out, and of q, k and v before they were quantized; None: they are not.
     quantized_from: torch.dtype | None = None
+
+    #: Of dropout in this call, see ``seeded``.
+    seed: int = 0
 
     def seeded(self, seed: int) -> RankProblem:
         """Returns the problem of a call with this seed of dropout, which shares all that is kept
         with this one."""
         _ = self.kernel, self.own, self._scripts, self._kept
-        call = copy(self)
-        call.__dict__["seed"] = seed
-        return call
+        seeded = copy(self)
+        seeded.__dict__["seed"] = seed
+        return seeded
+
+    @property
+    def backward(self) -> Backward:
+        """Returns the way in which operands travel in the backward pass."""
+        return cast("Backward", self.call.strategy.backward)
 
     @cached_property
     def kernel(self) -> dict[str, Any]:
         """Returns the keywords of all calls of ``ringray_kernels``."""
         return {
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "blocks": self.blocks,
-            "backend": self.backend,
+            "scale": self.call.score.scale,
+            "softcap": self.call.score.softcap,
+            "blocks": self.call.strategy.blocks,
+            "backend": self.call.strategy.backend,
         }
 
     @cached_property
@@ -92,7 +100,9 @@ class RankProblem:
     def walks(self) -> Walks:
         """Returns the walks of both passes; raises ``walk.Unwalkable`` if ``backward`` is
         impossible."""
-        return walk.choose(self.layout, self.mask, self.exchange.routes, self.backward, self.costs)
+        return walk.choose(
+            self.layout, self.call.mask, self.exchange.routes, self.backward, self.costs
+        )
 
     @cached_property
     def _scripts(self) -> dict[Pass, Script]:
@@ -136,8 +146,8 @@ class RankProblem:
     ) -> dict[str, Any]:  # fmt: skip
         """Returns the keywords of ``ringray_kernels`` that depend on positions, bias and dropout,
         for some heads of the rows ``rows`` of the rank ``queries`` and ``owner``'s rows
-        ``keys``. ``tables``: see ``Learned``."""
-        if self.slopes is None and not tables and not self.dropout_p:
+        ``keys``. ``tables``: see ``ScoreParameters``."""
+        if self.slopes is None and not tables and not self.call.score.dropout_p:
             return {}
         at = self._positions_32(owner, device)[keys.start : keys.stop]
         return self.by_position_at(queries, rows, at, heads, tables)
@@ -147,7 +157,7 @@ class RankProblem:
     ) -> dict[str, Any]:
         """Returns the same as ``by_position`` for keys at any positions, int32."""
         found: dict[str, Any] = {}
-        if self.slopes is None and not tables and not self.dropout_p:
+        if self.slopes is None and not tables and not self.call.score.dropout_p:
             return found
         device, made = keys.device, self.slopes
         at = self._positions_32(queries, device)[rows.start : rows.stop]
@@ -158,9 +168,9 @@ class RankProblem:
         if tables:
             table, *grads = (x[heads] for x in tables)
             found["bias"] = Bias(at, keys, table.unsqueeze(0), tuple(grads))
-        if self.dropout_p:
+        if self.call.score.dropout_p:
             first = self.first_head + (heads.start or 0)
-            found["dropout"] = Dropout(self.dropout_p, self.seed, first)
+            found["dropout"] = Dropout(self.call.score.dropout_p, self.seed, first)
             found["at"] = Positions(at, keys)
         return found
 
@@ -183,7 +193,7 @@ class RankProblem:
     def intervals_of(self, queries: int, rows: Rows, keys: Tensor) -> Ranges:
         """Returns the same as ``intervals`` for keys at any strictly increasing positions."""
         part = slice(rows.start, rows.stop)
-        seen = _seen_by(self.mask, self.layout, queries, keys.device)
+        seen = _seen_by(self.call.mask, self.layout, queries, keys.device)
         found = tuple([
             intervals(low[:, part].contiguous(), high[:, part].contiguous(), keys)
             for low, high in seen
@@ -232,14 +242,9 @@ def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> Ran
 def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:
     """Returns a mask, except its length, as the arguments of ``ring_attention`` and of
     ``visible_ranges``."""
-    documents = mask.documents
-    like: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}
-    ends = None if documents is None else torch.tensor(documents, **like)
-    return {
-        "causal": mask.causal,
-        "window": mask.window,
-        "cu_seqlens": None if ends is None else ends.to(device, non_blocking=True),
-        "chunk": mask.chunk,
-        "prefix": mask.prefix,
-        "global_tokens": mask.global_tokens,
-    }
+    values = {argument_of(x.name): getattr(mask, x.name) for x in fields(mask)}
+    del values["seq_len"]
+    if mask.documents is not None:
+        ends = torch.tensor(mask.documents, dtype=torch.int64, device="cpu")
+        values["cu_seqlens"] = ends.to(device, non_blocking=True)
+    return values

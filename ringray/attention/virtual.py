@@ -7,11 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from ringray import transport
+from ringray.attention.call import Call, Score
 from ringray.attention.problem import RankProblem
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.hulls import Pass
 from ringray.traffic.mask import Mask
+from ringray.tuning.lookup import Strategy
 
 
 def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any, ...]:
@@ -27,16 +29,13 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
         chunk's owner, a slice of its rows, and the range of them that each query sees (start, end).
     """
     batch, heads, _, head_dim = q.shape
+    strategy = Strategy(point.partition, backward="planned", backend=backend)
     problem = RankProblem(
+        call=Call(Mask(point.seq_len), Score(point.whole.scale), strategy),
         layout=Layout(point.partition, point.seq_len, point.world_size),
         rank=rank,
-        mask=Mask(point.seq_len),
         exchange=transport.plan(transport.DEFAULT, point.world_size, heads, k.shape[1]),
-        backward="planned",
         costs=walk.costs(q.element_size(), batch, heads, k.shape[1], head_dim),
-        scale=point.whole.scale,
-        backend=backend,
-        blocks=None,
     )
 
     def visits(which: Pass) -> list[tuple[int, slice, Tensor, Tensor]]:

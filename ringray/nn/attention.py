@@ -22,8 +22,9 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
-from ringray.attention.arguments import boundaries, document_boundaries, several
+from ringray.attention.call import several
 from ringray.attention.compile import on_host_op, operator
+from ringray.attention.documents import boundaries, document_boundaries
 from ringray.attention.sharding import _positions, local_positions, refuse, remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect, name_of, place_in

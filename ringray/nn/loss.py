@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.attention.arguments import INTEGERS, document_boundaries, whole
+from ringray.attention.call import whole
 from ringray.attention.compile import operator
+from ringray.attention.documents import INTEGERS, document_boundaries
 from ringray.attention.sharding import holds, mistaken, refuse
 from ringray.base.units import plain
 from ringray.comm.ring import connect, connect_named, name_of, place_in

@@ -6,7 +6,7 @@ Imports numpy only.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Side = int | None  # positions, None for all of them
+Window = int | tuple[Side, Side] | None
 Boundaries = tuple[int, ...]
+Documents = Boundaries | tuple[Boundaries, ...] | None
+Lengths = int | tuple[int, ...] | None
+
+MOST = 1 << 62  # numbers below it fit into 64 bits, sums of two included
 
 
 @dataclass(frozen=True)
@@ -23,15 +28,8 @@ class Mask:
     """The keys that each query sees, in global positions (tokens). Masks that are written in
     different ways but see the same are equal.
 
-    ``seq_len``: true length; positions from there on are padding: they are not seen and see
-    nothing. ``window``: a query at p sees ``[p - window, p]`` (causal only); or (left, right): it
-    sees ``[p - left, p + right]``. ``documents``: boundaries ``(0, ..., seq_len)`` of packed
-    documents, or one such tuple for each batch row; a query sees its own document only. ``chunk``:
-    a query sees its own of the chunks of this length that begin with each document. ``prefix``: of
-    each document (one number for all, or one for each), the first positions see each other in both
-    directions, whatever window and chunk say, and nothing else; only with ``causal``.
-    ``global_tokens``: beside its window or chunk a query sees the first positions of its document,
-    as far as ``causal`` lets it; without ``causal`` these see the whole document.
+    The fields are the arguments of ``ringray.ring_attention`` that mask. What all ranks agree on,
+    the schema of the compiled operator and the names of tuned choices follow from them.
 
     Raises:
         ValueError: no tokens, a window to the right or a one-sided one that ``causal`` contradicts,
@@ -39,42 +37,62 @@ class Mask:
             numbers below the least, or boundaries that decrease or do not go from 0 to ``seq_len``.
     """
 
+    #: True length. Positions from there on are padding: they are not seen and see nothing.
     seq_len: int
+
+    #: A query sees no later key.
     causal: bool = True
-    window: int | tuple[Side, Side] | None = None
-    documents: Boundaries | tuple[Boundaries, ...] | None = None
+
+    #: A query at p sees ``[p - window, p]`` (causal only); or (left, right): it sees
+    #: ``[p - left, p + right]``, None for all on that side.
+    window: Window = None
+
+    #: Boundaries ``(0, ..., seq_len)`` of packed documents, or one such tuple for each batch row. A
+    #: query sees its own document only.
+    documents: Documents = field(default=None, metadata={"argument": "cu_seqlens"})
+
+    #: A query sees its own of the chunks of this length that begin with each document.
     chunk: int | None = None
-    prefix: tuple[int, ...] | None = None
+
+    #: Of each document (one number for all, or one for each) the first positions see each other in
+    #: both directions, whatever window and chunk say, and nothing else; only with ``causal``.
+    prefix: Lengths = None
+
+    #: Beside its window or chunk a query sees the first positions of its document, as far as
+    #: ``causal`` lets it; without ``causal`` these see the whole document.
     global_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seq_len < 1:
+        if not 1 <= self.seq_len < MOST:
             raise ValueError(f"seq_len: got {self.seq_len}, expected at least 1 token")
         object.__setattr__(self, "window", normal_window(self.window, causal=self.causal))
-        if self.chunk is not None and self.chunk < 1:
-            raise ValueError(f"chunk: got {self.chunk}, expected None or an integer >= 1")
+        for name in ("chunk", "global_tokens"):
+            size = getattr(self, name)
+            if size is not None and not 1 <= size < MOST:
+                raise ValueError(f"{name}: got {size}, expected None or an integer of at least 1")
         if self._by_row:
             if len(set(self.documents or ())) > 1:
                 object.__setattr__(self, "prefix", self.rows[0].prefix)  # and checks all rows
                 return
             object.__setattr__(self, "documents", self.documents and self.documents[0])
         if self.documents is not None:
-            bounds = self.boundaries
-            if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != self.seq_len:
-                raise ValueError(
-                    "cu_seqlens: expected boundaries from 0 to seq_len "
-                    f"({self.seq_len}), got {_brief(bounds)}"
-                )
-            if any(a > b for a, b in itertools.pairwise(bounds)):
-                raise ValueError(f"cu_seqlens: boundaries must not decrease, got {_brief(bounds)}")
+            self._check_documents()
         if self.prefix is not None:
-            object.__setattr__(self, "prefix", self._normal_prefix(self.prefix))
+            object.__setattr__(self, "prefix", self._normal_prefix())
         if self.global_tokens is not None:
             self._check_global_tokens(self.global_tokens)
 
+    def _check_documents(self) -> None:
+        bounds = self.boundaries
+        if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != self.seq_len:
+            raise ValueError(
+                "cu_seqlens: expected boundaries from 0 to seq_len "
+                f"({self.seq_len}), got {_brief(bounds)}"
+            )
+        if any(a > b for a, b in itertools.pairwise(bounds)):
+            raise ValueError(f"cu_seqlens: boundaries must not decrease, got {_brief(bounds)}")
+
     def _check_global_tokens(self, tokens: int) -> None:
-        if tokens < 1:
-            raise ValueError(f"global_tokens: got {tokens}, expected None or an integer >= 1")
         if self.window is None and self.chunk is None:
             raise ValueError(
                 f"global_tokens: got {tokens} without window and chunk, expected one of them: "
@@ -82,23 +100,29 @@ class Mask:
             )
         if self.prefix is not None:
             raise ValueError(
-                f"global_tokens: got {tokens} with prefix={_brief(self.prefix)}, expected one or "
+                f"global_tokens: got {tokens} with prefix={_brief(self.prefixes)}, expected one or "
                 "the other"
             )
 
-    def _normal_prefix(self, prefix: tuple[int, ...]) -> tuple[int, ...] | None:
-        documents = len(self.boundaries) - 1
-        if len(prefix) not in (1, documents) or any(length < 0 for length in prefix):
+    def _normal_prefix(self) -> tuple[int, ...] | None:
+        """Returns the lengths as a tuple, None where no position is in a prefix."""
+        lengths, documents = self.prefixes, len(self.boundaries) - 1
+        if len(lengths) not in (1, documents) or any(not 0 <= x < MOST for x in lengths):
             raise ValueError(
-                f"prefix: got {_brief(prefix)}, expected None or integers >= 0, one for all "
-                f"documents or one for each of {documents}"
+                f"prefix: got {_brief(lengths)}, expected None or integers of at least 0, one for "
+                f"all documents or one for each of {documents}"
             )
         if not self.causal:
             raise ValueError(
-                f"prefix={_brief(prefix)} with causal=False: positions after a prefix see no later "
-                "one, so it needs causal=True"
+                f"prefix={_brief(lengths)} with causal=False: positions after a prefix see no "
+                "later one, so it needs causal=True"
             )
-        return prefix if any(prefix) else None
+        return lengths if any(lengths) else None
+
+    @property
+    def prefixes(self) -> tuple[int, ...]:
+        """Returns the lengths of prefixes: one for all documents, or one for each."""
+        return self.prefix if isinstance(self.prefix, tuple) else (self.prefix or 0,)
 
     @cached_property
     def rows(self) -> tuple[Mask, ...]:
@@ -122,21 +146,44 @@ class Mask:
     @property
     def plain(self) -> bool:
         """Tells whether the mask is causal or none at all."""
-        others = self.window, self.documents, self.chunk, self.prefix, self.global_tokens
-        return others == (None,) * 5
+        return all(getattr(self, name) is None for name in LIMITS)
+
+    def shape(self, tokens: int) -> str:
+        """Returns the kind of a mask and its sizes, rounded up to a power of two, of a sequence of
+        ``tokens``: problems with the same one share tuned choices."""
+        text = "causal" if self.causal else "full"
+        sides = self.window if isinstance(self.window, tuple) else (self.window,)
+        near = [None if x is None or x >= tokens - 1 else power_of_two(x + 1) for x in sides]
+        if any(near):
+            text = f"window {':'.join(str(x or '') for x in near)}"
+        if self.chunk is not None and self.chunk < tokens:
+            text += f", chunk {power_of_two(self.chunk)}"
+        if self.global_tokens is not None and text not in ("causal", "full"):
+            text += f", global {power_of_two(min(self.global_tokens, tokens))}"
+        if any(self.prefixes):
+            text += f", prefix {power_of_two(min(max(self.prefixes), tokens))}"
+        return text if self.documents is None else f"{text}, documents"
 
 
-def normal_window(
-    window: int | tuple[Side, Side] | None, *, causal: bool
-) -> int | tuple[Side, Side] | None:
+# The fields that take keys away from a mask that is causal or full; None where they do not.
+LIMITS = tuple(item.name for item in fields(Mask) if item.name not in ("seq_len", "causal"))
+
+
+def power_of_two(n: int) -> int:
+    """Returns the least power of two that is at least ``n``."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def normal_window(window: Window, *, causal: bool) -> Window:
     """Returns one form of windows that see the same: a number if ``causal``, else both sides.
 
     Raises:
         ValueError: negative numbers, or a window that ``causal`` contradicts.
     """
     left, right = window if isinstance(window, tuple) else (window, None)
-    if any(side is not None and side < 0 for side in (left, right)):
-        raise ValueError(f"window: got {window}, expected None or integers >= 0")
+    if any(side is not None and not 0 <= side < MOST for side in (left, right)):
+        expected = "two integers" if isinstance(window, tuple) else "None or an integer"
+        raise ValueError(f"window: got {window}, expected {expected} of at least 0")
     if causal and right:
         raise ValueError(
             f"window={window} with causal=True: a causal query sees no later key, so the right "
@@ -177,7 +224,7 @@ def areas(mask: Mask) -> Areas:
         return Areas(*np.array([[0], [far], [0], [far], [0 if mask.causal else -far], [far]]))
     bounds = np.array(mask.boundaries, np.int64)
     begin, end = bounds[:-1], bounds[1:]
-    after = np.minimum(begin + np.array(mask.prefix or mask.global_tokens or 0), end)
+    after = np.minimum(begin + np.array(mask.global_tokens or mask.prefixes), end)
     chunk = mask.chunk or mask.seq_len
     count = -((begin - end) // chunk)
     index = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.attention.arguments import whole
+from ringray.attention.call import whole
 from ringray.comm.ring import connect, timeout_of
 from ringray.training.recipe import Degrees
 

@@ -19,7 +19,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.attention.arguments import boundaries, whole
+from ringray.attention.call import whole
+from ringray.attention.documents import boundaries
 from ringray.attention.sharding import local_positions
 from ringray.comm.ring import connect
 from ringray.models.decoder import Decoder

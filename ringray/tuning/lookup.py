@@ -9,24 +9,31 @@ from functools import lru_cache
 from typing import Any
 
 from ringray.base.errors import UserError
+from ringray.traffic.mask import Mask
 from ringray.tuning import table as tuned
 from ringray.tuning.table import Buckets, Place
 from ringray_kernels.backends import on_device
+from ringray_kernels.config import Blocks
 
 logger = logging.getLogger("ringray")
+
+Cut = Blocks | int | str | None
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """The way in which a ring computes. ``blocks``: as in a spec; ``source``: the origin of the
-    strategy, and that of backend and blocks, in words."""
+    """The way in which a ring computes: names as in ``ringray.ring_attention``."""
 
-    partition: str
-    transport: str
-    backward: str
-    backend: str
-    blocks: int | str | None
-    source: str
+    partition: str = tuned.DEFAULTS["partition"]
+    transport: str = tuned.DEFAULTS["transport"]
+    backward: str = "auto"
+    backend: str = "auto"
+
+    #: A table of tuned choices and a spec have ``Blocks`` as their text.
+    blocks: Cut = None
+
+    #: The origin of the strategy, and that of backend and blocks, in words.
+    source: str = ""
 
 
 def strategy(
@@ -161,11 +168,25 @@ def tuned_strategy(
         threads: per rank, on CPUs.
     """
     gpu = device != "cpu"
+    mask = Mask(
+        seq_len=seq_len,
+        causal=causal,
+        window=window,
+        documents=(0, seq_len) if documents else None,
+        chunk=chunk,
+        prefix=prefix,
+        global_tokens=global_tokens,
+    )
     wanted = tuned.buckets(
-        ring_size=ring_size, threads=0 if gpu else threads, dtype=dtype, seq_len=seq_len,
-        batch=batch, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim, causal=causal,
-        window=window, documents=documents or None, backward=backward, chunk=chunk,
-        prefix=None if prefix is None else (prefix,), global_tokens=global_tokens,
-    )  # fmt: skip
+        mask,
+        ring_size=ring_size,
+        threads=0 if gpu else threads,
+        dtype=dtype,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_dim=head_dim,
+        backward=backward,
+    )
     backend = on_device("auto", "cuda" if gpu else "cpu")
     return for_process(wanted, device, "auto", "auto", "auto", backend, True)

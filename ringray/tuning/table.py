@@ -10,8 +10,8 @@ read or written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from ringray import partition, transport
 from ringray.base import private_files, provenance
 from ringray.base.errors import UserError, reason_of
+from ringray.traffic.mask import Mask, power_of_two
 
 Use = Literal["strategy", "kernel"]
 DEFAULTS = {"partition": partition.DEFAULT, "transport": transport.DEFAULT, "backward": "planned"}
@@ -96,53 +97,41 @@ class Entry:
 
 
 def buckets(
+    mask: Mask,
     *,
     ring_size: int,
     threads: int,
     dtype: str,
-    seq_len: int,
     batch: int,
     heads: int,
     kv_heads: int,
     head_dim: int,
-    causal: bool,
-    window: int | tuple[int | None, int | None] | None,
-    documents: object,
     backward: bool,
-    chunk: int | None = None,
-    prefix: Sequence[int] | None = None,
-    global_tokens: int | None = None,
 ) -> Buckets:
-    """Returns the buckets of a problem of ``seq_len`` tokens in all; see ``Bucket``."""
-
-    def mask(tokens: int) -> str:
-        said = "causal" if causal else "full"
-        sides = window[: 1 if causal else 2] if isinstance(window, tuple) else (window,)
-        near = [None if x is None or x >= tokens - 1 else _rounded(x + 1) for x in sides]
-        if any(near):
-            said = f"window {':'.join(str(x or '') for x in near)}"
-        if chunk is not None and chunk < tokens:
-            said += f", chunk {_rounded(chunk)}"
-        if global_tokens is not None and said not in ("causal", "full"):
-            said += f", global {_rounded(min(global_tokens, tokens))}"
-        if prefix and any(prefix):
-            said += f", prefix {_rounded(min(max(prefix), tokens))}"
-        return said if documents is None else f"{said}, documents"
-
-    hop = -(-seq_len // ring_size)
-    return Buckets(
-        Bucket(
-            ring_size, threads, dtype, _rounded(seq_len), _rounded(batch), heads, kv_heads,
-            head_dim, mask(seq_len), backward,
-        ),
-        Bucket(
-            1, threads, dtype, _rounded(hop), 1, heads // kv_heads, 1, head_dim, mask(hop), backward
-        ),
-    )  # fmt: skip
-
-
-def _rounded(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+    """Returns the buckets of a problem; see ``Bucket``."""
+    hop = -(-mask.seq_len // ring_size)
+    ring = Bucket(
+        ring_size=ring_size,
+        threads=threads,
+        dtype=dtype,
+        tokens=power_of_two(mask.seq_len),
+        batch=power_of_two(batch),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        mask=mask.shape(mask.seq_len),
+        backward=backward,
+    )
+    kernel = replace(
+        ring,
+        ring_size=1,
+        tokens=power_of_two(hop),
+        batch=1,
+        heads=heads // kv_heads,
+        kv_heads=1,
+        mask=mask.shape(hop),
+    )
+    return Buckets(ring, kernel)
 
 
 def here(device: str = "cpu") -> Place:

@@ -18,6 +18,8 @@ from torch.library import opcheck
 from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
 
 import ringray
+from ringray.attention.call import DEFAULTS
+from ringray.attention.tensor_arguments import TensorArguments
 from ringray_kernels import testing
 from tests.support import compile_checks as checks
 from tests.support.ranks import on_ring
@@ -91,25 +93,20 @@ def test_it_is_one_graph_of_one_operator() -> None:
 def test_the_operator_is_well_formed(arguments: dict[str, Any], needs_grad: bool) -> None:
     q, k, v, dout = problem()
     q, k, v = (x.requires_grad_(needs_grad) for x in (q, k, v))
-    more = {
-        "partition": "zigzag", "causal": True, "window": None, "chunk": None, "prefix": None,
-        "global_tokens": None, "seq_len": None, "scale": None, "softcap": None, "dropout_p": 0.0,
-        "quantize": None,
-        "transport": "ring", "backward": "auto", "backend": "auto", "return_lse": False,
-        "blocks": None, **arguments,
-    }  # fmt: skip
-    names = ("cu_seqlens", "sinks", *BIASES, "seed")
-    tensors = [more.pop(name, None) for name in names]
-    blocks = more.pop("blocks")
-    settings = (None, 1, *more.values(), blocks, None)
+    values = dict(arguments)
+    tensors = [values.pop(name, None) for name in (*TensorArguments._fields, "seed")]
+    settings = [values.pop(name, default) for name, default in DEFAULTS.items()]
+    assert not values
+    ring = (None, 1)
     op = torch.ops.ringray.attention.default
-    opcheck(op, (q, k, v, *tensors, needs_grad, None, *settings))
-    out, lse, call, kept = op(q, k, v, *tensors, needs_grad, None, *settings)
+    forward = (q, k, v, needs_grad, None, *tensors, *ring, *settings, None)
+    opcheck(op, forward)
+    out, lse, call, kept = op(*forward)
     saved = [x.detach() for x in (q, k, v, out, lse, *kept)]
     for dlse in (None, torch.randn(lse.shape)):
         opcheck(
             torch.ops.ringray.attention_backward.default,
-            (dout, dlse, saved, call, *tensors, *settings),
+            (dout, dlse, saved, call, *tensors, *ring, *settings, None),
         )
 
 
@@ -201,10 +198,9 @@ def test_blocks_are_seen() -> None:
 
 def test_a_graph_of_another_ring_is_refused() -> None:
     q, k, v, _ = problem()
-    numbers = (True, *[None] * 7, 0.0, None)  # from causal to quantize
-    settings = ("zigzag", *numbers, "ring", "auto", "auto", False, None, None)
+    rest = (*[None] * 5, None, 2, *DEFAULTS.values(), None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
-        torch.ops.ringray.attention(q, k, v, *[None] * 5, False, None, None, 2, *settings)
+        torch.ops.ringray.attention(q, k, v, False, None, *rest)
 
 
 def test_lengths_and_documents_are_data() -> None:

@@ -166,7 +166,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"window": (1, 2, 3)}, r"window: got \(1, 2, 3\), expected .* or \(left, right\)"),
         ({"window": (True, 0)}, r"window: got \(True, 0\)"),
         ({"chunk": 0}, "chunk: got 0, expected None or an integer of at least 1"),
-        ({"prefix": -1}, r"prefix: got \(-1,\), expected an integer of at least 0, or a list"),
+        ({"prefix": -1}, "prefix: got -1, expected an integer of at least 0, or a list"),
         ({"prefix": torch.tensor([1, 2])}, "prefix: got tensor"),
         ({"prefix": [1, 2]}, r"prefix: got \(1, 2\), .* one for all documents or one for each of"),
         ({"prefix": 3, "causal": False}, "prefix=.* with causal=False: .* needs causal=True"),

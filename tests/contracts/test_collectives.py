@@ -189,7 +189,7 @@ def attention() -> Collective:
         "missing 1 required .*'v'": partial(run, x, x),
         "a FakeTensor|FakeTensors": partial(faked, lambda x: run(x, x, x), x),
         "rank is broken": partial(
-            while_broken, ringray.attention.arguments, "Features", lambda: run(x, x, x, scale=0.5)
+            while_broken, ringray.attention.arguments, "Layout", lambda: run(x, x, x, scale=0.5)
         ),
     }
     other: Calls = {

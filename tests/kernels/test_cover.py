@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringray_kernels.cover import MIN_RUN, Call, cover
+from ringray_kernels.cover import MIN_RUN, DenseCall, cover
 from ringray_kernels.intervals import intervals, visible_range
 
 
-def check(start: torch.Tensor, end: torch.Tensor, block: int | None) -> list[Call]:
+def check(start: torch.Tensor, end: torch.Tensor, block: int | None) -> list[DenseCall]:
     rows, keys = len(start), int(end.max()) if len(end) else 0
     times = torch.zeros(rows, max(keys, 1), dtype=torch.int64)
     met = torch.zeros(rows, dtype=torch.bool)

@@ -7,17 +7,19 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import ringray
-from ringray.attention.arguments import Options, resolve
-from ringray.attention.per_head import Besides
+from ringray.attention.arguments import resolve
+from ringray.attention.call import DEFAULTS
+from ringray.attention.tensor_arguments import TensorArguments
 from ringray.base.errors import UserError
 from ringray.comm.ring import connect
+from ringray.traffic.mask import Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
 
@@ -35,10 +37,11 @@ CHOICE = {
 def buckets(**other: Any) -> tuned.Buckets:
     given: dict[str, Any] = {
         "ring_size": 4, "threads": 0, "dtype": "bfloat16", "seq_len": 16000, "batch": 1, "heads": 8,
-        "kv_heads": 2, "head_dim": 128, "causal": True, "window": None, "documents": None,
-        "backward": True,
+        "kv_heads": 2, "head_dim": 128, "backward": True,
     }  # fmt: skip
-    return tuned.buckets(**(given | other))
+    given |= other
+    mask = {item.name: given.pop(item.name) for item in fields(Mask) if item.name in given}
+    return tuned.buckets(Mask(**mask), **given)
 
 
 def bucket(**other: Any) -> tuned.Bucket:
@@ -67,7 +70,7 @@ def test_shapes_of_one_bucket_share_a_choice() -> None:
     assert bucket() == bucket(seq_len=8193)
     assert bucket(window=20000) == bucket()  # reaches over everything
     assert bucket(window=100) == bucket(window=127) == bucket(window=(100, 0))
-    assert bucket(chunk=16000) == bucket(prefix=(0, 0)) == bucket()
+    assert bucket(chunk=16000) == bucket(prefix=0) == bucket()
     assert bucket(window=20000, global_tokens=4) == bucket()
     assert bucket(window=100, global_tokens=4) == bucket(window=100, global_tokens=3)
     assert bucket(window=100, global_tokens=4) != bucket(window=100)
@@ -75,7 +78,8 @@ def test_shapes_of_one_bucket_share_a_choice() -> None:
     for other in (
         {"seq_len": 16385}, {"seq_len": 8192}, {"ring_size": 8}, {"heads": 16}, {"kv_heads": 8},
         {"head_dim": 64}, {"dtype": "float16"}, {"causal": False}, {"window": 100},
-        {"documents": 3}, {"backward": False}, {"batch": 2}, {"chunk": 4096}, {"prefix": (9,)},
+        {"documents": (0, 5000, 16000)}, {"backward": False}, {"batch": 2}, {"chunk": 4096},
+        {"prefix": (9,)},
         {"causal": False, "window": (100, None)}, {"causal": False, "window": (None, 100)},
     ):  # fmt: skip
         assert bucket(**other) != bucket(), other
@@ -319,20 +323,16 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     choice |= {"backend": "aten", "blocks": 32}  # type: ignore[dict-item]
     tuned.add([entry(place=tuned.here(), bucket=here, choice=choice)])
     q, k, v = (torch.randn(1, heads, 50, 16) for heads in (4, 2, 2))
-    options = Options(
-        partition="auto", causal=True, window=None, chunk=None, prefix=None,
-        global_tokens=None, seq_len=None, scale=None, softcap=None, dropout_p=0.0, quantize=None,
-        transport="auto", backward="auto", backend="auto", return_lse=False, blocks=None,
-    )  # fmt: skip
+    settings = DEFAULTS | {"partition": "auto", "transport": "auto"}
     with caplog.at_level("INFO", logger="ringray"):
-        job, _ = resolve(q, k, v, Besides(), options, connect(None), needs_grad=False)
-    assert (job.layout.partition, job.blocks) == ("striped", 32)
+        job, _ = resolve(q, k, v, TensorArguments(), settings, connect(None), needs_grad=False)
+    assert (job.layout.partition, job.call.strategy.blocks) == ("striped", 32)
     assert "abcdef01" in caplog.text
     out = ringray.ring_attention(q, k, v, partition="auto", transport="auto")
     assert torch.equal(out, ringray.ring_attention(q, k, v, blocks=32))
     q, k, v = (x.repeat(1, 1, 2, 1) for x in (q, k, v))
-    longer, _ = resolve(q, k, v, Besides(), options, connect(None), needs_grad=False)
-    assert (longer.layout.partition, longer.blocks) == ("zigzag", None)
+    longer, _ = resolve(q, k, v, TensorArguments(), settings, connect(None), needs_grad=False)
+    assert (longer.layout.partition, longer.call.strategy.blocks) == ("zigzag", None)
 
 
 @pytest.mark.parametrize(("tuned_one", "taken"), [("reference", "reference"), ("cudnn", "aten")])
@@ -349,14 +349,10 @@ def test_the_op_takes_the_tuned_backend_where_it_can(
     tuned.add([entry("kernel", place=tuned.here(), bucket=here.kernel, choice=choice)])
 
     def backend(**other: Any) -> str:
-        options = Options(
-            partition="zigzag", causal=True, window=None, chunk=None, prefix=None,
-            global_tokens=None, seq_len=None, scale=None, softcap=None, dropout_p=0.0,
-            quantize=None,
-            transport="ring", backward="auto", backend="auto", return_lse=False, blocks=None,
-        )._replace(**other)  # fmt: skip
-        job, _ = resolve(q, q, q, Besides(), options, connect(None), needs_grad=False)
-        return job.backend
+        job, _ = resolve(
+            q, q, q, TensorArguments(), DEFAULTS | other, connect(None), needs_grad=False
+        )
+        return job.call.strategy.backend
 
     assert backend() == taken
     assert ("the tuned backend is not used" in caplog.text) == (tuned_one == "cudnn")

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import composed, fused
 from ringray_kernels.backends.composed import Dropped
-from ringray_kernels.cover import Call, cover
+from ringray_kernels.cover import DenseCall, cover
 from ringray_kernels.dropout import factors
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import merge_
@@ -51,7 +51,9 @@ def _readable(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)  # also where only the address is odd
 
 
-def _additive_mask(call: Call, start: Tensor, end: Tensor, dtype: torch.dtype) -> Tensor | None:
+def _additive_mask(
+    call: DenseCall, start: Tensor, end: Tensor, dtype: torch.dtype
+) -> Tensor | None:
     """Returns a mask (rows, keys) of 0 and -inf for a masked call, None otherwise."""
     if call.mode != "masked":
         return None
@@ -70,13 +72,13 @@ class _Work(NamedTuple):
     batch: slice
     start: Tensor
     end: Tensor
-    calls: list[Call]
+    calls: list[DenseCall]
 
 
 def _work(operands: Operands) -> list[_Work]:
     start, end, block = operands.start, operands.end, operands.blocks
 
-    def covers() -> list[list[Call]]:
+    def covers() -> list[list[DenseCall]]:
         return [cover(*pair, block) for pair in zip(start, end, strict=True)]
 
     entries = len(operands.q) // len(start)  # that share their intervals
@@ -144,7 +146,7 @@ def _of_entry(operands: Operands, entry: slice, q: Tensor, k: Tensor, v: Tensor)
     return operands._replace(q=q, k=k, v=v, bias=bias, dropout=dropout)
 
 
-def _dropped(operands: Operands, call: Call, heads: slice) -> Dropped | None:
+def _dropped(operands: Operands, call: DenseCall, heads: slice) -> Dropped | None:
     """Returns the factors of a call's weights for some grouped heads, None without dropout."""
     dropout, at, kv_heads = operands.dropout, operands.at, operands.k.shape[1]
     if dropout is None or at is None:
@@ -159,7 +161,7 @@ def _dropped(operands: Operands, call: Call, heads: slice) -> Dropped | None:
     )
 
 
-def _extending(operands: Operands, call: Call, heads: slice) -> dict[str, Any]:
+def _extending(operands: Operands, call: DenseCall, heads: slice) -> dict[str, Any]:
     """Returns what ``composed`` takes for a call and some grouped heads and ``fused`` does not."""
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     return {
@@ -218,7 +220,7 @@ def forward(
 
 
 def _forward_call(
-    call: Call,
+    call: DenseCall,
     operands: Operands,
     state: State,
     mask: Tensor | None,
@@ -291,7 +293,7 @@ def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
 
 
 def _backward_call(
-    call: Call,
+    call: DenseCall,
     operands: Operands,
     given: BackwardOperands,
     mask: Tensor | None,

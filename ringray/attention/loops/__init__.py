@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ringray.attention.loops.chunks import Result
-    from ringray.attention.per_head import Learned
     from ringray.attention.problem import RankProblem
+    from ringray.attention.tensor_arguments import ScoreParameters
     from ringray.comm.ring import Comm
 
 __all__ = ["HERE", "backward", "exactly", "forward"]
@@ -38,10 +38,10 @@ __all__ = ["HERE", "backward", "exactly", "forward"]
 
 @exchanging()
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, parameters: ScoreParameters
 ) -> Result:
     """Returns this rank's output, lse, and the tensors that its backward pass needs, besides
-    what is ``learned``."""
+    the ``parameters``."""
     comm.meter.running = "forward"
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(q.device):
@@ -49,28 +49,40 @@ def forward(
         if problem.quantized_from is not None:
             (q, k, v), scales = zip(*map(quantized, (q, k, v)), strict=True)
         if problem.exchange.fold > 1:
-            return heads.forward(q, k, v, problem, comm, _inner(problem), learned, scales)
-        return _inner(problem).forward(q, k, v, problem, comm, learned, scales)
+            return heads.forward(q, k, v, problem, comm, _inner(problem), parameters, scales)
+        return _inner(problem).forward(q, k, v, problem, comm, parameters, scales)
 
 
 @exchanging()
 def backward(
-    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    call: int, learned: Learned,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Returns dq, dk, dv of this rank's shard; ``saved`` is from ``forward``. With ``sinks`` also
-    this rank's share of their gradient, fp32 (Hq,): the sum over all ranks is the gradient.
+    dout: Tensor,
+    dlse: Tensor | None,
+    saved: tuple[Tensor, ...],
+    problem: RankProblem,
+    comm: Comm,
+    number: int,
+    parameters: ScoreParameters,
+) -> tuple[Tensor | None, ...]:
+    """Returns dq, dk, dv of this rank's shard, and this rank's share of the gradient of each of the
+    ``parameters``: the sum over all ranks is the gradient. Each has its tensor's dtype.
 
-    ``dlse``: fp32 (B, Hq, S), or None where no loss depends on lse. ``call``: number of the forward
-    pass, on which all ranks agree before the first hop.
+    ``dout`` is of q's dtype; ``saved`` is from ``forward``. ``dlse``: fp32 (B, Hq, S), or None
+    where no loss depends on lse. ``number``: of the forward pass, on which all ranks agree before
+    the first hop.
     """
-    agree(comm, AgreedCall(BACKWARD, call=call))
+    agree(comm, AgreedCall(BACKWARD, call=number))
     comm.meter.running = "backward"
     comm = comm.staged() if problem.exchange.staged else comm
     with exactly(dout.device):
         if problem.exchange.fold > 1:
-            return heads.backward(dout, dlse, saved, problem, comm, _inner(problem), learned)
-        return _inner(problem).backward(dout, dlse, saved, problem, comm, learned)
+            inner = _inner(problem)
+            gradients = heads.backward(dout, dlse, saved, problem, comm, inner, parameters)
+        else:
+            gradients = _inner(problem).backward(dout, dlse, saved, problem, comm, parameters)
+    dq, dk, dv = (x.to(dout.dtype) for x in gradients[:3])
+    of_parameters = iter(gradients[3:])
+    shares = [None if x is None else next(of_parameters).to(x.dtype) for x in parameters]
+    return dq, dk, dv, *shares
 
 
 class _Here(threading.local):

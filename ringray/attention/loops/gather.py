@@ -24,8 +24,8 @@ from ringray_kernels.merge import merge_sinks_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringray.attention.per_head import Learned
     from ringray.attention.problem import Ranges, RankProblem
+    from ringray.attention.tensor_arguments import ScoreParameters
     from ringray.comm.ring import Comm
     from ringray.traffic.script import Key
 
@@ -155,7 +155,7 @@ def _scatter(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned,
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, parameters: ScoreParameters,
     scales: tuple[Tensor, ...] = (),
 ) -> Result:  # fmt: skip
     """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse.
@@ -164,7 +164,7 @@ def forward(
     dtype, given = problem.quantized_from or q.dtype, (k, v, *scales[1:])
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    coming, tables = _gather(given, groups[0], plan, comm), learned.tables()
+    coming, tables = _gather(given, groups[0], plan, comm), parameters.tables()
     for at, group in enumerate(groups):
         keys, values, *more = coming()
         if at + 1 < len(groups):
@@ -180,22 +180,22 @@ def forward(
             )  # fmt: skip
         out[:, group.heads], lse[:, group.heads] = state
         del keys, values, more, state
-    if learned.sinks is not None:
-        merge_sinks_(out, lse, learned.sinks)
+    if parameters.sinks is not None:
+        merge_sinks_(out, lse, parameters.sinks)
     return Result(out, lse, (q, k, v, out, lse))
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    learned: Learned,
+    parameters: ScoreParameters,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
-    of what is ``learned`` the part of the gradient that comes from this rank's rows."""
+    of the ``parameters`` the part of the gradient that comes from this rank's rows."""
     q, k, v, out, lse = saved
-    delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
+    delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.call.strategy.backend)
     plan, groups = _plan(problem, q.device), _groups(q, k, problem)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
-    tables = learned.tables(with_gradient=True)
+    tables = parameters.tables(with_gradient=True)
     coming = _gather((k, v), groups[0], plan, comm)
     going: Callable[[], None] | None = None
     for at, group in enumerate(groups):
@@ -222,4 +222,4 @@ def backward(
         del sums
     assert going is not None
     going()
-    return dq, dk, dv, *learned.gradients(lse, delta, tables)
+    return dq, dk, dv, *parameters.gradients(lse, delta, tables)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from ringray.attention.per_head import Learned
     from ringray.attention.problem import RankProblem
+    from ringray.attention.tensor_arguments import ScoreParameters
     from ringray.comm.ring import Comm
 
 
@@ -85,34 +85,34 @@ def _swap(direction: str, tensors: Sequence[Sequence[Tensor]], comm: Comm) -> li
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, inner: ModuleType,
-    learned: Learned, scales: tuple[Tensor, ...] = (),
+    parameters: ScoreParameters, scales: tuple[Tensor, ...] = (),
 ) -> Result:  # fmt: skip
     """Computes this rank's output over the keys of all ranks; saves what ``inner`` saves.
     ``scales``: as in ``ring.forward``."""
     near, far = comm.folded(problem.layout.fold)
     places = _places(problem.layout, problem.rank, q.device)
     q, k, v, *shares = _to_rows((q, k, v, *scales), near, places)
-    out, lse, saved = inner.forward(q, k, v, problem, far, _share(learned, near), tuple(shares))
+    out, lse, saved = inner.forward(q, k, v, problem, far, _share(parameters, near), tuple(shares))
     out, lse = _to_heads((out, lse), near, places)
     return Result(out, lse, saved)
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    inner: ModuleType, learned: Learned,
+    inner: ModuleType, parameters: ScoreParameters,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Returns dq, dk, dv of this rank's shard; and of what is ``learned`` the gradient from its
+    """Returns dq, dk, dv of this rank's shard; and of the ``parameters`` the gradient from its
     share of the heads, 0 for the others."""
     near, far = comm.folded(problem.layout.fold)
     places = _places(problem.layout, problem.rank, dout.device)
-    if problem.return_lse and dlse is None:  # other ranks may have one
+    if problem.call.return_lse and dlse is None:  # other ranks may have one
         dlse = torch.zeros(dout.shape[:3], dtype=torch.float32, device=dout.device)
     dout, *more = _to_rows((dout,) if dlse is None else (dout, dlse), near, places)
     gradients = inner.backward(
-        dout, more[0] if more else None, saved, problem, far, _share(learned, near)
+        dout, more[0] if more else None, saved, problem, far, _share(parameters, near)
     )
     dq, dk, dv = (x.to(dout.dtype) for x in gradients[:3])
-    more = [x.new_zeros(x.shape, dtype=torch.float32) for x in learned if x is not None]
+    more = [x.new_zeros(x.shape, dtype=torch.float32) for x in parameters if x is not None]
     for whole, part in zip(more, gradients[3:], strict=True):
         whole.chunk(near.world_size)[near.rank].copy_(part)
     del gradients
@@ -120,6 +120,6 @@ def backward(
     return dq, dk, dv, *more
 
 
-def _share(learned: Learned, near: Comm) -> Learned:
-    """Returns what is learned for this rank's share of the heads."""
-    return learned.share(near.world_size, near.rank)
+def _share(parameters: ScoreParameters, near: Comm) -> ScoreParameters:
+    """Returns the parameters of this rank's share of the heads."""
+    return parameters.share(near.world_size, near.rank)

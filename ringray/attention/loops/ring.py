@@ -26,14 +26,14 @@ from ringray_kernels.merge import merge_sinks_
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ringray.attention.per_head import Learned
     from ringray.attention.problem import RankProblem
+    from ringray.attention.tensor_arguments import ScoreParameters
     from ringray.comm.ring import Comm
     from ringray.traffic.script import Key, Message, Script, Step, Visit
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, learned: Learned,
+    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, parameters: ScoreParameters,
     scales: tuple[Tensor, ...] = (),
 ) -> Result:  # fmt: skip
     """Computes this rank's output over the keys of all ranks. ``scales``: of q, k and v if they are
@@ -45,7 +45,7 @@ def forward(
     script, kept = problem.script("forward"), _kept(problem)
     ring = InFlight(comm, problem.rank, Chunk((k, v, *scales[1:]), problem.own))
     state: State | None = None
-    tables = learned.tables()
+    tables = parameters.tables()
     left = sum(bool(visit.need) for visit in script.visits)
     for at, step in enumerate(script.steps):
         ring.post(at, step)
@@ -68,22 +68,22 @@ def forward(
         ring.drop(visit.key for visit in step.visits if visit.key not in kept)
     ring.finish()
     assert state is not None
-    if learned.sinks is not None:
-        merge_sinks_(*state, learned.sinks)
+    if parameters.sinks is not None:
+        merge_sinks_(*state, parameters.sinks)
     extra = [x for key, rows in kept.items() for x in ring.held[key].cut(rows)]
     return Result(*state, (q, k, v, *state, *extra))
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    learned: Learned,
+    parameters: ScoreParameters,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
-    of what is ``learned`` the part of the gradient that comes from the pairs computed here."""
+    of the ``parameters`` the part of the gradient that comes from the pairs computed here."""
     q, k, v, out, lse, *kept = saved
-    delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.backend)
+    delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.call.strategy.backend)
     matching = out if dlse is None else None
-    tables = learned.tables(with_gradient=True)
+    tables = parameters.tables(with_gradient=True)
     script, rank, own = problem.script("backward"), problem.rank, problem.own
     keys_walk = problem.walks.travelling == "keys"
     queries, keys = (q, dout, lse, delta), (k, v)
@@ -109,7 +109,7 @@ def backward(
     ring.finish()
     home = ring.sums[rank, 0].tensors
     dq, dk, dv = (*stay.gradients, *home) if keys_walk else (*home, *stay.gradients)
-    return dq, dk, dv, *learned.gradients(lse, delta, tables)
+    return dq, dk, dv, *parameters.gradients(lse, delta, tables)
 
 
 def _kept(problem: RankProblem) -> dict[Key, Rows]:

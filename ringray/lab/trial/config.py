@@ -103,10 +103,8 @@ class TrialConfig:
     @cached_property
     def mask(self) -> Mask:
         """The mask of the problem; ValueError for an invalid one."""
-        prefix = None if self.prefix is None else (self.prefix,)
-        bounds = _boundaries(self.seq_len, self.documents)
-        given = (self.seq_len, self.causal, self.window, bounds, self.chunk, prefix)
-        return Mask(*given, self.global_tokens)
+        values = {item.name: getattr(self, item.name) for item in fields(Mask)}
+        return Mask(**values | {"documents": _boundaries(self.seq_len, self.documents)})
 
     @cached_property
     def visible(self) -> int:
@@ -148,21 +146,15 @@ class TrialConfig:
     def buckets(self, device: str) -> tuned.Buckets:
         """Returns the buckets of tuned choices of this point on ``device`` (cpu, cuda)."""
         return tuned.buckets(
+            self.mask,
             ring_size=self.ring_size,
             threads=self.threads if device == "cpu" else 0,
             dtype=self.dtype,
-            seq_len=self.seq_len,
             batch=self.batch,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
-            causal=self.causal,
-            window=self.window,
-            documents=self.documents,
             backward=self.has_backward,
-            chunk=self.chunk,
-            prefix=None if self.prefix is None else (self.prefix,),
-            global_tokens=self.global_tokens,
         )
 
     @property

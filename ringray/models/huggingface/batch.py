@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringray.attention.arguments import boundaries
+from ringray.attention.documents import boundaries
 from ringray.attention.sharding import local_positions, shard
 from ringray.comm.ring import connect, place_in
 from ringray.models.huggingface.forward import Forward

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.attention.arguments import document_boundaries, several
+from ringray.attention.call import several
+from ringray.attention.documents import document_boundaries
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal, positions_in_documents
 from ringray.models.huggingface.probe import check
@@ -132,11 +133,14 @@ def _ring(
     if cu_seqlens is None:
         documents = _documents(position_ids)
     last = int(position_ids.max())
-    lengths = several(prefix)
-    lengths = (lengths,) if isinstance(lengths, int) else lengths
-    mask = Mask(seq_len, documents=documents, prefix=lengths)
+    mask = Mask(seq_len, documents=documents, prefix=several(prefix))
     ring = Ring(
-        seq_len, documents, **options, prefix=mask.prefix, last_position=last, gradients=gradients
+        seq_len,
+        documents,
+        **options,
+        prefix=mask.prefixes if mask.prefix else None,
+        last_position=last,
+        gradients=gradients,
     )
     return ring, position_ids
 

@@ -1,4 +1,4 @@
-"""Tensor arguments beside q, k and v; those that hold a number for each head: sinks and slopes.
+"""Tensor arguments beside q, k and v: boundaries of documents, and what scores are changed by.
 
 Shape legend: B batch, Hq query heads.
 """
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ringray.attention.call import Slopes
 from ringray.base.units import plain
 from ringray_kernels.checks import not_plain
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import sink_gradients
 
-Slopes = tuple[tuple[float, ...], ...]  # of each head, for all batch rows or for each
 MOST_SLOPE = 1e12  # in size: its product with any distance stays far from the end of fp32
 MOST_POSITIONS = 1 << 31  # of one sequence: kernels take 32 bits for a position
 _EXPECTED = (
@@ -25,7 +25,7 @@ _EXPECTED = (
 )
 
 
-class Besides(NamedTuple):
+class TensorArguments(NamedTuple):
     """The tensor arguments of ``ringray.ring_attention`` beside q, k and v, as given."""
 
     cu_seqlens: Tensor | None = None
@@ -33,23 +33,29 @@ class Besides(NamedTuple):
     alibi_slopes: Tensor | None = None
     distance_bias: Tensor | None = None
 
+    @property
+    def parameters(self) -> ScoreParameters:
+        """Returns those that have gradients."""
+        return ScoreParameters(self.sinks, self.distance_bias)
 
-class Learned(NamedTuple):
-    """Parameters of a call, on every rank: sinks (Hq,), and a table of biases (Hq, 2 R + 1)."""
+
+class ScoreParameters(NamedTuple):
+    """Learned parameters of scores, on every rank: sinks (Hq,), and a table of biases by distance
+    (Hq, 2 R + 1)."""
 
     sinks: Tensor | None = None
-    table: Tensor | None = None
+    distance_bias: Tensor | None = None
 
     def tables(self, *, with_gradient: bool = False) -> tuple[Tensor, ...]:
         """Returns the table, in fp32, and zeros for its gradient; nothing without a table."""
-        if self.table is None:
+        if self.distance_bias is None:
             return ()
-        table = self.table.float().contiguous()
+        table = self.distance_bias.float().contiguous()
         return (table, torch.zeros_like(table)) if with_gradient else (table,)
 
-    def share(self, parts: int, at: int) -> Learned:
+    def share(self, parts: int, place: int) -> ScoreParameters:
         """Returns the values of one of some equal parts of the heads."""
-        return Learned(*(None if x is None else x.chunk(parts)[at] for x in self))
+        return ScoreParameters(*(None if x is None else x.chunk(parts)[place] for x in self))
 
     def gradients(self, lse: Tensor, delta: Tensor, tables: tuple[Tensor, ...]) -> list[Tensor]:
         """Returns this rank's shares, fp32, of the gradients of what there is. ``tables``: with
@@ -79,10 +85,10 @@ def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
     _check("sinks", sinks, q, expected, lambda x: tuple(x.shape) == (q.shape[1],))
 
 
-def check_table(besides: Besides, q: Tensor) -> None:
+def check_table(tensors: TensorArguments, q: Tensor) -> None:
     """Raises ValueError unless there is no table of biases, or one for ``q`` (B, Hq, S, D).
     Values on a device are not read."""
-    table = besides.distance_bias
+    table = tensors.distance_bias
     if table is None:
         return
     expected = (
@@ -95,8 +101,19 @@ def check_table(besides: Besides, q: Tensor) -> None:
     )  # fmt: skip
     if table.device.type == "cpu" and not table.isfinite().all():
         raise ValueError(f"distance_bias: got values that are not finite, {expected}")
-    if besides.alibi_slopes is not None:
+    if tensors.alibi_slopes is not None:
         raise ValueError("distance_bias: got alibi_slopes too, expected one bias of scores")
+
+
+def mistyped(tensors: TensorArguments) -> str | None:
+    """Returns why an operator cannot take one of ``tensors``, whatever its values, or None."""
+    cu_seqlens: object = tensors.cu_seqlens
+    if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
+        return f"cu_seqlens: got {cu_seqlens!r}, expected integers in a tensor or a list"
+    for name, x in tensors.parameters._asdict().items():
+        if x is not None and not isinstance(x, Tensor):
+            return f"{name}: got {type(x).__name__}, expected None or a tensor"
+    return None if tensors.alibi_slopes is None else mistaken_slopes(tensors.alibi_slopes)
 
 
 def numbers(given: Any) -> Any:
