@@ -138,7 +138,7 @@ import os, re, sys
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan.plan import build
-from ringray.lab.spec import model
+from ringray.lab.specs import model
 gpus = float(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
 groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ["SLURM_JOB_CPUS_PER_NODE"])
 nodes = [NodeGroup("node", {"CPU": float(cpus), "GPU": gpus}, int(n or 1)) for cpus, n in groups]

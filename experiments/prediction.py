@@ -25,7 +25,7 @@ import numpy as np
 from ringray.lab.plan.plan import build
 from ringray.lab.predict import calibration, cost_model
 from ringray.lab.predict.hardware import LOCAL, Fleet
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from ringray.lab.trial.config import TrialConfig, default_config
 
 LEAST_TURNS, MOST_TURNS = 3, 9

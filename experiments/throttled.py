@@ -27,7 +27,7 @@ from ringray.base.errors import UserError
 from ringray.lab.plan import plan
 from ringray.lab.predict import calibration
 from ringray.lab.predict.hardware import LOCAL, Fleet, Link
-from ringray.lab.spec import model as specs
+from ringray.lab.specs import model as specs
 
 BANDWIDTHS = (200, 1000, 4000)  # Mbit/s
 CLOSE = 0.03  # a choice that is slower than the best by less is as good

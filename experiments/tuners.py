@@ -26,7 +26,7 @@ from ringray.lab.plan.plan import Plan, build
 from ringray.lab.plan.problems import studies
 from ringray.lab.predict.hardware import Fleet, cpu
 from ringray.lab.search import METHODS
-from ringray.lab.spec import model as specs
+from ringray.lab.specs import model as specs
 from ringray.lab.trial.outcome import Outcome
 
 TRIES = 25

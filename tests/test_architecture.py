@@ -38,7 +38,7 @@ ORDER = (
     "ringray.lab.kinds",
     "ringray.lab.predict",
     "ringray.lab.calibrate",
-    "ringray.lab.spec",
+    "ringray.lab.specs",
     "ringray.lab.plan",
     "ringray.lab.cluster",
     "ringray.lab.ring",

@@ -22,7 +22,7 @@ from ringray.base.errors import UserError
 from ringray.lab import cli
 from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import read_entries
-from ringray.lab.spec import model as specs
+from ringray.lab.specs import model as specs
 from tests.support.docs_blocks import PAGES, REPOSITORY, Block, blocks, spans
 from tests.support.place import Place
 from tests.test_examples import RUN

@@ -31,9 +31,9 @@ from ringray.lab.plan import limits, plan
 from ringray.lab.predict import advise, fitting
 from ringray.lab.ring import group, links, monitor
 from ringray.lab.ring.quarantine import Quarantine
-from ringray.lab.spec import yaml_source
-from ringray.lab.spec.fields import Fields
-from ringray.lab.spec.model import Spec
+from ringray.lab.specs import yaml_source
+from ringray.lab.specs.fields import Fields
+from ringray.lab.specs.model import Spec
 from ringray.lab.store import feed
 from ringray.lab.tracking import location, process, tracker
 from ringray.lab.trial.metrics import METRICS, of_group

@@ -12,7 +12,7 @@ from ringray.lab.plan.plan import build
 from ringray.lab.predict import advise, calibration
 from ringray.lab.predict.advise import Wish
 from ringray.lab.predict.cost_model import Cost
-from ringray.lab.spec import model as specs
+from ringray.lab.specs import model as specs
 from ringray.lab.trial.config import TrialConfig
 from ringray.models import sizes
 from ringray.traffic.walk import BACKWARDS

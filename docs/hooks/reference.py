@@ -23,8 +23,8 @@ import ringray
 from ringray.lab import cli
 from ringray.lab.cli.options import Option
 from ringray.lab.kinds import KINDS
-from ringray.lab.spec import model
-from ringray.lab.spec.fields import Fields, Kind
+from ringray.lab.specs import model
+from ringray.lab.specs.fields import Fields, Kind
 
 _SPECS = """\
 Every field of a spec, from the model that checks it. `ringray schema` prints the same as a JSON

@@ -18,8 +18,8 @@ from ringray.lab.cli.store import as_it_stands, open_store
 from ringray.lab.driver.observer import Summary
 from ringray.lab.report.history import Measured, measurements
 from ringray.lab.report.live import observer
-from ringray.lab.spec import model as specs
-from ringray.lab.spec.yaml_source import dumped
+from ringray.lab.specs import model as specs
+from ringray.lab.specs.yaml_source import dumped
 from ringray.lab.trial.config import FIELDS
 
 if TYPE_CHECKING:

@@ -287,7 +287,7 @@ from ringray.lab.cluster import connect
 from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.plan import plan
 from ringray.lab.ring.group import ActorRing
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 
 text = "version: 1\\nname: a\\nkind: latency\\nring: {device: cpu}\\nproblem: {seq_len: 64}\\n"
 config = plan.build(spec.parse(text)).trials[0].config

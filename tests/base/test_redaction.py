@@ -12,7 +12,7 @@ from ringray.base import redaction
 from ringray.lab.cli import main
 from ringray.lab.report import tables
 from ringray.lab.report.live import PlainLines
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.description import note
 from ringray.lab.tracking.mlflow_record import (

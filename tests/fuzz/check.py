@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 
 if TYPE_CHECKING:
     from ringray.lab.plan.plan import Plan, Trial
-    from ringray.lab.spec.model import Spec
+    from ringray.lab.specs.model import Spec
 
 AXES = {
     "ring": ("size", "threads", "order"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from ringray.lab.spec.model import json_schema
+from ringray.lab.specs.model import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ("ring", "problem", "strategy", "measure", "search", "limits", "tracking")

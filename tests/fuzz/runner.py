@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ringray.base.errors import SpecError
 from ringray.lab.plan.plan import build
 from ringray.lab.predict import hardware
-from ringray.lab.spec.model import load
+from ringray.lab.specs.model import load
 from tests.fuzz import check
 from tests.fuzz.generate import make
 

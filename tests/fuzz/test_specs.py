@@ -11,7 +11,7 @@ import pytest
 from ringray.base.errors import SpecError
 from ringray.lab.plan.plan import build
 from ringray.lab.predict import hardware
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from tests.fuzz import check, runner
 from tests.fuzz.generate import corpus, make
 

@@ -16,7 +16,7 @@ from ringray.base import provenance
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.lab.driver.observer import Summary
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.config import FIELDS
 from ringray.lab.trial.metrics import METRICS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringray.base import provenance
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from tests.support.small_spec import SMALL
 
 if TYPE_CHECKING:

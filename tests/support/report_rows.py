@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
 TEXT = """\

@@ -18,8 +18,8 @@ from ringray.lab.predict.advise import Proposal, Wish
 from ringray.lab.predict.fitting import fitted
 from ringray.lab.predict.transformer import RankMemory
 from ringray.lab.report import tables, words
-from ringray.lab.spec import model as specs
-from ringray.lab.spec.fields import Mismatch, tokens
+from ringray.lab.specs import model as specs
+from ringray.lab.specs.fields import Mismatch, tokens
 from ringray.models import sizes
 from ringray_kernels.dtypes import DTYPES
 

@@ -10,7 +10,7 @@ from ringray.base.errors import UserError, unknown
 from ringray.lab.cli.options import Option, Output, options, write
 from ringray.lab.cli.outputs import check_file
 from ringray.lab.report import tables
-from ringray.lab.spec.yaml_source import EXAMPLES
+from ringray.lab.specs.yaml_source import EXAMPLES
 
 
 @options(

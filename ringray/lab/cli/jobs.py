@@ -17,7 +17,7 @@ from ringray.lab.cluster import head_command, job_package, job_server
 from ringray.lab.cluster.job_folder import check_absolute
 from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
 from ringray.lab.plan.plan import build
-from ringray.lab.spec import model as specs
+from ringray.lab.specs import model as specs
 from ringray.lab.tracking import location
 
 

@@ -30,7 +30,7 @@ from ringray.lab.plan.plan import Plan, build
 from ringray.lab.report import studies, tables, words
 from ringray.lab.report.live import LiveTable, PlainLines, observer
 from ringray.lab.search import METHODS
-from ringray.lab.spec import model as specs
+from ringray.lab.specs import model as specs
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location, tracker
 from ringray.lab.trial.machine_load import BUSY

@@ -25,7 +25,7 @@ from ringray.lab.predict import calibration, cost_model
 from ringray.lab.predict.fitting import NEWEST, MeasuredTrial
 from ringray.lab.predict.hardware import Fleet, Noise
 from ringray.lab.report import words
-from ringray.lab.spec import model as specs
+from ringray.lab.specs import model as specs
 from ringray.lab.store import traces
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.config import TrialConfig, default_config

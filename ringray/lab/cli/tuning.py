@@ -13,7 +13,7 @@ from ringray.lab.cli.run import planned, search
 from ringray.lab.cli.store import open_store
 from ringray.lab.kinds import KINDS
 from ringray.lab.report import tables
-from ringray.lab.spec import model as specs
+from ringray.lab.specs import model as specs
 from ringray.tuning import table as tuned
 from ringray.tuning.table import Entry
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringray.base import leftovers, provenance
-from ringray.lab.spec.model import Spec
+from ringray.lab.specs.model import Spec
 
 _FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
 _DATA = (".yaml", ".html", ".css", ".js")

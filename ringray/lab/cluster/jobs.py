@@ -22,7 +22,7 @@ from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
-from ringray.lab.spec.model import NAME
+from ringray.lab.specs.model import NAME
 from ringray.lab.trial.outcome import selected
 
 STOP_WAIT_S = 60  # seconds for a sweep to end by itself before Ray kills its driver

@@ -13,8 +13,8 @@ from ringray.base.errors import UserError
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import kernel_cuts, limits
-from ringray.lab.spec.domain_fields import Window
-from ringray.lab.spec.model import ProblemSection, Spec
+from ringray.lab.specs.domain_fields import Window
+from ringray.lab.specs.model import ProblemSection, Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.models import sizes
 from ringray.partition import PARTITIONS

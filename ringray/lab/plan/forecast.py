@@ -20,7 +20,7 @@ from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import RANKS, Fleet
 from ringray.lab.search import METHODS
 from ringray.lab.search.base import LEAST
-from ringray.lab.spec.model import Spec
+from ringray.lab.specs.model import Spec
 from ringray.lab.trial import training
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringray.lab.kinds import KINDS
 from ringray.lab.search import METHODS
-from ringray.lab.spec.model import Spec
+from ringray.lab.specs.model import Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS, REACH
 from ringray.models import sizes

@@ -29,8 +29,8 @@ from ringray.lab.plan.pruning import Reason, impossible, interpreted
 from ringray.lab.predict import calibration, cost_model, transformer
 from ringray.lab.predict.fitting import MeasuredTrial, fitted
 from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, parse_fleet
-from ringray.lab.spec.conditions import LimitsSection
-from ringray.lab.spec.model import Spec
+from ringray.lab.specs.conditions import LimitsSection
+from ringray.lab.specs.model import Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow
 from ringray.lab.trial.training import examination

@@ -19,7 +19,7 @@ from ringray.lab.cluster.placement_wait import MovedError, Patience
 from ringray.lab.plan.plan import TIMEOUT_S
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.ring.quarantine import Quarantine
-from ringray.lab.spec.model import Spec
+from ringray.lab.specs.model import Spec
 from ringray.lab.trial.config import TrialConfig
 from ringray_kernels.backends import BLOCKS, on_device
 

@@ -11,7 +11,7 @@ import pytest
 
 from ringray.lab import cli
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 
 ASKED = ["advise", "8b", "--context", "256k", "--on", "h100:2x8"]
 

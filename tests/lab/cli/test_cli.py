@@ -15,7 +15,7 @@ import pytest
 from ringray import __version__
 from ringray.lab import cli
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.store import default_path
 from tests.support.small_spec import SMALL, fill
 

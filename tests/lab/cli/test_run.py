@@ -12,7 +12,7 @@ import pytest
 from ringray.lab import cli
 from ringray.lab.driver.observer import Summary
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.outcome import Outcome, SweepInfo
 from tests.support.small_spec import SMALL, fill

@@ -13,7 +13,7 @@ from ringray.lab.cluster import capacity
 from ringray.lab.cluster.capacity import HEAD, Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from tests.support.place import REPOSITORY
 
 if TYPE_CHECKING:

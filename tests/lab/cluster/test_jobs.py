@@ -18,7 +18,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab import cli
 from ringray.lab.cluster import job_package, jobs
 from ringray.lab.cluster.jobs import Job, Jobs
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from tests.support.job_server import PLAN, SHORT, URL, Server, ends
 from tests.support.small_spec import SMALL
 

@@ -11,7 +11,7 @@ from ringray.lab.cluster.capacity import Capacity, NodeGroup, Placement
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
 from ringray.lab.plan.plan import build
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 
 CPU = Placement("cpu", "PACK", (("CPU", 1.0),))
 GPU = Placement("cuda", "PACK", (("CPU", 1.0), ("GPU", 1.0)))

@@ -17,7 +17,7 @@ from ringray.lab.driver.dispatch import Dispatcher
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.plan.plan import build
 from ringray.lab.ring.quarantine import Quarantine
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from ringray.lab.trial.outcome import Outcome
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ringray.lab.driver.resume import Resume
 from ringray.lab.driver.run import Sweep
 from ringray.lab.driver.trials import TrialRunner
 from ringray.lab.plan.plan import Plan, build
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.trial.exported import EXPORTED, SWEEP_LABELS
 from ringray.lab.trial.outcome import STATUSES, Outcome

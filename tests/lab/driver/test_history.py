@@ -19,7 +19,7 @@ from ringray.lab.driver.observer import Summary
 from ringray.lab.driver.run import Sweep, run
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome
 

@@ -14,7 +14,7 @@ from ringray.lab.driver.studies import outcome_of
 from ringray.lab.plan import plan
 from ringray.lab.plan.problems import studies
 from ringray.lab.predict.hardware import cpu
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome
 

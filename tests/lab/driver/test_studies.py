@@ -23,7 +23,7 @@ from ringray.lab.predict import hardware
 from ringray.lab.report import studies as report
 from ringray.lab.ring.actor import Introduction
 from ringray.lab.ring.group import ActorRing
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNASKED, TrialRow
 from ringray.tuning import table as tuned

@@ -21,7 +21,7 @@ from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.trials import BACKOFF_MOST_S, RetryPolicy, TrialRunner
 from ringray.lab.plan import plan
 from ringray.lab.ring.monitor import RingFault
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.outcome import Outcome

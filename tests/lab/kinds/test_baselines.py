@@ -22,7 +22,7 @@ from ringray.lab.kinds.base import RankContext, visible
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import plan
 from ringray.lab.report import words
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.trial.measurement import RankReport, summarise
 from tests.support.point import point
 from tests.support.ranks import on_ring

@@ -14,7 +14,7 @@ from ringray.lab.kinds import decode
 from ringray.lab.kinds.base import RankContext
 from ringray.lab.plan import plan
 from ringray.lab.report import words
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.trial import measurement
 from ringray.lab.trial.config import TrialConfig
 from tests.support import ranks

@@ -15,7 +15,7 @@ from ringray.instruments.hops import Hop, Span, hidden, hops, merged, total
 from ringray.lab.kinds import overlap
 from ringray.lab.kinds.base import RankContext
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial import measurement
 from ringray.lab.trial.config import TrialConfig

@@ -18,7 +18,7 @@ from ringray.base.errors import SpecError
 from ringray.lab.plan.plan import build, deadline
 from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.ring.actor import Rank
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from ringray.lab.trial.faults import BudgetError, stale
 from ringray.lab.trial.training import of_config
 from ringray.training.recipe import Degrees

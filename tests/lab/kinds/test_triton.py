@@ -15,7 +15,7 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.kinds import kernel_tune
 from ringray.lab.plan import plan
 from ringray.lab.report import words
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray_kernels import Blocks, testing
 from ringray_kernels.api import load_backend
 from ringray_kernels.backends import BACKENDS, BLOCKS

@@ -20,7 +20,7 @@ from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet, cpu, gpus, parse_fleet
 from ringray.lab.report import words
 from ringray.lab.search.base import SearchSettings
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNASKED, Outcome, SweepInfo
 from tests.lab.driver.test_schedule import Machine

@@ -9,7 +9,7 @@ import pytest
 from ringray.base.errors import SpecError
 from ringray.lab.plan import limits
 from ringray.lab.plan.plan import build
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 
 HEAD = "version: 1\nname: p\nkind: latency\n"
 

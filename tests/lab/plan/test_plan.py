@@ -15,7 +15,7 @@ from ringray.base.errors import SpecError
 from ringray.lab.driver import run as driver
 from ringray.lab.plan import plan
 from ringray.lab.report import words
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial import measurement
 from ringray.lab.trial.config import TrialConfig

@@ -14,7 +14,7 @@ from ringray.lab.cli import main
 from ringray.lab.cli.spec import _totals
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.predict.hardware import gpus, parse_fleet, table
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 
 SPEC = """
 version: 1

@@ -12,7 +12,7 @@ from ringray.base.errors import UserError
 from ringray.lab.plan import plan
 from ringray.lab.predict import calibration
 from ringray.lab.predict.hardware import table
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 
 if TYPE_CHECKING:
     from pathlib import Path

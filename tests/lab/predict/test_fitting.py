@@ -17,7 +17,7 @@ from ringray.lab.plan.plan import build
 from ringray.lab.predict import cost_model, fitting
 from ringray.lab.predict.fitting import LEAST, NEWEST, MeasuredTrial, fitted
 from ringray.lab.predict.hardware import Fleet, Noise, cpu, parse_fleet
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialInfo

@@ -14,7 +14,7 @@ from ringray.lab.plan import plan
 from ringray.lab.predict import calibration
 from ringray.lab.predict.hardware import table
 from ringray.lab.predict.links import ClusterLinks, LinkedNode, NodePair
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from ringray.lab.plan.plan import build
 from ringray.lab.predict import hardware, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import Training
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model, named, table
 from ringray.training.recipe import Degrees

@@ -14,7 +14,7 @@ from ringray.lab.plan import expand, plan
 from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.report import replicas, tables, verdict, words
 from ringray.lab.report.board import Board
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.trial.outcome import Outcome, SweepRow, TrialRow
 from tests.support.report_rows import (
     TEXT,

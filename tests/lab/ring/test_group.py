@@ -14,7 +14,7 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan
 from ringray.lab.ring.actor import Introduction
 from ringray.lab.ring.group import mixed_versions
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.tuning.table import Place
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 from ringray.lab.plan.plan import build
 from ringray.lab.ring.actor import Rank
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 
 (trial,) = build(parse('''
 version: 1

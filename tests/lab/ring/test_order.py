@@ -15,7 +15,7 @@ from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.report import words
 from ringray.lab.ring import gpu_links
 from ringray.lab.ring.order import ZONES, Seat, check, crossings, divided, ordered, zones_of
-from ringray.lab.spec.model import parse
+from ringray.lab.specs.model import parse
 from tests.chaos.struck import NODE
 from tests.support import ray_heads
 from tests.support.place import Place, tiny

@@ -17,7 +17,7 @@ from ringray.lab.plan import plan
 from ringray.lab.ring import pool
 from ringray.lab.ring.actor import Introduction
 from ringray.lab.ring.pool import RingPool
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.tuning.table import Place
 from tests.support.place import wait_until
 

@@ -11,7 +11,7 @@ from ringray.comm.batch import waiting
 from ringray.instruments.progress import HERE, Progress, stacks, tail_of
 from ringray.lab.plan import plan
 from ringray.lab.ring.memory_limit import in_use
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ringray
 from ringray.lab.plan import plan
-from ringray.lab.spec import model as spec
+from ringray.lab.specs import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, peak_memory, summarise, verdict
 from ringray.lab.trial.outcome import Outcome

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringray.base.errors import SpecError
-from ringray.lab.spec.model import Spec, json_schema, load, parse
+from ringray.lab.specs.model import Spec, json_schema, load, parse
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,10 +27,10 @@ from ringray.base.errors import SpecError
 from ringray.lab.kinds import KINDS, baselines
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
-from ringray.lab.spec.conditions import LimitsSection, TrackingSection
-from ringray.lab.spec.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, WINDOW, Documents, Window
-from ringray.lab.spec.explain import explain
-from ringray.lab.spec.fields import (
+from ringray.lab.specs.conditions import LimitsSection, TrackingSection
+from ringray.lab.specs.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, WINDOW, Documents, Window
+from ringray.lab.specs.explain import explain
+from ringray.lab.specs.fields import (
     CAP,
     RATE,
     SHARE,
@@ -50,8 +50,8 @@ from ringray.lab.spec.fields import (
     tokens,
     whole,
 )
-from ringray.lab.spec.training import TrainSection
-from ringray.lab.spec.yaml_source import Source, read_text
+from ringray.lab.specs.training import TrainSection
+from ringray.lab.specs.yaml_source import Source, read_text
 from ringray.lab.trial.config import LATER
 from ringray.lab.trial.metrics import METRICS, REACH
 from ringray.traffic.walk import BACKWARDS

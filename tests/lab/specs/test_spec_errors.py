@@ -11,7 +11,7 @@ import pytest
 
 from ringray.base.errors import SpecError, UserError
 from ringray.lab.kinds import KINDS
-from ringray.lab.spec.model import load, parse
+from ringray.lab.specs.model import load, parse
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ import pytest
 from ringray.base.errors import SpecError, UserError
 from ringray.lab import cli
 from ringray.lab.cluster import job_package
-from ringray.lab.spec import model as spec
-from ringray.lab.spec.yaml_source import dumped
+from ringray.lab.specs import model as spec
+from ringray.lab.specs.yaml_source import dumped
 from tests.support.job_server import URL, Server, ends
 from tests.support.small_spec import SMALL
 

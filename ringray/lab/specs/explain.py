@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ringray.base.errors import SpecError, nearest
-from ringray.lab.spec.fields import Mismatch
-from ringray.lab.spec.yaml_source import Source, Where
+from ringray.lab.specs.fields import Mismatch
+from ringray.lab.specs.yaml_source import Source, Where
 
 Model = type[BaseModel]
 

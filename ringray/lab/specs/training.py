@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, get_args
 
 from ringray.base.redaction import UNPRINTABLE
-from ringray.lab.spec.fields import (
+from ringray.lab.specs.fields import (
     BASE,
     RATE,
     Fields,

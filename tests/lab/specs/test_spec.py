@@ -13,8 +13,8 @@ import yaml
 from pydantic import ValidationError
 
 from ringray.base.errors import SpecError, nearest
-from ringray.lab.spec.domain_fields import Window
-from ringray.lab.spec.model import Spec, json_schema, load, parse
+from ringray.lab.specs.domain_fields import Window
+from ringray.lab.specs.model import Spec, json_schema, load, parse
 
 ROOT = Path(__file__).resolve().parents[3]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))  # folders hold other data
@@ -326,7 +326,7 @@ def test_nearest() -> None:
 
 def test_specs_need_neither_torch_nor_ray() -> None:
     code = (
-        "import sys; from ringray.lab.spec.model import load; load(sys.argv[1]).digest;"
+        "import sys; from ringray.lab.specs.model import load; load(sys.argv[1]).digest;"
         "print([m for m in ('torch', 'ray', 'mlflow', 'rich') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(EXPERIMENTS[0])]

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ringray.base.redaction import UNPRINTABLE
-from ringray.lab.spec.fields import TRUTH, Fields, duration, or_null, size, text, whole
+from ringray.lab.specs.fields import TRUTH, Fields, duration, or_null, size, text, whole
 
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
 _SCHEME = r"(?i:https?|sqlite|(postgresql|mysql|mssql)(\+[a-z0-9]+)?)"

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from ringray.lab.spec.fields import Fields, Kind, Mismatch, known, unquoted, whole
-from ringray.lab.spec.yaml_source import Where
+from ringray.lab.specs.fields import Fields, Kind, Mismatch, known, unquoted, whole
+from ringray.lab.specs.yaml_source import Where
 from ringray.transport import TRANSPORTS
 from ringray_kernels.config import Blocks
 
