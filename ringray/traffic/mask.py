@@ -100,7 +100,7 @@ class Mask:
             )
         if self.prefix is not None:
             raise ValueError(
-                f"global_tokens: got {tokens} with prefix={_brief(self.prefixes)}, expected one or "
+                f"global_tokens: got {tokens} with prefix {_brief(self.prefixes)}, expected one or "
                 "the other"
             )
 
@@ -114,8 +114,8 @@ class Mask:
             )
         if not self.causal:
             raise ValueError(
-                f"prefix={_brief(lengths)} with causal=False: positions after a prefix see no "
-                "later one, so it needs causal=True"
+                f"prefix: got {_brief(lengths)} without causal, expected causal: positions after a "
+                "prefix see no later one"
             )
         return lengths if any(lengths) else None
 
@@ -186,13 +186,13 @@ def normal_window(window: Window, *, causal: bool) -> Window:
         raise ValueError(f"window: got {window}, expected {expected} of at least 0")
     if causal and right:
         raise ValueError(
-            f"window={window} with causal=True: a causal query sees no later key, so the right "
-            "side is 0 or None"
+            f"window: got {window} with causal, expected 0 or None on the right side: a causal "
+            "query sees no later key"
         )
     if isinstance(window, int) and not causal:
         raise ValueError(
-            f"window={window} with causal=False: one number looks back from its query, which needs "
-            "causal=True; both sides are window=(left, right)"
+            f"window: got {window} without causal, expected causal, or both sides (left, right): "
+            "one number looks back from its query"
         )
     if causal:
         return left
@@ -200,6 +200,9 @@ def normal_window(window: Window, *, causal: bool) -> Window:
 
 
 def _brief(values: tuple[int, ...]) -> str:
+    """Writes one number as it is, and some of many."""
+    if len(values) == 1:
+        return str(values[0])
     return str(values) if len(values) <= 8 else f"{values[:4]} ... {values[-2:]}"
 
 

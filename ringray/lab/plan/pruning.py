@@ -17,7 +17,6 @@ from ringray.lab.predict.cost_model import choose_walks
 from ringray.lab.trial import training
 from ringray.lab.trial.config import LATER, TrialConfig
 from ringray.traffic import walk
-from ringray.traffic.mask import normal_window
 from ringray.training.recipe import check
 from ringray_kernels.backends import BLOCKS, GPU_ONLY, INTERPRETED, on_device
 from ringray_kernels.config import TARGETS, Blocks, supports
@@ -86,48 +85,20 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
             "problem.kv_heads",
             f"{config.heads} heads is not a multiple of {config.kv_heads} K/V heads",
         )
-    if isinstance(config.window, int) and not config.causal:
-        return Reason(
-            "problem.window",
-            f"window {config.window} looks back from its query, which needs causal: true, or "
-            "{left: ..., right: ...}",
-        )
-    if isinstance(config.window, tuple) and config.causal and config.window[1]:
-        return Reason(
-            "problem.window",
-            f"right {config.window[1]} sees later positions, which needs causal: false",
-        )
     if config.quantize is not None and config.has_backward:
         text = f"{config.quantize} computes no gradients, which needs direction: forward"
         return Reason("problem.quantize", text)
-    if config.prefix is not None and not config.causal:
-        return Reason(
-            "problem.prefix",
-            f"prefix {config.prefix} is seen before causal positions, which needs causal: true",
-        )
-    if reason := _unseen_globals(config):
-        return reason
     if isinstance(config.documents, tuple) and sum(config.documents) != config.seq_len:
         return Reason(
             "problem.documents",
             f"lengths sum to {sum(config.documents)}, expected seq_len {config.seq_len}",
         )
+    try:
+        _ = config.mask  # checks what goes together
+    except ValueError as error:
+        name, _, text = str(error).partition(": ")
+        return Reason(f"problem.{name}", text)
     return _too_large(config) or _unsendable(config) or unfit(config, config.device)
-
-
-def _unseen_globals(config: TrialConfig) -> Reason | None:
-    """Prunes global tokens that a mask has no use for."""
-    if config.global_tokens is None:
-        return None
-    given = f"{config.global_tokens} global tokens"
-    window = normal_window(config.window, causal=config.causal)
-    if window is None and config.chunk is None:
-        text = f"{given} are seen beside a window or a chunk, and there is none"
-    elif config.prefix is not None:
-        text = f"{given} with prefix {config.prefix}, expected one or the other"
-    else:
-        return None
-    return Reason("problem.global_tokens", text)
 
 
 def _untrainable(kind: str, config: TrialConfig) -> Reason | None:

@@ -171,7 +171,7 @@ def test_plan_lists_trials_and_what_is_pruned(
         r"partition +causal +window +predicted +memory/rank +sent +FLOPs +balance", out
     )
     assert len(re.findall(r"^ *\d+ +(contiguous|zigzag) ", out, re.M)) == 6
-    assert "2 points pruned: problem.window: window 3 " in out
+    assert "2 points pruned: problem.window: got 3 without causal" in out
 
 
 def test_plan_writes_json(small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,17 +186,17 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
             "heads: 8\n  kv_heads: [3, 5]", 7, "problem.kv_heads",
             r"not a multiple of 3.*no other of 2 points can run",
         ),
-        ("causal: false\n  window: 5", 7, "problem.window", "window 5 .*needs causal: true"),
-        ("window: {left: 5, right: 1}", 6, "problem.window", "right 1 .*needs causal: false"),
-        ("causal: false\n  prefix: 5", 7, "problem.prefix", "prefix 5 .*needs causal: true"),
-        ("global_tokens: 5", 6, "problem.global_tokens", "5 global tokens are seen beside a"),
+        ("causal: false\n  window: 5", 7, "problem.window", "got 5 without causal, expected causal"),
+        ("window: {left: 5, right: 1}", 6, "problem.window", r"got \(5, 1\) with causal, expected 0"),
+        ("causal: false\n  prefix: 5", 7, "problem.prefix", "got 5 without causal, expected causal"),
+        ("global_tokens: 5", 6, "problem.global_tokens", "got 5 without window and chunk, expected one of"),
         (
             "window: {right: null}\n  global_tokens: 5", 7, "problem.global_tokens",
-            "5 global tokens are seen beside a",
+            "got 5 without window and chunk, expected one of",
         ),
         (
             "window: 3\n  prefix: 9\n  global_tokens: 5", 8, "problem.global_tokens",
-            "5 global tokens with prefix 9, expected one or the other",
+            "got 5 with prefix 9, expected one or the other",
         ),
         (
             "heads: 8\n  documents: {lengths: [10, 20]}", 7, "problem.documents",
