@@ -25,6 +25,7 @@ import numpy as np
 from cluster import network
 from ringray.base.errors import UserError
 from ringray.lab.plan import plan
+from ringray.lab.plan.trial import Trial
 from ringray.lab.predict import calibration
 from ringray.lab.predict.hardware import LOCAL, Fleet, Link
 from ringray.lab.specs import model as specs
@@ -65,7 +66,7 @@ class Point(NamedTuple):
         return self.predicted_ms / self.ms - 1
 
 
-def planned(problem: tuple[Any, ...], on: Fleet | None = None) -> list[plan.Trial]:
+def planned(problem: tuple[Any, ...], on: Fleet | None = None) -> list[Trial]:
     """Returns the trials of a problem, predicted on ``on``."""
     return list(plan.build(specs.parse(SPEC % problem, "throttled.yaml"), on).runnable)
 

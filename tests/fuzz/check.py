@@ -17,7 +17,8 @@ import numpy as np
 from ringray.lab.specs.model import parse
 
 if TYPE_CHECKING:
-    from ringray.lab.plan.plan import Plan, Trial
+    from ringray.lab.plan.plan import Plan
+    from ringray.lab.plan.trial import Trial
     from ringray.lab.specs.model import Spec
 
 AXES = {

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from ringray.lab.plan import plan
+from ringray.lab.plan.trial import Trial
 from ringray.lab.specs import model as spec
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
@@ -32,7 +33,7 @@ def outcome(median: float = 12.34, **changes: Any) -> Outcome:
     return Outcome(**{"status": "ok", "metrics": metrics, **changes})
 
 
-def row(trial: plan.Trial, ended: Outcome | None) -> TrialRow:
+def row(trial: Trial, ended: Outcome | None) -> TrialRow:
     return TrialRow(
         key=trial.key, index=trial.index, config=trial.config.as_dict(), predicted={},
         status=ended.status if ended else None, reason=ended.reason if ended else None,

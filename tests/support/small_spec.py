@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ringray.base import provenance
 from ringray.lab.plan import plan
-from ringray.lab.plan.plan import cost_dict
+from ringray.lab.plan.trial import cost_dict
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialInfo

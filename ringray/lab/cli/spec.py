@@ -20,7 +20,8 @@ from ringray.base.redaction import public_spec
 from ringray.lab.cli.options import SET, SPEC, STORE, Option, Output, options, write
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan import forecast
-from ringray.lab.plan.plan import Plan, build, trial_dict
+from ringray.lab.plan.plan import Plan, build
+from ringray.lab.plan.trial import trial_dict
 from ringray.lab.predict import calibration, cost_model
 from ringray.lab.predict.fitting import NEWEST, MeasuredTrial
 from ringray.lab.predict.hardware import Fleet, Noise

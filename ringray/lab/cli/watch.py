@@ -13,7 +13,8 @@ from ringray.lab.cli.options import ON_HEAD, STORE, SWEEP, Option, options
 from ringray.lab.cli.results import print_sweep
 from ringray.lab.cli.run import stored_spec
 from ringray.lab.cli.store import open_store
-from ringray.lab.plan.plan import Trial, restored
+from ringray.lab.plan.plan import restored
+from ringray.lab.plan.trial import Trial
 from ringray.lab.report import tables
 from ringray.lab.report.live import LiveTable, PlainLines, observer
 from ringray.lab.store.feed import Event, Feed

@@ -16,7 +16,8 @@ from typing import Any
 
 from ringray.base.errors import reason_of
 from ringray.lab.driver.resume import Resume
-from ringray.lab.plan.plan import Plan, Trial
+from ringray.lab.plan.plan import Plan
+from ringray.lab.plan.trial import Trial
 from ringray.lab.trial.exported import EXPORTED, PENDING, RING_STARTS, TRIALS, ExportedMetric
 from ringray.lab.trial.outcome import STATUSES, Outcome
 

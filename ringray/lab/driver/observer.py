@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
 if TYPE_CHECKING:  # the tracker imports this module and needs no plan
-    from ringray.lab.plan.plan import Plan, Trial
+    from ringray.lab.plan.plan import Plan
+    from ringray.lab.plan.trial import Trial
 
 
 class Observer(Protocol):

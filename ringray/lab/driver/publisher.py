@@ -17,7 +17,8 @@ from ringray.lab.store.driver_state import DriverState
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
 if TYPE_CHECKING:
-    from ringray.lab.plan.plan import Plan, Trial
+    from ringray.lab.plan.plan import Plan
+    from ringray.lab.plan.trial import Trial
 
 WRITE_S = 0.3  # seconds between two writes, at least
 END_S = 2.0  # seconds for the last write

@@ -14,8 +14,9 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.forecast import BEATEN
-from ringray.lab.plan.plan import Plan, Trial, cost_dict
+from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.pruning import Reason
+from ringray.lab.plan.trial import Trial, cost_dict
 from ringray.lab.store.store import Store
 from ringray.lab.trial import faults
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Kept, TrialInfo, TrialRow

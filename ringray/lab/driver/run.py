@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringray.base import provenance
 from ringray.base.errors import PlaceError
@@ -21,11 +22,15 @@ from ringray.lab.driver.exporter import Exporter
 from ringray.lab.driver.observer import Observer, Summary, Tracking
 from ringray.lab.driver.publisher import Publisher
 from ringray.lab.driver.resume import Resume
-from ringray.lab.plan.plan import Plan, Trial, trial_row
+from ringray.lab.plan.plan import Plan
+from ringray.lab.plan.trial import Trial, trial_row
 from ringray.lab.store import driver_state, progress
 from ringray.lab.store.jsonl import Lines
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome, SweepInfo, SweepStatus
+
+if TYPE_CHECKING:
+    from ringray.lab.driver.trials import TrialRunner
 
 _ENDINGS: dict[int, SweepStatus] = {0: "complete", 1: "failed", 130: "interrupted"}
 
@@ -153,10 +158,8 @@ class Sweep:
         Raises:
             PlaceError: no room for a ring or for a record; what was measured is kept.
         """
-        from ringray.lab.driver.trials import TrialRunner
-
         stack.enter_context(self.exporter.running(resume, self.observer.note))
-        runner = TrialRunner(self, cluster)
+        runner = self.runner(cluster)
         stack.callback(runner.close)
         try:
             runner.run(resume.schedule())
@@ -164,6 +167,20 @@ class Sweep:
             with suppress(PlaceError):
                 self.store.finish(self.plan.digest, "interrupted")
             raise
+
+    def runner(self, cluster: Cluster) -> TrialRunner:
+        """Makes what runs the trials on ``cluster``."""
+        from ringray.lab.driver.trials import TrialRunner  # imports Ray
+
+        return TrialRunner(
+            self.plan,
+            cluster,
+            record=self.record,
+            environment=self.info.environment,
+            observer=self.observer,
+            exporter=self.exporter,
+            summary=self.summary,
+        )
 
     def conclude(self) -> None:
         """Records how the sweep ended, and asks the tracker to finish."""

@@ -22,8 +22,9 @@ from ringray.lab.driver.studies import (
 )
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.forecast import BEATEN
-from ringray.lab.plan.plan import Plan, Trial
+from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.problems import defaults, problem_of, searched, studies
+from ringray.lab.plan.trial import Trial
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.search import METHODS
 from ringray.lab.search.base import Ask, Candidate, Search, SearchSettings, Told, then

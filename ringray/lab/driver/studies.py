@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.plan import Plan, Trial
+from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.problems import defaults, studies
+from ringray.lab.plan.trial import Trial
 from ringray.lab.search.base import Told, layers, score
 from ringray.lab.trial.config import CHOICES, TrialConfig
 from ringray.lab.trial.machine_load import BUSY, foreign_share

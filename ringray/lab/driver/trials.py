@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -18,10 +18,12 @@ from ringray.instruments.progress import Progress
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
 from ringray.lab.driver.dispatch import Dispatcher
-from ringray.lab.driver.run import Sweep
+from ringray.lab.driver.exporter import Exporter
+from ringray.lab.driver.observer import Observer, Summary
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.plan import Trial, deadline
+from ringray.lab.plan.plan import Plan, deadline
+from ringray.lab.plan.trial import Trial
 from ringray.lab.predict.rates import peak_of
 from ringray.lab.ring.monitor import RingFault, Watch
 from ringray.lab.ring.order import crossings, divided
@@ -59,28 +61,47 @@ class RetryPolicy:
 class TrialRunner:
     """Measures what a schedule asks for, on rings that trials share while they fit."""
 
-    def __init__(self, sweep: Sweep, cluster: Cluster) -> None:
-        self._sweep, self._cluster = sweep, cluster
-        self._note = sweep.observer.note
-        spec = sweep.plan.spec
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        *,
+        record: Callable[[Trial, Outcome], None],
+        environment: Mapping[str, Any],
+        observer: Observer,
+        exporter: Exporter,
+        summary: Summary,
+    ) -> None:
+        """Prepares rings for the trials of ``plan`` on ``cluster``. ``record`` takes each outcome,
+        which ``environment`` describes the place of."""
+        self._plan, self._cluster = plan, cluster
+        self._record, self._environment = record, environment
+        self._observer, self._exporter, self._summary = observer, exporter, summary
+        self._note = observer.note
+        spec = plan.spec
         self._limits, self._policy = spec.limits, RetryPolicy(spec.limits.retries)
         self._told: set[str] = set()  # notes that are made once
         self._quarantine = Quarantine()
         self._stop = threading.Event()  # set at the end: nothing waits any more
         # Where ranks work alone, as many rings of one run side by side.
         alone = KINDS[spec.kind].ranks_alone
-        count = spec.sweep("ring", "size")[0] if alone else cluster.side_by_side(sweep.plan)
+        count = spec.sweep("ring", "size")[0] if alone else cluster.side_by_side(plan)
         self._machines: Machines | None = None
         if not alone and count > 1:
             shared, grows = spec.ring.concurrent is not None, cluster.reach != cluster.present
             self._machines = Machines(ray.nodes, shared=shared, grows=grows)
         self._rings = [
             RingPool(
-                cluster, spec, self._note, self._quarantine, self._stop, self._machines,
-                sweep.exporter.ring_started,
+                cluster,
+                spec,
+                self._note,
+                self._quarantine,
+                self._stop,
+                self._machines,
+                exporter.ring_started,
             )
             for _ in range(count)
-        ]  # fmt: skip
+        ]
         self._ended: float | None = None  # end of the last trial, on perf_counter
 
     def close(self) -> None:
@@ -94,8 +115,8 @@ class TrialRunner:
         while the tracker writes its last trials."""
         for work, outcome in self._results(schedule):
             self._ended = time.perf_counter()
-            self._sweep.summary.measured += 1
-            self._sweep.record(work.trial, outcome)
+            self._summary.measured += 1
+            self._record(work.trial, outcome)
             schedule.tell(work, outcome)
             self._leave_out(schedule.unasked())
         self._leave_out(schedule.unasked())
@@ -103,7 +124,7 @@ class TrialRunner:
 
     def _leave_out(self, trials: list[Trial]) -> None:
         for trial in trials:
-            self._sweep.record(trial, self._outcome(trial, "pruned", UNASKED, {}, {}))
+            self._record(trial, self._outcome(trial, "pruned", UNASKED, {}, {}))
 
     def _results(self, schedule: Schedule) -> Iterator[tuple[Work, Outcome]]:
         """Yields work with its outcome as it ends; the schedule must be told before the next."""
@@ -111,7 +132,7 @@ class TrialRunner:
         def measure(work: Work, rings: RingPool) -> Outcome:
             return self._measure(work, schedule, rings)
 
-        method = self._sweep.plan.spec.search.method
+        method = self._plan.spec.search.method
         dispatcher = Dispatcher(
             schedule, self._rings, measure, self._quarantine, self._machines, method
         )
@@ -131,7 +152,7 @@ class TrialRunner:
         started, began = time.time(), time.monotonic()
         met: list[Fault] = []
         for attempt in itertools.count(1):
-            self._sweep.observer.trial_started(work.trial, attempt)
+            self._observer.trial_started(work.trial, attempt)
             try:
                 outcome = self._attempt(work, schedule, rings, met)
             except RingFault as ended:
@@ -162,14 +183,14 @@ class TrialRunner:
         ahead = [trial] if len(self._rings) > 1 else schedule.ahead()
         ring, formed = rings.take(trial.config, (one.config for one in ahead))
         if formed and self._ended is not None and len(self._rings) == 1:
-            self._sweep.summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
+            self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
         lies = self._lies(ring.nodes, trial.config)
         config, chosen = ring.settle(work.config, trial.kind)
         if chosen:
             self._note_once(chosen["source"])
         until = deadline(trial, config, self._limits)
         trains = KINDS[trial.kind].trains
-        peak = peak_of(self._sweep.plan.on, trial.config) if trains else None
+        peak = peak_of(self._plan.on, trial.config) if trains else None
         watch = self._watch(trial, peak) if trains else None
         try:
             reports = ring.run(trial.kind, config, until.seconds, watch)
@@ -213,7 +234,7 @@ class TrialRunner:
     def _watch(self, trial: Trial, peak: float | None) -> Watch:
         """Returns what passes the curves of a running training on, as far as that is possible, and
         its speed; ``peak``: as ``summarise`` takes it."""
-        path, last, since = progress.path_of(self._sweep.plan.digest), 0, 0.0
+        path, last, since = progress.path_of(self._plan.digest), 0, 0.0
         assert trial.predicted is not None
         flops = trial.predicted.flops
 
@@ -228,7 +249,7 @@ class TrialRunner:
             if last:
                 pace = RankReport(0, [(since - before) / (step - last)])
                 metrics, _ = summarise(trial.config, flops, [pace], peak=peak)
-                self._sweep.exporter.measured(metrics)
+                self._exporter.measured(metrics)
             last = step
 
         return watch
@@ -245,7 +266,7 @@ class TrialRunner:
         place: Place | None = None,
         lies: Mapping[str, int] | None = None,
     ) -> Outcome:
-        sweep = self._sweep.info.environment
+        sweep = dict(self._environment)
         own: dict[str, Any] = {"chosen": chosen} if chosen else {}
         if met:
             own["faults"] = [fault.as_dict() for fault in met]
@@ -286,7 +307,7 @@ class TrialRunner:
         """Writes the stacks of the ranks into a file; the returned fault names it."""
         if not fault.stacks:
             return fault
-        path = traces.path_of(self._sweep.plan.digest, trial.key)
+        path = traces.path_of(self._plan.digest, trial.key)
         path = path.with_suffix(f".stacks-{attempt}.txt")
         try:
             traces.keep(path, f"{fault}\n\n{fault.stacks}")
@@ -300,7 +321,7 @@ class TrialRunner:
         """Writes the trace of a kind that takes one, before the trial is recorded: a reader of the
         record finds it."""
         if any(report.spans for report in reports):
-            path = traces.path_of(self._sweep.plan.digest, trial.key)
+            path = traces.path_of(self._plan.digest, trial.key)
             try:
                 traces.write(path, reports)
             except OSError as error:  # the numbers stay without it

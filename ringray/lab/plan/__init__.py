@@ -1,5 +1,6 @@
 """Plans: the points of a spec, counted, predicted and pruned. No torch, no Ray.
 
+trial        one point with its prediction, or the reason why it never runs
 plan         the frozen plan, and the deadlines of its trials
 expand       the search space of a spec
 kernel_cuts  block sizes that kernel-tune tries

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ringray import transport
 from ringray.base import units
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan import problems
 from ringray.lab.plan.pruning import Reason
+from ringray.lab.plan.trial import Trial
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import RANKS, Fleet
 from ringray.lab.search import METHODS
@@ -24,9 +25,6 @@ from ringray.lab.specs.model import Spec
 from ringray.lab.trial import training
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
-
-if TYPE_CHECKING:
-    from ringray.lab.plan.plan import Trial
 
 # Memory beyond which a point is pruned, over what there is. Passes with a causal mask or none were
 # predicted within 6% of the measured peak, all others within a quarter.

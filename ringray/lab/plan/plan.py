@@ -12,11 +12,11 @@ import json
 import multiprocessing
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ringray.base import provenance
 from ringray.base.errors import UserError, reason_of
@@ -26,13 +26,14 @@ from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import forecast, limits
 from ringray.lab.plan.expand import expand
 from ringray.lab.plan.pruning import Reason, impossible, interpreted
+from ringray.lab.plan.trial import Trial
 from ringray.lab.predict import calibration, cost_model, transformer
 from ringray.lab.predict.fitting import MeasuredTrial, fitted
 from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, parse_fleet
 from ringray.lab.specs.conditions import LimitsSection
 from ringray.lab.specs.model import Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
-from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow
+from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, TrialRow
 from ringray.lab.trial.training import examination
 
 # The deadline of a trial. The factor, over its predicted time, allows for a wrong prediction, the
@@ -43,27 +44,6 @@ _DEADLINE_FACTOR = 50.0
 # time of the longest trial.
 TIMEOUT_S, _TIMEOUT_FACTOR, _TIMEOUT_MOST_S = 120.0, 10.0, 86400.0
 _MANY = 2000  # points: about a second of work, which pays for the start of more processes
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point of a sweep. ``key`` names it within its sweep; pruned trials never run, and have a
-    prediction only if that is the reason. ``measuring_s``: predicted seconds of all its runs, with
-    those of its baseline or oracle."""
-
-    index: int
-    key: str
-    kind: str
-    config: TrialConfig
-    predicted: cost_model.Cost | None
-    pruned: Reason | None
-    measuring_s: float = 0.0
-
-    def point(self, described: dict[str, Any], chosen: Mapping[str, Any] | None = None) -> str:
-        """Returns the digest of a measurement in the environment ``described``. ``chosen``: values
-        of the fields that the config leaves open."""
-        config = {"kind": self.kind, **self.config.as_dict(), **(chosen or {})}
-        return provenance.point_digest(config, described)
 
 
 @dataclass(frozen=True)
@@ -307,30 +287,3 @@ def local_fleet(device: str) -> Fleet:
     if cuda:
         return gpus(*provenance.hardware()["gpus"][:1])
     return cpu(provenance.cores(), **provenance.bf16_products())
-
-
-def cost_dict(trial: Trial) -> dict[str, Any]:
-    """Returns the predicted cost as plain data; empty for a pruned trial."""
-    return dict(trial.predicted._asdict()) if trial.predicted else {}
-
-
-def trial_dict(trial: Trial) -> dict[str, Any]:
-    """Returns a trial as plain data, for ``ringray plan --json``."""
-    return {
-        "index": trial.index,
-        "key": trial.key,
-        "kind": trial.kind,
-        "config": trial.config.as_dict(),
-        "predicted": cost_dict(trial),
-        "measuring_s": trial.measuring_s,
-        "pruned": str(trial.pruned) if trial.pruned else None,
-    }
-
-
-def trial_row(trial: Trial, outcome: Outcome | TrialRow) -> TrialRow:
-    """Returns the record of a trial and its outcome."""
-    return TrialRow(
-        trial.key, trial.index, trial.config.as_dict(), cost_dict(trial), outcome.status,
-        outcome.reason, dict(outcome.metrics), dict(outcome.samples), outcome.point,
-        outcome.attempts, outcome.started, outcome.ended, outcome.environment,
-    )  # fmt: skip

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.expand import STRATEGY
 from ringray.lab.plan.kernel_cuts import kernel_of
+from ringray.lab.plan.trial import Trial
 from ringray.tuning import table as tuned
-
-if TYPE_CHECKING:
-    from ringray.lab.plan.plan import Trial
 
 
 def searched(kind: str) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
 if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
-    from ringray.lab.plan.plan import Plan, Trial
+    from ringray.lab.plan.plan import Plan
+    from ringray.lab.plan.trial import Trial
 
 _FIXED_S = 0.05  # wall time of a trial beside its computation, seconds
 _TOLD = ("median_ms", "p20_ms", "baseline_ms", "ratio", "hidden")  # in the line of a trial
@@ -102,7 +103,7 @@ class Board:
 
     def end(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
         """Notes that ``trial`` has ended."""
-        from ringray.lab.plan.plan import trial_row  # `ringray list` needs no plan
+        from ringray.lab.plan.trial import trial_row  # `ringray list` needs no plan
 
         group, running = self._group_of.get(trial.key), self.running.pop(trial.key, None)
         if group is not None:

@@ -27,7 +27,8 @@ from ringray.base.redaction import shown
 from ringray.base.signals import leave_to_main
 from ringray.lab.driver.observer import Summary
 from ringray.lab.kinds import KINDS
-from ringray.lab.plan.plan import Plan, Trial
+from ringray.lab.plan.plan import Plan
+from ringray.lab.plan.trial import Trial
 from ringray.lab.report import verdict, words
 from ringray.lab.report.board import Board, BoardGroup, RunningTrial, trial_line, worst_error
 from ringray.lab.report.tables import STYLES, bare_table, console, fit, heading, metric_cell

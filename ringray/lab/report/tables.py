@@ -23,7 +23,7 @@ from ringray.lab.trial.metrics import METRICS, Metric, columns
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
-    from ringray.lab.plan.plan import Trial
+    from ringray.lab.plan.trial import Trial
 
 STYLES = {
     "ok": "green",

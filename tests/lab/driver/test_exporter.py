@@ -178,16 +178,16 @@ def test_a_running_training_has_a_speed(
     plan = build(parse(text + "problem: {seq_len: 64, batch: 2}\ntraining: {model: llama-tiny}\n"))
     (trial,) = plan.runnable
     assert trial.predicted is not None
-    sweep = SimpleNamespace(plan=plan, exporter=Exporter(plan))
+    exporter = Exporter(plan)
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    watch = TrialRunner._watch(SimpleNamespace(_sweep=sweep), trial, 1e9)  # type: ignore[arg-type]
+    watch = TrialRunner._watch(SimpleNamespace(_plan=plan, _exporter=exporter), trial, 1e9)  # type: ignore[arg-type]
     watch(Progress(told=(3, {"loss": 1.0})))
-    assert ("ringray_pass_seconds", "") not in seen(sweep.exporter)
+    assert ("ringray_pass_seconds", "") not in seen(exporter)
     for at, step in ((104.0, 5), (107.0, 5)):  # told twice
         clock[0] = at
         watch(Progress(told=(step, {"loss": 1.0})))
-    found = seen(sweep.exporter)
+    found = seen(exporter)
     assert found["ringray_pass_seconds", ""] == pytest.approx(2.0)
     assert found["ringray_tokens_per_second", ""] == pytest.approx(2 * 64 / 2.0)
     assert found["ringray_mfu_ratio", ""] == pytest.approx(trial.predicted.flops / 2.0 / 1e9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import trials
 from ringray.lab.driver.observer import Summary
-from ringray.lab.driver.run import Sweep, run
+from ringray.lab.driver.run import run
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
@@ -39,15 +40,15 @@ class Rings:
     count = 0
     most = 10**9
 
-    def __init__(self, sweep: Sweep, cluster: Cluster) -> None:
-        self.sweep = sweep
+    def __init__(self, plan: plan.Plan, cluster: Cluster, **sweep: Any) -> None:
+        self.sweep = SimpleNamespace(**sweep)
 
     def run(self, schedule: Schedule) -> None:
         while (work := schedule.next()) is not None:
             if Rings.count == Rings.most:
                 raise KeyboardInterrupt
             Rings.count += 1
-            point = work.trial.point(self.sweep.info.environment)
+            point = work.trial.point(self.sweep.environment)
             ms, now = float(Rings.count), 1e9 + Rings.count
             outcome = Outcome("ok", None, {"median_ms": ms}, {"ms": [ms]}, point, 1, now, now + 0.5)
             self.sweep.summary.measured += 1

@@ -162,7 +162,7 @@ def measured(sweep: Sweep, rings: Failing) -> tuple[Outcome, TrialRunner]:
     """The outcome of the first trial on ``rings``."""
     node = NodeGroup("node", {"CPU": 2.0})
     runner, schedule = (
-        TrialRunner(sweep, Roomy(True, Capacity((node,)))),
+        sweep.runner(Roomy(True, Capacity((node,)))),
         Schedule(sweep.plan, {}, {}),
     )
     work = schedule.next()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ringray.lab.plan.plan import Trial
+    from ringray.lab.plan.trial import Trial
 
 GPU = tuned.Place("NVIDIA H200", "abc", "2.13.0", "3.9.0")
 KERNELS = (

@@ -52,7 +52,7 @@ def made(tmp_path: Path) -> Iterator[tuple[TrialRunner, plan.Plan, Store]]:
     with Store(tmp_path / "store.db") as store:
         sweep = Sweep(planned, store, Silent())
         sweep.begin(Resume.of(planned, store, sweep.info.environment), None)
-        yield TrialRunner(sweep, cluster), planned, store
+        yield sweep.runner(cluster), planned, store
 
 
 def test_ctrl_c_waits_for_no_ring_that_starts(
@@ -93,12 +93,12 @@ def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for
     class Measured:
         """All but the large ring, on a cluster that had room for it."""
 
-        def __init__(self, sweep: Sweep, cluster: Cluster) -> None:
-            self.sweep = sweep
+        def __init__(self, *_: Any, record: Any, **others: Any) -> None:
+            self.record = record
 
         def run(self, schedule: Schedule) -> None:
             point = left.point(provenance.describe())
-            self.sweep.record(left, Outcome("ok", None, {}, {}, point))
+            self.record(left, Outcome("ok", None, {}, {}, point))
 
         def close(self) -> None:
             pass

@@ -13,6 +13,7 @@ from ringray.base.errors import SpecError
 from ringray.lab.kinds import decode
 from ringray.lab.kinds.base import RankContext
 from ringray.lab.plan import plan
+from ringray.lab.plan.trial import Trial
 from ringray.lab.report import words
 from ringray.lab.specs import model as spec
 from ringray.lab.trial import measurement
@@ -30,7 +31,7 @@ PROBLEM = (
 def trials(
     size: int | list[int] = 2, more: str = "", kind: str = "decode", baseline: str = "null",
     strategy: str = "",
-) -> tuple[plan.Trial, ...]:  # fmt: skip
+) -> tuple[Trial, ...]:  # fmt: skip
     text = HEAD.format(kind=kind, size=size) + PROBLEM.format(more=more, baseline=baseline)
     return plan.build(spec.parse(text + strategy)).trials
 

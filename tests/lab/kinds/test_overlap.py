@@ -15,6 +15,7 @@ from ringray.instruments.hops import Hop, Span, hidden, hops, merged, total
 from ringray.lab.kinds import overlap
 from ringray.lab.kinds.base import RankContext
 from ringray.lab.plan import plan
+from ringray.lab.plan.trial import Trial
 from ringray.lab.specs import model as spec
 from ringray.lab.store.traces import path_of
 from ringray.lab.trial import measurement
@@ -42,7 +43,7 @@ REPEATS = 2
 RING = 4
 
 
-def trial(name: str, backward: str) -> plan.Trial:
+def trial(name: str, backward: str) -> Trial:
     """A small point of overlap on a ring of 4, with shards that are cut unevenly by the mask."""
     text = (
         f"version: 1\nname: o\nkind: overlap\nring: {{size: {RING}, device: cpu}}\n"
@@ -55,7 +56,7 @@ def trial(name: str, backward: str) -> plan.Trial:
     return found
 
 
-def measured(name: str, backward: str) -> tuple[plan.Trial, measurement.RankReport]:
+def measured(name: str, backward: str) -> tuple[Trial, measurement.RankReport]:
     """Returns a trial and this rank's report of it."""
     point = trial(name, backward)
     context = RankContext(dist.get_rank(), torch.device("cpu"), dist.group.WORLD)

@@ -16,6 +16,7 @@ from ringray.lab.driver.schedule import Schedule
 from ringray.lab.plan import forecast, plan
 from ringray.lab.plan.forecast import BEATEN, beaten
 from ringray.lab.plan.problems import defaults, studies
+from ringray.lab.plan.trial import Trial, trial_dict
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet, cpu, gpus, parse_fleet
 from ringray.lab.report import words
@@ -65,8 +66,8 @@ def test_points_beyond_the_limit_of_a_rank_are_pruned_with_the_reason() -> None:
     assert forced.digest == made.digest
 
 
-def cost_of(trial: plan.Trial) -> dict[str, Any]:
-    return plan.trial_dict(trial)["predicted"]
+def cost_of(trial: Trial) -> dict[str, Any]:
+    return trial_dict(trial)["predicted"]
 
 
 def test_nothing_left_is_an_error_about_the_limit() -> None:
